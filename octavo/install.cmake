@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+# find_package(octavo): octavo::core, octavo::octavo. In a wheel the prefix is the Python package's own folder.
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/octavo)
+
+set(libraries octavo_core)
+if(TARGET octavo)
+  list(APPEND libraries octavo)
+endif()
+install(TARGETS ${libraries} EXPORT octavo LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT octavo NAMESPACE octavo:: FILE octavoTargets.cmake DESTINATION ${package_dir})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/octavo DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" PATTERN "reference" EXCLUDE PATTERN "cpu" EXCLUDE PATTERN "bindings" EXCLUDE)
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/octavoConfig.cmake.in
+  ${CMAKE_CURRENT_BINARY_DIR}/octavoConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/octavoConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/octavoConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/octavoConfigVersion.cmake
+  DESTINATION ${package_dir})

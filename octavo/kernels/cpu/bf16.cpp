@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/bf16.h"
+
+#include "octavo/kernels/cpu/table.h"
+#include "octavo/kernels/cpu/values.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+namespace {
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+  with_values(in, [&](auto value) {
+    for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+      std::uint16_t codes[kGroup];
+      for (std::uint64_t j = 0; j < size; ++j) {
+        const float v = value(first + j);
+        codes[j] = rules::to_bf16(v);
+        if (next) next[first + j] = v - rules::from_bf16(codes[j]);
+      }
+      std::memcpy(payload.codes + 2 * first, codes, 2 * size);
+    });
+  });
+}
+
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+  for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+    std::uint16_t codes[kGroup];
+    float values[kGroup];
+    std::memcpy(codes, payload.codes + 2 * first, 2 * size);
+    for (std::uint64_t j = 0; j < size; ++j) values[j] = rules::from_bf16(codes[j]);
+    store(how, values, size, out + first);
+  });
+}
+
+}  // namespace
+
+const CodecKernels bf16 = {encode, decode};
+
+}  // namespace octavo::cpu::OCTAVO_ISA

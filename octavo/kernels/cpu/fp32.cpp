@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/cpu/table.h"
+#include "octavo/kernels/cpu/values.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+namespace {
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+  with_values(in, [&](auto value) {
+    for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+      float values[kGroup];
+      for (std::uint64_t j = 0; j < size; ++j) values[j] = value(first + j);
+      std::memcpy(payload.codes + 4 * first, values, 4 * size);
+    });
+  });
+  if (next) std::memset(next, 0, count * sizeof(float));
+}
+
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+  for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+    float values[kGroup];
+    std::memcpy(values, payload.codes + 4 * first, 4 * size);
+    store(how, values, size, out + first);
+  });
+}
+
+}  // namespace
+
+const CodecKernels fp32 = {encode, decode};
+
+}  // namespace octavo::cpu::OCTAVO_ISA

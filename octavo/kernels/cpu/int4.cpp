@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/int4.h"
+
+#include "octavo/kernels/cpu/table.h"
+#include "octavo/kernels/cpu/values.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+namespace {
+
+template <class V>
+OCTAVO_INLINE rules::Int4Scale block_scale(V value, std::uint64_t first, std::uint64_t size) {
+  std::uint32_t largest = 0;
+  for (std::uint64_t i = 0; i < size; ++i) {
+    const std::uint32_t bits = rules::magnitude_bits(value(first + i));
+    largest = bits > largest ? bits : largest;
+  }
+  return rules::int4_scale(largest);
+}
+
+/// nibbles[i] holds code + 8 in a 32-bit word.
+OCTAVO_INLINE void pack_nibbles(const std::int32_t* nibbles, std::uint8_t* codes) {
+  for (std::uint64_t j = 0; j < kGroup / 2; ++j) {
+    codes[j] = static_cast<std::uint8_t>(nibbles[2 * j] << 4 | nibbles[2 * j + 1]);
+  }
+}
+
+template <class V>
+OCTAVO_INLINE void encode_group(V value, std::uint64_t first, std::uint64_t count, rules::Int4Scale s,
+                                std::int32_t* nibbles, float* next) {
+  const bool finite = rules::is_finite(s.scale);
+  for (std::uint64_t j = 0; j < count; ++j) {
+    const float v = value(first + j);
+    const float code = finite ? rules::int4_code(v, s.reciprocal) : 0.0F;
+    nibbles[j] = static_cast<std::int32_t>(code) + 8;
+    if (next) next[first + j] = finite ? v - rules::int4_decoded(code, s.scale) : 0.0F;
+  }
+}
+
+template <class V>
+OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* codes, float* scale,
+                                float* next) {
+  const rules::Int4Scale s = block_scale(value, first, size);
+  *scale = s.scale;
+  std::int32_t nibbles[kGroup];
+  const std::uint64_t whole = size - size % kGroup;
+  for (std::uint64_t i = 0; i < whole; i += kGroup) {
+    encode_group(value, first + i, kGroup, s, nibbles, next);
+    pack_nibbles(nibbles, codes + i / 2);
+  }
+  encode_group(value, first + whole, size - whole, s, nibbles, next);
+  for (std::uint64_t i = whole; i < size; ++i) {
+    const std::int32_t nibble = nibbles[i - whole];
+    codes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? nibble << 4 : codes[i / 2] | nibble);
+  }
+}
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload, float* next) {
+  with_values(in, [&](auto value) {
+    for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+      encode_block(value, first, size, payload.codes + index * rules::packed_int4_bytes(block),
+                   payload.scales + index, next);
+    });
+  });
+}
+
+OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, float scale, float* values) {
+  for (std::uint64_t j = 0; j < count / 2; ++j) {
+    values[2 * j] = rules::int4_decoded(static_cast<float>((codes[j] >> 4) - 8), scale);
+    values[2 * j + 1] = rules::int4_decoded(static_cast<float>((codes[j] & 15) - 8), scale);
+  }
+  if (count % 2) values[count - 1] = rules::int4_decoded(static_cast<float>((codes[count / 2] >> 4) - 8), scale);
+}
+
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+  for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+    const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
+    float values[kGroup];
+    for (std::uint64_t i = 0; i < size; i += kGroup) {
+      const std::uint64_t group = smaller(kGroup, size - i);
+      if (group == kGroup) {
+        unpack_codes(codes + i / 2, kGroup, payload.scales[index], values);
+        store(how, values, kGroup, out + first + i);
+      } else {
+        unpack_codes(codes + i / 2, group, payload.scales[index], values);
+        store(how, values, group, out + first + i);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+const CodecKernels int4 = {encode, decode};
+
+}  // namespace octavo::cpu::OCTAVO_ISA

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/majority_vote.h"
+
+#include "octavo/kernels/cpu/table.h"
+#include "octavo/kernels/cpu/values.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+namespace {
+
+template <class V>
+OCTAVO_INLINE float validity(V value, std::uint64_t first, std::uint64_t size) {
+  std::uint32_t largest = 0;
+  for (std::uint64_t i = 0; i < size; ++i) {
+    const std::uint32_t bits = rules::magnitude_bits(value(first + i));
+    largest = bits > largest ? bits : largest;
+  }
+  return largest < rules::kInfinityBits ? 1.0F : rules::from_bits(rules::kQuietNaNBits);
+}
+
+/// Packs count <= 64 signs, each given as a float of that sign.
+OCTAVO_INLINE void pack_signs(const float* signs, std::uint64_t count, std::uint8_t* bits) {
+  const auto* words = reinterpret_cast<const std::uint32_t*>(signs);
+  if (count < kGroup) return pack_tail(words, count, bits);
+  const std::uint64_t packed = packed_signs(words);
+  std::memcpy(bits, &packed, sizeof packed);
+}
+
+void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                   float* next) {
+  with_values(in, [&](auto value) {
+    for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+      const float scale = validity(value, first, size);
+      payload.scales[index] = scale;
+      std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
+      float values[kGroup];
+      for (std::uint64_t i = 0; i < size; i += kGroup) {
+        const std::uint64_t group = smaller(kGroup, size - i);
+        for (std::uint64_t j = 0; j < group; ++j) values[j] = value(first + i + j);
+        pack_signs(values, group, bits + i / 8);
+        if (!next) continue;
+        for (std::uint64_t j = 0; j < group; ++j) {
+          next[first + i + j] = rules::is_finite(scale) ? values[j] - rules::vote(values[j]) : 0.0F;
+        }
+      }
+    });
+  });
+}
+
+void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                    float* next) {
+  with_values(in, [&](auto value) {
+    for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+      const float scale = validity(value, first, size);
+      payload.scales[index] = scale;
+      std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
+      std::uint8_t* decided = positive + rules::packed_sign_bytes(size);
+      float positive_signs[kGroup], decided_signs[kGroup];
+      for (std::uint64_t i = 0; i < size; i += kGroup) {
+        const std::uint64_t group = smaller(kGroup, size - i);
+        for (std::uint64_t j = 0; j < group; ++j) {
+          const float v = value(first + i + j);
+          positive_signs[j] = v > 0 ? 1.0F : -1.0F;
+          decided_signs[j] = v != 0 ? 1.0F : -1.0F;
+          if (next) next[first + i + j] = rules::is_finite(scale) ? v - rules::vote_outcome(v > 0, v != 0) : 0.0F;
+        }
+        pack_signs(positive_signs, group, positive + i / 8);
+        pack_signs(decided_signs, group, decided + i / 8);
+      }
+    });
+  });
+}
+
+void decode_outcome(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+  for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+    const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
+    const std::uint8_t* decided = positive + rules::packed_sign_bytes(size);
+    const float scale = payload.scales[index];
+    float signs[kGroup], weights[kGroup];
+    for (std::uint64_t i = 0; i < size; i += kGroup) {
+      const std::uint64_t group = smaller(kGroup, size - i);
+      expand_signs(load_tail(positive + i / 8, group), 1.0F, -1.0F, signs);
+      expand_signs(load_tail(decided + i / 8, group), 1.0F, 0.0F, weights);
+      // a tie is +0, never -0
+      for (std::uint64_t j = 0; j < group; ++j) signs[j] = (weights[j] != 0 ? signs[j] : 0.0F) * scale;
+      store(how, signs, group, out + first + i);
+    }
+  });
+}
+
+}  // namespace
+
+const CodecKernels ballot = {encode_ballot, scaled_sign.decode};
+const CodecKernels majority_vote = {encode_outcome, decode_outcome};
+
+}  // namespace octavo::cpu::OCTAVO_ISA

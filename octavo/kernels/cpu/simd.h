@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "octavo/kernels/cpu/table.h"
+#include "octavo/rules/sign_bits.h"
+
+/// What a loop cannot tell the compiler: moving sign bits between vectors and masks. A group is 64 elements; its packed
+/// signs are 8 bytes, held in a little-endian 64-bit word.
+namespace octavo::cpu::OCTAVO_ISA {
+
+inline constexpr std::uint64_t kGroup = 64;
+
+#define OCTAVO_INLINE [[gnu::always_inline]] inline
+
+/// Reverses the bits of each byte: masks count elements from the lowest bit, packed signs from the highest.
+OCTAVO_INLINE std::uint64_t reverse_bits_in_bytes(std::uint64_t x) {
+  x = (x >> 4 & 0x0F0F0F0F0F0F0F0FU) | (x & 0x0F0F0F0F0F0F0F0FU) << 4;
+  x = (x >> 2 & 0x3333333333333333U) | (x & 0x3333333333333333U) << 2;
+  return (x >> 1 & 0x5555555555555555U) | (x & 0x5555555555555555U) << 1;
+}
+
+/// Bit i of the result is the sign bit of words[i], for 64 words of 1, 2, 4 or 8 bytes at any alignment.
+template <class Word>
+OCTAVO_INLINE std::uint64_t sign_mask(const Word* words) {
+  const auto* bytes = reinterpret_cast<const char*>(words);
+  std::uint64_t mask = 0;
+#if defined(__AVX512BW__) && defined(__AVX512DQ__)
+  for (unsigned k = 0; k < sizeof(Word); ++k) {
+    const __m512i v = _mm512_loadu_si512(bytes + 64 * k);
+    if constexpr (sizeof(Word) == 1) mask |= _mm512_movepi8_mask(v);
+    if constexpr (sizeof(Word) == 2) mask |= std::uint64_t{_mm512_movepi16_mask(v)} << (32 * k);
+    if constexpr (sizeof(Word) == 4) mask |= std::uint64_t{_mm512_movepi32_mask(v)} << (16 * k);
+    if constexpr (sizeof(Word) == 8) mask |= std::uint64_t{_mm512_movepi64_mask(v)} << (8 * k);
+  }
+#elif defined(__AVX2__)
+  for (unsigned k = 0; k < 2 * sizeof(Word); ++k) {
+    const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + 32 * k));
+    std::uint64_t part;
+    if constexpr (sizeof(Word) == 8) part = static_cast<unsigned>(_mm256_movemask_pd(_mm256_castsi256_pd(v)));
+    if constexpr (sizeof(Word) == 4) part = static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(v)));
+    if constexpr (sizeof(Word) == 2) {  // saturating 16 -> 8 bits keeps the sign
+      const __m128i narrow = _mm_packs_epi16(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+      part = static_cast<unsigned>(_mm_movemask_epi8(narrow));
+    }
+    if constexpr (sizeof(Word) == 1) part = static_cast<unsigned>(_mm256_movemask_epi8(v));
+    mask |= part << (32 / sizeof(Word) * k);
+  }
+#else
+  for (unsigned i = 0; i < kGroup; ++i) {
+    Word word;
+    std::memcpy(&word, bytes + i * sizeof(Word), sizeof(Word));
+    mask |= static_cast<std::uint64_t>(word >> (8 * sizeof(Word) - 1) & 1U) << i;
+  }
+#endif
+  return mask;
+}
+
+/// The packed signs of a group (rules/sign_bits.h).
+template <class Word>
+OCTAVO_INLINE std::uint64_t packed_signs(const Word* words) {
+  return reverse_bits_in_bytes(~sign_mask(words));
+}
+
+/// out[i] = the bit of element i ? when_set : when_clear, for a group.
+OCTAVO_INLINE void expand_signs(std::uint64_t packed, float when_set, float when_clear, float* out) {
+#if defined(__AVX512F__)
+  const std::uint64_t mask = reverse_bits_in_bytes(packed);
+  const __m512 set = _mm512_set1_ps(when_set), clear = _mm512_set1_ps(when_clear);
+  for (unsigned k = 0; k < 4; ++k) {
+    _mm512_storeu_ps(out + 16 * k, _mm512_mask_blend_ps(static_cast<__mmask16>(mask >> (16 * k)), clear, set));
+  }
+#elif defined(__AVX2__)
+  const __m256 set = _mm256_set1_ps(when_set), clear = _mm256_set1_ps(when_clear);
+  const __m256i places = _mm256_setr_epi32(128, 64, 32, 16, 8, 4, 2, 1);
+  for (unsigned k = 0; k < 8; ++k) {
+    const __m256i byte = _mm256_set1_epi32(static_cast<int>(packed >> (8 * k) & 255U));
+    const __m256i chosen = _mm256_cmpeq_epi32(_mm256_and_si256(byte, places), places);
+    _mm256_storeu_ps(out + 8 * k, _mm256_blendv_ps(clear, set, _mm256_castsi256_ps(chosen)));
+  }
+#else
+  for (unsigned i = 0; i < kGroup; ++i) {
+    out[i] = packed >> (i / 8 * 8 + 7 - i % 8) & 1U ? when_set : when_clear;
+  }
+#endif
+}
+
+/// The packed signs of the first `count` < 64 elements of a group, byte by byte; tail bits are 0.
+template <class Word>
+OCTAVO_INLINE void pack_tail(const Word* words, std::uint64_t count, std::uint8_t* bits) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, reinterpret_cast<const char*>(words) + i * sizeof(Word), sizeof(Word));
+    const std::uint8_t bit = rules::place_sign_bit(rules::sign_bit(word), i);
+    bits[i / 8] = i % 8 == 0 ? bit : bits[i / 8] | bit;
+  }
+}
+
+OCTAVO_INLINE std::uint64_t load_word(const std::uint8_t* bytes) {
+  std::uint64_t word;
+  std::memcpy(&word, bytes, sizeof word);
+  return word;
+}
+
+/// The packed signs of a group of which only `count` elements are there.
+OCTAVO_INLINE std::uint64_t load_tail(const std::uint8_t* bytes, std::uint64_t count) {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bytes, rules::packed_sign_bytes(count));
+  return word;
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

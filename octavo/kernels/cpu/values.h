@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/kernels/cpu/simd.h"
+#include "octavo/rules/compensate.h"
+
+/// What the cpu codecs share: the values to encode with their null pointers resolved at compile time, and the walks.
+namespace octavo::cpu::OCTAVO_ISA {
+
+template <bool kMomentum, bool kResidual>
+struct Values {
+  const EncodeInput& in;
+
+  OCTAVO_INLINE float operator()(std::uint64_t i) const {
+    return rules::compensate(in.gradient_weight, in.gradient[i], in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F,
+                             kResidual ? in.residual[i] : 0.0F);
+  }
+};
+
+/// Calls body(values) with the Values for what the input has.
+template <class Body>
+OCTAVO_INLINE void with_values(const EncodeInput& in, Body body) {
+  if (in.momentum && in.residual) return body(Values<true, true>{in});
+  if (in.momentum) return body(Values<true, false>{in});
+  if (in.residual) return body(Values<false, true>{in});
+  return body(Values<false, false>{in});
+}
+
+OCTAVO_INLINE std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
+
+/// Calls visit(block_index, first, count) for every block.
+template <class Visit>
+OCTAVO_INLINE void for_each_block(std::uint64_t count, std::uint64_t block, Visit visit) {
+  for (std::uint64_t first = 0, index = 0; first < count; first += block, ++index) {
+    visit(index, first, smaller(block, count - first));
+  }
+}
+
+/// out[i] = or += values[i], for i in [0, count).
+OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, float* out) {
+  if (how == Store::add) {
+    for (std::uint64_t i = 0; i < count; ++i) out[i] += values[i];
+  } else {
+    for (std::uint64_t i = 0; i < count; ++i) out[i] = values[i];
+  }
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

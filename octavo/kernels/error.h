@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "octavo/export.h"
+
+namespace octavo {
+
+enum class ErrorCode {
+  invalid_argument,  // ValueError in Python
+  wrong_type,        // TypeError
+  unsupported,       // NotImplementedError
+  timeout,           // TimeoutError
+  out_of_memory,     // MemoryError
+  communication,     // RuntimeError: a peer failed; the process group and the handle must be rebuilt
+  internal,          // RuntimeError: a defect of Octavo
+};
+
+/// What every function of Octavo throws: one sentence, `[room.function] expected ..., got ...`.
+class OCTAVO_API Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}
+  ErrorCode code() const noexcept { return code_; }
+
+ private:
+  ErrorCode code_;
+};
+
+/// Throws Error with the sentence `[where] parts...`.
+template <class... Parts>
+[[noreturn]] void fail(ErrorCode code, std::string_view where, Parts&&... parts) {
+  std::ostringstream sentence;
+  sentence << '[' << where << "] ";
+  (sentence << ... << std::forward<Parts>(parts));
+  throw Error(code, sentence.str());
+}
+
+}  // namespace octavo

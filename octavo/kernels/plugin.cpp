@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/plugin.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <mutex>
+
+#include "octavo/kernels/backend.h"
+
+namespace octavo {
+
+namespace {
+
+/// The folder of this library, with a slash at its end.
+std::string own_folder() {
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(&plugin), &info) == 0 || info.dli_fname == nullptr) return "";
+  const std::string file = info.dli_fname;
+  const auto slash = file.rfind('/');
+  return slash == std::string::npos ? "" : file.substr(0, slash + 1);
+}
+
+Plugin open(const std::string& name) {
+  const std::string file = "liboctavo_" + name + ".so";
+  void* library = dlopen((own_folder() + file).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return {nullptr, std::string("cannot be loaded: ") + dlerror()};
+
+  const auto abi = reinterpret_cast<std::uint32_t (*)()>(dlsym(library, "octavo_backend_abi"));
+  const auto create =
+      reinterpret_cast<const KernelTable* (*)(char*, std::size_t)>(dlsym(library, "octavo_backend_create"));
+  if (abi == nullptr || create == nullptr) return {nullptr, file + " is not an Octavo back end: its symbols are missing"};
+  if (abi() != kPluginAbi) {
+    return {nullptr, file + " was built for kernel table " + std::to_string(abi()) + ", this library has " +
+                         std::to_string(kPluginAbi) + ": rebuild it"};
+  }
+  std::array<char, 512> reason{};
+  const KernelTable* table = create(reason.data(), reason.size());
+  if (table == nullptr) return {nullptr, std::string(reason.data())};
+  return {table, file};
+}
+
+}  // namespace
+
+const Plugin& plugin(const std::string& name) {
+  static std::mutex mutex;
+  static std::map<std::string, Plugin> opened;
+  const std::lock_guard lock(mutex);
+  const auto found = opened.find(name);
+  return found != opened.end() ? found->second : opened.emplace(name, open(name)).first->second;
+}
+
+}  // namespace octavo

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/adamw.h"
+
+#include "octavo/kernels/reference/table.h"
+
+namespace octavo::reference {
+
+void adamw(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
+           float* mean, float* square) {
+  for (std::uint64_t i = 0; i < count; ++i) rules::adamw(step, gradient[i], parameter[i], mean[i], square[i]);
+}
+
+void frozen_adamw(Stream, float decay, float step_size, std::uint64_t count, const float* momentum,
+                  const float* denominator, float* parameter) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    parameter[i] = rules::frozen_adamw(decay, step_size, parameter[i], momentum[i], denominator[i]);
+  }
+}
+
+}  // namespace octavo::reference

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/bf16.h"
+
+#include <cstring>
+
+#include "octavo/kernels/reference/table.h"
+#include "octavo/kernels/reference/values.h"
+
+namespace octavo::reference {
+
+namespace {
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float value = value_at(in, i);
+    const std::uint16_t code = rules::to_bf16(value);
+    std::memcpy(payload.codes + 2 * i, &code, sizeof code);
+    if (next) next[i] = value - rules::from_bf16(code);
+  }
+}
+
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint16_t code;
+    std::memcpy(&code, payload.codes + 2 * i, sizeof code);
+    store(how, rules::from_bf16(code), out[i]);
+  }
+}
+
+}  // namespace
+
+const CodecKernels bf16 = {encode, decode};
+
+}  // namespace octavo::reference

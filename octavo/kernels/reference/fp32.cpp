@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "octavo/kernels/reference/table.h"
+#include "octavo/kernels/reference/values.h"
+
+namespace octavo::reference {
+
+namespace {
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const float value = value_at(in, i);
+    std::memcpy(payload.codes + 4 * i, &value, sizeof value);
+    if (next) next[i] = 0.0F;
+  }
+}
+
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    float value;
+    std::memcpy(&value, payload.codes + 4 * i, sizeof value);
+    store(how, value, out[i]);
+  }
+}
+
+}  // namespace
+
+const CodecKernels fp32 = {encode, decode};
+
+}  // namespace octavo::reference

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/scaled_sign.h"
+
+#include "octavo/kernels/reference/table.h"
+#include "octavo/kernels/reference/values.h"
+#include "octavo/rules/sign_bits.h"
+
+namespace octavo::reference {
+
+namespace {
+
+float chunk_sum(const EncodeInput& in, std::uint64_t first, std::uint64_t count) {
+  float lanes[rules::kSumLanes] = {};
+  for (std::uint64_t i = 0; i < count; ++i) lanes[i % rules::kSumLanes] += rules::magnitude(value_at(in, first + i));
+  for (std::uint64_t half = rules::kSumLanes / 2; half > 0; half /= 2) {
+    for (std::uint64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
+  }
+  return lanes[0];
+}
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload, float* next) {
+  for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+    double sum = 0;
+    for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t chunk_size) {
+      sum += static_cast<double>(chunk_sum(in, first + chunk, chunk_size));
+    });
+    const float scale = rules::sign_scale(sum, size);
+    payload.scales[index] = scale;
+    std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
+    for (std::uint64_t i = 0; i < size; ++i) {
+      const float value = value_at(in, first + i);
+      if (i % 8 == 0) bits[i / 8] = 0;
+      bits[i / 8] |= rules::place_sign_bit(rules::sign_bit(rules::to_bits(value)), i);
+      if (next) next[first + i] = rules::is_finite(scale) ? value - rules::sign_decoded(scale, value) : 0.0F;
+    }
+  });
+}
+
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+  for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+    const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
+    const float scale = payload.scales[index];
+    for (std::uint64_t i = 0; i < size; ++i) {
+      store(how, rules::is_positive(bits[i / 8], i) ? scale : -scale, out[first + i]);
+    }
+  });
+}
+
+}  // namespace
+
+const CodecKernels scaled_sign = {encode, decode};
+
+}  // namespace octavo::reference

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/reference/table.h"
+
+namespace octavo::reference {
+
+const KernelTable table = {
+    .name = "reference",
+    .pack_sign_bits = pack_sign_bits,
+    .unpack_sign_bits = unpack_sign_bits,
+    .fp32 = fp32,
+    .bf16 = bf16,
+    .scaled_sign = scaled_sign,
+    .ballot = ballot,
+    .majority_vote = majority_vote,
+    .int4 = int4,
+    .adamw = adamw,
+    .frozen_adamw = frozen_adamw,
+};
+
+}  // namespace octavo::reference

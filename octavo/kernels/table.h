@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/adamw.h"
+
+/// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's device.
+///
+/// Common contract: buffers do not overlap unless said; any alignment; any count, 0 included; no allocation, no locks,
+/// no exceptions. `stream` is the native handle of the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is
+/// enqueued there and not waited for. On CPU it is null, a call runs to its end on the calling thread, and calls on
+/// disjoint ranges may run at once.
+namespace octavo {
+
+using Stream = void*;
+
+/// What is encoded: gradient_weight*gradient + momentum_weight*momentum + residual, by rules::compensate.
+struct EncodeInput {
+  const float* gradient;
+  const float* momentum = nullptr;  // null: no momentum
+  const float* residual = nullptr;  // null: no error feedback
+  float gradient_weight = 1.0F;
+  float momentum_weight = 0.0F;
+
+  EncodeInput from(std::uint64_t offset) const {
+    return {gradient + offset, momentum ? momentum + offset : nullptr, residual ? residual + offset : nullptr,
+            gradient_weight, momentum_weight};
+  }
+};
+
+/// A payload: one float scale a block (where the codec has scales), and the codes, byte-aligned at each block.
+struct Payload {
+  float* scales;
+  std::uint8_t* codes;
+};
+
+enum class Store { assign, add };
+
+/// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to
+/// `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN or an infinity
+/// gets a NaN scale and a next residual of 0.
+using EncodeKernel = void (*)(Stream, const EncodeInput& input, std::uint64_t count, std::uint64_t block,
+                              Payload payload, float* next_residual);
+/// Decodes to `out`, or adds to it.
+using DecodeKernel = void (*)(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store store,
+                              float* out);
+
+struct CodecKernels {
+  EncodeKernel encode;
+  DecodeKernel decode;
+};
+
+struct KernelTable {
+  const char* name;  // "reference", "avx512", "sycl", ...
+
+  // sign_bits: value_bytes is the width of an element, 1, 2, 4 or 8
+  void (*pack_sign_bits)(Stream, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);
+  void (*unpack_sign_bits)(Stream, const std::uint8_t* bits, std::uint64_t count, float* values);
+
+  // codecs: `scaled_sign` etc. are the basenames of their rules
+  CodecKernels fp32;
+  CodecKernels bf16;
+  CodecKernels scaled_sign;
+  CodecKernels ballot;         // majority_vote: a rank's votes
+  CodecKernels majority_vote;  // majority_vote: the outcome
+  CodecKernels int4;
+
+  // adamw
+  void (*adamw)(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
+                float* mean, float* square);
+  void (*frozen_adamw)(Stream, float decay, float step_size, std::uint64_t count, const float* momentum,
+                       const float* denominator, float* parameter);
+};
+
+}  // namespace octavo

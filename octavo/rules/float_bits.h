@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/portable.h"
+
+/// The bits of a float, and what the rules read from them.
+namespace octavo::rules {
+
+OCTAVO_RULE std::uint32_t to_bits(float value) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+OCTAVO_RULE float from_bits(std::uint32_t bits) {
+  float value;
+  __builtin_memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+inline constexpr std::uint32_t kSignMask = 0x80000000U;
+inline constexpr std::uint32_t kInfinityBits = 0x7F800000U;
+inline constexpr std::uint32_t kQuietNaNBits = 0x7FC00000U;
+
+/// |value| as an integer. The order of integers is the order of magnitudes, and every NaN is above infinity: a
+/// maximum over these bits cannot lose a NaN, as a maximum over floats does.
+OCTAVO_RULE std::uint32_t magnitude_bits(float value) { return to_bits(value) & ~kSignMask; }
+
+OCTAVO_RULE bool is_finite(float value) { return magnitude_bits(value) < kInfinityBits; }
+
+OCTAVO_RULE float magnitude(float value) { return from_bits(magnitude_bits(value)); }
+
+OCTAVO_RULE float with_sign_of(float magnitude, float sign) {
+  return from_bits((to_bits(magnitude) & ~kSignMask) | (to_bits(sign) & kSignMask));
+}
+
+}  // namespace octavo::rules

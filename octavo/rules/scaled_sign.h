@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/float_bits.h"
+
+/// Scaled sign: a block is sent as its mean magnitude and one sign bit an element (EF-SignSGD, Karimireddy et al. 2019).
+///
+/// The sum has a fixed order, so that every back end and instruction set finds the same bits: 64 float lanes take the
+/// elements of a chunk in turn (element i goes to lane i % 64), the lanes are added pairwise in halves, and the
+/// chunks' sums are added in double, in order.
+namespace octavo::rules {
+
+inline constexpr std::uint64_t kSumLanes = 64;
+inline constexpr std::uint64_t kSumChunk = 4096;
+
+/// The scale of a block: 0 for a block of zeros, NaN where any element was NaN or infinite (or the sum overflows).
+OCTAVO_RULE float sign_scale(double sum_of_magnitudes, std::uint64_t count) {
+  const float mean = static_cast<float>(sum_of_magnitudes / static_cast<double>(count));
+  return is_finite(mean) ? mean : from_bits(kQuietNaNBits);
+}
+
+/// What the receiver reads for an element whose sent value had the sign of `value`.
+OCTAVO_RULE float sign_decoded(float scale, float value) { return with_sign_of(scale, value); }
+
+}  // namespace octavo::rules

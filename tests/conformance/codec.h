@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "tests/conformance/conformance.h"
+
+/// The body of every codec's conformance test: encode with all that an input may have, decode by assigning and adding.
+namespace octavo::conformance {
+
+struct CodecUnderTest {
+  CodecKernels KernelTable::* kernels;
+  std::uint64_t (*code_bytes)(std::uint64_t count);  // of one block
+  bool scales;
+  std::vector<std::uint64_t> blocks;
+};
+
+struct Encoded {
+  Guarded<float> scales;
+  Guarded<std::uint8_t> codes;
+  Guarded<float> next;
+  Encoded(std::uint64_t blocks, std::uint64_t bytes, std::uint64_t count, std::uint64_t offset)
+      : scales(blocks, offset), codes(bytes, offset), next(count, offset) {}
+  Payload payload() { return {scales.data(), codes.data()}; }
+};
+
+struct Shape {
+  std::uint64_t count, block, offset;
+  bool momentum, residual, want_next;
+};
+
+inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& shape,
+                                          const std::vector<float>& values) {
+  SCOPED_TRACE(::testing::Message() << "count " << shape.count << " block " << shape.block << " offset "
+                                    << shape.offset << " momentum " << shape.momentum << " residual "
+                                    << shape.residual);
+  const auto momentum = finite_values(shape.count + shape.offset, 11);
+  const auto residual = finite_values(shape.count + shape.offset, 12);
+  EncodeInput input{values.data() + shape.offset, shape.momentum ? momentum.data() + shape.offset : nullptr,
+                    shape.residual ? residual.data() + shape.offset : nullptr, 0.1F, 0.9F};
+  if (!shape.momentum) input.gradient_weight = 0.5F;
+
+  const std::uint64_t whole = shape.count / shape.block, rest = shape.count % shape.block;
+  const std::uint64_t blocks = codec.scales ? whole + (rest != 0) : 0;
+  const std::uint64_t bytes = whole * codec.code_bytes(shape.block) + codec.code_bytes(rest);
+  Encoded expected(blocks, bytes, shape.want_next ? shape.count : 0, 0);
+  Encoded got(blocks, bytes, shape.want_next ? shape.count : 0, shape.offset);
+  const auto run = [&](const KernelTable& table, Encoded& to) {
+    (table.*codec.kernels)
+        .encode(nullptr, input, shape.count, shape.block, to.payload(), shape.want_next ? to.next.data() : nullptr);
+  };
+  run(reference(), expected);
+  run(tested(), got);
+  got.scales.expect_same_bits(expected.scales);
+  got.codes.expect_same_bits(expected.codes);
+  got.next.expect_same_bits(expected.next);
+  got.scales.expect_untouched_around();
+  got.codes.expect_untouched_around();
+  got.next.expect_untouched_around();
+
+  for (const Store how : {Store::assign, Store::add}) {
+    Guarded<float> want(shape.count, 0), have(shape.count, shape.offset);
+    std::memcpy(want.data(), residual.data(), shape.count * sizeof(float));
+    std::memcpy(have.data(), residual.data(), shape.count * sizeof(float));
+    (reference().*codec.kernels).decode(nullptr, expected.payload(), shape.count, shape.block, how, want.data());
+    (tested().*codec.kernels).decode(nullptr, got.payload(), shape.count, shape.block, how, have.data());
+    have.expect_same_bits(want);
+    have.expect_untouched_around();
+  }
+}
+
+inline void expect_codec_conforms(const CodecUnderTest& codec) {
+  for (const std::uint64_t block : codec.blocks) {
+    for (const std::uint64_t count : kCounts) {
+      for (const std::uint64_t offset : kOffsets) {
+        for (unsigned has = 0; has < 8; ++has) {
+          const Shape shape{count, block, offset, (has & 1) != 0, (has & 2) != 0, (has & 4) != 0};
+          expect_codec_equals_reference(codec, shape, finite_values(count + offset, count + block));
+          if (::testing::Test::HasFatalFailure()) return;
+        }
+        const Shape plain{count, block, offset, false, true, codec.scales};
+        expect_codec_equals_reference(codec, plain, any_values(count + offset, count + block));
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// decoded + next residual is the value that was encoded: nothing is lost.
+inline void expect_nothing_lost(const CodecUnderTest& codec, std::uint64_t block, float tolerance) {
+  constexpr std::uint64_t kCount = 5000;
+  const auto values = finite_values(kCount, 3);
+  Encoded to(kCount / block + 1, kCount * 4 + 64, kCount, 0);
+  (tested().*codec.kernels).encode(nullptr, {values.data()}, kCount, block, to.payload(), to.next.data());
+  std::vector<float> decoded(kCount);
+  (tested().*codec.kernels).decode(nullptr, to.payload(), kCount, block, Store::assign, decoded.data());
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    ASSERT_NEAR(decoded[i] + to.next.data()[i], values[i], tolerance * (1 + std::abs(values[i]))) << i;
+  }
+}
+
+}  // namespace octavo::conformance
