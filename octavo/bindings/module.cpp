@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// octavo._C: what is not an operator. Python gives names and objects; nothing is computed here.
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "octavo/comm/all_reduce.h"
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/ddp_hook.h"
+#include "octavo/comm/plan.h"
+#include "octavo/kernels/backend.h"
+#include "octavo/kernels/error.h"
+
+namespace py = pybind11;
+
+namespace octavo {
+
+namespace {
+
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+PyObject* python_class(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument: return PyExc_ValueError;
+    case ErrorCode::wrong_type: return PyExc_TypeError;
+    case ErrorCode::unsupported: return PyExc_NotImplementedError;
+    case ErrorCode::timeout: return PyExc_TimeoutError;
+    case ErrorCode::out_of_memory: return PyExc_MemoryError;
+    default: return PyExc_RuntimeError;
+  }
+}
+
+void bind_errors() {
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& error) {
+      PyErr_SetString(python_class(error.code()), error.what());
+    }
+  });
+}
+
+void bind_backends(py::module_& m) {
+  m.def("isa", [] { return std::string(cpu_isa()); });
+  m.def("backends", [] {
+    py::list all;
+    for (const BackendStatus& status : backends()) {
+      py::dict entry;
+      entry["name"] = status.name;
+      entry["available"] = status.available;
+      entry["reason"] = status.reason;
+      all.append(entry);
+    }
+    return all;
+  });
+}
+
+void bind_plan(py::module_& m) {
+  py::class_<Plan>(m, "Plan")
+      .def(py::init(&Plan::parse), py::arg("text"))
+      .def_property_readonly("codec", [](const Plan& plan) { return traits(plan.codec).name; })
+      .def_readonly("block", &Plan::block)
+      .def_readonly("error_feedback", &Plan::error_feedback)
+      .def_property_readonly("is_dense", &Plan::dense)
+      .def_property_readonly("votes", &Plan::votes)
+      .def("for_momentum", &Plan::for_momentum)
+      .def("payload_bytes", [](const Plan& plan, std::uint64_t count) { return plan.up().payload_bytes(count); })
+      .def("__str__", &Plan::text)
+      .def("__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); })
+      .def("__hash__", [](const Plan& plan) { return py::hash(py::str(plan.text())); })
+      .def("__repr__", [](const Plan& plan) { return "Plan('" + plan.text() + "')"; });
+}
+
+std::shared_ptr<Compressor> make_compressor(const ProcessGroupPtr& group, const Plan& plan,
+                                            const std::vector<std::tuple<std::string, std::uint64_t, bool>>& parameters,
+                                            double deadline_s) {
+  std::vector<ParameterInfo> infos;
+  for (const auto& [name, count, exempt] : parameters) infos.push_back({name, count, exempt});
+  const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
+  return std::make_shared<Compressor>(std::make_unique<Wire>(group->getBackend(c10::kCPU), deadline), plan, std::move(infos));
+}
+
+py::dict stats(const Compressor& compressor) {
+  const CompressorStats stats = compressor.stats();
+  py::dict result;
+  result["wire_bytes"] = stats.wire_bytes;
+  result["dense_bytes"] = stats.dense_bytes;
+  result["steps"] = stats.steps;
+  result["nonfinite_steps"] = stats.nonfinite_steps;
+  return result;
+}
+
+void bind_compressor(py::module_& m) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
+      .def(py::init(&make_compressor), py::arg("group"), py::arg("plan"), py::arg("parameters"), py::arg("deadline_s"))
+      .def_property_readonly("plan", &Compressor::plan)
+      .def_property_readonly("rank", &Compressor::rank)
+      .def_property_readonly("world_size", &Compressor::world_size)
+      .def("set_plan", &Compressor::set_plan, no_gil)
+      .def("set_momentum", &Compressor::set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
+      .def("drop_residuals", &Compressor::drop_residuals, no_gil)
+      .def("stats", &stats)
+      .def("residuals", &Compressor::residuals, no_gil)
+      .def("load_residuals", &Compressor::load_residuals, no_gil);
+  m.def("register_ddp_hook", &register_ddp_hook);
+  m.def("all_reduce",
+        [](at::Tensor tensor, const Plan& plan, const ProcessGroupPtr& group, bool average, double deadline_s) {
+          const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
+          all_reduce(tensor, plan, group, average ? ReduceOp::average : ReduceOp::sum, deadline);
+        },
+        no_gil);
+}
+
+}  // namespace
+
+}  // namespace octavo
+
+PYBIND11_MODULE(_C, m) {
+  octavo::bind_errors();
+  octavo::bind_backends(m);
+  octavo::bind_plan(m);
+  octavo::bind_compressor(m);
+}

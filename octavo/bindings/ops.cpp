@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch.ops.octavo: the schemas, the kernels for every device, and the fake kernels that torch.compile traces with.
+#include <torch/library.h>
+
+#include <ATen/ops/empty.h>
+
+#include "octavo/bindings/errors.h"
+#include "octavo/codec/sign_bits.h"
+#include "octavo/optim/adamw.h"
+
+namespace octavo {
+
+namespace {
+
+at::Tensor packbits_op(const at::Tensor& tensor, std::optional<std::int64_t> input_size,
+                       std::optional<std::int64_t> rank) {
+  return as_torch_error([&] { return packbits(tensor, input_size.value_or(tensor.numel()), rank.value_or(0)); });
+}
+
+at::Tensor unpackbits_op(const at::Tensor& packed, std::int64_t input_size, std::optional<std::int64_t> rank) {
+  return as_torch_error([&] { return unpackbits(packed, input_size, rank.value_or(0)); });
+}
+
+// SymInt by value: only so does the dispatcher see a kernel that takes symbolic sizes.
+
+at::Tensor packbits_fake(const at::Tensor& tensor, std::optional<c10::SymInt> input_size,
+                         std::optional<std::int64_t>) {
+  const c10::SymInt count = input_size.has_value() ? *input_size : tensor.sym_numel();
+  return at::empty_symint({(count + 7) / 8}, tensor.options().dtype(at::kByte));
+}
+
+at::Tensor unpackbits_fake(const at::Tensor& packed, c10::SymInt input_size, std::optional<std::int64_t>) {
+  return at::empty_symint({input_size}, packed.options().dtype(at::kFloat));
+}
+
+void adamw_op(at::Tensor parameter, const at::Tensor& gradient, at::Tensor mean, at::Tensor square, std::int64_t step,
+              double lr, double beta1, double beta2, double eps, double weight_decay) {
+  as_torch_error([&] { adamw_(parameter, gradient, mean, square, {lr, beta1, beta2, eps, weight_decay}, step); });
+}
+
+void freeze_variance_op(at::Tensor square, std::int64_t step, double beta2, double eps, double floor) {
+  as_torch_error([&] { freeze_variance_(square, beta2, eps, floor, step); });
+}
+
+void frozen_adamw_op(at::Tensor parameter, const at::Tensor& momentum, at::Tensor mean, const at::Tensor& denominator,
+                     std::int64_t step, double lr, double beta1, double weight_decay) {
+  as_torch_error(
+      [&] { frozen_adamw_(parameter, momentum, mean, denominator, {lr, beta1, 0.0, 0.0, weight_decay}, step); });
+}
+
+TORCH_LIBRARY(octavo, m) {
+  const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
+  m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
+  m.def("unpackbits(Tensor packed, SymInt input_size, int? rank=None) -> Tensor", compilable);
+  m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
+        "float beta1, float beta2, float eps, float weight_decay) -> ()", compilable);
+  m.def("freeze_variance_(Tensor(a!) square, int step, float beta2, float eps, float floor) -> ()", compilable);
+  m.def("frozen_adamw_(Tensor(a!) parameter, Tensor momentum, Tensor(b!) mean, Tensor denominator, int step, float lr, "
+        "float beta1, float weight_decay) -> ()", compilable);
+}
+
+TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
+  m.impl("packbits", packbits_op);
+  m.impl("unpackbits", unpackbits_op);
+  m.impl("adamw_", adamw_op);
+  m.impl("freeze_variance_", freeze_variance_op);
+  m.impl("frozen_adamw_", frozen_adamw_op);
+}
+
+TORCH_LIBRARY_IMPL(octavo, Meta, m) {
+  m.impl("packbits", packbits_fake);
+  m.impl("unpackbits", unpackbits_fake);
+  m.impl("adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, std::int64_t, double, double, double,
+                      double, double) {});
+  m.impl("freeze_variance_", [](at::Tensor, std::int64_t, double, double, double) {});
+  m.impl("frozen_adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, const at::Tensor&, std::int64_t, double, double,
+                             double) {});
+}
+
+}  // namespace
+
+}  // namespace octavo

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/all_reduce.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "octavo/comm/schedule/two_phase.h"
+#include "octavo/comm/wire.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+void require_reducible(const at::Tensor& tensor, const Plan& plan) {
+  if (plan.error_feedback) {
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "expected a plan without feedback, since a single call keeps no ",
+         "residual, got ", plan.text(), "; octavo.compress keeps one");
+  }
+  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
+    fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor on cpu, got ", tensor.layout(), " on ",
+         tensor.device().str());
+  }
+  if (!at::isFloatingType(tensor.scalar_type())) {
+    fail(ErrorCode::wrong_type, "comm.all_reduce", "expected a real floating tensor, got ",
+         toString(tensor.scalar_type()));
+  }
+}
+
+}  // namespace
+
+void all_reduce(at::Tensor& tensor, const Plan& plan, const c10::intrusive_ptr<c10d::ProcessGroup>& group, ReduceOp op,
+                std::chrono::milliseconds deadline) {
+  require_reducible(tensor, plan);
+  Wire wire(group->getBackend(c10::kCPU), deadline);
+  const double weight = op == ReduceOp::average && !plan.votes() ? 1.0 / wire.world_size() : 1.0;
+  if (plan.dense()) {
+    at::Tensor values = tensor.contiguous();
+    if (values.is_same(tensor)) values = tensor.clone();
+    wire.all_reduce(values);
+    tensor.copy_(values.mul_(weight));
+    return;
+  }
+  at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
+  Contribution contribution{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(),
+                            plan.down()};
+  TwoPhase(wire).reduce({&contribution, 1}, static_cast<float>(weight));
+  tensor.copy_(values);
+}
+
+}  // namespace octavo

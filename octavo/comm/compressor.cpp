@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/compressor.h"
+
+#include <utility>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr const char* kWorker = "worker/";
+constexpr const char* kOwner = "owner/";
+
+}  // namespace
+
+Compressor::Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters)
+    : wire_(std::move(wire)), two_phase_(*wire_), plan_(plan) {
+  for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info), {}, {}, {}, false});
+}
+
+void Compressor::begin_step() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  ++steps_;
+}
+
+void Compressor::settle() {
+  for (Parameter& parameter : parameters_) {
+    const bool commit = step_is_finite_ && parameter.present;
+    commit ? parameter.worker.commit() : parameter.worker.roll_back();
+    commit ? parameter.owner.commit() : parameter.owner.roll_back();
+    parameter.present = false;
+  }
+  nonfinite_steps_ += step_is_finite_ ? 0 : 1;
+  step_is_finite_ = true;
+}
+
+void Compressor::reduce(at::Tensor& bucket, std::span<const Slot> slots) {
+  const std::lock_guard lock(mutex_);
+  if (!bucket.device().is_cpu()) {
+    fail(ErrorCode::unsupported, "comm.compressor", "expected gradients on cpu, got ", bucket.device().str());
+  }
+  dense_bytes_ += wire_->dense_bytes(static_cast<std::uint64_t>(bucket.is_sparse() ? bucket._values().numel()
+                                                                                   : bucket.numel()));
+  if (bucket.is_sparse() || (plan_.dense() && !in_momentum_phase_)) return reduce_dense(bucket);
+  if (bucket.scalar_type() == at::kFloat) return reduce_compressed(bucket, slots);
+  at::Tensor values = bucket.to(at::kFloat);
+  reduce_compressed(values, slots);
+  bucket.copy_(values);
+}
+
+void Compressor::reduce_dense(at::Tensor& bucket) {
+  bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
+  if (wire_->world_size() > 1) wire_->all_reduce(bucket);
+}
+
+void Compressor::reduce_compressed(at::Tensor& values, std::span<const Slot> slots) {
+  auto* data = values.mutable_data_ptr<float>();
+  std::vector<Contribution> tensors;
+  for (const Slot& slot : slots) tensors.push_back(contribution(parameters_[slot.parameter], data + slot.offset));
+
+  const Outcome outcome = two_phase_.reduce(tensors, 1.0F / static_cast<float>(plan_.votes() ? 1 : wire_->world_size()));
+  step_is_finite_ &= outcome.finite;
+  for (std::size_t i = 0; i < slots.size(); ++i) parameters_[slots[i].parameter].present = outcome.present[i];
+}
+
+Contribution Compressor::contribution(Parameter& parameter, float* values) {
+  Contribution tensor{values, parameter.info.count, plan_.up(), plan_.down()};
+  if (parameter.info.exempt) tensor.up = tensor.down = default_format(Codec::fp32);
+  if (parameter.momentum.defined()) {
+    tensor.momentum = parameter.momentum.const_data_ptr<float>();
+    tensor.gradient_weight = static_cast<float>(1.0 - beta_);
+    tensor.momentum_weight = static_cast<float>(beta_);
+  }
+  if (plan_.error_feedback && !parameter.info.exempt) {
+    tensor.worker = &parameter.worker;
+    tensor.owner = &parameter.owner;
+  }
+  return tensor;
+}
+
+Plan Compressor::plan() const {
+  const std::lock_guard lock(mutex_);
+  return plan_;
+}
+
+void Compressor::set_plan(const Plan& plan) {
+  const std::lock_guard lock(mutex_);
+  if (in_momentum_phase_ && plan.votes()) {
+    fail(ErrorCode::invalid_argument, "comm.set_plan",
+         "expected a plan that keeps magnitudes (sign+ef, int4+ef) while momenta are averaged, got ", plan.text());
+  }
+  settle();
+  if (!plan.error_feedback) clear_residuals();
+  plan_ = plan;
+}
+
+void Compressor::set_momentum(std::map<std::string, at::Tensor> momenta, double beta) {
+  const std::lock_guard lock(mutex_);
+  if (!momenta.empty() && plan_.votes()) {
+    fail(ErrorCode::invalid_argument, "comm.set_momentum",
+         "expected a plan that keeps magnitudes (sign+ef, int4+ef), got ", plan_.text());
+  }
+  std::vector<std::pair<std::size_t, at::Tensor>> found;
+  for (auto& [name, momentum] : momenta) {
+    const std::size_t index = find(name, "comm.set_momentum");
+    if (momentum.scalar_type() != at::kFloat ||
+        static_cast<std::uint64_t>(momentum.numel()) != parameters_[index].info.count) {
+      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected float32 with ", parameters_[index].info.count,
+           " elements for ", name, ", got ", toString(momentum.scalar_type()), " with ", momentum.numel());
+    }
+    found.emplace_back(index, std::move(momentum));
+  }
+  settle();
+  for (Parameter& parameter : parameters_) parameter.momentum.reset();
+  for (auto& [index, momentum] : found) parameters_[index].momentum = std::move(momentum);
+  in_momentum_phase_ = !found.empty();
+  beta_ = beta;
+}
+
+void Compressor::drop_residuals() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  clear_residuals();
+}
+
+void Compressor::clear_residuals() {
+  for (Parameter& parameter : parameters_) {
+    parameter.worker.clear();
+    parameter.owner.clear();
+  }
+}
+
+CompressorStats Compressor::stats() const {
+  const std::lock_guard lock(mutex_);
+  return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1)};
+}
+
+std::map<std::string, at::Tensor> Compressor::residuals() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  std::map<std::string, at::Tensor> all;
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.worker.tensor().defined()) all[kWorker + parameter.info.name] = parameter.worker.tensor();
+    if (parameter.owner.tensor().defined()) all[kOwner + parameter.info.name] = parameter.owner.tensor();
+  }
+  return all;
+}
+
+void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals) {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::pair<Residual*, at::Tensor>> checked;
+  for (const auto& [key, values] : residuals) {
+    const bool worker = key.starts_with(kWorker);
+    if (!worker && !key.starts_with(kOwner)) {
+      fail(ErrorCode::invalid_argument, "comm.load_state", "expected keys worker/NAME or owner/NAME, got ", key);
+    }
+    Parameter& parameter = parameters_[find(key.substr(key.find('/') + 1), "comm.load_state")];
+    const std::uint64_t count =
+        worker ? parameter.info.count
+               : owned_range(parameter.info.count, wire_->rank(), wire_->world_size()).count;
+    if (values.scalar_type() != at::kFloat || static_cast<std::uint64_t>(values.numel()) != count) {
+      fail(ErrorCode::invalid_argument, "comm.load_state", "expected float32 with ", count, " elements for ", key,
+           " on rank ", wire_->rank(), ", got ", toString(values.scalar_type()), " with ", values.numel());
+    }
+    checked.emplace_back(worker ? &parameter.worker : &parameter.owner, values.detach().cpu().contiguous().clone());
+  }
+  settle();
+  clear_residuals();
+  for (auto& [residual, values] : checked) residual->restore(std::move(values));
+}
+
+std::size_t Compressor::find(const std::string& name, const char* where) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].info.name == name) return i;
+  }
+  fail(ErrorCode::invalid_argument, where, "expected a parameter of this model, got '", name, "'");
+}
+
+}  // namespace octavo

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "octavo/comm/feedback/residual.h"
+#include "octavo/comm/plan.h"
+#include "octavo/comm/schedule/two_phase.h"
+#include "octavo/comm/wire.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+struct ParameterInfo {
+  std::string name;
+  std::uint64_t count;
+  bool exempt;  // crosses the wire in float32
+};
+
+/// Where a parameter's gradient lies in a bucket.
+struct Slot {
+  std::size_t parameter;  // index into the ParameterInfos
+  std::uint64_t offset;   // in elements
+};
+
+struct CompressorStats {
+  std::uint64_t wire_bytes;       // sent by this rank to others
+  std::uint64_t dense_bytes;      // what a float32 ring all-reduce would have sent
+  std::uint64_t steps;
+  std::uint64_t nonfinite_steps;  // rolled back
+};
+
+/// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
+///
+/// A step is all the buckets between two begin_step(): a NaN or an infinity anywhere in it makes all of its residuals
+/// stay as they were. Thread-safe; reduce() must be called in the same order on all ranks.
+class OCTAVO_API Compressor {
+ public:
+  Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters);
+
+  /// Ends the previous step (commits or rolls back its residuals) and begins one.
+  void begin_step();
+
+  /// Replaces a bucket of gradients (any real floating dtype, dense or sparse, CPU) by their average over all ranks.
+  /// While momenta are set, replaces it by the average of beta·momentum + (1-beta)·gradient instead.
+  void reduce(at::Tensor& bucket, std::span<const Slot> slots);
+
+  Plan plan() const;
+  /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without.
+  void set_plan(const Plan& plan);
+
+  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: float32 by parameter name, equal
+  /// on all ranks, in the memory order of the parameter; shared, not copied: their owner updates them between steps.
+  /// A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where gradients become
+  /// momenta, which are of another size.
+  /// Throws Error invalid_argument for an unknown name, a wrong size or a plan that votes.
+  void set_momentum(std::map<std::string, at::Tensor> momenta, double beta);
+
+  void drop_residuals();
+
+  CompressorStats stats() const;
+
+  /// Residuals by key, "worker/NAME" and "owner/NAME". The tensors are this object's own: copy them before the next step.
+  std::map<std::string, at::Tensor> residuals();
+  /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
+  void load_residuals(const std::map<std::string, at::Tensor>& residuals);
+
+  int rank() const { return wire_->rank(); }
+  int world_size() const { return wire_->world_size(); }
+
+ private:
+  struct Parameter {
+    ParameterInfo info;
+    Residual worker, owner;
+    at::Tensor momentum;
+    bool present = false;  // in the step at hand
+  };
+
+  void settle();
+  void reduce_dense(at::Tensor& bucket);
+  void reduce_compressed(at::Tensor& values, std::span<const Slot> slots);
+  Contribution contribution(Parameter& parameter, float* values);
+  void clear_residuals();
+  std::size_t find(const std::string& name, const char* where) const;
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<Wire> wire_;
+  TwoPhase two_phase_;
+  Plan plan_;
+  std::vector<Parameter> parameters_;
+  bool in_momentum_phase_ = false;
+  double beta_ = 0;
+  bool step_is_finite_ = true;
+  std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;
+};
+
+}  // namespace octavo

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/feedback/residual.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+namespace octavo {
+
+const float* Residual::now() const { return now_.defined() ? now_.const_data_ptr<float>() : nullptr; }
+
+float* Residual::next(std::uint64_t count) {
+  const auto size = static_cast<std::int64_t>(count);
+  if (!next_.defined() || next_.numel() != size) next_ = at::empty({size}, at::kFloat);
+  written_ = true;
+  return next_.mutable_data_ptr<float>();
+}
+
+void Residual::commit() {
+  if (written_) std::swap(now_, next_);
+  written_ = false;
+}
+
+void Residual::roll_back() { written_ = false; }
+
+void Residual::clear() { *this = Residual(); }
+
+void Residual::restore(at::Tensor values) {
+  now_ = std::move(values);
+  written_ = false;
+}
+
+}  // namespace octavo

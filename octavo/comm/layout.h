@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "octavo/codec/format.h"
+#include "octavo/export.h"
+
+/// Who owns which elements, and where they lie in a message.
+///
+/// Every rank owns one range of every tensor. Ownership depends on the tensor's size and the world's alone, never on
+/// how tensors share a bucket: DDP rebuilds its buckets after the first step, and what an owner remembers must survive.
+namespace octavo {
+
+struct Range {
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+
+/// The range of a tensor of `count` elements that `rank` of `world_size` owns.
+OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size);
+
+/// A tensor's range inside a message.
+struct Piece {
+  std::uint32_t tensor = 0;  // its index in the bucket
+  Range range;               // of the tensor
+  Format format;
+  std::uint64_t offset = 0;  // of its payload, in bytes from the message's start
+};
+
+/// What one rank sends another in one phase: `header_bytes`, then the payloads of all ranges that `owner` owns.
+struct Message {
+  std::vector<Piece> pieces;
+  std::uint64_t bytes = 0;
+};
+
+struct TensorFormat {
+  std::uint64_t count = 0;
+  Format format;
+};
+
+/// The messages of a bucket's tensors, one for each owner, in the order of their ranks.
+OCTAVO_API std::vector<Message> cut(std::span<const TensorFormat> tensors, int world_size, std::uint64_t header_bytes);
+
+}  // namespace octavo

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "octavo/codec/format.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// How gradients cross the wire: a codec, its block, and whether errors are fed back.
+///
+///   dense       float32 (or the gradient's own dtype), the process group's own all-reduce
+///   bf16        bfloat16 on the wire, added in float32
+///   int4        4 bits a value, a scale a block of 256
+///   sign        1 bit a value, a scale a block of 256
+///   sign-vote   1 bit up, the majority's sign (0 for a tie) down: a direction without a magnitude
+///
+/// `+ef` adds error feedback (int4, sign); `:N` sets the block, in elements: `sign:1024+ef`.
+struct OCTAVO_API Plan {
+  Codec codec = Codec::fp32;
+  std::uint64_t block = 0;
+  bool error_feedback = false;
+
+  /// Throws Error invalid_argument for a text that makes no plan, saying what would.
+  static Plan parse(std::string_view text);
+  std::string text() const;
+
+  bool dense() const { return codec == Codec::fp32; }
+  bool votes() const { return codec == Codec::ballot; }
+  Format up() const { return {codec, block}; }
+  Format down() const;
+
+  /// The plan for averaging momenta under a frozen variance, where one scale a tensor serves better than one a block
+  /// (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18 elements.
+  Plan for_momentum() const;
+};
+
+}  // namespace octavo

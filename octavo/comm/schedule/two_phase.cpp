@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/two_phase.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "octavo/codec/coding.h"
+#include "octavo/rules/compensate.h"
+#include "octavo/rules/float_bits.h"
+
+namespace octavo {
+
+namespace {
+
+const c10::Device kCpu = c10::kCPU;
+
+/// A bit a tensor, padded so that payloads stay aligned to 4 bytes.
+std::uint64_t header_bytes(std::size_t tensors) { return (tensors + 31) / 32 * 4; }
+
+bool any_nonzero(const float* values, std::uint64_t count) {
+  constexpr std::uint64_t kChunk = 256;
+  for (std::uint64_t first = 0; first < count; first += kChunk) {
+    std::uint32_t seen = 0;
+    for (std::uint64_t i = first; i < std::min(count, first + kChunk); ++i) seen |= rules::magnitude_bits(values[i]);
+    if (seen != 0) return true;
+  }
+  return false;
+}
+
+/// The result of a tensor that need not cross the wire.
+void combine(const Contribution& tensor) {
+  for (std::uint64_t i = 0; i < tensor.count; ++i) {
+    tensor.values[i] = rules::compensate(tensor.gradient_weight, tensor.values[i], tensor.momentum_weight,
+                                         tensor.momentum ? tensor.momentum[i] : 0.0F, 0.0F);
+  }
+}
+
+std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes) {
+  const auto size = static_cast<std::int64_t>(bytes);
+  if (!buffer.defined() || buffer.numel() < size) buffer = at::empty({size}, at::kByte);
+  return buffer.mutable_data_ptr<std::uint8_t>();
+}
+
+std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {
+  std::vector<std::uint64_t> bytes;
+  for (const Message& message : messages) bytes.push_back(message.bytes);
+  return bytes;
+}
+
+std::uint64_t total(const std::vector<std::uint64_t>& bytes) {
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
+
+at::Tensor prefix(const at::Tensor& buffer, std::uint64_t bytes) {
+  return buffer.narrow(0, 0, static_cast<std::int64_t>(bytes));
+}
+
+std::vector<Message> cut_for(std::span<Contribution> tensors, Format Contribution::* format, int world_size,
+                             std::uint64_t header) {
+  std::vector<TensorFormat> formats;
+  for (const Contribution& tensor : tensors) formats.push_back({tensor.count, tensor.*format});
+  return cut(formats, world_size, header);
+}
+
+bool one_rank_needs_no_codec(const Wire& wire, std::span<Contribution> tensors) {
+  return wire.world_size() == 1 && std::none_of(tensors.begin(), tensors.end(), [](const Contribution& tensor) {
+           return tensor.up.codec == Codec::ballot;  // a vote is not an average: even one rank's is a sign
+         });
+}
+
+}  // namespace
+
+Outcome TwoPhase::reduce(std::span<Contribution> tensors, float result_weight) {
+  if (one_rank_needs_no_codec(wire_, tensors)) {
+    Outcome outcome{true, std::vector<bool>(tensors.size(), false)};
+    for (const Contribution& tensor : tensors) {
+      combine(tensor);
+      for (std::uint64_t i = 0; i < tensor.count; ++i) outcome.finite &= rules::is_finite(tensor.values[i]);
+    }
+    return outcome;
+  }
+  up_ = cut_for(tensors, &Contribution::up, wire_.world_size(), header_bytes(tensors.size()));
+  down_ = cut_for(tensors, &Contribution::down, wire_.world_size(), 0);
+  encode_all(tensors);
+  send_up();
+  const auto present = merge_presence(tensors.size());
+  reduce_own(tensors, result_weight);
+  send_down();
+  return {decode_all(tensors, present), present};
+}
+
+void TwoPhase::encode_all(std::span<Contribution> tensors) {
+  std::vector<std::uint8_t> header(header_bytes(tensors.size()));
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (any_nonzero(tensors[t].values, tensors[t].count)) header[t / 8] |= static_cast<std::uint8_t>(1U << t % 8);
+  }
+  std::uint8_t* message_bytes = reserve(sent_up_, total(sizes(up_)));
+  for (const Message& message : up_) {
+    std::memcpy(message_bytes, header.data(), header.size());
+    for (const Piece& piece : message.pieces) {
+      const Contribution& tensor = tensors[piece.tensor];
+      const EncodeInput input{tensor.values, tensor.momentum, tensor.worker ? tensor.worker->now() : nullptr,
+                              tensor.gradient_weight, tensor.momentum_weight};
+      float* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
+      encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count, message_bytes + piece.offset, next);
+    }
+    message_bytes += message.bytes;
+  }
+}
+
+void TwoPhase::send_up() {
+  const auto send_bytes = sizes(up_);
+  const std::vector<std::uint64_t> receive_bytes(up_.size(), send_bytes[static_cast<std::size_t>(wire_.rank())]);
+  reserve(got_up_, total(receive_bytes));
+  at::Tensor send = prefix(sent_up_, total(send_bytes)), receive = prefix(got_up_, total(receive_bytes));
+  wire_.exchange(send, send_bytes, receive, receive_bytes);
+}
+
+std::vector<bool> TwoPhase::merge_presence(std::size_t tensors) const {
+  std::vector<bool> present(tensors, false);
+  const Message& own = up_[static_cast<std::size_t>(wire_.rank())];
+  const auto* header = got_up_.const_data_ptr<std::uint8_t>();
+  for (int sender = 0; sender < wire_.world_size(); ++sender, header += own.bytes) {
+    for (std::size_t t = 0; t < tensors; ++t) present[t] = present[t] || (header[t / 8] >> t % 8 & 1U) != 0;
+  }
+  return present;
+}
+
+void TwoPhase::reduce_own(std::span<Contribution> tensors, float result_weight) {
+  const auto rank = static_cast<std::size_t>(wire_.rank());
+  const Message& received = up_[rank];
+  const Message& result = down_[rank];
+  std::uint64_t longest = 0;
+  for (const Piece& piece : received.pieces) longest = std::max(longest, piece.range.count);
+  auto* sum = reinterpret_cast<float*>(reserve(sum_, longest * sizeof(float)));
+  std::uint8_t* out = reserve(sent_down_, result.bytes * up_.size());
+
+  for (std::size_t p = 0; p < received.pieces.size(); ++p) {
+    const Piece& piece = received.pieces[p];
+    const auto* payload = got_up_.const_data_ptr<std::uint8_t>() + piece.offset;
+    for (int sender = 0; sender < wire_.world_size(); ++sender, payload += received.bytes) {
+      decode(kCpu, piece.format, payload, piece.range.count, sender == 0 ? Store::assign : Store::add, sum);
+    }
+    Residual* residual = tensors[piece.tensor].owner;
+    const EncodeInput input{sum, nullptr, residual ? residual->now() : nullptr, result_weight};
+    float* next = residual ? residual->next(piece.range.count) : nullptr;
+    encode(kCpu, result.pieces[p].format, input, piece.range.count, out + result.pieces[p].offset, next);
+  }
+  for (std::size_t receiver = 1; receiver < up_.size(); ++receiver) {
+    std::memcpy(out + receiver * result.bytes, out, result.bytes);
+  }
+}
+
+void TwoPhase::send_down() {
+  const auto receive_bytes = sizes(down_);
+  const std::vector<std::uint64_t> send_bytes(down_.size(), receive_bytes[static_cast<std::size_t>(wire_.rank())]);
+  reserve(got_down_, total(receive_bytes));
+  at::Tensor send = prefix(sent_down_, total(send_bytes)), receive = prefix(got_down_, total(receive_bytes));
+  wire_.exchange(send, send_bytes, receive, receive_bytes);
+}
+
+bool TwoPhase::decode_all(std::span<Contribution> tensors, const std::vector<bool>& present) {
+  bool finite = true;
+  const auto* message_bytes = got_down_.const_data_ptr<std::uint8_t>();
+  for (const Message& message : down_) {
+    for (const Piece& piece : message.pieces) {
+      if (!present[piece.tensor]) continue;
+      const auto* payload = message_bytes + piece.offset;
+      finite &= payload_is_finite(piece.format, payload, piece.range.count);
+      decode(kCpu, piece.format, payload, piece.range.count, Store::assign,
+             tensors[piece.tensor].values + piece.range.first);
+    }
+    message_bytes += message.bytes;
+  }
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (!present[t]) combine(tensors[t]);
+  }
+  return finite;
+}
+
+}  // namespace octavo

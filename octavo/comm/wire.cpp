@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/wire.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+/// c10d reports an expired deadline and a dead peer by the same exception types; the text tells them apart.
+bool expired(const std::string& what) {
+  return what.find("imed out") != std::string::npos || what.find("imeout") != std::string::npos;
+}
+
+std::string first_line(const std::string& what) { return what.substr(0, what.find('\n')); }
+
+/// Waits for what `start` begins; turns its failure into one sentence.
+template <class Start>
+void complete(const char* operation, int rank, std::chrono::milliseconds deadline, Start start) {
+  try {
+    start()->wait(deadline);
+  } catch (const c10::Error& error) {
+    const std::string what = first_line(error.what_without_backtrace());
+    const bool late = expired(what);
+    fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank, ": ", operation,
+         late ? " did not end within its deadline of " : " failed (deadline ", deadline.count(), " ms",
+         late ? "" : ")", ": ", what, "; the process group must be rebuilt");
+  }
+}
+
+std::vector<std::int64_t> splits(std::span<const std::uint64_t> bytes) { return {bytes.begin(), bytes.end()}; }
+
+}  // namespace
+
+Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline)
+    : backend_(std::move(backend)), deadline_(deadline), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
+
+Wire::~Wire() = default;
+
+void Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
+                    std::span<const std::uint64_t> receive_bytes) {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer != rank_) sent_bytes_ += send_bytes[static_cast<std::size_t>(peer)];
+  }
+  auto send_splits = splits(send_bytes);
+  auto receive_splits = splits(receive_bytes);
+  c10d::AllToAllOptions options;
+  options.timeout = deadline_;
+  complete("all-to-all", rank_, deadline_,
+           [&] { return backend_->alltoall_base(receive, send, receive_splits, send_splits, options); });
+}
+
+void Wire::all_reduce(at::Tensor& tensor) {
+  const std::uint64_t bytes = tensor.is_sparse()
+                                  ? tensor._indices().nbytes() + tensor._values().nbytes()
+                                  : static_cast<std::uint64_t>(tensor.nbytes());
+  const auto world = static_cast<std::uint64_t>(world_size_);
+  sent_bytes_ += tensor.is_sparse() ? bytes * (world - 1) : 2 * bytes * (world - 1) / world;
+  std::vector<at::Tensor> tensors = {tensor};
+  c10d::AllreduceOptions options;
+  options.timeout = deadline_;
+  complete("all-reduce", rank_, deadline_, [&] { return backend_->allreduce(tensors, options); });
+}
+
+std::uint64_t Wire::dense_bytes(std::uint64_t elements) const {
+  const auto world = static_cast<std::uint64_t>(world_size_);
+  return 2 * sizeof(float) * elements * (world - 1) / world;
+}
+
+}  // namespace octavo

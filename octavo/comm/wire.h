@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "octavo/export.h"
+
+namespace c10d {
+class Backend;
+}
+
+namespace octavo {
+
+/// A process group's backend as Octavo uses it: bytes from rank to rank with a deadline, and an account of what was sent.
+///
+/// Bytes only (uint8): Gloo rejects other small types, and no transport may add packed bytes. Every call blocks its
+/// thread until the result is there; all ranks must make the same calls in the same order. Throws Error communication
+/// where a peer fails (the process group must then be rebuilt), timeout after the deadline.
+class OCTAVO_API Wire {
+ public:
+  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline);
+  ~Wire();
+  Wire(const Wire&) = delete;
+  Wire& operator=(const Wire&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+
+  /// Sends `send_bytes[r]` bytes of `send` to rank r and receives `receive_bytes[r]` from it, in rank order.
+  void exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
+                std::span<const std::uint64_t> receive_bytes);
+
+  /// The process group's own all-reduce by sum, in place; dense or sparse.
+  void all_reduce(at::Tensor& tensor);
+
+  /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends.
+  std::uint64_t sent_bytes() const { return sent_bytes_; }
+  /// Bytes that a float32 ring all-reduce of `elements` sends.
+  std::uint64_t dense_bytes(std::uint64_t elements) const;
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::chrono::milliseconds deadline_;
+  int rank_, world_size_;
+  std::atomic<std::uint64_t> sent_bytes_ = 0;
+};
+
+}  // namespace octavo

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/dispatch.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "octavo/kernels/backend.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+const KernelTable& kernels_for(c10::Device device) {
+  switch (device.type()) {
+    case c10::DeviceType::CPU: return host_backend();
+    case c10::DeviceType::CUDA: return backend("cuda");
+    case c10::DeviceType::XPU: return backend("sycl");
+    default:
+      fail(ErrorCode::unsupported, "device.dispatch", "expected a tensor on cpu, cuda or xpu, got one on ", device.str());
+  }
+}
+
+Stream current_stream(c10::Device device) {
+  if (device.is_cpu()) return nullptr;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+
+void for_parts(c10::Device device, std::int64_t count, std::int64_t grain,
+               const std::function<void(std::int64_t, std::int64_t)>& body) {
+  if (count == 0) return;
+  if (!device.is_cpu()) return body(0, count);
+  at::parallel_for(0, count, grain, [&](std::int64_t first, std::int64_t last) { body(first, last); });
+}
+
+}  // namespace octavo

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <functional>
+
+#include "octavo/export.h"
+#include "octavo/kernels/table.h"
+
+/// From a torch device to the kernels that run on it, on the caller's stream.
+namespace octavo {
+
+/// The kernels for a device's memory. Throws Error unsupported where its back end is missing or the device has none.
+OCTAVO_API const KernelTable& kernels_for(c10::Device device);
+
+/// The native handle of the device's current stream; null on CPU.
+OCTAVO_API Stream current_stream(c10::Device device);
+
+/// Runs body(first, last) over disjoint parts of [0, count). On CPU the parts are at least `grain` long and run on
+/// torch's intra-op threads; elsewhere there is one part, because a kernel is parallel in itself.
+OCTAVO_API void for_parts(c10::Device device, std::int64_t count, std::int64_t grain,
+                          const std::function<void(std::int64_t first, std::int64_t last)>& body);
+
+}  // namespace octavo

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/optim/adamw.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::int64_t kGrain = 1 << 14;  // elements that a thread takes at least
+constexpr std::int64_t kFloorBlock = 256;
+
+void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {
+  if (state.scalar_type() == at::kFloat && state.sizes() == parameter.sizes() && state.device() == parameter.device()) {
+    return;
+  }
+  fail(ErrorCode::invalid_argument, where, "expected ", what, " as float32", parameter.sizes(), " on ",
+       parameter.device().str(), ", got ", toString(state.scalar_type()), state.sizes(), " on ", state.device().str());
+}
+
+/// A tensor as flat float32 memory in the order of `like`; what is not that already is copied in, and back at the end.
+class Flat {
+ public:
+  Flat(const at::Tensor& tensor, const at::Tensor& like) : tensor_(tensor), values_(tensor) {
+    if (tensor.scalar_type() == at::kFloat && tensor.strides() == like.strides() &&
+        tensor.is_non_overlapping_and_dense()) {
+      return;
+    }
+    values_ = at::empty_like(like, at::TensorOptions().dtype(at::kFloat)).copy_(tensor);
+  }
+  float* data() { return values_.mutable_data_ptr<float>(); }
+  void write_back() {
+    if (!values_.is_same(tensor_)) tensor_.copy_(values_);
+  }
+
+ private:
+  at::Tensor tensor_, values_;
+};
+
+/// The memory order that all flat tensors of a step share: the parameter's where it is dense.
+at::Tensor order_of(const at::Tensor& parameter) {
+  return parameter.is_non_overlapping_and_dense() ? parameter : at::empty(parameter.sizes(), parameter.options());
+}
+
+}  // namespace
+
+void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
+            const AdamWOptions& options, std::int64_t step) {
+  constexpr const char* kWhere = "optim.adamw";
+  require_state(mean, parameter, kWhere, "mean");
+  require_state(square, parameter, kWhere, "square");
+  if (gradient.sizes() != parameter.sizes()) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a gradient of ", parameter.sizes(), ", got ", gradient.sizes());
+  }
+  const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, step);
+  const rules::AdamWStep rule = {
+      .decay = static_cast<float>(1 - options.lr * options.weight_decay),
+      .step_size = static_cast<float>(options.lr / bias1),
+      .beta1_complement = static_cast<float>(1 - options.beta1),
+      .beta2 = static_cast<float>(options.beta2),
+      .beta2_complement = static_cast<float>(1 - options.beta2),
+      .sqrt_bias2 = static_cast<float>(std::sqrt(bias2)),
+      .eps = static_cast<float>(options.eps),
+  };
+  const at::Tensor order = order_of(parameter);
+  Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
+  float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
+  const KernelTable& kernels = kernels_for(parameter.device());
+  const Stream stream = current_stream(parameter.device());
+  for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
+    kernels.adamw(stream, rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first, md + first,
+                  vd + first);
+  });
+  p.write_back();
+  m.write_back();
+  v.write_back();
+}
+
+void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step) {
+  if (square.numel() == 0) return;
+  const at::Tensor root = (square / (1 - std::pow(beta2, step))).sqrt_();
+  const at::Tensor flat = root.flatten();
+  const std::int64_t padded = (flat.numel() + kFloorBlock - 1) / kFloorBlock * kFloorBlock;
+  const at::Tensor blocks = at::constant_pad_nd(flat, {0, padded - flat.numel()}).view({-1, kFloorBlock});
+  at::Tensor sizes = at::full({blocks.size(0), 1}, static_cast<double>(kFloorBlock), flat.options());
+  sizes[-1].fill_(static_cast<double>(flat.numel() - (blocks.size(0) - 1) * kFloorBlock));
+  at::Tensor means = blocks.sum(1, /*keepdim=*/true) / sizes;
+  means = at::where(means > 0, means, flat.mean());
+  const at::Tensor bound = (means * floor).expand_as(blocks).reshape(-1).narrow(0, 0, flat.numel());
+  square.copy_(at::maximum(flat, bound).add_(eps).view_as(root));
+}
+
+void frozen_adamw_(at::Tensor& parameter, const at::Tensor& momentum, at::Tensor& mean, const at::Tensor& denominator,
+                   const AdamWOptions& options, std::int64_t step) {
+  constexpr const char* kWhere = "optim.frozen_adamw";
+  require_state(mean, parameter, kWhere, "mean");
+  require_state(denominator, parameter, kWhere, "denominator");
+  if (momentum.sizes() != parameter.sizes()) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a momentum of ", parameter.sizes(), ", got ", momentum.sizes());
+  }
+  mean.copy_(momentum);
+  const auto decay = static_cast<float>(1 - options.lr * options.weight_decay);
+  const auto step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, step)));
+  const at::Tensor order = order_of(parameter);
+  Flat p(parameter, order), m(mean, order), d(denominator, order);
+  float *pd = p.data(), *md = m.data(), *dd = d.data();
+  const KernelTable& kernels = kernels_for(parameter.device());
+  const Stream stream = current_stream(parameter.device());
+  for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
+    kernels.frozen_adamw(stream, decay, step_size, static_cast<std::uint64_t>(last - first), md + first, dd + first,
+                         pd + first);
+  });
+  p.write_back();
+}
+
+}  // namespace octavo

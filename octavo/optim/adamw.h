@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "octavo/export.h"
+
+namespace octavo {
+
+struct AdamWOptions {
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+};
+
+/// One step of AdamW, in place, in one pass. All tensors have one shape and float32 (`parameter` and `gradient` may be of
+/// another floating dtype: they are then converted); `step` counts from 1. Throws Error invalid_argument otherwise.
+OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
+                       const AdamWOptions& options, std::int64_t step);
+
+/// Freezes the variance of 1-bit Adam: turns `square` into the denominator of all later steps,
+/// max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that never had a
+/// gradient (rows of rare tokens) takes the mean over the tensor: without a floor, its first momentum would be divided by eps.
+OCTAVO_API void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
+
+/// One step with a frozen variance: `momentum` is the average over ranks; `mean` becomes a copy of it.
+OCTAVO_API void frozen_adamw_(at::Tensor& parameter, const at::Tensor& momentum, at::Tensor& mean,
+                              const at::Tensor& denominator, const AdamWOptions& options, std::int64_t step);
+
+}  // namespace octavo

@@ -1,0 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/codec/sign_bits.h"  // octavo::packbits, octavo::unpackbits

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+# octavo: the C++ library on libtorch. _C: the Python module.
+find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
+if(NOT DEFINED Torch_DIR AND NOT DEFINED TORCH_PREFIX)
+  execute_process(COMMAND ${Python_EXECUTABLE} -c "import torch; print(torch.utils.cmake_prefix_path)"
+    OUTPUT_VARIABLE TORCH_PREFIX OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "Octavo needs torch >= 2.11 in ${Python_EXECUTABLE}: "
+                        "install torch first, then build with --no-build-isolation")
+  endif()
+endif()
+list(APPEND CMAKE_PREFIX_PATH ${TORCH_PREFIX})
+find_package(Torch REQUIRED)
+
+add_library(octavo SHARED
+  device/dispatch.cpp
+  codec/sign_bits.cpp
+  codec/format.cpp
+  codec/coding.cpp
+  optim/adamw.cpp
+  comm/plan.cpp
+  comm/layout.cpp
+  comm/feedback/residual.cpp
+  comm/wire.cpp
+  comm/schedule/two_phase.cpp
+  comm/compressor.cpp
+  comm/all_reduce.cpp
+  comm/serial_queue.cpp
+  comm/ddp_hook.cpp)
+octavo_target(octavo)
+target_link_libraries(octavo PUBLIC octavo_core torch)
+# the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations
+target_compile_definitions(octavo PRIVATE USE_DISTRIBUTED USE_C10D_GLOO)
+target_compile_options(octavo PRIVATE -ffp-contract=off)
+target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
+
+if(OCTAVO_PYTHON)
+  find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${TORCH_INSTALL_PREFIX}/lib REQUIRED)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp)
+  octavo_target(_C)
+  target_link_libraries(_C PRIVATE octavo ${TORCH_PYTHON_LIBRARY})
+  target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)
+  set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
+  install(TARGETS _C LIBRARY DESTINATION .)
+endif()
+set_target_properties(octavo PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
+set_target_properties(octavo_core PROPERTIES INSTALL_RPATH "$ORIGIN")

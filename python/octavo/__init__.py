@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Octavo trains the same model with a fraction of the bytes.
+
+>>> handle = octavo.compress(ddp_model, "int4+ef")     # gradients on the wire: 4 bits instead of 32
+>>> octavo.all_reduce(tensor, "bf16")
+>>> packed = octavo.packbits(gradient)                 # one bit an element
+"""
+
+import torch  # noqa: F401  loads the libraries that _C links; _C then registers torch.ops.octavo
+
+from octavo import _C as _C
+from octavo import optim as optim
+from octavo._C import Plan
+from octavo.collectives import all_reduce
+from octavo.ddp import Handle, compress
+from octavo.ops.xpu_packbits import packbits, unpackbits
+from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
+from octavo.version import __version__, cmake_dir
+
+__all__ = [
+    "CompressedGradientAccumulator",
+    "ErrorFeedbackSignSGD",
+    "Handle",
+    "Plan",
+    "SignSGDCompressor",
+    "__version__",
+    "all_reduce",
+    "cmake_dir",
+    "compress",
+    "optim",
+    "packbits",
+    "unpackbits",
+]

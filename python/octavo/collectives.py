@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives that send codes instead of numbers."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch.distributed as dist
+from torch import Tensor
+
+from octavo import _C
+from octavo._C import Plan
+
+# One thread: collectives must run in the order in which they were called, the same on all ranks.
+_queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo_all_reduce")
+
+
+class PendingAllReduce:
+    """What ``all_reduce(async_op=True)`` returns; ``wait()`` blocks until the tensor holds the result."""
+
+    def __init__(self, future: "Future[None]"):
+        self._future = future
+
+    def wait(self) -> bool:
+        self._future.result()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+
+def all_reduce(
+    tensor: Tensor,
+    plan: str | Plan = "int4",
+    group: dist.ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    op: dist.ReduceOp = dist.ReduceOp.SUM,
+    timeout_s: float = 300.0,
+) -> PendingAllReduce | None:
+    """Adds ``tensor`` over the ranks of ``group``, in place, with the plan's codec on the wire.
+
+    ``op``: ``SUM`` or ``AVG``. ``sign-vote`` gives the majority's sign (0 for a tie) whatever ``op`` is. Plans with
+    ``+ef`` are refused: one call keeps no residual; ``octavo.compress`` does. The result has the same bits on every
+    rank. Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed.
+    """
+    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
+    plan = plan if isinstance(plan, Plan) else Plan(plan)
+    group = group if group is not None else dist.group.WORLD
+    average = op == dist.ReduceOp.AVG
+    future = _queue.submit(_C.all_reduce, tensor.detach(), plan, group, average, timeout_s)
+    if async_op:
+        return PendingAllReduce(future)
+    future.result()
+    return None

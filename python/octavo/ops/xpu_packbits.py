@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sign bits, eight to a byte: ``deepspeed.ops.xpu_packbits``, on every device.
+
+Element 8i+j is bit 7-j of byte i; a bit is 1 where the sign bit is clear (so +0 gives 1, -0 gives 0, NaN its own
+sign bit); the tail bits of the last byte are 0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = None) -> Tensor:
+    """Packs the signs of the first ``input_size`` elements (default: all) into ``uint8[ceil(input_size / 8)]``.
+
+    ``tensor``: any real floating dtype, any shape and strides. ``rank`` is the device index that the original
+    operator asked for; the tensor's own device decides. Raises TypeError for another dtype, ValueError for a size
+    that the tensor does not have.
+    """
+    return torch.ops.octavo.packbits(tensor, input_size, rank)
+
+
+def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None) -> Tensor:
+    """The first ``input_size`` signs of packed ``uint8`` bits, as ``float32[input_size]`` of +1.0 and -1.0."""
+    return torch.ops.octavo.unpackbits(tensor, input_size, rank)

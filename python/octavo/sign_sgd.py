@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of signSGD that the packbits document sketches, made to work. ``octavo.compress`` is the fast way to the
+same end: these classes are for loops that handle gradients themselves."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from octavo.ops.xpu_packbits import packbits, unpackbits
+
+
+class SignSGDCompressor:
+    """Gradients to sign bits and back."""
+
+    def __init__(self, rank: int = 0):
+        self.rank = rank
+
+    def compress(self, gradient: Tensor) -> tuple[Tensor, torch.Size]:
+        """Returns ``uint8[ceil(numel / 8)]`` and the gradient's shape."""
+        return packbits(gradient, gradient.numel(), self.rank), gradient.shape
+
+    def decompress(self, packed: Tensor, original_shape: torch.Size) -> Tensor:
+        """Returns float32 +1.0 and -1.0 of the given shape."""
+        shape = torch.Size(original_shape)
+        return unpackbits(packed, shape.numel(), self.rank).view(shape)
+
+
+class CompressedGradientAccumulator:
+    """Accumulates the signs of several backward passes in a few bits an element.
+
+    ``accumulated[name]`` is a counter of positive signs, held as packed bit planes (plane k has the value 2^k), so that
+    n passes take ``ceil(log2(n + 1))`` bits an element instead of 32. (The document's sketch adds bits by XOR, which
+    forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie.
+    """
+
+    def __init__(self, model: nn.Module, rank: int = 0):
+        self.rank = rank
+        self.accumulated: dict[str, list[Tensor]] = {n: [] for n, p in model.named_parameters() if p.requires_grad}
+        self._passes = dict.fromkeys(self.accumulated, 0)
+
+    def accumulate(self, model: nn.Module) -> None:
+        """Adds the signs of ``model``'s gradients; a parameter without one does not vote."""
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                _add_bits(self.accumulated[name], packbits(parameter.grad, parameter.grad.numel(), self.rank))
+                self._passes[name] += 1
+
+    def get_accumulated(self, model: nn.Module) -> None:
+        """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0."""
+        for name, parameter in model.named_parameters():
+            if self._passes.get(name, 0):
+                parameter.grad = self._majority(name, parameter.numel()).view_as(parameter).to(parameter.dtype)
+
+    def zero(self) -> None:
+        for name in self.accumulated:
+            self.accumulated[name] = []
+            self._passes[name] = 0
+
+    def _majority(self, name: str, count: int) -> Tensor:
+        votes = torch.zeros(count, device=self.accumulated[name][0].device)
+        for k, plane in enumerate(self.accumulated[name]):
+            votes += 2.0**k * (unpackbits(plane, count, self.rank) + 1) / 2
+        return torch.sign(2 * votes - self._passes[name])
+
+
+class ErrorFeedbackSignSGD:
+    """Replaces gradients by their signs times their mean magnitude, averaged over the ranks, and feeds back the error.
+
+    ``error_buffer[name]`` is what could not be sent: gradient + error before, less what was sent. (The document's
+    sketch subtracts from the gradient alone, which loses the error it had added.)
+    """
+
+    def __init__(self, model: nn.Module, rank: int = 0):
+        self.rank = rank
+        self.error_buffer = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
+
+    def compress_and_communicate(self, model: nn.Module) -> None:
+        """Call it on all ranks, after backward; without a process group it works on this process alone."""
+        for name, parameter in model.named_parameters():
+            if parameter.grad is None:
+                continue
+            compensated = parameter.grad + self.error_buffer[name]
+            packed = packbits(compensated, compensated.numel(), self.rank)
+            scale = compensated.abs().mean().float().reshape(1)
+            self.error_buffer[name] = compensated - self._decode(packed, scale, compensated)
+            parameter.grad = self._average(packed, scale, compensated)
+
+    def _decode(self, packed: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+        return (unpackbits(packed, like.numel(), self.rank) * scale).view_as(like).to(like.dtype)
+
+    def _average(self, packed: Tensor, scale: Tensor, like: Tensor) -> Tensor:
+        if not dist.is_initialized():
+            return self._decode(packed, scale, like)
+        # the scale travels as the last four bytes: bits cannot be added on the wire, so all ranks get all messages
+        message = torch.cat([packed, scale.view(torch.uint8)])
+        messages = [torch.empty_like(message) for _ in range(dist.get_world_size())]
+        dist.all_gather(messages, message)
+        total = torch.zeros_like(like)
+        for other in messages:  # in rank order, so that every rank finds the same bits
+            total += self._decode(other[:-4], other[-4:].clone().view(torch.float32), like)
+        return total / len(messages)
+
+
+def _add_bits(planes: list[Tensor], carry: Tensor) -> None:
+    """Adds one bit an element to a counter held as bit planes, lowest first."""
+    for k, plane in enumerate(planes):
+        planes[k], carry = plane ^ carry, plane & carry
+    if carry.any():
+        planes.append(carry)

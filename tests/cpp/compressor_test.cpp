@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/compressor.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
+
+namespace octavo {
+
+namespace {
+
+using testing::BackendPtr;
+using testing::run_ranks;
+
+constexpr std::int64_t kCount = 4096;
+const std::vector<Slot> kSlots = {{0, 0}, {1, kCount}};
+
+Compressor make(const BackendPtr& backend, const char* plan) {
+  return {std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)), Plan::parse(plan),
+          {{"weight", kCount, false}, {"norm", 64, true}}};
+}
+
+at::Tensor bucket_of(int rank, int step) {
+  return at::sin(at::arange(kCount + 64, at::kFloat) * (rank + 1) + step);
+}
+
+std::map<std::string, at::Tensor> copy(std::map<std::string, at::Tensor> tensors) {
+  for (auto& [name, tensor] : tensors) tensor = tensor.clone();
+  return tensors;
+}
+
+void expect_equal(const std::map<std::string, at::Tensor>& a, const std::map<std::string, at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
+}
+
+TEST(Compressor, ANaNStepLeavesNoTraceOnAnyRank) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.begin_step();
+    at::Tensor first = bucket_of(rank, 0);
+    compressor.reduce(first, kSlots);
+    const auto before = copy(compressor.residuals());
+    EXPECT_EQ(before.size(), 2U);  // of `weight`: what was left here, what was left of the own range
+
+    compressor.begin_step();
+    at::Tensor bad = bucket_of(rank, 1);
+    if (rank == 1) bad[5].fill_(INFINITY);
+    compressor.reduce(bad, kSlots);
+    EXPECT_FALSE(at::isfinite(bad).all().item<bool>());
+    expect_equal(compressor.residuals(), before);
+    EXPECT_EQ(compressor.stats().nonfinite_steps, 1U);
+
+    compressor.begin_step();
+    at::Tensor good = bucket_of(rank, 2);
+    compressor.reduce(good, kSlots);
+    EXPECT_TRUE(at::isfinite(good).all().item<bool>());
+  });
+}
+
+TEST(Compressor, ANaNInOneBucketRollsBackTheStepsOtherBuckets) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "int4+ef");
+    compressor.begin_step();
+    at::Tensor weight = bucket_of(rank, 0).narrow(0, 0, kCount).clone(), norm = at::full({64}, std::nanf(""));
+    const Slot weight_slot{0, 0}, norm_slot{1, 0};
+    compressor.reduce(weight, {&weight_slot, 1});
+    compressor.reduce(norm, {&norm_slot, 1});
+    EXPECT_TRUE(compressor.residuals().empty());
+  });
+}
+
+TEST(Compressor, ExemptParametersAreExact) {
+  std::vector<at::Tensor> results(2);
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.begin_step();
+    results[static_cast<std::size_t>(rank)] = bucket_of(rank, 0);
+    compressor.reduce(results[static_cast<std::size_t>(rank)], kSlots);
+  });
+  const at::Tensor expected = ((bucket_of(0, 0) + bucket_of(1, 0)) / 2).narrow(0, kCount, 64);
+  EXPECT_TRUE(at::equal(results[0].narrow(0, kCount, 64), expected));
+  EXPECT_TRUE(at::equal(results[0], results[1]));
+}
+
+TEST(Compressor, StateSavedAndLoadedGoesOnWithTheSameBits) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor original = make(backend, "sign+ef");
+    for (int step = 0; step < 3; ++step) {
+      original.begin_step();
+      at::Tensor bucket = bucket_of(rank, step);
+      original.reduce(bucket, kSlots);
+    }
+    Compressor resumed = make(backend, "sign+ef");
+    resumed.load_residuals(original.residuals());
+    at::Tensor a = bucket_of(rank, 3), b = bucket_of(rank, 3);
+    original.begin_step();
+    original.reduce(a, kSlots);
+    resumed.begin_step();
+    resumed.reduce(b, kSlots);
+    EXPECT_TRUE(at::equal(a, b));
+  });
+}
+
+TEST(Compressor, ABadStateIsRefusedAndNothingChanges) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.load_residuals({{"worker/weight", at::ones({kCount})}});
+    for (const auto& [key, size] : {std::pair("worker/other", kCount), std::pair("worker/weight", kCount - 1),
+                                    std::pair("weight", kCount)}) {
+      std::map<std::string, at::Tensor> state = {{"owner/weight", at::zeros({kCount})}};
+      state[key] = at::zeros({size});
+      EXPECT_THROW(compressor.load_residuals(state), Error) << key;
+    }
+    EXPECT_EQ(compressor.residuals().size(), 1U);
+    EXPECT_TRUE(at::equal(compressor.residuals().at("worker/weight"), at::ones({kCount})));
+  });
+}
+
+TEST(Compressor, MomentumIsAveragedInsideAndNotStored) {
+  std::vector<at::Tensor> results(2);
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "int4+ef");
+    const at::Tensor momentum = at::full({kCount}, 2.0F), norm = at::full({64}, 3.0F);
+    compressor.set_momentum({{"weight", momentum}, {"norm", norm}}, 0.9);
+    compressor.begin_step();
+    at::Tensor bucket = at::full({kCount + 64}, rank == 0 ? 1.0F : 3.0F);
+    compressor.reduce(bucket, kSlots);
+    EXPECT_NEAR(bucket[0].item<double>(), 0.9 * 2 + 0.1 * 2, 1e-5);
+    EXPECT_NEAR(bucket[kCount].item<double>(), 0.9 * 3 + 0.1 * 2, 1e-5);
+    EXPECT_TRUE(at::equal(momentum, at::full({kCount}, 2.0F)));
+  });
+}
+
+TEST(Compressor, AVotingPlanCannotAverageMomenta) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "sign-vote");
+    EXPECT_THROW(compressor.set_momentum({{"weight", at::zeros({kCount})}}, 0.9), Error);
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/layout.h"
+
+#include <gtest/gtest.h>
+
+namespace octavo {
+
+namespace {
+
+TEST(Layout, RangesCoverEveryElementOnce) {
+  for (const std::uint64_t count : {0UL, 1UL, 63UL, 64UL, 65UL, 1000UL, (1UL << 33) + 5}) {
+    for (const int world : {1, 2, 3, 4, 7, 64}) {
+      std::uint64_t next = 0;
+      for (int rank = 0; rank < world; ++rank) {
+        const Range range = owned_range(count, rank, world);
+        EXPECT_TRUE(range.count == 0 || range.first == next) << "rank " << rank;
+        next += range.count;
+      }
+      EXPECT_EQ(next, count) << "world " << world;
+    }
+  }
+}
+
+TEST(Layout, PiecesLieBehindTheHeaderAndDoNotOverlap) {
+  const std::vector<TensorFormat> tensors = {{1000, default_format(Codec::scaled_sign)},
+                                             {0, default_format(Codec::fp32)},
+                                             {3, default_format(Codec::fp32)},
+                                             {777, default_format(Codec::int4)}};
+  for (const Message& message : cut(tensors, 3, 4)) {
+    std::uint64_t end = 4;
+    for (const Piece& piece : message.pieces) {
+      EXPECT_EQ(piece.offset, end);
+      EXPECT_EQ(piece.offset % 4, 0U);
+      end += piece.format.payload_bytes(piece.range.count);
+    }
+    EXPECT_EQ(message.bytes, end);
+  }
+}
+
+}  // namespace
+
+}  // namespace octavo

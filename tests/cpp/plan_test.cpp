@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+TEST(Plan, TextsRoundTrip) {
+  for (const char* text : {"dense", "bf16", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef", "sign-vote"}) {
+    EXPECT_EQ(Plan::parse(text).text(), text);
+  }
+  EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
+}
+
+TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
+  for (const char* text : {"", "1bit", "sign+", "sign+ef21", "dense+ef", "bf16+ef", "sign-vote+ef", "sign:0", "sign:-8",
+                           "sign:7", "sign:x", "sign:", "bf16:256", "int4:99999999999999999999"}) {
+    try {
+      Plan::parse(text);
+      ADD_FAILURE() << text << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find("sign+ef"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {
+  EXPECT_EQ(Plan::parse("sign+ef").for_momentum().block, 1U << 18);
+  EXPECT_EQ(Plan::parse("sign:512+ef").for_momentum().block, 512U);
+  EXPECT_EQ(Plan::parse("int4+ef").for_momentum().block, 256U);
+}
+
+}  // namespace
+
+}  // namespace octavo

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <barrier>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+/// Threads as ranks, joined by a backend that copies through shared memory: the schedules are tested without a network,
+/// and a race in them is visible to a thread sanitizer. Real networks are the Python tests' part.
+namespace octavo::testing {
+
+/// Where the ranks of one group meet: each lays down what it sends, and takes what the others laid down.
+struct Meeting {
+  explicit Meeting(int world_size) : barrier(world_size), sent(static_cast<std::size_t>(world_size)) {}
+  struct Sent {
+    const char* bytes;
+    std::vector<std::int64_t> splits;
+  };
+  std::barrier<> barrier;
+  std::vector<Sent> sent;
+};
+
+class Done : public c10d::Work {
+ public:
+  bool wait(std::chrono::milliseconds) override { return true; }
+};
+
+class ThreadBackend : public c10d::Backend {
+ public:
+  ThreadBackend(std::shared_ptr<Meeting> meeting, int rank, int world_size)
+      : Backend(rank, world_size), meeting_(std::move(meeting)) {}
+
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<std::int64_t>& output_splits,
+                                               std::vector<std::int64_t>& input_splits,
+                                               const c10d::AllToAllOptions&) override {
+    meeting_->sent[static_cast<std::size_t>(getRank())] = {static_cast<const char*>(input.const_data_ptr()),
+                                                           input_splits};
+    meeting_->barrier.arrive_and_wait();
+    auto* out = static_cast<char*>(output.mutable_data_ptr());
+    for (int peer = 0; peer < getSize(); ++peer) {
+      const auto& [bytes, splits] = meeting_->sent[static_cast<std::size_t>(peer)];
+      std::int64_t offset = 0;
+      for (int before = 0; before < getRank(); ++before) offset += splits[static_cast<std::size_t>(before)];
+      const auto size = splits[static_cast<std::size_t>(getRank())];
+      TORCH_CHECK(size == output_splits[static_cast<std::size_t>(peer)], "ranks disagree on a message's size");
+      std::memcpy(out, bytes + offset, static_cast<std::size_t>(size));
+      out += size;
+    }
+    meeting_->barrier.arrive_and_wait();
+    return c10::make_intrusive<Done>();
+  }
+
+ private:
+  std::shared_ptr<Meeting> meeting_;
+};
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// Runs body(backend, rank) on `world_size` threads; rethrows the first rank's exception.
+inline void run_ranks(int world_size, const std::function<void(const BackendPtr&, int rank)>& body) {
+  auto meeting = std::make_shared<Meeting>(world_size);
+  std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world_size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(c10::make_intrusive<ThreadBackend>(meeting, rank, world_size), rank);
+      } catch (...) {
+        thrown[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& exception : thrown) {
+    if (exception) std::rethrow_exception(exception);
+  }
+}
+
+}  // namespace octavo::testing

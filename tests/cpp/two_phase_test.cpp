@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/two_phase.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "tests/cpp/ranks.h"
+
+namespace octavo {
+
+namespace {
+
+using testing::BackendPtr;
+using testing::run_ranks;
+constexpr auto kDeadline = std::chrono::milliseconds(20000);
+
+struct Case {
+  Codec up, down;
+  int world;
+  float tolerance;  // relative to the largest value
+};
+
+class TwoPhaseCase : public ::testing::TestWithParam<Case> {};
+
+at::Tensor gradient_of(int rank, std::int64_t count) {
+  return at::sin(at::arange(count, at::kFloat) * (rank + 1)) + 0.1 * rank;
+}
+
+TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
+  const Case c = GetParam();
+  for (const std::int64_t count : {1, 63, 1000, 5001}) {
+    at::Tensor expected = at::zeros({count});
+    for (int rank = 0; rank < c.world; ++rank) expected += gradient_of(rank, count) / c.world;
+    std::vector<at::Tensor> results(static_cast<std::size_t>(c.world));
+    run_ranks(c.world, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      at::Tensor values = gradient_of(rank, count);
+      Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), default_format(c.up),
+                          default_format(c.down)};
+      const Outcome outcome = TwoPhase(wire).reduce({&tensor, 1}, 1.0F / static_cast<float>(c.world));
+      EXPECT_TRUE(outcome.finite);
+      EXPECT_TRUE(outcome.present[0]);
+      results[static_cast<std::size_t>(rank)] = values;
+    });
+    for (const auto& result : results) EXPECT_TRUE(at::equal(result, results[0])) << "replicas differ";
+    const double error = (results[0] - expected).abs().max().item<double>();
+    EXPECT_LE(error, c.tolerance * expected.abs().max().item<double>()) << "count " << count;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Codecs, TwoPhaseCase,
+                         ::testing::Values(Case{Codec::fp32, Codec::fp32, 2, 1e-6F},
+                                           Case{Codec::fp32, Codec::fp32, 3, 1e-6F},
+                                           Case{Codec::bf16, Codec::bf16, 2, 2e-2F},
+                                           Case{Codec::bf16, Codec::bf16, 4, 2e-2F},
+                                           Case{Codec::int4, Codec::int4, 2, 0.5F},
+                                           Case{Codec::scaled_sign, Codec::scaled_sign, 2, 3.0F},
+                                           Case{Codec::scaled_sign, Codec::scaled_sign, 3, 3.0F}));
+
+TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
+  const float votes[2][3] = {{5, 1, -1}, {2, -9, -3}};
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kDeadline);
+    float values[3];
+    std::copy_n(votes[rank], 3, values);
+    Contribution tensor{values, 3, default_format(Codec::ballot), default_format(Codec::majority_vote)};
+    TwoPhase(wire).reduce({&tensor, 1}, 1.0F);
+    EXPECT_EQ(values[0], 1.0F);
+    EXPECT_EQ(values[1], 0.0F);
+    EXPECT_EQ(values[2], -1.0F);
+  });
+}
+
+TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
+  constexpr std::int64_t kCount = 1000;
+  constexpr int kSteps = 400;
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kDeadline);
+    TwoPhase two_phase(wire);
+    Residual worker, owner;
+    at::Tensor sum = at::zeros({kCount});
+    for (int step = 0; step < kSteps; ++step) {
+      at::Tensor values = gradient_of(rank, kCount);
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(Codec::scaled_sign),
+                          default_format(Codec::scaled_sign)};
+      tensor.worker = &worker;
+      tensor.owner = &owner;
+      two_phase.reduce({&tensor, 1}, 0.5F);
+      worker.commit();
+      owner.commit();
+      sum += values;
+    }
+    const at::Tensor expected = (gradient_of(0, kCount) + gradient_of(1, kCount)) / 2;
+    const double error = (sum / kSteps - expected).abs().max().item<double>();
+    EXPECT_LT(error, 0.05) << "one bit with feedback did not average to the mean";
+  });
+}
+
+TEST(TwoPhase, ANaNOnOneRankReachesAll) {
+  run_ranks(3, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kDeadline);
+    at::Tensor values = gradient_of(rank, 1000);
+    if (rank == 1) values[777].fill_(std::nanf(""));
+    Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(Codec::scaled_sign),
+                        default_format(Codec::scaled_sign)};
+    EXPECT_FALSE(TwoPhase(wire).reduce({&tensor, 1}, 1.0F / 3).finite);
+    EXPECT_TRUE(std::isnan(values[777].item<float>()));
+  });
+}
+
+TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    Wire wire(backend, kDeadline);
+    at::Tensor values = at::zeros({100}), momentum = at::ones({100});
+    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(Codec::scaled_sign),
+                        default_format(Codec::scaled_sign), momentum.const_data_ptr<float>(), 0.1F, 0.9F};
+    EXPECT_FALSE(TwoPhase(wire).reduce({&tensor, 1}, 0.5F).present[0]);
+    EXPECT_TRUE(at::equal(values, at::full({100}, 0.9F)));
+  });
+}
+
+TEST(TwoPhase, CountsTheBytesItHandsOver) {
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    Wire wire(backend, kDeadline);
+    at::Tensor values = at::ones({1 << 16});
+    Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, {Codec::scaled_sign, 1 << 18},
+                        {Codec::scaled_sign, 1 << 18}};
+    TwoPhase(wire).reduce({&tensor, 1}, 0.5F);
+    // half of 2^16 bits and one scale each way, and one header
+    EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4) + 4);
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo
