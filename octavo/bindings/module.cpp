@@ -89,6 +89,11 @@ py::dict stats(const Compressor& compressor) {
   result["dense_bytes"] = stats.dense_bytes;
   result["steps"] = stats.steps;
   result["nonfinite_steps"] = stats.nonfinite_steps;
+  result["encode_s"] = stats.seconds.encode;
+  result["wait_up_s"] = stats.seconds.wait_up;
+  result["reduce_s"] = stats.seconds.reduce;
+  result["wait_down_s"] = stats.seconds.wait_down;
+  result["decode_s"] = stats.seconds.decode;
   return result;
 }
 

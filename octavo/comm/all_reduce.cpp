@@ -41,9 +41,12 @@ void all_reduce(at::Tensor& tensor, const Plan& plan, const c10::intrusive_ptr<c
     return;
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
-  Contribution contribution{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(),
-                            plan.down()};
-  TwoPhase(wire).reduce({&contribution, 1}, static_cast<float>(weight));
+  PhaseSeconds seconds;
+  TwoPhase two_phase(wire, seconds);
+  two_phase.send_up({{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(),
+                      plan.down()}});
+  two_phase.send_down(static_cast<float>(weight));
+  two_phase.finish();
   tensor.copy_(values);
 }
 

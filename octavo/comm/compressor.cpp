@@ -15,9 +15,11 @@ constexpr const char* kOwner = "owner/";
 }  // namespace
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters)
-    : wire_(std::move(wire)), two_phase_(*wire_), plan_(plan) {
+    : wire_(std::move(wire)), plan_(plan) {
   for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info), {}, {}, {}, false});
 }
+
+Compressor::~Compressor() = default;
 
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
@@ -36,33 +38,55 @@ void Compressor::settle() {
   step_is_finite_ = true;
 }
 
-void Compressor::reduce(at::Tensor& bucket, std::span<const Slot> slots) {
+std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vector<Slot> slots) {
   const std::lock_guard lock(mutex_);
   if (!bucket.device().is_cpu()) {
     fail(ErrorCode::unsupported, "comm.compressor", "expected gradients on cpu, got ", bucket.device().str());
   }
-  dense_bytes_ += wire_->dense_bytes(static_cast<std::uint64_t>(bucket.is_sparse() ? bucket._values().numel()
-                                                                                   : bucket.numel()));
-  if (bucket.is_sparse() || (plan_.dense() && !in_momentum_phase_)) return reduce_dense(bucket);
-  if (bucket.scalar_type() == at::kFloat) return reduce_compressed(bucket, slots);
-  at::Tensor values = bucket.to(at::kFloat);
-  reduce_compressed(values, slots);
-  bucket.copy_(values);
+  const auto elements = bucket.is_sparse() ? bucket._values().numel() : bucket.numel();
+  dense_bytes_ += wire_->dense_bytes(static_cast<std::uint64_t>(elements));
+  auto job = std::make_unique<Job>();
+  if (bucket.is_sparse() || (plan_.dense() && !in_momentum_phase_)) {
+    reduce_dense(bucket);
+    return job;
+  }
+  job->bucket = bucket;
+  job->values = bucket.to(at::kFloat);  // the bucket itself where it is float32
+  job->slots = std::move(slots);
+  auto* data = job->values.mutable_data_ptr<float>();
+  std::vector<Contribution> tensors;
+  for (const Slot& slot : job->slots) tensors.push_back(contribution(parameters_[slot.parameter], data + slot.offset));
+  if (idle_.empty()) idle_.push_back(std::make_unique<TwoPhase>(*wire_, seconds_));
+  job->two_phase = std::move(idle_.back());
+  idle_.pop_back();
+  job->two_phase->send_up(std::move(tensors));
+  return job;
+}
+
+void Compressor::send_down(Job& job) {
+  const std::lock_guard lock(mutex_);
+  if (job.two_phase) job.two_phase->send_down(1.0F / static_cast<float>(plan_.votes() ? 1 : wire_->world_size()));
+}
+
+void Compressor::finish(std::unique_ptr<Job> job) {
+  const std::lock_guard lock(mutex_);
+  if (!job->two_phase) return;
+  const Outcome outcome = job->two_phase->finish();
+  step_is_finite_ &= outcome.finite;
+  for (std::size_t i = 0; i < job->slots.size(); ++i) parameters_[job->slots[i].parameter].present = outcome.present[i];
+  if (!job->values.is_same(job->bucket)) job->bucket.copy_(job->values);
+  idle_.push_back(std::move(job->two_phase));
+}
+
+void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
+  auto job = send_up(std::move(bucket), std::move(slots));
+  send_down(*job);
+  finish(std::move(job));
 }
 
 void Compressor::reduce_dense(at::Tensor& bucket) {
   bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
   if (wire_->world_size() > 1) wire_->all_reduce(bucket);
-}
-
-void Compressor::reduce_compressed(at::Tensor& values, std::span<const Slot> slots) {
-  auto* data = values.mutable_data_ptr<float>();
-  std::vector<Contribution> tensors;
-  for (const Slot& slot : slots) tensors.push_back(contribution(parameters_[slot.parameter], data + slot.offset));
-
-  const Outcome outcome = two_phase_.reduce(tensors, 1.0F / static_cast<float>(plan_.votes() ? 1 : wire_->world_size()));
-  step_is_finite_ &= outcome.finite;
-  for (std::size_t i = 0; i < slots.size(); ++i) parameters_[slots[i].parameter].present = outcome.present[i];
 }
 
 Contribution Compressor::contribution(Parameter& parameter, float* values) {
@@ -134,7 +158,8 @@ void Compressor::clear_residuals() {
 
 CompressorStats Compressor::stats() const {
   const std::lock_guard lock(mutex_);
-  return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1)};
+  return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1),
+          seconds_};
 }
 
 std::map<std::string, at::Tensor> Compressor::residuals() {

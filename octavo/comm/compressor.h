@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -36,22 +35,36 @@ struct CompressorStats {
   std::uint64_t dense_bytes;      // what a float32 ring all-reduce would have sent
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
+  PhaseSeconds seconds;           // of the two-phase schedule, on its own thread
 };
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
 /// A step is all the buckets between two begin_step(): a NaN or an infinity anywhere in it makes all of its residuals
-/// stay as they were. Thread-safe; reduce() must be called in the same order on all ranks.
+/// stay as they were. Thread-safe; the steps of jobs must come in the same order on all ranks.
 class OCTAVO_API Compressor {
  public:
   Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters);
+  ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one.
   void begin_step();
 
-  /// Replaces a bucket of gradients (any real floating dtype, dense or sparse, CPU) by their average over all ranks.
-  /// While momenta are set, replaces it by the average of beta·momentum + (1-beta)·gradient instead.
-  void reduce(at::Tensor& bucket, std::span<const Slot> slots);
+  /// A bucket of gradients (any real floating dtype, dense or sparse, CPU) on its way to be replaced by the average over
+  /// all ranks; while momenta are set, by the average of beta*momentum + (1-beta)*gradient.
+  class Job {
+    friend class Compressor;
+    at::Tensor bucket;
+    at::Tensor values;  // the bucket in float32
+    std::vector<Slot> slots;
+    std::unique_ptr<TwoPhase> two_phase;  // null: the bucket is done
+  };
+  /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way.
+  std::unique_ptr<Job> send_up(at::Tensor bucket, std::vector<Slot> slots);
+  void send_down(Job& job);
+  void finish(std::unique_ptr<Job> job);
+  /// All three.
+  void reduce(at::Tensor bucket, std::vector<Slot> slots);
 
   Plan plan() const;
   /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without.
@@ -86,14 +99,14 @@ class OCTAVO_API Compressor {
 
   void settle();
   void reduce_dense(at::Tensor& bucket);
-  void reduce_compressed(at::Tensor& values, std::span<const Slot> slots);
   Contribution contribution(Parameter& parameter, float* values);
   void clear_residuals();
   std::size_t find(const std::string& name, const char* where) const;
 
   mutable std::mutex mutex_;
   std::unique_ptr<Wire> wire_;
-  TwoPhase two_phase_;
+  PhaseSeconds seconds_;
+  std::vector<std::unique_ptr<TwoPhase>> idle_;  // keep their buffers from job to job
   Plan plan_;
   std::vector<Parameter> parameters_;
   bool in_momentum_phase_ = false;

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <deque>
 #include <exception>
 #include <unordered_map>
 #include <utility>
@@ -27,21 +28,64 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
     queue_.push([this, future, buffer = bucket.getBuffer(), slots = slots_of(bucket),
-                 is_first = bucket.getIndex() == 0] { run(future, buffer, slots, is_first); });
+                 is_first = bucket.getIndex() == 0, is_last = bucket.isLast()] {
+      guarded(future, [&] { advance(future, buffer, slots, is_first, is_last); });
+    });
     return future;
   }
 
  private:
-  void run(const FuturePtr& future, at::Tensor buffer, const std::vector<Slot>& slots, bool is_first) {
+  struct InFlight {
+    FuturePtr future;
+    at::Tensor buffer;
+    std::unique_ptr<Compressor::Job> job;
+    bool sent_down = false;
+  };
+
+  /// A pipeline of three stages: while a bucket's codes travel up, the sums of the one before travel down, and the
+  /// one before that is decoded. What is done when follows from the sequence of buckets alone, never from which
+  /// message came first: all ranks make the same calls in the same order.
+  void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots, bool is_first,
+               bool is_last) {
+    if (is_first) {
+      drain();  // of a step that was broken off
+      state_->begin_step();
+    }
+    in_flight_.push_back({future, buffer, state_->send_up(buffer, slots)});
+    if (in_flight_.size() >= 2) send_down(in_flight_[in_flight_.size() - 2]);
+    if (in_flight_.size() >= 3) finish_oldest();
+    if (is_last) drain();
+  }
+
+  void send_down(InFlight& bucket) {
+    if (!bucket.sent_down) state_->send_down(*bucket.job);
+    bucket.sent_down = true;
+  }
+
+  void finish_oldest() {
+    state_->finish(std::move(in_flight_.front().job));
+    in_flight_.front().future->markCompleted(in_flight_.front().buffer);
+    in_flight_.pop_front();
+  }
+
+  void drain() {
+    for (InFlight& bucket : in_flight_) send_down(bucket);
+    while (!in_flight_.empty()) finish_oldest();
+  }
+
+  template <class Body>
+  void guarded(const FuturePtr& future, Body body) {
     try {
       if (failure_) std::rethrow_exception(failure_);
-      if (is_first) state_->begin_step();
-      state_->reduce(buffer, slots);
-      future->markCompleted(buffer);
+      body();
     } catch (...) {
       // the ranks no longer agree on which collective is next: nothing may be sent any more
       failure_ = std::current_exception();
-      future->setError(failure_);
+      for (InFlight& bucket : in_flight_) {
+        if (!bucket.future->completed()) bucket.future->setError(failure_);
+      }
+      in_flight_.clear();
+      if (!future->completed()) future->setError(failure_);
     }
   }
 
@@ -62,8 +106,11 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
-  std::exception_ptr failure_;  // of the queue's thread alone
-  SerialQueue queue_;           // last: its jobs use all of the above
+  // of the queue's thread alone
+  std::deque<InFlight> in_flight_;
+  std::exception_ptr failure_;
+
+  SerialQueue queue_;  // last: its jobs use all of the above
 };
 
 }  // namespace

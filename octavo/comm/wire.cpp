@@ -16,17 +16,18 @@ bool expired(const std::string& what) {
 
 std::string first_line(const std::string& what) { return what.substr(0, what.find('\n')); }
 
-/// Waits for what `start` begins; turns its failure into one sentence.
-template <class Start>
-void complete(const char* operation, int rank, std::chrono::milliseconds deadline, Start start) {
+/// Runs what talks to the backend; turns its failure into one sentence.
+template <class Talk>
+auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   try {
-    start()->wait(deadline);
-  } catch (const c10::Error& error) {
-    const std::string what = first_line(error.what_without_backtrace());
+    return talk();
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    const std::string what = first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
     const bool late = expired(what);
-    fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank, ": ", operation,
-         late ? " did not end within its deadline of " : " failed (deadline ", deadline.count(), " ms",
-         late ? "" : ")", ": ", what, "; the process group must be rebuilt");
+    fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank, ": expected all peers within ",
+         deadline.count(), " ms, got ", late ? "no answer from one" : "a failure of one", " (", what,
+         "); the process group and its handles must be rebuilt");
   }
 }
 
@@ -34,13 +35,23 @@ std::vector<std::int64_t> splits(std::span<const std::uint64_t> bytes) { return 
 
 }  // namespace
 
+Transfer::Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline)
+    : work_(std::move(work)), rank_(rank), deadline_(deadline) {}
+Transfer::~Transfer() = default;
+Transfer::Transfer(Transfer&&) noexcept = default;
+Transfer& Transfer::operator=(Transfer&&) noexcept = default;
+
+void Transfer::wait() {
+  guarded(rank_, deadline_, [&] { return work_->wait(deadline_); });
+}
+
 Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline)
     : backend_(std::move(backend)), deadline_(deadline), rank_(backend_->getRank()), world_size_(backend_->getSize()) {}
 
 Wire::~Wire() = default;
 
-void Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
-                    std::span<const std::uint64_t> receive_bytes) {
+Transfer Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
+                        std::span<const std::uint64_t> receive_bytes) {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer != rank_) sent_bytes_ += send_bytes[static_cast<std::size_t>(peer)];
   }
@@ -48,8 +59,9 @@ void Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes,
   auto receive_splits = splits(receive_bytes);
   c10d::AllToAllOptions options;
   options.timeout = deadline_;
-  complete("all-to-all", rank_, deadline_,
-           [&] { return backend_->alltoall_base(receive, send, receive_splits, send_splits, options); });
+  return guarded(rank_, deadline_, [&] {
+    return Transfer(backend_->alltoall_base(receive, send, receive_splits, send_splits, options), rank_, deadline_);
+  });
 }
 
 void Wire::all_reduce(at::Tensor& tensor) {
@@ -61,7 +73,7 @@ void Wire::all_reduce(at::Tensor& tensor) {
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.timeout = deadline_;
-  complete("all-reduce", rank_, deadline_, [&] { return backend_->allreduce(tensors, options); });
+  guarded(rank_, deadline_, [&] { return backend_->allreduce(tensors, options)->wait(deadline_); });
 }
 
 std::uint64_t Wire::dense_bytes(std::uint64_t elements) const {

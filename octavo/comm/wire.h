@@ -14,14 +14,31 @@
 
 namespace c10d {
 class Backend;
+class Work;
 }
 
 namespace octavo {
 
+/// Bytes on their way. wait() blocks until they are there; it throws what Wire throws, and must be called.
+class OCTAVO_API Transfer {
+ public:
+  Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline);
+  ~Transfer();
+  Transfer(Transfer&&) noexcept;
+  Transfer& operator=(Transfer&&) noexcept;
+
+  void wait();
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  int rank_;
+  std::chrono::milliseconds deadline_;
+};
+
 /// A process group's backend as Octavo uses it: bytes from rank to rank with a deadline, and an account of what was sent.
 ///
-/// Bytes only (uint8): Gloo rejects other small types, and no transport may add packed bytes. Every call blocks its
-/// thread until the result is there; all ranks must make the same calls in the same order. Throws Error communication
+/// Bytes only (uint8): Gloo rejects other small types, and no transport may add packed bytes. All ranks must make the
+/// same calls in the same order. Throws Error communication
 /// where a peer fails (the process group must then be rebuilt), timeout after the deadline.
 class OCTAVO_API Wire {
  public:
@@ -33,11 +50,12 @@ class OCTAVO_API Wire {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Sends `send_bytes[r]` bytes of `send` to rank r and receives `receive_bytes[r]` from it, in rank order.
-  void exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
-                std::span<const std::uint64_t> receive_bytes);
+  /// Sends `send_bytes[r]` bytes of `send` to rank r and receives `receive_bytes[r]` from it, in rank order. The buffers
+  /// belong to the transfer until it was waited for.
+  [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
+                                  std::span<const std::uint64_t> receive_bytes);
 
-  /// The process group's own all-reduce by sum, in place; dense or sparse.
+  /// The process group's own all-reduce by sum, in place; dense or sparse. Blocks.
   void all_reduce(at::Tensor& tensor);
 
   /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends.

@@ -35,7 +35,9 @@ struct Payload {
   std::uint8_t* codes;
 };
 
-enum class Store { assign, add };
+/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the caches,
+/// which saves reading what is overwritten.
+enum class Store { assign, add, stream };
 
 /// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to
 /// `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN or an infinity

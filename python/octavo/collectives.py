@@ -2,14 +2,17 @@
 """Collectives that send codes instead of numbers."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch import Tensor
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.private_group import private_group
 
 # One thread: collectives must run in the order in which they were called, the same on all ranks.
+_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
 _queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo_all_reduce")
 
 
@@ -46,8 +49,10 @@ def all_reduce(
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
     plan = plan if isinstance(plan, Plan) else Plan(plan)
     group = group if group is not None else dist.group.WORLD
+    if group not in _groups:
+        _groups[group] = private_group(group, timeout_s)
     average = op == dist.ReduceOp.AVG
-    future = _queue.submit(_C.all_reduce, tensor.detach(), plan, group, average, timeout_s)
+    future = _queue.submit(_C.all_reduce, tensor.detach(), plan, _groups[group], average, timeout_s)
     if async_op:
         return PendingAllReduce(future)
     future.result()

@@ -4,12 +4,12 @@
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.private_group import private_group
 
 Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
 
@@ -115,7 +115,7 @@ def compress(
     plan = _as_plan(plan)
     is_exempt = _exemption(exempt)
     parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
-    group = ddp_model.process_group if ddp_model.process_group is not None else dist.group.WORLD
+    group = private_group(ddp_model.process_group, timeout_s)
     table = [(name, p.numel(), bool(is_exempt(name, p))) for name, p in parameters.items()]
     compressor = _C.Compressor(group, plan, table, timeout_s)
     try:

@@ -56,7 +56,7 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
   got.codes.expect_untouched_around();
   got.next.expect_untouched_around();
 
-  for (const Store how : {Store::assign, Store::add}) {
+  for (const Store how : {Store::assign, Store::add, Store::stream}) {
     Guarded<float> want(shape.count, 0), have(shape.count, shape.offset);
     std::memcpy(want.data(), residual.data(), shape.count * sizeof(float));
     std::memcpy(have.data(), residual.data(), shape.count * sizeof(float));
@@ -64,6 +64,14 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
     (tested().*codec.kernels).decode(nullptr, got.payload(), shape.count, shape.block, how, have.data());
     have.expect_same_bits(want);
     have.expect_untouched_around();
+  }
+}
+
+/// Outputs larger than the caches, aligned to vectors and not.
+inline void expect_large_codec_conforms(const CodecUnderTest& codec) {
+  for (const std::uint64_t offset : {0, 1}) {
+    const Shape shape{kLargeCount, codec.blocks.back(), offset, true, true, codec.scales};
+    expect_codec_equals_reference(codec, shape, finite_values(kLargeCount + offset, 9));
   }
 }
 
@@ -82,6 +90,7 @@ inline void expect_codec_conforms(const CodecUnderTest& codec) {
       }
     }
   }
+  expect_large_codec_conforms(codec);
 }
 
 /// decoded + next residual is the value that was encoded: nothing is lost.

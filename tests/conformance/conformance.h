@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <random>
 #include <vector>
 
@@ -23,15 +24,28 @@ inline const KernelTable& tested() { return host_backend(); }
 /// Sizes around every group, lane and chunk boundary.
 inline const std::vector<std::uint64_t> kCounts = {0,  1,  7,   8,   9,   15,  16,   17,   63,   64,   65,
                                                    127, 128, 255, 256, 257, 1000, 4095, 4096, 4097, 10007};
+/// A size from which a back end may write around the caches.
+constexpr std::uint64_t kLargeCount = (1U << 19) + 70;
 /// Misalignments in elements: no kernel may need aligned memory.
 inline const std::vector<std::uint64_t> kOffsets = {0, 1, 3, 7, 13};
+
+/// Memory that starts at a vector's boundary, so that offset 0 is the aligned case.
+template <class T>
+struct Aligned {
+  using value_type = T;
+  static T* allocate(std::size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{64}));
+  }
+  static void deallocate(T* memory, std::size_t) { ::operator delete(memory, std::align_val_t{64}); }
+  bool operator==(const Aligned&) const { return true; }
+};
 
 /// Bytes that a kernel must not touch lie before and after the part that it may write.
 template <class T>
 class Guarded {
  public:
   Guarded(std::uint64_t count, std::uint64_t offset = 0)
-      : offset_(offset + 16), count_(count), all_(count + offset + 32) {
+      : offset_(offset + kGuard), count_(count), all_(count + offset + 2 * kGuard) {
     std::memset(static_cast<void*>(all_.data()), 0xA5, all_.size() * sizeof(T));
   }
   T* data() { return all_.data() + offset_; }
@@ -53,8 +67,9 @@ class Guarded {
   }
 
  private:
+  static constexpr std::uint64_t kGuard = 16;
   std::uint64_t offset_, count_;
-  std::vector<T> all_;
+  std::vector<T, Aligned<T>> all_;
 };
 
 /// Values of many magnitudes with zeros of both signs and denormals among them.

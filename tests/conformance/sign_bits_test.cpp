@@ -44,6 +44,19 @@ TEST_P(PackSignBits, EqualsReference) {
 
 INSTANTIATE_TEST_SUITE_P(Widths, PackSignBits, ::testing::Values(1U, 2U, 4U, 8U));
 
+TEST(UnpackSignBits, ALargeOutputEqualsReference) {
+  std::vector<std::uint8_t> bits(rules::packed_sign_bytes(kLargeCount));
+  std::mt19937 random(2);
+  for (auto& byte : bits) byte = static_cast<std::uint8_t>(random());
+  for (const std::uint64_t offset : {0, 1}) {
+    Guarded<float> expected(kLargeCount), got(kLargeCount, offset);
+    reference().unpack_sign_bits(nullptr, bits.data(), kLargeCount, expected.data());
+    tested().unpack_sign_bits(nullptr, bits.data(), kLargeCount, got.data());
+    got.expect_same_bits(expected);
+    got.expect_untouched_around();
+  }
+}
+
 TEST(UnpackSignBits, EqualsReferenceAndGivesBackTheSigns) {
   for (const std::uint64_t count : kCounts) {
     for (const std::uint64_t offset : kOffsets) {

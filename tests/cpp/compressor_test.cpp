@@ -20,7 +20,7 @@ constexpr std::int64_t kCount = 4096;
 const std::vector<Slot> kSlots = {{0, 0}, {1, kCount}};
 
 Compressor make(const BackendPtr& backend, const char* plan) {
-  return {std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)), Plan::parse(plan),
+  return Compressor{std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)), Plan::parse(plan),
           {{"weight", kCount, false}, {"norm", 64, true}}};
 }
 
@@ -67,9 +67,8 @@ TEST(Compressor, ANaNInOneBucketRollsBackTheStepsOtherBuckets) {
     Compressor compressor = make(backend, "int4+ef");
     compressor.begin_step();
     at::Tensor weight = bucket_of(rank, 0).narrow(0, 0, kCount).clone(), norm = at::full({64}, std::nanf(""));
-    const Slot weight_slot{0, 0}, norm_slot{1, 0};
-    compressor.reduce(weight, {&weight_slot, 1});
-    compressor.reduce(norm, {&norm_slot, 1});
+    compressor.reduce(weight, {{0, 0}});
+    compressor.reduce(norm, {{1, 0}});
     EXPECT_TRUE(compressor.residuals().empty());
   });
 }

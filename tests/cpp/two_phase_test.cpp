@@ -24,6 +24,19 @@ struct Case {
 
 class TwoPhaseCase : public ::testing::TestWithParam<Case> {};
 
+/// All three steps on one tensor.
+Outcome reduce(TwoPhase& two_phase, const Contribution& tensor, float result_weight) {
+  two_phase.send_up({tensor});
+  two_phase.send_down(result_weight);
+  return two_phase.finish();
+}
+
+Outcome reduce(Wire& wire, const Contribution& tensor, float result_weight) {
+  PhaseSeconds seconds;
+  TwoPhase two_phase(wire, seconds);
+  return reduce(two_phase, tensor, result_weight);
+}
+
 at::Tensor gradient_of(int rank, std::int64_t count) {
   return at::sin(at::arange(count, at::kFloat) * (rank + 1)) + 0.1 * rank;
 }
@@ -39,7 +52,7 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
       at::Tensor values = gradient_of(rank, count);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), default_format(c.up),
                           default_format(c.down)};
-      const Outcome outcome = TwoPhase(wire).reduce({&tensor, 1}, 1.0F / static_cast<float>(c.world));
+      const Outcome outcome = reduce(wire, tensor, 1.0F / static_cast<float>(c.world));
       EXPECT_TRUE(outcome.finite);
       EXPECT_TRUE(outcome.present[0]);
       results[static_cast<std::size_t>(rank)] = values;
@@ -66,7 +79,7 @@ TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
     float values[3];
     std::copy_n(votes[rank], 3, values);
     Contribution tensor{values, 3, default_format(Codec::ballot), default_format(Codec::majority_vote)};
-    TwoPhase(wire).reduce({&tensor, 1}, 1.0F);
+    reduce(wire, tensor, 1.0F);
     EXPECT_EQ(values[0], 1.0F);
     EXPECT_EQ(values[1], 0.0F);
     EXPECT_EQ(values[2], -1.0F);
@@ -78,7 +91,8 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
   constexpr int kSteps = 400;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kDeadline);
-    TwoPhase two_phase(wire);
+    PhaseSeconds seconds;
+    TwoPhase two_phase(wire, seconds);
     Residual worker, owner;
     at::Tensor sum = at::zeros({kCount});
     for (int step = 0; step < kSteps; ++step) {
@@ -87,7 +101,7 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
                           default_format(Codec::scaled_sign)};
       tensor.worker = &worker;
       tensor.owner = &owner;
-      two_phase.reduce({&tensor, 1}, 0.5F);
+      reduce(two_phase, tensor, 0.5F);
       worker.commit();
       owner.commit();
       sum += values;
@@ -105,7 +119,7 @@ TEST(TwoPhase, ANaNOnOneRankReachesAll) {
     if (rank == 1) values[777].fill_(std::nanf(""));
     Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(Codec::scaled_sign),
                         default_format(Codec::scaled_sign)};
-    EXPECT_FALSE(TwoPhase(wire).reduce({&tensor, 1}, 1.0F / 3).finite);
+    EXPECT_FALSE(reduce(wire, tensor, 1.0F / 3).finite);
     EXPECT_TRUE(std::isnan(values[777].item<float>()));
   });
 }
@@ -116,7 +130,7 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
     at::Tensor values = at::zeros({100}), momentum = at::ones({100});
     Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(Codec::scaled_sign),
                         default_format(Codec::scaled_sign), momentum.const_data_ptr<float>(), 0.1F, 0.9F};
-    EXPECT_FALSE(TwoPhase(wire).reduce({&tensor, 1}, 0.5F).present[0]);
+    EXPECT_FALSE(reduce(wire, tensor, 0.5F).present[0]);
     EXPECT_TRUE(at::equal(values, at::full({100}, 0.9F)));
   });
 }
@@ -127,7 +141,7 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
     at::Tensor values = at::ones({1 << 16});
     Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, {Codec::scaled_sign, 1 << 18},
                         {Codec::scaled_sign, 1 << 18}};
-    TwoPhase(wire).reduce({&tensor, 1}, 0.5F);
+    reduce(wire, tensor, 0.5F);
     // half of 2^16 bits and one scale each way, and one header
     EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4) + 4);
   });

@@ -4,8 +4,10 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
 #include "octavo/codec/coding.h"
 #include "octavo/rules/compensate.h"
@@ -16,6 +18,19 @@ namespace octavo {
 namespace {
 
 const c10::Device kCpu = c10::kCPU;
+
+class Stopwatch {
+ public:
+  /// Adds the seconds since the last lap to `total`.
+  void lap(double& total) {
+    const auto now = std::chrono::steady_clock::now();
+    total += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
 
 /// A bit a tensor, padded so that payloads stay aligned to 4 bytes.
 std::uint64_t header_bytes(std::size_t tensors) { return (tensors + 31) / 32 * 4; }
@@ -58,50 +73,82 @@ at::Tensor prefix(const at::Tensor& buffer, std::uint64_t bytes) {
   return buffer.narrow(0, 0, static_cast<std::int64_t>(bytes));
 }
 
-std::vector<Message> cut_for(std::span<Contribution> tensors, Format Contribution::* format, int world_size,
+std::vector<Message> cut_for(const std::vector<Contribution>& tensors, Format Contribution::* format, int world_size,
                              std::uint64_t header) {
   std::vector<TensorFormat> formats;
   for (const Contribution& tensor : tensors) formats.push_back({tensor.count, tensor.*format});
   return cut(formats, world_size, header);
 }
 
-bool one_rank_needs_no_codec(const Wire& wire, std::span<Contribution> tensors) {
-  return wire.world_size() == 1 && std::none_of(tensors.begin(), tensors.end(), [](const Contribution& tensor) {
-           return tensor.up.codec == Codec::ballot;  // a vote is not an average: even one rank's is a sign
+}  // namespace
+
+void TwoPhase::send_up(std::vector<Contribution> tensors) {
+  tensors_ = std::move(tensors);
+  present_.assign(tensors_.size(), false);
+  if (stays_here()) return;
+  Stopwatch watch;
+  up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
+  down_ = cut_for(tensors_, &Contribution::down, wire_.world_size(), 0);
+  encode_all();
+  const auto send_bytes = sizes(up_);
+  const std::vector<std::uint64_t> receive_bytes(up_.size(), send_bytes[static_cast<std::size_t>(wire_.rank())]);
+  reserve(got_up_, total(receive_bytes));
+  at::Tensor send = prefix(sent_up_, total(send_bytes)), receive = prefix(got_up_, total(receive_bytes));
+  transfer_ = wire_.exchange(send, send_bytes, receive, receive_bytes);
+  watch.lap(seconds_.encode);
+}
+
+void TwoPhase::send_down(float result_weight) {
+  if (stays_here()) return;
+  Stopwatch watch;
+  transfer_->wait();
+  watch.lap(seconds_.wait_up);
+  merge_presence();
+  reduce_own(result_weight);
+  const auto receive_bytes = sizes(down_);
+  const std::vector<std::uint64_t> send_bytes(down_.size(), receive_bytes[static_cast<std::size_t>(wire_.rank())]);
+  reserve(got_down_, total(receive_bytes));
+  at::Tensor send = prefix(sent_down_, total(send_bytes)), receive = prefix(got_down_, total(receive_bytes));
+  transfer_ = wire_.exchange(send, send_bytes, receive, receive_bytes);
+  watch.lap(seconds_.reduce);
+}
+
+Outcome TwoPhase::finish() {
+  if (stays_here()) return finish_here();
+  Stopwatch watch;
+  transfer_->wait();
+  watch.lap(seconds_.wait_down);
+  const bool finite = decode_all();
+  watch.lap(seconds_.decode);
+  return {finite, present_};
+}
+
+/// With one rank nothing crosses a wire and nothing is encoded, unless the plan votes: even one rank's vote is a sign.
+bool TwoPhase::stays_here() const {
+  return wire_.world_size() == 1 && std::none_of(tensors_.begin(), tensors_.end(), [](const Contribution& tensor) {
+           return tensor.up.codec == Codec::ballot;
          });
 }
 
-}  // namespace
-
-Outcome TwoPhase::reduce(std::span<Contribution> tensors, float result_weight) {
-  if (one_rank_needs_no_codec(wire_, tensors)) {
-    Outcome outcome{true, std::vector<bool>(tensors.size(), false)};
-    for (const Contribution& tensor : tensors) {
-      combine(tensor);
-      for (std::uint64_t i = 0; i < tensor.count; ++i) outcome.finite &= rules::is_finite(tensor.values[i]);
-    }
-    return outcome;
+Outcome TwoPhase::finish_here() {
+  bool finite = true;
+  for (const Contribution& tensor : tensors_) {
+    combine(tensor);
+    for (std::uint64_t i = 0; i < tensor.count; ++i) finite &= rules::is_finite(tensor.values[i]);
   }
-  up_ = cut_for(tensors, &Contribution::up, wire_.world_size(), header_bytes(tensors.size()));
-  down_ = cut_for(tensors, &Contribution::down, wire_.world_size(), 0);
-  encode_all(tensors);
-  send_up();
-  const auto present = merge_presence(tensors.size());
-  reduce_own(tensors, result_weight);
-  send_down();
-  return {decode_all(tensors, present), present};
+  return {finite, present_};
 }
 
-void TwoPhase::encode_all(std::span<Contribution> tensors) {
-  std::vector<std::uint8_t> header(header_bytes(tensors.size()));
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    if (any_nonzero(tensors[t].values, tensors[t].count)) header[t / 8] |= static_cast<std::uint8_t>(1U << t % 8);
+void TwoPhase::encode_all() {
+  std::vector<std::uint8_t> header(header_bytes(tensors_.size()));
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    if (any_nonzero(tensors_[t].values, tensors_[t].count)) header[t / 8] |= static_cast<std::uint8_t>(1U << t % 8);
   }
   std::uint8_t* message_bytes = reserve(sent_up_, total(sizes(up_)));
   for (const Message& message : up_) {
     std::memcpy(message_bytes, header.data(), header.size());
     for (const Piece& piece : message.pieces) {
-      const Contribution& tensor = tensors[piece.tensor];
+      const Contribution& tensor = tensors_[piece.tensor];
       const EncodeInput input{tensor.values, tensor.momentum, tensor.worker ? tensor.worker->now() : nullptr,
                               tensor.gradient_weight, tensor.momentum_weight};
       float* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
@@ -111,25 +158,15 @@ void TwoPhase::encode_all(std::span<Contribution> tensors) {
   }
 }
 
-void TwoPhase::send_up() {
-  const auto send_bytes = sizes(up_);
-  const std::vector<std::uint64_t> receive_bytes(up_.size(), send_bytes[static_cast<std::size_t>(wire_.rank())]);
-  reserve(got_up_, total(receive_bytes));
-  at::Tensor send = prefix(sent_up_, total(send_bytes)), receive = prefix(got_up_, total(receive_bytes));
-  wire_.exchange(send, send_bytes, receive, receive_bytes);
-}
-
-std::vector<bool> TwoPhase::merge_presence(std::size_t tensors) const {
-  std::vector<bool> present(tensors, false);
+void TwoPhase::merge_presence() {
   const Message& own = up_[static_cast<std::size_t>(wire_.rank())];
   const auto* header = got_up_.const_data_ptr<std::uint8_t>();
   for (int sender = 0; sender < wire_.world_size(); ++sender, header += own.bytes) {
-    for (std::size_t t = 0; t < tensors; ++t) present[t] = present[t] || (header[t / 8] >> t % 8 & 1U) != 0;
+    for (std::size_t t = 0; t < tensors_.size(); ++t) present_[t] = present_[t] || (header[t / 8] >> t % 8 & 1U) != 0;
   }
-  return present;
 }
 
-void TwoPhase::reduce_own(std::span<Contribution> tensors, float result_weight) {
+void TwoPhase::reduce_own(float result_weight) {
   const auto rank = static_cast<std::size_t>(wire_.rank());
   const Message& received = up_[rank];
   const Message& result = down_[rank];
@@ -144,7 +181,7 @@ void TwoPhase::reduce_own(std::span<Contribution> tensors, float result_weight) 
     for (int sender = 0; sender < wire_.world_size(); ++sender, payload += received.bytes) {
       decode(kCpu, piece.format, payload, piece.range.count, sender == 0 ? Store::assign : Store::add, sum);
     }
-    Residual* residual = tensors[piece.tensor].owner;
+    Residual* residual = tensors_[piece.tensor].owner;
     const EncodeInput input{sum, nullptr, residual ? residual->now() : nullptr, result_weight};
     float* next = residual ? residual->next(piece.range.count) : nullptr;
     encode(kCpu, result.pieces[p].format, input, piece.range.count, out + result.pieces[p].offset, next);
@@ -154,29 +191,21 @@ void TwoPhase::reduce_own(std::span<Contribution> tensors, float result_weight) 
   }
 }
 
-void TwoPhase::send_down() {
-  const auto receive_bytes = sizes(down_);
-  const std::vector<std::uint64_t> send_bytes(down_.size(), receive_bytes[static_cast<std::size_t>(wire_.rank())]);
-  reserve(got_down_, total(receive_bytes));
-  at::Tensor send = prefix(sent_down_, total(send_bytes)), receive = prefix(got_down_, total(receive_bytes));
-  wire_.exchange(send, send_bytes, receive, receive_bytes);
-}
-
-bool TwoPhase::decode_all(std::span<Contribution> tensors, const std::vector<bool>& present) {
+bool TwoPhase::decode_all() {
   bool finite = true;
   const auto* message_bytes = got_down_.const_data_ptr<std::uint8_t>();
   for (const Message& message : down_) {
     for (const Piece& piece : message.pieces) {
-      if (!present[piece.tensor]) continue;
+      if (!present_[piece.tensor]) continue;
       const auto* payload = message_bytes + piece.offset;
       finite &= payload_is_finite(piece.format, payload, piece.range.count);
-      decode(kCpu, piece.format, payload, piece.range.count, Store::assign,
-             tensors[piece.tensor].values + piece.range.first);
+      decode(kCpu, piece.format, payload, piece.range.count, Store::stream,
+             tensors_[piece.tensor].values + piece.range.first);
     }
     message_bytes += message.bytes;
   }
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    if (!present[t]) combine(tensors[t]);
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    if (!present_[t]) combine(tensors_[t]);
   }
   return finite;
 }

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <span>
+#include <optional>
 #include <vector>
 
 #include "octavo/codec/format.h"
@@ -27,6 +27,12 @@ struct Contribution {
   Residual* owner = nullptr;   // what it could not send of the range that it owns
 };
 
+/// Where the time of all buckets went, in seconds: to the codec (encode, reduce, decode), and to waiting for the peers and
+/// the network.
+struct PhaseSeconds {
+  double encode = 0, wait_up = 0, reduce = 0, wait_down = 0, decode = 0;
+};
+
 struct Outcome {
   bool finite;                // every result is finite; the same on all ranks
   std::vector<bool> present;  // by tensor: some rank had a gradient other than zero; the same on all ranks
@@ -39,27 +45,37 @@ struct Outcome {
 /// is 2(W-1)/W of the payload, whatever W. A tensor whose gradient is zero on every rank is not sent (DDP drops the
 /// result of an unused parameter, and a residual sent with it would be lost): its result is its decayed momentum, and
 /// its residuals must be rolled back. Both phases are all-to-alls: Gloo's all-gather takes several times as long.
-/// Not thread-safe: one call at a time, in the same order on all ranks.
+///
+/// An object does one bucket at a time, in three steps, so that one bucket's bytes travel while another is encoded; its
+/// buffers are kept for the next. Not thread-safe; the steps of all buckets come in the same order on all ranks.
 class OCTAVO_API TwoPhase {
  public:
-  explicit TwoPhase(Wire& wire) : wire_(wire) {}
+  TwoPhase(Wire& wire, PhaseSeconds& seconds) : wire_(wire), seconds_(seconds) {}
 
-  /// The sum over ranks times `result_weight` (1/W for an average). Residuals are written but neither committed nor
-  /// rolled back. Throws what Wire throws; `values` are then undefined.
-  Outcome reduce(std::span<Contribution> tensors, float result_weight);
+  /// Encodes the contributions and sends them to the owners.
+  void send_up(std::vector<Contribution> tensors);
+  /// Waits for them, adds up the own ranges, times `result_weight` (1/W for an average), and sends the sums to all.
+  void send_down(float result_weight);
+  /// Waits for all sums and decodes them. Residuals are written but neither committed nor rolled back.
+  Outcome finish();
+  // Each throws what Wire throws; `values` are then undefined.
 
  private:
-  void encode_all(std::span<Contribution> tensors);
-  void send_up();
-  std::vector<bool> merge_presence(std::size_t tensors) const;
-  void reduce_own(std::span<Contribution> tensors, float result_weight);
-  void send_down();
-  bool decode_all(std::span<Contribution> tensors, const std::vector<bool>& present);
+  bool stays_here() const;
+  Outcome finish_here();
+  void encode_all();
+  void merge_presence();
+  void reduce_own(float result_weight);
+  bool decode_all();
 
   Wire& wire_;
-  std::vector<Message> up_, down_;                // by owner
-  at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8, kept between calls
-  at::Tensor sum_;                                // float32, the largest own range
+  PhaseSeconds& seconds_;
+  std::vector<Contribution> tensors_;
+  std::vector<bool> present_;
+  std::vector<Message> up_, down_;                      // by owner
+  at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8
+  at::Tensor sum_;                                      // float32 as bytes, the longest own range
+  std::optional<Transfer> transfer_;
 };
 
 }  // namespace octavo

@@ -22,14 +22,20 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
   });
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
+  const Store how = sized(wish, count);
   for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     std::uint16_t codes[kGroup];
     float values[kGroup];
     std::memcpy(codes, payload.codes + 2 * first, 2 * size);
     for (std::uint64_t j = 0; j < size; ++j) values[j] = rules::from_bf16(codes[j]);
-    store(how, values, size, out + first);
+    if (size == kGroup) {
+      store_group(how, values, out + first);
+    } else {
+      store(how, values, size, out + first);
+    }
   });
+  end_stream();
 }
 
 }  // namespace

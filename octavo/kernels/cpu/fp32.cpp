@@ -17,12 +17,18 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
   if (next) std::memset(next, 0, count * sizeof(float));
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
+  const Store how = sized(wish, count);
   for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     float values[kGroup];
     std::memcpy(values, payload.codes + 4 * first, 4 * size);
-    store(how, values, size, out + first);
+    if (size == kGroup) {
+      store_group(how, values, out + first);
+    } else {
+      store(how, values, size, out + first);
+    }
   });
+  end_stream();
 }
 
 }  // namespace

@@ -25,30 +25,34 @@ OCTAVO_INLINE void pack_nibbles(const std::int32_t* nibbles, std::uint8_t* codes
   }
 }
 
+/// left[j] = what code and scale leave over of the value.
 template <class V>
 OCTAVO_INLINE void encode_group(V value, std::uint64_t first, std::uint64_t count, rules::Int4Scale s,
-                                std::int32_t* nibbles, float* next) {
+                                std::int32_t* nibbles, float* left) {
   const bool finite = rules::is_finite(s.scale);
   for (std::uint64_t j = 0; j < count; ++j) {
     const float v = value(first + j);
     const float code = finite ? rules::int4_code(v, s.reciprocal) : 0.0F;
     nibbles[j] = static_cast<std::int32_t>(code) + 8;
-    if (next) next[first + j] = finite ? v - rules::int4_decoded(code, s.scale) : 0.0F;
+    left[j] = finite ? v - rules::int4_decoded(code, s.scale) : 0.0F;
   }
 }
 
 template <class V>
 OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* codes, float* scale,
-                                float* next) {
+                                float* next, Store how) {
   const rules::Int4Scale s = block_scale(value, first, size);
   *scale = s.scale;
   std::int32_t nibbles[kGroup];
+  float left[kGroup];
   const std::uint64_t whole = size - size % kGroup;
   for (std::uint64_t i = 0; i < whole; i += kGroup) {
-    encode_group(value, first + i, kGroup, s, nibbles, next);
+    encode_group(value, first + i, kGroup, s, nibbles, left);
     pack_nibbles(nibbles, codes + i / 2);
+    if (next) store_group(how, left, next + first + i);
   }
-  encode_group(value, first + whole, size - whole, s, nibbles, next);
+  encode_group(value, first + whole, size - whole, s, nibbles, left);
+  if (next) store(Store::assign, left, size - whole, next + first + whole);
   for (std::uint64_t i = whole; i < size; ++i) {
     const std::int32_t nibble = nibbles[i - whole];
     codes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? nibble << 4 : codes[i / 2] | nibble);
@@ -59,9 +63,10 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       encode_block(value, first, size, payload.codes + index * rules::packed_int4_bytes(block),
-                   payload.scales + index, next);
+                   payload.scales + index, next, streamed(count));
     });
   });
+  end_stream();
 }
 
 OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, float scale, float* values) {
@@ -72,7 +77,8 @@ OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, 
   if (count % 2) values[count - 1] = rules::int4_decoded(static_cast<float>((codes[count / 2] >> 4) - 8), scale);
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+  const Store how = sized(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
     float values[kGroup];
@@ -80,13 +86,14 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
       const std::uint64_t group = smaller(kGroup, size - i);
       if (group == kGroup) {
         unpack_codes(codes + i / 2, kGroup, payload.scales[index], values);
-        store(how, values, kGroup, out + first + i);
+        store_group(how, values, out + first + i);
       } else {
         unpack_codes(codes + i / 2, group, payload.scales[index], values);
         store(how, values, group, out + first + i);
       }
     }
   });
+  end_stream();
 }
 
 }  // namespace

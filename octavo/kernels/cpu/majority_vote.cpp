@@ -71,7 +71,8 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
   });
 }
 
-void decode_outcome(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_outcome(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+  const Store how = wish == Store::stream ? Store::assign : wish;
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
     const std::uint8_t* decided = positive + rules::packed_sign_bytes(size);

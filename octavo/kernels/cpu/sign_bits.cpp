@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/sign_bits.h"
 
-#include "octavo/kernels/cpu/simd.h"
 #include "octavo/kernels/cpu/table.h"
+#include "octavo/kernels/cpu/values.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 
@@ -31,11 +31,16 @@ void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint6
 
 void unpack_sign_bits(Stream, const std::uint8_t* bits, std::uint64_t count, float* values) {
   const std::uint64_t whole = count - count % kGroup;
-  for (std::uint64_t i = 0; i < whole; i += kGroup) expand_signs(load_word(bits + i / 8), 1.0F, -1.0F, values + i);
+  const Store how = streamed(count);
+  float group[kGroup];
+  for (std::uint64_t i = 0; i < whole; i += kGroup) {
+    expand_signs(load_word(bits + i / 8), 1.0F, -1.0F, group);
+    store_group(how, group, values + i);
+  }
+  end_stream();
   if (whole == count) return;
-  float tail[kGroup];
-  expand_signs(load_tail(bits + whole / 8, count - whole), 1.0F, -1.0F, tail);
-  std::memcpy(values + whole, tail, (count - whole) * sizeof(float));
+  expand_signs(load_tail(bits + whole / 8, count - whole), 1.0F, -1.0F, group);
+  std::memcpy(values + whole, group, (count - whole) * sizeof(float));
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

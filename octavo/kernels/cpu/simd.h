@@ -91,6 +91,32 @@ OCTAVO_INLINE void expand_signs(std::uint64_t packed, float when_set, float when
 #endif
 }
 
+/// From how many elements on an output is written around the caches: 2 MiB, about what L2 holds.
+inline constexpr std::uint64_t kStreamCount = 1U << 19;
+
+/// Writes a group around the caches, where `out` is aligned to a vector; otherwise as usual.
+OCTAVO_INLINE void stream_group(const float* values, float* out) {
+#if defined(__AVX512F__)
+  if (reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
+    for (unsigned k = 0; k < 4; ++k) _mm512_stream_ps(out + 16 * k, _mm512_loadu_ps(values + 16 * k));
+    return;
+  }
+#elif defined(__AVX2__)
+  if (reinterpret_cast<std::uintptr_t>(out) % 32 == 0) {
+    for (unsigned k = 0; k < 8; ++k) _mm256_stream_ps(out + 8 * k, _mm256_loadu_ps(values + 8 * k));
+    return;
+  }
+#endif
+  std::memcpy(out, values, kGroup * sizeof(float));
+}
+
+/// Ends a run of stream_group: makes the writes visible to other threads.
+OCTAVO_INLINE void end_stream() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
 /// The packed signs of the first `count` < 64 elements of a group, byte by byte; tail bits are 0.
 template <class Word>
 OCTAVO_INLINE void pack_tail(const Word* words, std::uint64_t count, std::uint8_t* bits) {

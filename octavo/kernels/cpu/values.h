@@ -47,4 +47,15 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
   }
 }
 
+OCTAVO_INLINE void store_group(Store how, const float* values, float* out) {
+  if (how == Store::stream) return stream_group(values, out);
+  store(how, values, kGroup, out);
+}
+
+/// How a kernel writes `count` values that nobody reads soon.
+OCTAVO_INLINE Store streamed(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
+
+/// What a decode kernel makes of the caller's wish: small outputs stay in the caches.
+OCTAVO_INLINE Store sized(Store how, std::uint64_t count) { return how == Store::stream ? streamed(count) : how; }
+
 }  // namespace octavo::cpu::OCTAVO_ISA

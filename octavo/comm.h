@@ -1,0 +1,8 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/comm/all_reduce.h"
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/ddp_hook.h"
+#include "octavo/comm/plan.h"
+#include "octavo/comm/schedule/two_phase.h"

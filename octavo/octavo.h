@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/codec.h"
+#include "octavo/comm.h"
+#include "octavo/device.h"
+#include "octavo/kernels/backend.h"
+#include "octavo/kernels/error.h"
+#include "octavo/optim.h"
+#include "octavo/packbits.h"

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes as ranks, kept between tests: starting Python and torch takes longer than most tests."""
+
+import multiprocessing
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+
+def _serve(rank: int, world_size: int, pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    import octavo  # noqa: F401
+
+    torch.set_num_threads(1)
+    while True:
+        work = pipe.recv()
+        if work is None:
+            return
+        function, args, store, timeout_s = work
+        try:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{store}",
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+            pipe.send(("ok", function(rank, *args)))
+        except BaseException:
+            pipe.send(("error", traceback.format_exc()))
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+
+class RankPool:
+    """``run(function, *args)`` calls ``function(rank, *args)`` in every rank of a new Gloo group and returns the results
+    in rank order. ``function`` must be importable (top level of a test module)."""
+
+    def __init__(self, world_size: int):
+        self.world_size = world_size
+        self._ranks: list[tuple[Any, Any]] = []
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
+        if not self._ranks:
+            self._start()
+        with tempfile.TemporaryDirectory() as folder:
+            for _, pipe in self._ranks:
+                pipe.send((function, args, Path(folder) / "store", timeout_s))
+            answers = [self._answer(rank, timeout_s) for rank in range(self.world_size)]
+        errors = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind == "error"]
+        if errors:
+            raise AssertionError("\n".join(errors))
+        return [value for _, value in answers]
+
+    def stop(self) -> None:
+        for process, _ in self._ranks:
+            process.kill()
+            process.join()
+        self._ranks = []
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.world_size, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._ranks.append((process, ours))
+
+    def _answer(self, rank: int, timeout_s: float) -> tuple[str, Any]:
+        _, pipe = self._ranks[rank]
+        try:
+            if pipe.poll(timeout_s + 30):
+                return pipe.recv()
+        except (EOFError, ConnectionError):
+            pass
+        self.stop()
+        raise AssertionError(f"rank {rank} died or did not answer within {timeout_s + 30} s")

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DDP hook: replicas stay bit-identical, odd parameters work, a NaN leaves no trace, state goes round."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+
+PLANS = ["dense", "bf16", "int4", "int4+ef", "sign", "sign+ef", "sign-vote"]
+
+
+class Odd(nn.Module):
+    """0-dim, empty, odd-sized, zero-gradient, tied and unused parameters, in one model."""
+
+    def __init__(self, unused: bool = False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, 64)
+        self.wide = nn.Linear(64, 101, bias=True)
+        self.norm = nn.LayerNorm(101)
+        self.narrow = nn.Linear(101, 64)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.empty = nn.Parameter(torch.empty(0))
+        self.silent = nn.Parameter(torch.randn(64, 64))
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+        if unused:
+            self.unused = nn.Linear(64, 64)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + self.narrow(self.norm(torch.relu(self.wide(x)))) * self.scale + 0 * (x @ self.silent)
+        return self.head(x + self.empty.sum())
+
+
+def batch_of(rank: int, step: int) -> torch.Tensor:
+    return torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def digest(model: nn.Module, grads: bool = False) -> str:
+    sha = hashlib.sha256()
+    for parameter in model.parameters():
+        tensor = parameter.grad if grads else parameter
+        if tensor is not None:
+            sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def make(plan: str, *, unused: bool = False, dtype: torch.dtype = torch.float32, **ddp_options):
+    model = DistributedDataParallel(
+        Odd(unused).to(dtype), bucket_cap_mb=0.02, find_unused_parameters=unused, **ddp_options
+    )
+    return model, octavo.compress(model, plan), torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def step_once(model, optimizer, rank: int, step: int) -> None:
+    tokens = batch_of(rank, step)
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+    loss.backward()
+    optimizer.step()
+
+
+def train(rank: int, plan: str, options: dict) -> list[str]:
+    model, handle, optimizer = make(plan, **options)
+    digests = []
+    for step in range(5):  # DDP rebuilds its buckets after the first
+        step_once(model, optimizer, rank, step)
+        digests.append(digest(model) + digest(model, grads=True))
+    assert handle.stats()["steps"] == 5
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    return digests
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize(
+    "options", [{}, {"unused": True}, {"gradient_as_bucket_view": True}, {"dtype": torch.bfloat16}], ids=str
+)
+def test_replicas_are_bit_identical_after_every_step(two_ranks, plan, options):
+    first, second = two_ranks.run(train, plan, options)
+    assert first == second
+
+
+def test_three_ranks_too(three_ranks):
+    results = three_ranks.run(train, "sign+ef", {})
+    assert results[0] == results[1] == results[2]
+
+
+def gradients_of(rank: int, plan: str | None) -> list[torch.Tensor]:
+    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    if plan is not None:
+        octavo.compress(model, plan)
+    tokens = batch_of(rank, 0)
+    nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_dense_is_what_ddp_does_to_the_last_bit(two_ranks):
+    ours, theirs = two_ranks.run(gradients_of, "dense")[0], two_ranks.run(gradients_of, None)[0]
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("plan", "tolerance"), [("bf16", 0.01), ("int4", 0.12)])
+def test_averages_are_close_to_ddps(two_ranks, plan, tolerance):
+    ours, theirs = two_ranks.run(gradients_of, plan)[0], two_ranks.run(gradients_of, None)[0]
+    for a, b in zip(ours, theirs, strict=True):
+        if b.numel():
+            assert (a - b).abs().max() <= tolerance * b.abs().max() + 1e-12
+
+
+def poison(rank: int, plan: str, bad: float) -> None:
+    model, handle, optimizer = make(plan)
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    before = handle.state_dict()
+    hook = model.module.wide.weight.register_hook(lambda g: g.index_fill(0, torch.tensor([7]), bad) if rank == 1 else g)
+    optimizer.zero_grad()
+    model(batch_of(rank, 3)).sum().backward()
+    assert not torch.isfinite(model.module.wide.weight.grad).all(), "the NaN did not arrive"
+    after = handle.state_dict()
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        assert torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key], key
+    hook.remove()
+    step_once(model, optimizer, rank, 4)
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "the NaN is not gone"
+    if plan not in ("dense", "bf16"):
+        assert handle.stats()["nonfinite_steps"] == 1
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_nan_on_one_rank_reaches_all_and_is_gone_in_the_next_step(two_ranks, plan, bad):
+    two_ranks.run(poison, plan, bad)
+
+
+def keep_residual_of_unused(rank: int) -> None:
+    torch.manual_seed(0)
+
+    class Switch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+        def forward(self, x, use_b):
+            return self.b(self.a(x)) if use_b else self.a(x)
+
+    model = DistributedDataParallel(Switch(), find_unused_parameters=True)
+    handle = octavo.compress(model, "sign+ef")
+    model(torch.randn(4, 64) + rank, True).square().sum().backward()
+    before = handle.state_dict()
+    model.zero_grad()
+    model(torch.randn(4, 64), False).square().sum().backward()
+    after = handle.state_dict()
+    assert torch.equal(before["worker/b.weight"], after["worker/b.weight"]), "a residual was sent into the void"
+    assert torch.equal(before["owner/b.weight"], after["owner/b.weight"])
+    assert not torch.equal(before["worker/a.weight"], after["worker/a.weight"])
+
+
+def test_an_unused_parameter_keeps_its_residual(two_ranks):
+    two_ranks.run(keep_residual_of_unused)
+
+
+def accumulate(rank: int) -> tuple[int, str]:
+    model, handle, optimizer = make("sign+ef")
+    for step in range(3):
+        with model.no_sync():
+            model(batch_of(rank, 2 * step)).square().mean().backward()
+        model(batch_of(rank, 2 * step + 1)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return handle.stats()["steps"], digest(model)
+
+
+def test_accumulation_under_no_sync_sends_once_a_step(two_ranks):
+    first, second = two_ranks.run(accumulate)
+    assert first == second and first[0] == 3
+
+
+def sparse_embedding(rank: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Embedding(30, 80, sparse=True), nn.Linear(80, 80)))
+    octavo.compress(model, "sign+ef")
+    model(torch.tensor([rank, 5])).sum().backward()
+    assert model.module[1].weight.grad.abs().sum() > 0
+    return model.module[0].weight.grad.coalesce().to_dense()
+
+
+def test_a_sparse_embedding_passes_as_it_is(two_ranks):
+    first, second = two_ranks.run(sparse_embedding)
+    assert torch.equal(first, second)
+    assert first[5].abs().sum() > 0 and first[0].abs().sum() > 0 and first[2].abs().sum() == 0
+
+
+def save_and_resume(rank: int) -> None:
+    model, handle, optimizer = make("sign+ef")
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    resumed, resumed_handle, resumed_optimizer = make("int4")
+    resumed.module.load_state_dict(model.module.state_dict())
+    resumed_handle.load_state_dict(handle.state_dict())
+    assert str(resumed_handle.plan) == "sign+ef"
+    for step in range(3, 6):
+        step_once(model, optimizer, rank, step)
+        step_once(resumed, resumed_optimizer, rank, step)
+        assert digest(model) == digest(resumed)
+
+
+def test_state_dict_resumes_with_the_same_bits(two_ranks):
+    two_ranks.run(save_and_resume)
+
+
+def refuse_states(rank: int) -> None:
+    _, handle, _ = make("sign+ef")
+    good = handle.state_dict()
+    for change in ({"world_size": 3}, {"rank": 7}, {"schema": 99}, {"plan": "x"}, {"worker/nobody": torch.zeros(1)}):
+        with pytest.raises(ValueError, match=r"\[.*\]"):
+            handle.load_state_dict({**good, **change})
+    assert str(handle.plan) == "sign+ef"
+
+
+def test_a_state_that_does_not_fit_is_refused(two_ranks):
+    two_ranks.run(refuse_states)
+
+
+def refuse_arguments(rank: int) -> None:
+    with pytest.raises(TypeError, match="DistributedDataParallel"):
+        octavo.compress(nn.Linear(2, 2), "sign+ef")
+    model, handle, _ = make("sign+ef")
+    with pytest.raises(ValueError, match="set_plan"):
+        octavo.compress(model, "int4")
+    with pytest.raises(ValueError, match="sign"):
+        handle.set_plan("nonsense")
+
+
+def test_arguments_that_make_no_sense_are_refused(two_ranks):
+    two_ranks.run(refuse_arguments)
+
+
+def plan_change(rank: int) -> list[str]:
+    model, handle, optimizer = make("int4+ef")
+    digests = []
+    for step, plan in enumerate(["int4+ef", "sign+ef", "dense", "sign-vote", "bf16"]):
+        handle.set_plan(plan)
+        step_once(model, optimizer, rank, step)
+        digests.append(digest(model))
+    return digests
+
+
+def test_the_plan_can_change_between_steps(two_ranks):
+    first, second = two_ranks.run(plan_change)
+    assert first == second
+
+
+def bytes_of(rank: int) -> tuple[int, int]:
+    model = DistributedDataParallel(nn.Linear(512, 512, bias=False))
+    handle = octavo.compress(model, "sign:1024+ef")
+    model(torch.randn(2, 512)).sum().backward()
+    stats = handle.stats()
+    return stats["wire_bytes"], stats["dense_bytes"]
+
+
+def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(two_ranks):
+    elements = 512 * 512
+    up_and_down = 2 * (elements / 2 / 8 + elements / 2 / 1024 * 4)
+    header = 4
+    for wire, dense in two_ranks.run(bytes_of):
+        assert wire == up_and_down + header and dense == 4 * elements

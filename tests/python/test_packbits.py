@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import octavo
+import octavo.ops.xpu_packbits as xpu_pack
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+
+
+def test_the_example_of_the_document():
+    values = torch.tensor([1, -1, +0.0, -0.0, 2, -3, float("nan"), float("inf")])
+    assert octavo.packbits(values).tolist() == [0xAB]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 63, 64, 65, 1000, 70001])
+def test_equals_numpy(dtype, count):
+    values = torch.randn(count).to(dtype)
+    expected = np.packbits(~torch.signbit(values.float()).numpy())
+    packed = octavo.packbits(values)
+    assert packed.dtype == torch.uint8 and packed.numpy().tobytes() == expected.tobytes()
+    signs = octavo.unpackbits(packed, count)
+    assert torch.equal(signs, torch.where(torch.signbit(values.float()), -1.0, 1.0))
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_signs_come_back(values):
+    tensor = torch.tensor(values, dtype=torch.float32)
+    assert torch.equal(xpu_pack.unpackbits(xpu_pack.packbits(tensor, len(values), 0), len(values), 0) < 0, torch.signbit(tensor))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda t: t.t(), lambda t: t[::3, 1::2], lambda t: t[0, 0], lambda t: t[:0], lambda t: t.expand(2, *t.shape)],
+)
+def test_any_strides_are_packed_in_row_major_order(view):
+    tensor = view(torch.randn(31, 33))
+    assert torch.equal(octavo.packbits(tensor), octavo.packbits(tensor.contiguous().clone()))
+
+
+def test_a_misaligned_tensor():
+    base = torch.randn(1001)
+    assert torch.equal(octavo.packbits(base[1:]), octavo.packbits(base[1:].clone()))
+
+
+def test_input_size_takes_the_first_elements():
+    tensor = torch.randn(100)
+    assert torch.equal(octavo.packbits(tensor, 20), octavo.packbits(tensor[:20]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"),
+    [
+        (lambda: octavo.packbits(torch.ones(3, dtype=torch.int32)), TypeError, "floating"),
+        (lambda: octavo.packbits(torch.ones(3, dtype=torch.complex64)), TypeError, "floating"),
+        (lambda: octavo.packbits(torch.ones(3), 4), ValueError, "from 0 to 3"),
+        (lambda: octavo.packbits(torch.ones(3), -1), ValueError, "from 0 to 3"),
+        (lambda: octavo.unpackbits(torch.ones(3), 3), TypeError, "uint8"),
+        (lambda: octavo.unpackbits(torch.zeros(2, dtype=torch.uint8), 17), ValueError, "from 0 to 16"),
+    ],
+)
+def test_errors_say_what_was_expected(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+@pytest.mark.parametrize("args", [(torch.randn(100),), (torch.randn(3, 5).bfloat16(), 7), (torch.randn(0),)])
+def test_opcheck(args):
+    torch.library.opcheck(torch.ops.octavo.packbits.default, args)
+    packed = octavo.packbits(*args)
+    torch.library.opcheck(torch.ops.octavo.unpackbits.default, (packed, 8 * packed.numel()))
+
+
+def test_compile_traces_them_with_dynamic_shapes():
+    def signs(x):
+        return octavo.unpackbits(octavo.packbits(x * 2), x.numel()).view_as(x)
+
+    compiled = torch.compile(signs, backend="aot_eager", fullgraph=True, dynamic=True)
+    for count in (5, 100, 1000):
+        x = torch.randn(count)
+        assert torch.equal(compiled(x), signs(x))
