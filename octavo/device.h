@@ -2,3 +2,4 @@
 #pragma once
 
 #include "octavo/device/dispatch.h"
+#include "octavo/device/huge_pages.h"

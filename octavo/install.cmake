@@ -3,14 +3,19 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_DATADIR}/cmake/octavo)
 
-set(libraries octavo_core)
+# Two exports: who wants octavo_core alone needs no torch.
+install(TARGETS octavo_core EXPORT octavoCore LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT octavoCore NAMESPACE octavo:: FILE octavoCoreTargets.cmake DESTINATION ${package_dir})
 if(TARGET octavo)
-  list(APPEND libraries octavo)
+  install(TARGETS octavo EXPORT octavo LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT octavo NAMESPACE octavo:: FILE octavoTargets.cmake DESTINATION ${package_dir})
+  install(FILES ${PROJECT_SOURCE_DIR}/cmake/octavoTorch.cmake DESTINATION ${package_dir})
 endif()
-install(TARGETS ${libraries} EXPORT octavo LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(EXPORT octavo NAMESPACE octavo:: FILE octavoTargets.cmake DESTINATION ${package_dir})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/octavo DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" PATTERN "reference" EXCLUDE PATTERN "cpu" EXCLUDE PATTERN "bindings" EXCLUDE)
+
+# The headers of every room, without the insides of the back ends and of the Python module.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/octavo DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
+  REGEX "/octavo/(kernels/[a-z]+|bindings)$" EXCLUDE)
+
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/octavoConfig.cmake.in
   ${CMAKE_CURRENT_BINARY_DIR}/octavoConfig.cmake INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/octavoConfigVersion.cmake COMPATIBILITY SameMinorVersion)

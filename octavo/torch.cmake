@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # octavo: the C++ library on libtorch. _C: the Python module.
 find_package(Python REQUIRED COMPONENTS Interpreter Development.Module)
-if(NOT DEFINED Torch_DIR AND NOT DEFINED TORCH_PREFIX)
-  execute_process(COMMAND ${Python_EXECUTABLE} -c "import torch; print(torch.utils.cmake_prefix_path)"
-    OUTPUT_VARIABLE TORCH_PREFIX OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE failed)
-  if(failed)
-    message(FATAL_ERROR "Octavo needs torch >= 2.11 in ${Python_EXECUTABLE}: "
-                        "install torch first, then build with --no-build-isolation")
-  endif()
+include(${PROJECT_SOURCE_DIR}/cmake/octavoTorch.cmake)
+octavo_add_torch("" "${Python_EXECUTABLE}")
+if(NOT TARGET octavo::torch)
+  message(FATAL_ERROR "Octavo needs torch >= 2.11 in ${Python_EXECUTABLE}: "
+                      "install torch first, then build with --no-build-isolation")
 endif()
-list(APPEND CMAKE_PREFIX_PATH ${TORCH_PREFIX})
-find_package(Torch REQUIRED)
 
 add_library(octavo SHARED
   device/dispatch.cpp
+  device/huge_pages.cpp
   codec/sign_bits.cpp
   codec/format.cpp
   codec/coding.cpp
@@ -28,17 +25,16 @@ add_library(octavo SHARED
   comm/serial_queue.cpp
   comm/ddp_hook.cpp)
 octavo_target(octavo)
-target_link_libraries(octavo PUBLIC octavo_core torch)
+target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 # the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations
 target_compile_definitions(octavo PRIVATE USE_DISTRIBUTED USE_C10D_GLOO)
 target_compile_options(octavo PRIVATE -ffp-contract=off)
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  find_library(TORCH_PYTHON_LIBRARY torch_python PATHS ${TORCH_INSTALL_PREFIX}/lib REQUIRED)
   Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp)
   octavo_target(_C)
-  target_link_libraries(_C PRIVATE octavo ${TORCH_PYTHON_LIBRARY})
+  target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)
   set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
   install(TARGETS _C LIBRARY DESTINATION .)

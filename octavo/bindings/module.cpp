@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "octavo/codec/coding.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
@@ -73,6 +74,39 @@ void bind_plan(py::module_& m) {
       .def("__repr__", [](const Plan& plan) { return "Plan('" + plan.text() + "')"; });
 }
 
+void require_payload(const Plan& plan, const at::Tensor& values, const at::Tensor& payload) {
+  const auto bytes = plan.up().payload_bytes(static_cast<std::uint64_t>(values.numel()));
+  if (static_cast<std::uint64_t>(payload.numel()) < bytes || !values.is_contiguous() || !payload.is_contiguous()) {
+    fail(ErrorCode::invalid_argument, "codec", "expected a contiguous payload of ", bytes, " bytes, got ",
+         payload.numel());
+  }
+}
+
+/// One tensor's way through a codec, for the benchmarks: contiguous float32 on CPU, and a payload of payload_bytes().
+void bind_coding(py::module_& m) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  m.def(
+      "encode",
+      [](const Plan& plan, const at::Tensor& values, at::Tensor payload, const std::optional<at::Tensor>& residual,
+         const std::optional<at::Tensor>& next_residual) {
+        require_payload(plan, values, payload);
+        encode(values.device(), plan.up(),
+               {values.const_data_ptr<float>(), nullptr, residual ? residual->const_data_ptr<float>() : nullptr},
+               static_cast<std::uint64_t>(values.numel()), payload.mutable_data_ptr<std::uint8_t>(),
+               next_residual ? next_residual->mutable_data_ptr<float>() : nullptr);
+      },
+      py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
+      py::arg("next_residual") = py::none(), no_gil);
+  m.def(
+      "decode",
+      [](const Plan& plan, const at::Tensor& payload, at::Tensor values) {
+        require_payload(plan, values, payload);
+        decode(values.device(), plan.up(), payload.const_data_ptr<std::uint8_t>(),
+               static_cast<std::uint64_t>(values.numel()), Store::stream, values.mutable_data_ptr<float>());
+      },
+      no_gil);
+}
+
 std::shared_ptr<Compressor> make_compressor(const ProcessGroupPtr& group, const Plan& plan,
                                             const std::vector<std::tuple<std::string, std::uint64_t, bool>>& parameters,
                                             double deadline_s) {
@@ -127,5 +161,6 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_errors();
   octavo::bind_backends(m);
   octavo::bind_plan(m);
+  octavo::bind_coding(m);
   octavo::bind_compressor(m);
 }

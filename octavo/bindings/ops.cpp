@@ -21,6 +21,11 @@ at::Tensor unpackbits_op(const at::Tensor& packed, std::int64_t input_size, std:
   return as_torch_error([&] { return unpackbits(packed, input_size, rank.value_or(0)); });
 }
 
+at::Tensor& unpackbits_out_op(const at::Tensor& packed, at::Tensor& out) {
+  as_torch_error([&] { unpackbits_out(packed, out); });
+  return out;
+}
+
 // SymInt by value: only so does the dispatcher see a kernel that takes symbolic sizes.
 
 at::Tensor packbits_fake(const at::Tensor& tensor, std::optional<c10::SymInt> input_size,
@@ -52,6 +57,7 @@ TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
   m.def("unpackbits(Tensor packed, SymInt input_size, int? rank=None) -> Tensor", compilable);
+  m.def("unpackbits.out(Tensor packed, *, Tensor(a!) out) -> Tensor(a!)", compilable);
   m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
         "float beta1, float beta2, float eps, float weight_decay) -> ()", compilable);
   m.def("freeze_variance_(Tensor(a!) square, int step, float beta2, float eps, float floor) -> ()", compilable);
@@ -62,6 +68,7 @@ TORCH_LIBRARY(octavo, m) {
 TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("packbits", packbits_op);
   m.impl("unpackbits", unpackbits_op);
+  m.impl("unpackbits.out", unpackbits_out_op);
   m.impl("adamw_", adamw_op);
   m.impl("freeze_variance_", freeze_variance_op);
   m.impl("frozen_adamw_", frozen_adamw_op);
@@ -70,6 +77,7 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("packbits", packbits_fake);
   m.impl("unpackbits", unpackbits_fake);
+  m.impl("unpackbits.out", [](const at::Tensor&, at::Tensor& out) -> at::Tensor& { return out; });
   m.impl("adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, std::int64_t, double, double, double,
                       double, double) {});
   m.impl("freeze_variance_", [](at::Tensor, std::int64_t, double, double, double) {});

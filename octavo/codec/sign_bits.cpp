@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/device/huge_pages.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/sign_bits.h"
 
@@ -24,6 +25,11 @@ void require_size(std::int64_t input_size, std::int64_t limit, const char* where
   if (input_size >= 0 && input_size <= limit) return;
   fail(ErrorCode::invalid_argument, where, "expected input_size from 0 to ", limit, " (", limit_is, "), got ",
        input_size);
+}
+
+void require_packed(const at::Tensor& packed) {
+  if (packed.scalar_type() == at::kByte) return;
+  fail(ErrorCode::wrong_type, "codec.unpackbits", "expected packed bits as uint8, got ", toString(packed.scalar_type()));
 }
 
 }  // namespace
@@ -48,23 +54,33 @@ at::Tensor packbits(const at::Tensor& tensor, std::int64_t input_size, std::int6
 }
 
 at::Tensor unpackbits(const at::Tensor& packed, std::int64_t input_size, std::int64_t) {
-  if (packed.scalar_type() != at::kByte) {
-    fail(ErrorCode::wrong_type, "codec.unpackbits", "expected packed bits as uint8, got ", toString(packed.scalar_type()));
+  require_packed(packed);
+  require_size(input_size, 8 * packed.numel(), "codec.unpackbits", "8 for each packed byte");
+  auto values = at::empty({input_size}, packed.options().dtype(at::kFloat));
+  advise_huge_pages(values);
+  unpackbits_out(packed, values);
+  return values;
+}
+
+void unpackbits_out(const at::Tensor& packed, at::Tensor& out) {
+  require_packed(packed);
+  if (out.scalar_type() != at::kFloat || !out.is_contiguous() || out.device() != packed.device()) {
+    fail(ErrorCode::invalid_argument, "codec.unpackbits", "expected out as contiguous float32 on ", packed.device().str(),
+         ", got ", toString(out.scalar_type()), out.is_contiguous() ? "" : ", strided,", " on ", out.device().str());
   }
+  const std::int64_t input_size = out.numel();
   require_size(input_size, 8 * packed.numel(), "codec.unpackbits", "8 for each packed byte");
   const auto bits = packed.contiguous();
-  auto values = at::empty({input_size}, packed.options().dtype(at::kFloat));
 
   const KernelTable& kernels = kernels_for(packed.device());
   const Stream stream = current_stream(packed.device());
   const auto* source = bits.const_data_ptr<std::uint8_t>();
-  auto* target = values.mutable_data_ptr<float>();
+  auto* target = out.mutable_data_ptr<float>();
   const auto bytes = static_cast<std::int64_t>(rules::packed_sign_bytes(input_size));
   for_parts(packed.device(), bytes, kGrainBytes, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t count = std::min(8 * last, input_size) - 8 * first;
     kernels.unpack_sign_bits(stream, source + first, count, target + 8 * first);
   });
-  return values;
 }
 
 }  // namespace octavo

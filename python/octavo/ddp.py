@@ -71,7 +71,9 @@ class Handle:
                     f"this rank saved in a world of the same size, or start with an empty state"
                 )
         plan = _as_plan(str(state.get("plan")))
-        self._compressor.load_residuals({key: value for key, value in state.items() if isinstance(value, Tensor)})
+        self._compressor.load_residuals(
+            {key: value for key, value in state.items() if isinstance(value, Tensor)}
+        )
         if plan != self.plan:
             self._compressor.set_plan(plan)
 
@@ -84,7 +86,9 @@ class Handle:
         name_of = {parameter: name for name, parameter in self._parameters.items()}
         unknown = [tuple(p.shape) for p in momenta if p not in name_of]
         if unknown:
-            raise ValueError(f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}")
+            raise ValueError(
+                f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}"
+            )
         self._compressor.set_momentum({name_of[p]: momentum for p, momentum in momenta.items()}, beta)
 
     def drop_residuals(self) -> None:
@@ -107,7 +111,9 @@ def compress(
     model, before the first backward, with the same arguments on all ranks.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
+        raise TypeError(
+            f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}"
+        )
     if getattr(ddp_model, "_use_python_reducer", False):
         raise ValueError(
             "[ddp.compress] expected DDP's C++ reducer, got optimize_ddp='python_reducer', which calls no hook"

@@ -121,7 +121,9 @@ def momentum_in_the_hook(rank: int) -> None:
         if optimizer.frozen:
             expected = 0.9 * before + 0.1 * torch.full((64, 64), 1.5)
             assert torch.allclose(weight.grad, expected, rtol=0.05), "grad is not the averaged momentum"
-            assert torch.equal(optimizer.state[weight]["exp_avg"], before), "the hook must not write the momentum"
+            assert torch.equal(optimizer.state[weight]["exp_avg"], before), (
+                "the hook must not write the momentum"
+            )
         optimizer.step()
 
 

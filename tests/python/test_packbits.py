@@ -31,12 +31,21 @@ def test_equals_numpy(dtype, count):
 @settings(max_examples=100, deadline=None)
 def test_signs_come_back(values):
     tensor = torch.tensor(values, dtype=torch.float32)
-    assert torch.equal(xpu_pack.unpackbits(xpu_pack.packbits(tensor, len(values), 0), len(values), 0) < 0, torch.signbit(tensor))
+    assert torch.equal(
+        xpu_pack.unpackbits(xpu_pack.packbits(tensor, len(values), 0), len(values), 0) < 0,
+        torch.signbit(tensor),
+    )
 
 
 @pytest.mark.parametrize(
     "view",
-    [lambda t: t.t(), lambda t: t[::3, 1::2], lambda t: t[0, 0], lambda t: t[:0], lambda t: t.expand(2, *t.shape)],
+    [
+        lambda t: t.t(),
+        lambda t: t[::3, 1::2],
+        lambda t: t[0, 0],
+        lambda t: t[:0],
+        lambda t: t.expand(2, *t.shape),
+    ],
 )
 def test_any_strides_are_packed_in_row_major_order(view):
     tensor = view(torch.randn(31, 33))
@@ -46,6 +55,16 @@ def test_any_strides_are_packed_in_row_major_order(view):
 def test_a_misaligned_tensor():
     base = torch.randn(1001)
     assert torch.equal(octavo.packbits(base[1:]), octavo.packbits(base[1:].clone()))
+
+
+def test_unpacking_into_memory_that_is_there():
+    tensor, out = torch.randn(1001), torch.empty(1001)
+    packed = octavo.packbits(tensor)
+    assert octavo.unpackbits(packed, 1001, out=out) is out
+    assert torch.equal(out, octavo.unpackbits(packed, 1001))
+    for bad in (torch.empty(1000), torch.empty(1001, dtype=torch.float64), torch.empty(2002)[::2]):
+        with pytest.raises(ValueError, match="expected out"):
+            octavo.unpackbits(packed, 1001, out=bad)
 
 
 def test_input_size_takes_the_first_elements():

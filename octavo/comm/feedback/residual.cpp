@@ -5,13 +5,18 @@
 
 #include <utility>
 
+#include "octavo/device/huge_pages.h"
+
 namespace octavo {
 
 const float* Residual::now() const { return now_.defined() ? now_.const_data_ptr<float>() : nullptr; }
 
 float* Residual::next(std::uint64_t count) {
   const auto size = static_cast<std::int64_t>(count);
-  if (!next_.defined() || next_.numel() != size) next_ = at::empty({size}, at::kFloat);
+  if (!next_.defined() || next_.numel() != size) {
+    next_ = at::empty({size}, at::kFloat);
+    advise_huge_pages(next_);
+  }
   written_ = true;
   return next_.mutable_data_ptr<float>();
 }

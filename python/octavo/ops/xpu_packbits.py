@@ -19,6 +19,16 @@ def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = N
     return torch.ops.octavo.packbits(tensor, input_size, rank)
 
 
-def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None) -> Tensor:
-    """The first ``input_size`` signs of packed ``uint8`` bits, as ``float32[input_size]`` of +1.0 and -1.0."""
+def unpackbits(
+    tensor: Tensor, input_size: int, rank: int | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """The first ``input_size`` signs of packed ``uint8`` bits, as ``float32[input_size]`` of +1.0 and -1.0.
+
+    ``out``: contiguous float32 with ``input_size`` elements to write to. For large results fresh memory costs more
+    than unpacking.
+    """
+    if out is not None:
+        if out.numel() != input_size:
+            raise ValueError(f"[ops.unpackbits] expected out with {input_size} elements, got {out.numel()}")
+        return torch.ops.octavo.unpackbits.out(tensor, out=out)
     return torch.ops.octavo.unpackbits(tensor, input_size, rank)

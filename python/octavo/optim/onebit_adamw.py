@@ -44,9 +44,15 @@ class OneBitAdamW(Optimizer):
         _require(lr >= 0, "lr of at least 0", lr)
         _require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
         _require(eps >= 0, "eps of at least 0", eps)
-        _require(warmup_steps >= 1, "warmup_steps of at least 1, since the variance is learnt in them", warmup_steps)
+        _require(
+            warmup_steps >= 1,
+            "warmup_steps of at least 1, since the variance is learnt in them",
+            warmup_steps,
+        )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        _require(len({group["betas"] for group in self.param_groups}) == 1, "the same betas in all groups", betas)
+        _require(
+            len({group["betas"] for group in self.param_groups}) == 1, "the same betas in all groups", betas
+        )
         self.warmup_steps = warmup_steps
         self.variance_floor = variance_floor
         self._handle = handle
@@ -78,17 +84,23 @@ class OneBitAdamW(Optimizer):
 
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any]) -> None:
         if parameter.grad.is_sparse:
-            raise RuntimeError("[optim.OneBitAdamW] expected dense gradients, got a sparse one; use torch's SparseAdam")
+            raise RuntimeError(
+                "[optim.OneBitAdamW] expected dense gradients, got a sparse one; use torch's SparseAdam"
+            )
         state = self.state[parameter]
         if not state:
             state.update(step=0, frozen=False)
             for key in ("exp_avg", "exp_avg_sq"):
-                state[key] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+                state[key] = torch.zeros_like(
+                    parameter, dtype=torch.float32, memory_format=torch.preserve_format
+                )
         state["step"] += 1
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
         mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
         if not state["frozen"]:
-            torch.ops.octavo.adamw_(parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay)
+            torch.ops.octavo.adamw_(
+                parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay
+            )
             return
         momentum = parameter.grad
         if self._handle is None:
@@ -100,7 +112,11 @@ class OneBitAdamW(Optimizer):
             for parameter in group["params"]:
                 if state := self.state.get(parameter):
                     torch.ops.octavo.freeze_variance_(
-                        state["exp_avg_sq"], state["step"], group["betas"][1], group["eps"], self.variance_floor
+                        state["exp_avg_sq"],
+                        state["step"],
+                        group["betas"][1],
+                        group["eps"],
+                        self.variance_floor,
                     )
                     state["frozen"] = True
         if self._handle is not None:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels against the memory of this machine and against NumPy.
+
+The limits are measured in the same run: reading is a plain sum, writing a fill, and the traffic of a codec with error
+feedback (read gradient and residual, write the new residual; then write the decoded gradient) an add and a fill.
+"""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+
+import octavo
+from octavo import _C
+from octavo.bench.timing import Seconds, ratio, take_turns, typical
+
+BUCKET = 6_553_600  # elements: 26.2 MB, DDP's default bucket
+
+
+@dataclass(frozen=True)
+class Row:
+    kernel: str
+    elements: int
+    milliseconds: float
+    gigabytes_per_s: float  # of the bytes that the kernel must move
+    limit: str  # what it is measured against
+    of_limit: float  # 1.0 is as fast as the limit
+
+
+def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
+    """`elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB."""
+    torch.manual_seed(0)
+    return [*_bits(elements, rounds), *_codecs(rounds), *_steps(rounds)]
+
+
+def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]
+
+
+def _row(seconds: Seconds, kernel: str, elements: int, bytes_each: float, limit: str) -> Row:
+    time = typical(seconds, kernel)
+    return Row(
+        kernel, elements, 1e3 * time, bytes_each * elements / time / 1e9, limit, ratio(seconds, limit, kernel)
+    )
+
+
+def _bits(elements: int, rounds: int) -> list[Row]:
+    values, out = torch.randn(elements), torch.empty(elements)
+    packed, array = octavo.packbits(values), values.numpy()
+    seconds = take_turns(
+        {
+            "sum": lambda: values.sum(),
+            "packbits": lambda: octavo.packbits(values),
+            "fill": lambda: out.fill_(1.0),
+            "unpackbits": lambda: octavo.unpackbits(packed, elements, out=out),
+        },
+        rounds,
+    )
+    seconds |= take_turns(
+        {"numpy.packbits": lambda: np.packbits(array >= 0), "packbits ": lambda: octavo.packbits(values)},
+        max(3, rounds // 4),
+    )
+    seconds |= take_turns(
+        {
+            "full": lambda: torch.full((elements,), 1.0),
+            "unpackbits, fresh memory": lambda: octavo.unpackbits(packed, elements),
+        },
+        rounds,
+    )
+    return [
+        _row(seconds, "packbits", elements, 4, "sum"),
+        _row(seconds, "packbits ", elements, 4, "numpy.packbits"),
+        _row(seconds, "unpackbits", elements, 4, "fill"),
+        _row(seconds, "unpackbits, fresh memory", elements, 4, "full"),
+    ]
+
+
+def _codecs(rounds: int) -> list[Row]:
+    gradient, residual, following, out = (torch.randn(BUCKET) for _ in range(4))
+    plans = {text: octavo.Plan(text) for text in ("sign+ef", "sign:262144+ef", "int4+ef", "bf16")}
+    payloads = {
+        text: torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8) for text, plan in plans.items()
+    }
+
+    def traffic() -> None:
+        torch.add(gradient, residual, out=following)
+        out.fill_(0.0)
+
+    def go_round(text: str) -> None:
+        plan = plans[text]
+        feedback = (residual, following) if plan.error_feedback else (None, None)
+        _C.encode(plan, gradient, payloads[text], *feedback)
+        _C.decode(plan, payloads[text], out)
+
+    contenders = {"add + fill": traffic}
+    contenders |= {f"encode + decode {text}": (lambda text=text: go_round(text)) for text in plans}
+    seconds = take_turns(contenders, rounds)
+    return [_row(seconds, name, BUCKET, 16, "add + fill") for name in contenders if name != "add + fill"]
+
+
+def _steps(rounds: int) -> list[Row]:
+    def state() -> list[torch.Tensor]:
+        return [torch.randn(BUCKET), torch.randn(BUCKET), torch.zeros(BUCKET), torch.zeros(BUCKET)]
+
+    p, g, m, v = state()
+    parameter = torch.nn.Parameter(p.clone())
+    parameter.grad = g
+    fused = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
+    seconds = take_turns(
+        {
+            "torch fused AdamW": lambda: fused.step(),
+            "adamw": lambda: torch.ops.octavo.adamw_(p, g, m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.01),
+        },
+        rounds,
+    )
+    return [_row(seconds, "adamw", BUCKET, 28, "torch fused AdamW")]

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timing of things side by side. Machines are noisy and drift: contenders take turns, and ratios are taken turn by turn."""
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+Seconds = dict[str, list[float]]
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    warmup: int = 2,
+    before: Callable[[str], object] = lambda name: None,
+) -> Seconds:
+    """The seconds of every contender in every round; a round runs each of them once, in order, after `before`."""
+    seconds: Seconds = {name: [] for name in contenders}
+    for turn in range(warmup + rounds):
+        for name, run in contenders.items():
+            before(name)
+            start = time.perf_counter()
+            run()
+            if turn >= warmup:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(seconds: Seconds, slow: str, fast: str) -> float:
+    """How many times longer `slow` takes than `fast`: the median over rounds."""
+    return median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
+
+
+def typical(seconds: Seconds, name: str) -> float:
+    return median(seconds[name])

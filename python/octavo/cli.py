@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, `octavo`. Exit status: 0 done, 1 failed, 2 asked for what makes no sense."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import octavo
+from octavo.info import info
+from octavo.train.cli import train
+
+_HELP = "Trains the same model with a fraction of the bytes."
+
+app = typer.Typer(
+    name="octavo", help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+app.command()(train)
+app.command()(info)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="octavo")
+
+
+def _print_cmake_dir(asked: bool) -> None:
+    if asked:
+        typer.echo(octavo.cmake_dir())
+        raise typer.Exit()
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(octavo.__version__)
+        raise typer.Exit()
+
+
+_CMAKE_DIR = typer.Option(
+    "--cmake-dir", callback=_print_cmake_dir, is_eager=True, help="Print the folder for find_package(octavo)."
+)
+_VERSION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+
+
+@app.callback()
+def root(
+    cmake_dir: Annotated[bool, _CMAKE_DIR] = False,
+    version: Annotated[bool, _VERSION] = False,
+) -> None:
+    """Trains the same model with a fraction of the bytes."""
+
+
+@app.command(
+    add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)
+def bench(context: typer.Context) -> None:
+    """Measure kernels or training steps here: `octavo bench --help`."""
+    # Imported only now: the benchmarks need more than the other commands do.
+    from octavo.bench import cli as bench_cli
+
+    typer.main.get_command(bench_cli.app).main(args=context.args, prog_name="octavo bench")

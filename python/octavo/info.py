@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo info`: what runs here, and why the rest does not."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import octavo
+
+
+def collect() -> dict[str, Any]:
+    """Versions, this CPU, torch's devices and Octavo's back ends, as plain values for JSON.
+
+    `backends` is a list of {name, available, reason}; the reason says why one is missing and is empty
+    otherwise.
+    """
+    return {
+        "octavo": octavo.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "isa": octavo._C.isa(),
+        "threads": torch.get_num_threads(),
+        "devices": _devices(),
+        "backends": [dict(backend) for backend in octavo._C.backends()],
+    }
+
+
+def info(
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show versions, devices, and the back ends found here with the reason why each other one is missing."""
+    facts = collect()
+    if json_:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    console = Console()
+    console.print(_facts_table(facts))
+    console.print(_backends_table(facts["backends"]))
+
+
+def _devices() -> list[str]:
+    devices = ["cpu"]
+    for kind in ("cuda", "xpu"):
+        module = getattr(torch, kind)
+        count = module.device_count() if module.is_available() else 0
+        devices += [f"{kind}:{index} {module.get_device_name(index)}" for index in range(count)]
+    return devices
+
+
+def _facts_table(facts: dict[str, Any]) -> Table:
+    table = Table(title="octavo", show_header=False)
+    for name in ("octavo", "torch", "python", "system", "isa", "threads"):
+        table.add_row(name, str(facts[name]))
+    table.add_row("devices", "\n".join(facts["devices"]))
+    return table
+
+
+def _backends_table(backends: list[dict[str, Any]]) -> Table:
+    table = Table("back end", "here", "how, or why not", title="back ends")
+    for backend in backends:
+        table.add_row(backend["name"], "yes" if backend["available"] else "no", backend["reason"] or "")
+    return table

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo train`: the data, the job, its checkpoints and its report."""

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of tokens for training: encoded, cut, packed, and dealt to the ranks.
+
+A row of `seq_len` tokens holds several short samples that cannot see one another. Which rows a rank gets in
+which step is a pure function of the arguments: a resumed run goes on with the very batches of the broken one.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from octavo.train.dataset import Example
+from octavo.train.rng import Rng
+from octavo.train.tokenizer import answer, prompt, token_ids
+
+IGNORE = -100
+"""The label that transformers' loss leaves out."""
+OPEN_ROWS = 32
+"""Rows that packing keeps open: enough for over 95 % of full rows, few enough to stay linear."""
+
+Sample = tuple[list[int], list[int]]
+"""Token ids and their labels, of equal length."""
+
+
+class Batches:
+    """The rows of one split. Packing happens once, here; `batch` only picks rows.
+
+    `seq_len` is in tokens, `batch_size` in rows a rank and micro-step, `grad_accum` in micro-steps a step.
+    Raises ValueError for an empty split or sizes that hold no sample.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        seq_len: int,
+        batch_size: int,
+        seed: int,
+        grad_accum: int = 1,
+    ) -> None:
+        if seq_len < 4 or batch_size < 1 or grad_accum < 1:
+            raise ValueError(
+                "[train.batches] expected seq_len of at least 4, batch_size and grad_accum of at least 1, "
+                f"got {seq_len}, {batch_size} and {grad_accum}"
+            )
+        if not examples:
+            raise ValueError("[train.batches] expected at least one example, got none")
+        self.batch_size, self.grad_accum, self.seed = batch_size, grad_accum, seed
+        samples = encode(examples, tokenizer, seq_len)
+        order = Rng("pack", seed).permutation(len(samples))
+        shuffled = [samples[i] for i in order]
+        rows = [[shuffled[i] for i in row] for row in pack([len(ids) for ids, _ in shuffled], seq_len)]
+        self._rows = _Table(rows, seq_len, tokenizer.pad_token_id)
+        # One epoch is read at a time; a second entry serves a step that looks back.
+        self._order = lru_cache(maxsize=2)(lambda epoch: Rng("epoch", seed, epoch).permutation(len(self)))
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self._rows)
+
+    def batch(self, step: int, micro_step: int = 0, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
+        """The rows of one rank in one micro-step, as keyword arguments of a transformers model.
+
+        Always: input_ids, labels (-100 where no loss) and position_ids, int64 [batch_size, seq_len]. If rows
+        of the split hold several samples, also attention_mask, bool [batch_size, 1, seq_len, seq_len], true
+        where a token sees another (sdpa attention reads it so).
+
+        Within a step no row comes twice, unless the data have fewer rows than a step takes. The rows that do
+        not fill an epoch's last step are left out of that epoch; the next one is shuffled anew.
+        Raises ValueError for a place that does not exist.
+        """
+        if not (step >= 0 and 0 <= micro_step < self.grad_accum and 0 <= rank < world_size):
+            raise ValueError(
+                f"[train.batches] expected micro_step below {self.grad_accum} and rank below {world_size}, "
+                f"got step {step}, micro_step {micro_step}, rank {rank}"
+            )
+        step_rows = self.grad_accum * world_size * self.batch_size
+        epoch, turn = divmod(step, max(1, len(self) // step_rows))
+        first = turn * step_rows + (micro_step * world_size + rank) * self.batch_size
+        order = self._order(epoch)
+        return self._rows.batch([order[i % len(self)] for i in range(first, first + self.batch_size)])
+
+    def in_order(self, max_rows: int | None = None) -> Iterator[dict[str, Tensor]]:
+        """The rows as they were packed, each once and at most `max_rows`, in batches of the same form."""
+        count = len(self) if max_rows is None else min(max_rows, len(self))
+        for start in range(0, count, self.batch_size):
+            yield self._rows.batch(list(range(start, min(start + self.batch_size, count))))
+
+
+class _Table:
+    """The packed rows, int32 [rows, 4, seq_len]: token ids, labels, positions, number of the sample."""
+
+    def __init__(self, rows: list[list[Sample]], seq_len: int, pad_id: int) -> None:
+        self._rows = torch.stack([_row(samples, seq_len, pad_id) for samples in rows])
+        self._packed = any(len(samples) > 1 for samples in rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def batch(self, indices: list[int]) -> dict[str, Tensor]:
+        ids, labels, positions, parts = self._rows[indices].long().unbind(1)
+        rows = {"input_ids": ids, "labels": labels, "position_ids": positions}
+        if self._packed:
+            # transformers finds packed samples by position_ids only while no KV cache is in use, which is not
+            # its default: a mask of our own cannot be lost that way.
+            past = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+            rows["attention_mask"] = ((parts[:, :, None] == parts[:, None, :]) & past)[:, None]
+        return rows
+
+
+def _row(samples: list[Sample], seq_len: int, pad_id: int) -> Tensor:
+    """One row, int32 [4, seq_len]. Padding counts as the end of the last sample: nothing looks back at it."""
+    ids, labels, positions, parts = [], [], [], []
+    for part, (sample_ids, sample_labels) in enumerate(samples):
+        ids += sample_ids
+        labels += sample_labels
+        positions += range(len(sample_ids))
+        parts += [part] * len(sample_ids)
+    free = seq_len - len(ids)
+    ids += [pad_id] * free
+    labels += [IGNORE] * free
+    positions += range(positions[-1] + 1, positions[-1] + 1 + free)
+    parts += [parts[-1]] * free
+    return torch.tensor([ids, labels, positions, parts], dtype=torch.int32)
+
+
+def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> list[Sample]:
+    """The samples, each of 2 to `seq_len` tokens with at least one in the loss.
+
+    The loss is on an answer and its <eos>, or on the whole of a plain text, every token once. A question that
+    leaves its answer less than half of the row loses its front.
+    """
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    prompts = token_ids(tokenizer, [prompt(example) for example in examples])
+    answers = token_ids(tokenizer, [answer(example) for example in examples])
+    samples: list[Sample] = []
+    for example, asked, said in zip(examples, prompts, answers, strict=True):
+        learnt = said if example.is_text else [*said, eos]
+        room = max(seq_len - 1 - len(learnt), (seq_len - 1) // 2)
+        samples += _windows([bos, *asked[max(0, len(asked) - room) :]], learnt, seq_len)
+    return samples
+
+
+def _windows(given: list[int], learnt: list[int], seq_len: int) -> list[Sample]:
+    """One sample, or several where it is longer than a row; each next one repeats a quarter of a row first."""
+    ids = given + learnt
+    labels = [IGNORE] * len(given) + learnt
+    context = seq_len // 4
+    samples = [(ids[:seq_len], labels[:seq_len])]
+    for start in range(seq_len, len(ids), seq_len - context):
+        end = start + seq_len - context
+        samples.append((ids[start - context : end], [IGNORE] * context + labels[start:end]))
+    return samples
+
+
+def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+    """The samples of each row: sample i, of `lengths[i]` tokens, goes to the fullest open row with room."""
+    done: list[list[int]] = []
+    open_rows: list[tuple[int, list[int]]] = []  # free tokens, samples
+    for sample, length in enumerate(lengths):
+        fitting = [row for row in open_rows if row[0] >= length]
+        free, row = min(fitting, key=lambda r: r[0]) if fitting else (seq_len, [])
+        if fitting:
+            open_rows.remove((free, row))
+        open_rows.append((free - length, [*row, sample]))
+        if len(open_rows) > OPEN_ROWS:
+            fullest = min(open_rows, key=lambda r: r[0])
+            open_rows.remove(fullest)
+            done.append(fullest[1])
+    return done + [row for _, row in open_rows]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a run fails: one sentence for people, one exit code for programs."""
+
+from __future__ import annotations
+
+import os
+import traceback
+
+EXIT_JOB = 1
+"""The whole job is at fault (bad data, a foreign --out, …); every rank agrees on the sentence."""
+EXIT_USAGE = 2
+"""The command line is at fault; nothing was started."""
+EXIT_RANK = 70
+"""This rank alone failed; the sentence is its own."""
+EXIT_PEER = 75
+"""This rank is well but lost another one; the cause is to be found there."""
+
+ERROR_MARK = "error: "
+"""What the last line of a failed process begins with; the launcher looks for it."""
+
+_GLOO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
+class JobError(Exception):
+    """All ranks know of this failure; rank 0 prints it."""
+
+
+class PeerLost(Exception):
+    """A collective failed because another rank, or the way to it, is gone."""
+
+
+def sentence(error: BaseException) -> str:
+    """The one line that tells a person what went wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    # A bare KeyError('x') reads as "'x'": such messages need their type to make sense.
+    spoken = isinstance(error, (JobError, PeerLost, ValueError, TypeError, OSError, RuntimeError))
+    return text if spoken else f"{type(error).__name__}: {text}"
+
+
+def is_peer_loss(error: BaseException) -> bool:
+    """Whether `error` says that another rank died rather than that this one is at fault."""
+    if isinstance(error, PeerLost):
+        return True
+    kind = type(error).__name__
+    return kind.startswith("Dist") or (
+        isinstance(error, RuntimeError) and any(mark in str(error) for mark in _GLOO_MARKS)
+    )
+
+
+def exit_code(error: BaseException) -> int:
+    """The exit code of a rank that ends with `error`."""
+    if isinstance(error, JobError):
+        return EXIT_JOB
+    return EXIT_PEER if is_peer_loss(error) else EXIT_RANK
+
+
+def show_traceback(error: BaseException) -> None:
+    """Prints the traceback where OCTAVO_DEBUG=1 asks for it; says nothing otherwise."""
+    if os.environ.get("OCTAVO_DEBUG") == "1":
+        traceback.print_exception(error)

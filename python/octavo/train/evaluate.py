@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model has learnt: its loss on held-out rows, how often it answers exactly, and a few answers.
+
+Nothing here draws a random number or leaves a trace: a model that was training trains on.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from octavo.train.batches import IGNORE, Batches
+from octavo.train.dataset import Example
+from octavo.train.tokenizer import answer, prompt, token_ids
+
+GROUP = 64
+"""Questions answered together."""
+OPENING = 16
+"""Tokens of a plain text that are given to the model to be continued."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A question, what the data say, and what the model says; plain text is asked by its opening."""
+
+    instruction: str
+    input: str
+    expected: str
+    answer: str
+    correct: bool
+
+
+def eval_loss(model: PreTrainedModel, batches: Batches, *, max_rows: int = 128) -> float:
+    """The mean loss in nats over the loss tokens of the first `max_rows` rows; every token weighs the same.
+
+    Raises ValueError where there is no row.
+    """
+    total, tokens = 0.0, 0
+    with _evaluating(model):
+        for batch in batches.in_order(max_rows):
+            # The first token of a row is nobody's prediction, so its label never counts.
+            count = int((batch["labels"][:, 1:] != IGNORE).sum())
+            moved = {name: value.to(_device(model)) for name, value in batch.items()}
+            total += float(model(**moved, use_cache=False).loss) * count
+            tokens += count
+    if not tokens:
+        raise ValueError(f"[train.evaluate] expected at least one row to evaluate, got max_rows {max_rows}")
+    return total / tokens
+
+
+def exact_match(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Sequence[Example],
+    max_items: int = 128,
+) -> float:
+    """The share, 0 to 1, of the first `max_items` questions that are answered exactly, outer spaces aside.
+
+    Raises ValueError where there is no question.
+    """
+    asked = list(examples[:max_items])
+    if not asked:
+        raise ValueError("[train.evaluate] expected at least one example, got none")
+    # An answer longer than the longest right one is wrong anyway.
+    answers = [answer(example) for example in asked]
+    longest = max(map(len, token_ids(tokenizer, answers)))
+    return sum(answer.correct for answer in _answers(model, tokenizer, asked, longest + 1)) / len(asked)
+
+
+def sample_answers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    examples: Sequence[Example],
+    n: int,
+    *,
+    max_new_tokens: int = 48,
+) -> list[Answer]:
+    """The model's most likely answers to the first `n` examples, in their order."""
+    return _answers(model, tokenizer, list(examples[:n]), max_new_tokens)
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
+
+
+def _device(model: PreTrainedModel) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _answers(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_new_tokens: int
+) -> list[Answer]:
+    questions = [_question(tokenizer, example) for example in examples]
+    # Questions of like length go together, so that little of a group is padding.
+    order = sorted(range(len(examples)), key=lambda i: len(questions[i]))
+    answers: dict[int, Answer] = {}
+    with _evaluating(model):
+        for start in range(0, len(order), GROUP):
+            group = order[start : start + GROUP]
+            texts = _continue(model, tokenizer, [questions[i] for i in group], max_new_tokens)
+            for i, text in zip(group, texts, strict=True):
+                answers[i] = _judge(tokenizer, examples[i], questions[i], text)
+    return [answers[i] for i in range(len(examples))]
+
+
+def _question(tokenizer: PreTrainedTokenizerFast, example: Example) -> list[int]:
+    given = example.output if example.is_text else prompt(example)
+    ids = [tokenizer.bos_token_id, *token_ids(tokenizer, [given])[0]]
+    return ids[: 1 + OPENING] if example.is_text else ids
+
+
+def _continue(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    questions: list[list[int]],
+    max_new_tokens: int,
+) -> list[str]:
+    padded = tokenizer.pad({"input_ids": questions}, padding_side="left", return_tensors="pt")
+    padded = padded.to(_device(model))
+    greedy = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        use_cache=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    out = model.generate(**padded, generation_config=greedy)
+    return tokenizer.batch_decode(out[:, padded["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def _judge(tokenizer: PreTrainedTokenizerFast, example: Example, question: list[int], text: str) -> Answer:
+    if example.is_text:
+        opening = tokenizer.decode(question, skip_special_tokens=True)
+        expected = example.output[len(opening) :]
+        return Answer(opening, "", expected, text, text.strip() == expected.strip())
+    correct = text.strip() == example.output.strip()
+    return Answer(example.instruction, example.input, example.output, text, correct)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run, as every rank goes through it: claim `--out`, build, resume, step, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import LlamaForCausalLM
+
+from octavo.train import durable, evaluate, identity, memory, plots, report, restore, state
+from octavo.train.checkpoint import CheckpointWriter, step_folder
+from octavo.train.config import TrainConfig
+from octavo.train.disk import Disk, find_disk
+from octavo.train.loop import Trainer
+from octavo.train.metrics import MetricsLog, Totals, read_metrics
+from octavo.train.progress import make_display
+from octavo.train.setup import Data, build_engine, build_replica, load_data
+from octavo.train.summary import check_replicas, summarize
+from octavo.train.world import World
+
+ANSWERS = 6
+
+
+@dataclass
+class _Run:
+    """A job whose `--out` is claimed and whose checkpoint, if any, is found."""
+
+    config: TrainConfig
+    world: World
+    data: Data
+    disk: Disk
+    identity: dict[str, Any]
+    resolved: dict[str, Any]
+    step: int | None
+
+    @property
+    def out(self) -> Path:
+        return Path(self.config.out)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / identity.CHECKPOINT
+
+
+def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[str, Any]:
+    """Trains, or goes on training, and returns the summary (on every rank). `console` is rank 0's, else None.
+
+    Raises JobError with one sentence, the same on all ranks; the last checkpoint stays good whatever happens.
+    """
+    memory.reset_peak()
+    data = load_data(config, world)
+    model = world.agree(lambda: build_replica(config, data))
+    run = _open(config, world, data, model.config.to_dict())
+    finished = _finished_summary(run)
+    if finished is not None:
+        if console:
+            console.print(
+                f"finished already, after {config.steps} steps: --fresh starts over", soft_wrap=True
+            )
+            report.print_summary(console, finished, run.out)
+        return finished
+    trainer = _start(run, model)
+    _train(run, trainer, console)
+    return _finish(run, trainer, console)
+
+
+def _open(config: TrainConfig, world: World, data: Data, model: dict[str, Any]) -> _Run:
+    out = Path(config.out)
+    whose = identity.identity_of(config, world.size, data.corpus, model)
+    disk = find_disk(world, out)
+    claimed = world.agree(lambda: identity.claim(out, whose, config.fresh) if disk.is_leader else None)
+    key = identity.fingerprint(whose)
+    step = restore.newest_common_step(world, disk, out / identity.CHECKPOINT, key, _warn)
+    return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, step)
+
+
+def _finished_summary(run: _Run) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do; one killed before writing it still has."""
+
+    def read() -> dict[str, Any] | None:
+        path = run.out / identity.SUMMARY
+        done = run.world.is_main and run.step == run.config.steps and path.is_file()
+        return json.loads(path.read_text()) if done else None
+
+    return run.world.from_main(run.world.agree(read))
+
+
+def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
+    """Builds the engine, in the state of the checkpoint where there is one."""
+    world, step = run.world, run.step
+    totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
+    engine = build_engine(
+        run.config, world, run.data, model, run.resolved.get("precision"), resumed=step is not None
+    )
+    if step is not None:
+        own = world.agree(lambda: restore.load_rank(run.checkpoints, step, world))
+        state.restore(engine, world, optimizer_state, own)
+    resolved = {"precision": engine.precision}
+    world.agree(
+        lambda: identity.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None
+    )
+    return Trainer(run.config, world, run.data, engine, world.from_main(totals))
+
+
+def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
+    """On rank 0 fills `model` and returns what else it keeps for all; DDP will send the weights around."""
+    if run.step is None or not run.world.is_main:
+        return Totals(), None
+    state.load_weights(model, step_folder(run.checkpoints, run.step))
+    totals = Totals.from_dict(restore.load_trainer(run.checkpoints, run.step))
+    return totals, restore.load_optimizer(run.checkpoints, run.step)
+
+
+def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
+    """Makes the steps that are left, with their lines, evaluations and checkpoints."""
+    config, world, totals = run.config, run.world, trainer.totals
+    log = world.agree(lambda: MetricsLog(run.out / identity.METRICS, totals.step) if world.is_main else None)
+    writer = CheckpointWriter(
+        world, run.disk, run.checkpoints, identity.fingerprint(run.identity), totals.step
+    )
+    display = make_display(console, config.steps, totals.step)
+    display.note(_opening(run, trainer))
+    try:
+        while totals.step < config.steps:
+            record = trainer.step()
+            last = totals.step == config.steps
+            if last or totals.step % config.eval_every == 0:
+                record["eval_loss"] = trainer.evaluate()
+            if log:
+                log.append(record)
+            display.update(record, totals)
+            if last or totals.step % config.checkpoint_every == 0:
+                _save(run, trainer, writer, log)
+    finally:
+        display.close()
+        if log:
+            log.close()
+
+
+def _save(run: _Run, trainer: Trainer, writer: CheckpointWriter, log: MetricsLog | None) -> None:
+    check_replicas(trainer)
+    if log:
+        log.sync()
+    shared = state.shared_writer(trainer.engine, run.data.tokenizer, trainer.totals)
+    writer.save(trainer.totals.step, shared, state.rank_state(trainer.engine))
+
+
+def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, Any]:
+    summary = summarize(trainer, trainer.accuracy())
+    if run.world.is_main:
+        plots.plot_loss(read_metrics(run.out / identity.METRICS), run.out / identity.PLOT)
+        durable.write_json(run.out / identity.SUMMARY, summary)
+    if console:
+        model, data = trainer.engine.model, run.data
+        report.print_summary(console, summary, run.out)
+        report.print_answers(
+            console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS)
+        )
+    return summary
+
+
+def _opening(run: _Run, trainer: Trainer) -> str:
+    config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
+    begin = f"resuming after step {run.step}" if run.step else "starting"
+    return (
+        f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
+        f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}"
+    )
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)

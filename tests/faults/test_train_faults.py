@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo train` under SIGKILL: the curve goes on unchanged, a dead rank ends the job, nobody is left."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from train_runs import clean_environment, nano_config, read_curve, train_command
+
+from octavo.train.config import TrainConfig
+
+STEPS = 60
+
+
+def start(config: TrainConfig, **environment: str) -> subprocess.Popen[str]:
+    """Starts a job with its output in pipes."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(train_command(config), env=clean_environment(**environment), **pipes)
+
+
+def finish(job: subprocess.Popen[str]) -> str:
+    """Waits for a job that must end well; returns what it showed."""
+    shown, complaint = job.communicate(timeout=90)
+    assert job.returncode == 0, complaint
+    return shown
+
+
+def steps_done(config: TrainConfig) -> int:
+    path = Path(config.out) / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def wait_for_step(job: subprocess.Popen[str], config: TrainConfig, step: int) -> None:
+    deadline = time.monotonic() + 60
+    while steps_done(config) < step:
+        assert job.poll() is None, f"the job ended before step {step}: {job.communicate()[1]}"
+        assert time.monotonic() < deadline, f"no step {step} in a minute"
+        time.sleep(0.01)
+
+
+def ranks_of(job: subprocess.Popen[str]) -> list[int]:
+    """The process ids of a job's ranks, in rank order."""
+    return sorted(int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"some of {pids} are left"
+        time.sleep(0.02)
+
+
+def kill_loop(folder: Path, **options: object) -> None:
+    """Runs kill_loop.py, which compares killed runs with an unbroken one."""
+    script = str(Path(__file__).with_name("kill_loop.py"))
+    command = [sys.executable, script, str(folder), json.dumps(options)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("the same curve\n")
+
+
+@pytest.mark.timeout(600)
+def test_ranks_killed_at_random_moments_resume_to_the_last_digit(tmp_path):
+    kill_loop(tmp_path, kills=int(os.environ.get("OCTAVO_KILLS", "12")), last=0)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("plan", "ranks"), [("dense", 4), ("sign+ef", 3)])
+def test_several_buckets_and_ranks_resume_to_the_last_digit(tmp_path, plan, ranks):
+    """DDP sorts its buckets after the first step; more than two ranks then add up in another order."""
+    kill_loop(tmp_path, kills=0, last=5, plan=plan, nproc=ranks, model="tiny", steps=12)
+
+
+@pytest.mark.timeout(180)
+def test_a_whole_job_killed_and_started_again_ends_as_if_unbroken(tmp_path):
+    golden = nano_config(tmp_path, steps=STEPS, out=str(tmp_path / "golden"))
+    finish(start(golden))
+    victim = dataclasses.replace(golden, out=str(tmp_path / "victim"))
+    job = start(victim)
+    wait_for_step(job, victim, 15)
+    ranks = ranks_of(job)
+    job.kill()
+    job.communicate(timeout=10)
+    wait_until_gone(ranks)
+    assert steps_done(victim) < STEPS
+    shown = finish(start(victim))
+    assert "resuming after step" in shown
+    assert read_curve(Path(victim.out)) == read_curve(Path(golden.out))
+    assert AutoModelForCausalLM.from_pretrained(Path(victim.out) / "checkpoint").num_parameters() > 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, rank):
+    config = nano_config(tmp_path, steps=5000, checkpoint_every=500, eval_every=5000)
+    job = start(config)
+    wait_for_step(job, config, 3)
+    ranks = ranks_of(job)
+    killed_at = time.monotonic()
+    os.kill(ranks[rank], signal.SIGKILL)
+    complaint = job.communicate(timeout=15)[1]
+    assert time.monotonic() - killed_at < 10
+    assert job.returncode == 1
+    assert complaint.splitlines()[-1].startswith(f"error: rank {rank} was killed by SIGKILL")
+    wait_until_gone(ranks)
+
+
+@pytest.mark.timeout(120)
+def test_a_rank_killed_under_another_launcher_ends_the_others(tmp_path):
+    """As torchrun on several hosts: nobody watches from above, each rank sees its peer go by itself."""
+    slow = dict(steps=5000, eval_every=5000)
+    configs = [nano_config(tmp_path, out=str(tmp_path / f"disk-{rank}"), **slow) for rank in (0, 1)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = dict(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
+    jobs = [start(config, RANK=str(rank), **place) for rank, config in enumerate(configs)]
+    wait_for_step(jobs[0], configs[0], 5)
+    killed_at = time.monotonic()
+    jobs[1].kill()
+    complaint = jobs[0].communicate(timeout=15)[1]
+    assert time.monotonic() - killed_at < 10
+    assert jobs[0].returncode == 75
+    assert complaint.splitlines()[-1].startswith("error: lost another rank: ")
+    jobs[1].communicate(timeout=10)
+    # Two disks: rank 0's has the model, both have a manifest and their own rank's state.
+    names = [
+        {path.name for path in (tmp_path / f"disk-{r}" / "checkpoint" / "latest").iterdir()} for r in (0, 1)
+    ]
+    assert {"model.safetensors", "manifest.json", "rank-00000-of-00002.safetensors"} <= names[0]
+    assert names[1] == {"manifest.json", "rank-00001-of-00002.safetensors"}

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: its options are frozen, its refusals are one sentence, its exit codes mean something."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import typer
+from train_runs import nano_config, run_octavo
+from typer.testing import CliRunner
+
+import octavo
+from octavo import cli
+from octavo.train.cli import train
+from octavo.train.config import TrainConfig
+
+pytestmark = pytest.mark.timeout(90)
+
+TRAIN_OPTIONS = {
+    *(
+        "batch_size",
+        "checkpoint_every",
+        "compare",
+        "compile",
+        "data",
+        "device",
+        "eval_every",
+        "fresh",
+        "grad_accum",
+    ),
+    *("lr", "model", "nproc", "optimizer", "out", "plan", "port", "precision", "seed", "seq_len", "steps"),
+    *("timeout_s", "weight_decay", "zero"),
+}
+
+
+@pytest.fixture
+def octavo_cli(monkeypatch):
+    """Calls the command line in this process: (exit code, stdout, stderr)."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(cli.app, list(arguments))
+        return result.exit_code, result.stdout, result.stderr
+
+    return call
+
+
+def test_the_options_of_train_are_frozen():
+    assert set(inspect.signature(train).parameters) == TRAIN_OPTIONS
+
+
+def test_options_and_config_have_the_same_names_and_defaults():
+    defaults = {name: parameter.default for name, parameter in inspect.signature(train).parameters.items()}
+    defaults["compare"] = ()
+    assert TrainConfig(**defaults) == TrainConfig()
+
+
+def test_help_says_what_each_command_does(octavo_cli):
+    code, said, _ = octavo_cli("--help")
+    assert code == 0
+    assert all(name in said for name in ("train", "bench", "info"))
+    code, said, _ = octavo_cli("train", "--help")
+    assert code == 0
+    assert "--plan" in said
+
+
+def test_version_and_cmake_dir(octavo_cli):
+    assert octavo_cli("--version") == (0, octavo.__version__ + "\n", "")
+    assert octavo_cli("--cmake-dir") == (0, f"{octavo.cmake_dir()}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--zero 1", "expected --zero 0, the only stage that this version trains with, got 1"),
+        ("--compile", "expected no --compile"),
+        ("--device xpu", "expected --device auto or cpu"),
+        ("--steps 0", "expected --steps of at least 1, got 0"),
+        ("--optimizer lion", "expected --optimizer auto, adamw or onebit-adamw, got 'lion'"),
+        ("--nproc 999", "expected --nproc of at most"),
+        ("--plan sing", "sing"),
+        ("--compare dense,nothing", "nothing"),
+        ("--compare dense,dense", "expected different plans"),
+    ],
+)
+def test_bad_options_end_with_2_and_one_sentence(octavo_cli, tmp_path, monkeypatch, options, words):
+    monkeypatch.chdir(tmp_path)
+    code, said, complaint = octavo_cli("train", *options.split())
+    assert (code, said) == (2, "")
+    assert complaint.startswith("error: [")
+    assert complaint.count("\n") == 1
+    assert words in complaint
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", ["--steps many", "--nonsense", "stray"])
+def test_what_is_no_option_ends_with_2(octavo_cli, options):
+    assert octavo_cli("train", *options.split())[0] == 2
+
+
+def test_half_of_a_launchers_variables_is_refused(octavo_cli, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    code, _, complaint = octavo_cli("train")
+    assert code == 2
+    assert (
+        complaint
+        == "error: [train.world] expected RANK and WORLD_SIZE together, got RANK without WORLD_SIZE\n"
+    )
+
+
+def test_info_is_a_table_or_json(octavo_cli):
+    code, said, _ = octavo_cli("info")
+    assert code == 0
+    assert "back ends" in said
+    code, said, _ = octavo_cli("info", "--json")
+    facts = json.loads(said)
+    assert code == 0
+    assert facts["octavo"] == octavo.__version__
+    assert facts["devices"][0] == "cpu"
+    assert {"reference", "cpu"} <= {backend["name"] for backend in facts["backends"] if backend["available"]}
+    assert all(backend["reason"] for backend in facts["backends"] if not backend["available"])
+
+
+def test_bench_hands_its_arguments_on(octavo_cli, monkeypatch):
+    app, got = typer.Typer(), []
+
+    @app.callback()
+    def root() -> None:
+        """Stands for the benchmarks."""
+
+    @app.command()
+    def kernels(only: str = "") -> None:
+        got.append(only)
+
+    package, module = types.ModuleType("octavo.bench"), types.ModuleType("octavo.bench.cli")
+    module.app = package.cli = app
+    package.cli = module
+    monkeypatch.setitem(sys.modules, "octavo.bench", package)
+    monkeypatch.setitem(sys.modules, "octavo.bench.cli", module)
+    assert octavo_cli("bench", "kernels", "--only", "packbits")[0] == 0
+    assert got == ["packbits"]
+    assert octavo_cli("bench", "nothing")[0] == 2
+
+
+def test_two_ranks_train_from_the_command_line(tmp_path):
+    config = nano_config(tmp_path, steps=4)
+    done = run_octavo("train", *config.to_args())
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    summary = json.loads((Path(config.out) / "summary.json").read_text())
+    assert (summary["world_size"], summary["steps"]) == (2, 4)
+    assert summary["dense_bytes_per_step"] == 4 * summary["parameters"]
+    assert summary["compression_ratio"] > 1
+    assert "step 4/4" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_bad_data_end_the_whole_job_with_1_and_one_sentence(tmp_path):
+    config = nano_config(tmp_path)
+    Path(config.data).write_text('{"instruction": "a", "output": "b"}\n{"instruction": \n')
+    done = run_octavo("train", *config.to_args())
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: [train.dataset] ")
+    assert done.stderr.count("\n") == 1
+    assert f"{config.data}, line 2" in done.stderr
+    assert done.stdout == ""
+    assert not Path(config.out).exists()

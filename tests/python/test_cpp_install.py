@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ half of the installed package: find_package(octavo), its headers, and that it stands where it lies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import octavo
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
+PREFIX = Path(octavo.cmake_dir()).parents[2]
+#: Rooms that octavo::core has alone; their headers must do without torch.
+CORE_ROOMS = ("rules", "kernels")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(*command: str | Path, ok: bool = True, **environment: str) -> str:
+    """Runs a command without hints from the outside, and gives all that it said."""
+    hints = ("Torch_DIR", "octavo_DIR", "CMAKE_PREFIX_PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+    tools = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    clean = {name: value for name, value in os.environ.items() if name not in hints}
+    done = subprocess.run(
+        [str(word) for word in command],
+        env={**clean, **tools, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+    )
+    assert (done.returncode == 0) == ok, f"{command} gave {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def configure(source: Path, build: Path, package: str | Path, ok: bool = True, **environment: str) -> str:
+    return run(
+        "cmake", "-S", source, "-B", build, "-G", "Ninja", f"-Doctavo_DIR={package}", ok=ok, **environment
+    )
+
+
+def project(folder: Path, *lines: str) -> Path:
+    folder.mkdir()
+    head = ("cmake_minimum_required(VERSION 3.25)", "project(consumer LANGUAGES CXX)")
+    (folder / "CMakeLists.txt").write_text("\n".join((*head, *lines, "")))
+    return folder
+
+
+def test_the_examples_build_with_the_folder_that_the_command_line_names_and_run(tmp_path):
+    package = run(sys.executable, "-m", "octavo", "--cmake-dir").strip()
+    assert package == octavo.cmake_dir()
+    configure(EXAMPLES, tmp_path, package)
+    run("cmake", "--build", tmp_path)
+    assert "4000 bytes became 125\nevery sign came back" in run(tmp_path / "pack_signs")
+    assert "4000 bytes became 516\n" in run(tmp_path / "encode_int4")
+    assert "reference: 4000 bytes" in run(tmp_path / "encode_int4", OCTAVO_BACKEND="reference")
+    assert "expected OCTAVO_ISA to be one of" in run(tmp_path / "encode_int4", ok=False, OCTAVO_ISA="mmx")
+
+
+def test_every_installed_header_compiles_alone(tmp_path):
+    include = PREFIX / "include"
+    headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))
+    assert Path("octavo/packbits.h") in headers and Path("octavo/rules/sign_bits.h") in headers
+    units = {True: [], False: []}
+    source = project(tmp_path / "headers", "find_package(octavo REQUIRED)")
+    for header in headers:
+        unit = source / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
+        # twice: a header must also bear to be included again
+        unit.write_text(f"#include <{header}>\n#include <{header}>\n")
+        units[header.parts[1] in CORE_ROOMS].append(unit.name)
+    with (source / "CMakeLists.txt").open("a") as lists:
+        for name, target, sources in (
+            ("core", "octavo::core", units[True]),
+            ("all", "octavo::octavo", units[False]),
+        ):
+            lists.write(f"add_library({name} OBJECT {' '.join(sources)})\n")
+            lists.write(f"target_link_libraries({name} PRIVATE {target})\n")
+            lists.write(f"target_compile_options({name} PRIVATE -Wall -Wextra -Werror)\n")
+    configure(source, tmp_path / "build", octavo.cmake_dir())
+    run("cmake", "--build", tmp_path / "build")
+
+
+def test_the_core_needs_no_torch_and_the_rest_says_that_it_does(tmp_path):
+    """A copy of the package in a place without torch, and no Python that has it."""
+    prefix = tmp_path / "elsewhere" / "octavo"
+    shutil.copytree(PREFIX / "share", prefix / "share")
+    shutil.copytree(PREFIX / "lib", prefix / "lib")
+    package = prefix / "share" / "cmake" / "octavo"
+    (tmp_path / "bin").mkdir()
+    for tool in ("cmake", "ninja"):
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool, path=_tools()))
+    (tmp_path / "bin" / "python3").symlink_to("/bin/false")
+    path = {"PATH": os.pathsep.join([str(tmp_path / "bin"), os.defpath])}
+
+    core = project(tmp_path / "core", "find_package(octavo REQUIRED COMPONENTS core)")
+    configure(core, tmp_path / "core-build", package, **path)
+    everything = project(tmp_path / "all", "find_package(octavo REQUIRED)")
+    said = configure(everything, tmp_path / "all-build", package, ok=False, **path)
+    assert "octavo::octavo needs torch" in " ".join(said.split())
+
+    import torch
+
+    given = f"-DTorch_DIR={Path(torch.utils.cmake_prefix_path) / 'Torch'}"
+    run("cmake", "-S", everything, "-B", tmp_path / "all-build", "-G", "Ninja", given, **path)
+
+
+def test_an_unknown_component_is_refused(tmp_path):
+    source = project(tmp_path / "consumer", "find_package(octavo REQUIRED COMPONENTS fpga)")
+    assert "fpga" in configure(source, tmp_path / "build", octavo.cmake_dir(), ok=False)
+
+
+def test_the_libraries_find_each_other_and_torch_where_they_lie():
+    for library in (Path(octavo._C.__file__), *sorted((PREFIX / "lib").glob("liboctavo*.so"))):
+        assert "not found" not in run("ldd", library), library
+
+
+def test_nothing_installed_points_into_the_build_or_the_sources():
+    root = str(EXAMPLES.parents[1])
+    site = str(PREFIX.parent)
+    for path in (PREFIX / "share").rglob("*.cmake"):
+        lines = [line for line in path.read_text().splitlines() if root in line and site not in line]
+        assert not lines, f"{path}: {lines}"
+
+
+def _tools() -> str:
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher, with small scripts for ranks: who is blamed, how long it takes, and that nobody is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from train_runs import clean_environment
+
+from octavo.train import launcher
+from octavo.train.config import TrainConfig, usable_cores
+from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def play(monkeypatch, capfd):
+    """Runs a script as every rank (`rank` is its number) and gives (status, what was said, seconds)."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(script: str, nproc: int = 2, **options) -> tuple[int, str, float]:
+        lines = "import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(script)
+        monkeypatch.setattr(launcher, "_command", lambda _config: [sys.executable, "-c", lines])
+        start = time.monotonic()
+        status = launcher.launch(TrainConfig(nproc=nproc, **options))
+        return status, "".join(capfd.readouterr()), time.monotonic() - start
+
+    return run
+
+
+def test_a_job_whose_ranks_all_end_well_ends_well(play):
+    status, said, _ = play("print('hello from', rank)")
+    assert (status, said) == (0, "hello from 0\n")
+
+
+def test_a_killed_rank_ends_the_job_at_once_with_its_name_and_signal(play):
+    status, said, seconds = play(
+        "time.sleep(60) if rank != 1 else os.kill(os.getpid(), signal.SIGKILL)", nproc=3
+    )
+    assert (status, said) == (EXIT_JOB, "error: rank 1 was killed by SIGKILL\n")
+    assert seconds < 10
+
+
+def test_the_last_words_of_a_crashed_rank_are_passed_on(play):
+    script = "time.sleep(60) if rank != 1 else (print('terminate called', file=sys.stderr), os.abort())"
+    _, said, _ = play(script)
+    assert said == "error: rank 1 was killed by SIGABRT; the last it said was: terminate called\n"
+
+
+def test_the_cause_is_blamed_not_the_ranks_that_lost_it(play, tmp_path):
+    script = f"""
+        open(r'{tmp_path}/%d' % rank, 'w').close()
+        while len(os.listdir(r'{tmp_path}')) < 3:
+            time.sleep(0.01)
+        if rank == 2:
+            time.sleep(0.3)
+            print('error: [room.function] expected a, got b', file=sys.stderr)
+            sys.exit({EXIT_RANK})
+        print('error: lost another rank: Connection closed', file=sys.stderr)
+        sys.exit({EXIT_PEER})
+    """
+    status, said, _ = play(script, nproc=3)
+    assert status == EXIT_JOB
+    assert said == f"error: rank 2 ended with exit code {EXIT_RANK}: [room.function] expected a, got b\n"
+
+
+def test_a_failure_of_the_whole_job_is_said_once_without_a_rank(play):
+    script = f"""
+        if rank == 0:
+            print('error: [train.dataset] expected x, got y', file=sys.stderr)
+        sys.exit({EXIT_JOB})
+    """
+    assert play(script)[:2] == (EXIT_JOB, "error: [train.dataset] expected x, got y\n")
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(play):
+    script = """
+        if rank == 1:
+            sys.exit(9)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+    """
+    status, said, seconds = play(script)
+    assert (status, said) == (EXIT_JOB, "error: rank 1 ended with exit code 9\n")
+    assert seconds < 10
+
+
+def test_a_stopped_rank_is_killed_with_the_others(play):
+    script = "os.kill(os.getpid(), signal.SIGSTOP) if rank == 0 else (time.sleep(0.5), sys.exit(9))"
+    assert play(script)[2] < 10
+
+
+def test_ranks_share_the_cores_and_meet_on_this_machine(play):
+    script = "print(*(os.environ[n] for n in ('OMP_NUM_THREADS', 'WORLD_SIZE', 'LOCAL_RANK', 'MASTER_ADDR')))"
+    _, said, _ = play(script)
+    assert said.split() == [str(max(1, usable_cores() // 2)), "2", "0", "127.0.0.1"]
+
+
+def test_a_port_in_use_is_one_sentence_and_starts_nothing(play):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            RuntimeError, match=rf"expected a free port .* got {port} .*choose another --port"
+        ):
+            play("print('started')", port=port)
+
+
+def test_a_master_port_in_the_environment_counts(play, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "many")
+    with pytest.raises(ValueError, match="expected a whole number in MASTER_PORT, got 'many'"):
+        play("print('started')")
+
+
+def test_too_many_ranks_are_refused_before_anything_starts(play):
+    with pytest.raises(ValueError, match="--nproc of at most"):
+        play("print('started')", nproc=1000)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "words"),
+    [
+        (signal.SIGINT, 130, "stopped by SIGINT: the same command goes on from the last checkpoint\n"),
+        (signal.SIGTERM, 143, "stopped by SIGTERM: the same command goes on from the last checkpoint\n"),
+        (signal.SIGKILL, -9, ""),
+    ],
+)
+def test_no_rank_outlives_its_launcher(tmp_path, number, status, words):
+    rank = textwrap.dedent(f"""
+        import os, time
+        with open(r"{tmp_path}/" + os.environ["RANK"], "w") as file:
+            file.write(str(os.getpid()))
+        time.sleep(60)
+    """)
+    parent = textwrap.dedent(f"""
+        import sys
+        from octavo.train import launcher
+        from octavo.train.config import TrainConfig
+        launcher._command = lambda _config: [sys.executable, "-c", {rank!r}]
+        sys.exit(launcher.launch(TrainConfig()))
+    """)
+    command = [sys.executable, "-c", parent]
+    process = subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    pids = [int(wait_for(lambda n=n: (tmp_path / str(n)).read_text())) for n in (0, 1)]
+    process.send_signal(number)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, said) == (status, words)
+    for pid in pids:
+        wait_for(lambda pid=pid: not is_alive(pid))
+
+
+def wait_for(condition, timeout_s: float = 30.0):
+    """What `condition` gives once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            if value := condition():
+                return value
+        except FileNotFoundError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return os.path.exists(f"/proc/{pid}")

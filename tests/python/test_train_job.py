@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The job of a rank, in this process: what it writes, how it resumes, and what it refuses to touch."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from train_runs import nano_config, read_curve, solo_world
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from octavo.train import job, loop, report
+from octavo.train.checkpoint import saved_steps
+from octavo.train.compare import run_comparison
+from octavo.train.errors import JobError
+from octavo.train.evaluate import Answer
+from octavo.train.job import run_job
+from octavo.train.metrics import MetricsLog, read_metrics
+from octavo.train.model import model_config
+
+pytestmark = pytest.mark.timeout(120)
+
+SUMMARY = {
+    "plan",
+    "optimizer",
+    "zero_stage",
+    "compile",
+    "device",
+    "world_size",
+    "parameters",
+    "steps",
+    "first_loss",
+    "final_loss",
+    "eval_loss",
+    "tokens_per_s",
+    "step_s",
+    "wire_bytes_per_step",
+    "dense_bytes_per_step",
+    "compression_ratio",
+    "peak_device_bytes",
+    "peak_host_bytes",
+    "state_bytes_per_param",
+}
+METRICS = {"step", "loss", "lr", "tokens_per_s", "wire_bytes", "step_s"}
+
+
+class Stop(BaseException):
+    """Stands for SIGKILL: nobody catches it."""
+
+
+@pytest.fixture(scope="module")
+def world():
+    with solo_world() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def golden(world, tmp_path_factory):
+    """A run that nothing disturbed: its configuration, its summary, its screen."""
+    config = nano_config(tmp_path_factory.mktemp("golden"))
+    screen = io.StringIO()
+    summary = run_job(config, world, Console(file=screen, width=120))
+    return config, summary, screen.getvalue()
+
+
+def stop_after_step(monkeypatch, last: int) -> None:
+    """Lets a job make `last` steps, then die as it begins another."""
+    real = loop.Trainer.step
+
+    def step(self):
+        if self.totals.step == last:
+            raise Stop
+        return real(self)
+
+    monkeypatch.setattr(loop.Trainer, "step", step)
+
+
+def test_a_run_writes_what_it_promises(golden):
+    config, summary, screen = golden
+    out = Path(config.out)
+    assert json.loads((out / "summary.json").read_text()) == summary
+    assert set(summary) >= SUMMARY
+    assert summary["steps"] == 8
+    assert summary["optimizer"] == "onebit-adamw"
+    assert summary["state_bytes_per_param"] == pytest.approx(8, abs=4.1)
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    records = read_metrics(out / "metrics.jsonl")
+    assert [record["step"] for record in records] == list(range(1, 9))
+    assert all(set(record) >= METRICS for record in records)
+    assert [record["step"] for record in records if "eval_loss" in record] == [4, 8]
+    assert records[-1]["eval_loss"] == summary["eval_loss"]
+    for words in ("starting: ", "step 8/8", "eval loss", "answers to held-out questions"):
+        assert words in screen
+
+
+def test_transformers_opens_the_checkpoint(golden):
+    out = Path(golden[0].out)
+    for folder in (out / "checkpoint", out / "checkpoint" / "step-000008"):
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        assert model.num_parameters() == golden[1]["parameters"]
+        tokens = tokenizer("Add", return_tensors="pt")
+        assert torch.isfinite(model(input_ids=tokens["input_ids"]).logits).all()
+
+
+def test_the_same_command_on_a_finished_run_shows_its_summary(world, golden):
+    config, summary, _ = golden
+    screen = io.StringIO()
+    before = read_curve(Path(config.out))
+    assert run_job(config, world, Console(file=screen, width=120)) == summary
+    assert "finished already, after 8 steps" in screen.getvalue()
+    assert read_curve(Path(config.out)) == before
+
+
+@pytest.mark.parametrize("last", [0, 1, 2, 5, 7])
+def test_a_resumed_run_has_the_curve_of_an_unbroken_one(world, golden, tmp_path, monkeypatch, last):
+    config = nano_config(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, last)
+        run_job(config, world, None)
+    summary = run_job(config, world, None)
+    assert read_curve(Path(config.out)) == read_curve(Path(golden[0].out))
+    assert summary["replicas_sha256"] == golden[1]["replicas_sha256"]
+    assert summary["accuracy"] == golden[1]["accuracy"]
+
+
+def test_a_run_that_died_before_its_summary_writes_it_when_asked_again(world, golden, tmp_path, monkeypatch):
+    config = nano_config(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(job, "_finish", lambda *_: (_ for _ in ()).throw(Stop))
+        run_job(config, world, None)
+    assert not (Path(config.out) / "summary.json").exists()
+    assert run_job(config, world, None)["eval_loss"] == golden[1]["eval_loss"]
+
+
+def test_how_often_a_run_reports_does_not_make_it_another(world, golden, tmp_path, monkeypatch):
+    config = nano_config(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 3)
+        run_job(config, world, None)
+    run_job(dataclasses.replace(config, checkpoint_every=3, eval_every=1), world, None)
+    losses = [record["loss"] for record in read_curve(Path(config.out))]
+    assert losses == [record["loss"] for record in read_curve(Path(golden[0].out))]
+
+
+def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden):
+    config = golden[0]
+    before = read_curve(Path(config.out))
+    for change, words in (
+        (dict(steps=16), "steps 8 there and 16 here"),
+        (
+            dict(plan="dense"),
+            "optimizer onebit-adamw there and adamw here, plan sign+ef there and dense here",
+        ),
+    ):
+        with pytest.raises(JobError, match="to belong to this configuration") as caught:
+            run_job(dataclasses.replace(config, **change), world, None)
+        assert words in str(caught.value)
+    assert read_curve(Path(config.out)) == before
+    assert saved_steps(Path(config.out) / "checkpoint") == [8, 6]
+
+
+def test_other_data_under_the_same_name_are_another_configuration(world, golden, tmp_path):
+    config = nano_config(tmp_path, out=golden[0].out)
+    Path(config.data).write_text(Path(config.data).read_text().replace("Add", "Sum"))
+    with pytest.raises(JobError, match=r"data sums\.jsonl \(.*\) there and sums\.jsonl \(.*\) here"):
+        run_job(config, world, None)
+
+
+def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    mine = Path(config.out) / "notes.txt"
+    mine.write_text("mine")
+    summary = run_job(dataclasses.replace(config, steps=4, fresh=True), world, None)
+    assert summary["steps"] == 4
+    assert len(read_curve(Path(config.out))) == 4
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
+    config = nano_config(tmp_path, fresh=fresh)
+    precious = Path(config.out) / "metrics.jsonl"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    with pytest.raises(JobError, match=r"got a metrics\.jsonl without run\.json"):
+        run_job(config, world, None)
+    assert precious.read_text() == "years of work"
+
+
+def test_out_must_be_a_directory(world, tmp_path):
+    config = nano_config(tmp_path)
+    Path(config.out).write_text("a file")
+    with pytest.raises(JobError, match=r"^\[train\.disk\] expected a writable directory for --out"):
+        run_job(config, world, None)
+
+
+def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_path, monkeypatch):
+    real = loop.Trainer._backward
+
+    def poisoned(self, step):
+        loss = real(self, step)
+        if step == 3:
+            next(self.engine.model.parameters()).grad.view(-1)[0] = float("nan")
+        return loss
+
+    monkeypatch.setattr(loop.Trainer, "_backward", poisoned)
+    summary = run_job(nano_config(tmp_path, plan="dense"), world, None)
+    assert summary["skipped_steps"] == 1
+    records = read_curve(tmp_path / "out")
+    assert [record["step"] for record in records if record["skipped"]] == [3]
+    assert all(record["loss"] is not None for record in records)
+
+
+def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "MOST_SKIPPED", 3)
+    monkeypatch.setattr(loop.Trainer, "_gradient_is_finite", lambda _self: False)
+    with pytest.raises(JobError, match=r"got none in the last 3 steps \(step 3\): try a smaller --lr"):
+        run_job(nano_config(tmp_path), world, None)
+
+
+def test_gradient_accumulation_sends_once_a_step(world, tmp_path):
+    one = run_job(nano_config(tmp_path, plan="dense", out=str(tmp_path / "one")), world, None)
+    two = run_job(nano_config(tmp_path, plan="dense", out=str(tmp_path / "two"), grad_accum=2), world, None)
+    assert two["dense_bytes_per_step"] == one["dense_bytes_per_step"]
+    assert two["tokens"] == 2 * one["tokens"]
+
+
+def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
+    config = nano_config(tmp_path, steps=4, plan="sign+ef", compare=("dense", "sign+ef"))
+    screen = io.StringIO()
+    summaries = run_comparison(config, world, Console(file=screen, width=160))
+    out = Path(config.out)
+    assert [summary["optimizer"] for summary in summaries.values()] == ["adamw", "onebit-adamw"]
+    assert json.loads((out / "compare.json").read_text()) == summaries
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in out.iterdir()} == {"dense", "sign+ef", "compare.json", "compare.png"}
+    assert "sent a step" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(data="/no/such/file.json"), "no such file"),
+        (dict(plan="sing+ef"), "sing"),
+        (dict(model="/no/such/config.json"), "expected a readable CONFIG.json"),
+        (dict(seq_len=128), "max_position_embeddings of at least 128"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, change, words):
+    config = nano_config(tmp_path, **change)
+    with pytest.raises(JobError) as caught:
+        run_job(config, world, None)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not list(Path(config.out).glob("*"))
+
+
+def test_broken_model_files_are_named(tmp_path):
+    path = tmp_path / "config.json"
+    for text, words in (
+        ("{", "expected JSON"),
+        ("[]", "got 'list'"),
+        ('{"model_type": "bert"}', "got 'bert'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"^\[train\.model\] expected") as caught:
+            model_config(str(path), 300, 32)
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"), [("tiny", (0.8, 1.5)), ("small", (12, 17)), ("220m", (200, 230))]
+)
+def test_sizes_have_about_the_parameters_they_promise(name, millions):
+    from transformers import LlamaForCausalLM
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(model_config(name, 2048, 128))
+    assert millions[0] < model.num_parameters() / 1e6 < millions[1]
+
+
+def test_answers_stay_on_one_line_and_in_their_cell():
+    screen = io.StringIO()
+    rambling = Answer("Say [b]hi[/b].", "", "hi", "### Response:\n\n" * 40, False)
+    report.print_answers(Console(file=screen, width=160), [rambling])
+    assert len(screen.getvalue().splitlines()) < 12
+    assert "[b]hi[/b]" in screen.getvalue()
+
+
+def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(dict(step=step, loss=0.1)) + "\n" for step in range(1, 6)]
+    path.write_text("".join(lines) + '{"step": 6, "lo')
+    log = MetricsLog(path, kept_step=3)
+    log.append(dict(step=4, loss=0.2))
+    log.close()
+    assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
