@@ -91,7 +91,7 @@ void bind_coding(py::module_& m) {
          const std::optional<at::Tensor>& next_residual) {
         require_payload(plan, values, payload);
         encode(values.device(), plan.up(),
-               {values.const_data_ptr<float>(), nullptr, residual ? residual->const_data_ptr<float>() : nullptr},
+               {values.const_data_ptr<float>(), residual ? residual->const_data_ptr<float>() : nullptr},
                static_cast<std::uint64_t>(values.numel()), payload.mutable_data_ptr<std::uint8_t>(),
                next_residual ? next_residual->mutable_data_ptr<float>() : nullptr);
       },
@@ -131,6 +131,13 @@ py::dict stats(const Compressor& compressor) {
   return result;
 }
 
+void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<at::Tensor, at::Tensor>>& momenta,
+                  double beta) {
+  std::map<std::string, Compressor::Momentum> named;
+  for (const auto& [name, pair] : momenta) named[name] = {pair.first, pair.second};
+  compressor.set_momentum(std::move(named), beta);
+}
+
 void bind_compressor(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
@@ -139,7 +146,8 @@ void bind_compressor(py::module_& m) {
       .def_property_readonly("rank", &Compressor::rank)
       .def_property_readonly("world_size", &Compressor::world_size)
       .def("set_plan", &Compressor::set_plan, no_gil)
-      .def("set_momentum", &Compressor::set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
+      .def("set_momentum", &set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
+      .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def("drop_residuals", &Compressor::drop_residuals, no_gil)
       .def("stats", &stats)
       .def("residuals", &Compressor::residuals, no_gil)

@@ -47,10 +47,8 @@ void freeze_variance_op(at::Tensor square, std::int64_t step, double beta2, doub
   as_torch_error([&] { freeze_variance_(square, beta2, eps, floor, step); });
 }
 
-void frozen_adamw_op(at::Tensor parameter, const at::Tensor& momentum, at::Tensor mean, const at::Tensor& denominator,
-                     std::int64_t step, double lr, double beta1, double weight_decay) {
-  as_torch_error(
-      [&] { frozen_adamw_(parameter, momentum, mean, denominator, {lr, beta1, 0.0, 0.0, weight_decay}, step); });
+void frozen_adamw_op(at::Tensor parameter, const at::Tensor& update, at::Tensor mean, double step_size, double decay) {
+  as_torch_error([&] { frozen_adamw_(parameter, update, mean, step_size, decay); });
 }
 
 TORCH_LIBRARY(octavo, m) {
@@ -61,8 +59,8 @@ TORCH_LIBRARY(octavo, m) {
   m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
         "float beta1, float beta2, float eps, float weight_decay) -> ()", compilable);
   m.def("freeze_variance_(Tensor(a!) square, int step, float beta2, float eps, float floor) -> ()", compilable);
-  m.def("frozen_adamw_(Tensor(a!) parameter, Tensor momentum, Tensor(b!) mean, Tensor denominator, int step, float lr, "
-        "float beta1, float weight_decay) -> ()", compilable);
+  m.def("frozen_adamw_(Tensor(a!) parameter, Tensor update, Tensor(b!) mean, float step_size, float decay) -> ()",
+        compilable);
 }
 
 TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
@@ -81,8 +79,7 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, std::int64_t, double, double, double,
                       double, double) {});
   m.impl("freeze_variance_", [](at::Tensor, std::int64_t, double, double, double) {});
-  m.impl("frozen_adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, const at::Tensor&, std::int64_t, double, double,
-                             double) {});
+  m.impl("frozen_adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, double, double) {});
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ constexpr const char* kOwner = "owner/";
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters)
     : wire_(std::move(wire)), plan_(plan) {
-  for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info), {}, {}, {}, false});
+  for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info), {}, {}, {}});
 }
 
 Compressor::~Compressor() = default;
@@ -29,10 +29,10 @@ void Compressor::begin_step() {
 
 void Compressor::settle() {
   for (Parameter& parameter : parameters_) {
-    const bool commit = step_is_finite_ && parameter.present;
+    const bool commit = step_is_finite_ && parameter.pending;
     commit ? parameter.worker.commit() : parameter.worker.roll_back();
     commit ? parameter.owner.commit() : parameter.owner.roll_back();
-    parameter.present = false;
+    parameter.pending = false;
   }
   nonfinite_steps_ += step_is_finite_ ? 0 : 1;
   step_is_finite_ = true;
@@ -73,7 +73,11 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   if (!job->two_phase) return;
   const Outcome outcome = job->two_phase->finish();
   step_is_finite_ &= outcome.finite;
-  for (std::size_t i = 0; i < job->slots.size(); ++i) parameters_[job->slots[i].parameter].present = outcome.present[i];
+  for (std::size_t i = 0; i < job->slots.size(); ++i) {
+    Parameter& parameter = parameters_[job->slots[i].parameter];
+    parameter.power = outcome.power[i];
+    parameter.pending = outcome.power[i] != 0;
+  }
   if (!job->values.is_same(job->bucket)) job->bucket.copy_(job->values);
   idle_.push_back(std::move(job->two_phase));
 }
@@ -92,8 +96,9 @@ void Compressor::reduce_dense(at::Tensor& bucket) {
 Contribution Compressor::contribution(Parameter& parameter, float* values) {
   Contribution tensor{values, parameter.info.count, plan_.up(), plan_.down()};
   if (parameter.info.exempt) tensor.up = tensor.down = default_format(Codec::fp32);
-  if (parameter.momentum.defined()) {
-    tensor.momentum = parameter.momentum.const_data_ptr<float>();
+  if (parameter.momentum.mean.defined()) {
+    tensor.momentum = parameter.momentum.mean.const_data_ptr<float>();
+    tensor.preconditioner = parameter.momentum.preconditioner.const_data_ptr<float>();
     tensor.gradient_weight = static_cast<float>(1.0 - beta_);
     tensor.momentum_weight = static_cast<float>(beta_);
   }
@@ -120,24 +125,27 @@ void Compressor::set_plan(const Plan& plan) {
   plan_ = plan;
 }
 
-void Compressor::set_momentum(std::map<std::string, at::Tensor> momenta, double beta) {
+void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
   if (!momenta.empty() && plan_.votes()) {
     fail(ErrorCode::invalid_argument, "comm.set_momentum",
          "expected a plan that keeps magnitudes (sign+ef, int4+ef), got ", plan_.text());
   }
-  std::vector<std::pair<std::size_t, at::Tensor>> found;
+  std::vector<std::pair<std::size_t, Momentum>> found;
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = find(name, "comm.set_momentum");
-    if (momentum.scalar_type() != at::kFloat ||
-        static_cast<std::uint64_t>(momentum.numel()) != parameters_[index].info.count) {
+    for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
+      if (tensor.scalar_type() == at::kFloat &&
+          static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count) {
+        continue;
+      }
       fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected float32 with ", parameters_[index].info.count,
-           " elements for ", name, ", got ", toString(momentum.scalar_type()), " with ", momentum.numel());
+           " elements for ", name, ", got ", toString(tensor.scalar_type()), " with ", tensor.numel());
     }
     found.emplace_back(index, std::move(momentum));
   }
   settle();
-  for (Parameter& parameter : parameters_) parameter.momentum.reset();
+  for (Parameter& parameter : parameters_) parameter.momentum = {};
   for (auto& [index, momentum] : found) parameters_[index].momentum = std::move(momentum);
   in_momentum_phase_ = !found.empty();
   beta_ = beta;
@@ -154,6 +162,13 @@ void Compressor::clear_residuals() {
     parameter.worker.clear();
     parameter.owner.clear();
   }
+}
+
+std::vector<float> Compressor::gradient_powers() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<float> powers;
+  for (const Parameter& parameter : parameters_) powers.push_back(parameter.power);
+  return powers;
 }
 
 CompressorStats Compressor::stats() const {

@@ -51,7 +51,7 @@ class OCTAVO_API Compressor {
   void begin_step();
 
   /// A bucket of gradients (any real floating dtype, dense or sparse, CPU) on its way to be replaced by the average over
-  /// all ranks; while momenta are set, by the average of beta*momentum + (1-beta)*gradient.
+  /// all ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner).
   class Job {
     friend class Compressor;
     at::Tensor bucket;
@@ -70,14 +70,22 @@ class OCTAVO_API Compressor {
   /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without.
   void set_plan(const Plan& plan);
 
-  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: float32 by parameter name, equal
+  struct Momentum {
+    at::Tensor mean;            // of preconditioned gradients
+    at::Tensor preconditioner;  // what a gradient is multiplied by
+  };
+  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32, equal
   /// on all ranks, in the memory order of the parameter; shared, not copied: their owner updates them between steps.
   /// A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where gradients become
   /// momenta, which are of another size.
   /// Throws Error invalid_argument for an unknown name, a wrong size or a plan that votes.
-  void set_momentum(std::map<std::string, at::Tensor> momenta, double beta);
+  void set_momentum(std::map<std::string, Momentum> momenta, double beta);
 
   void drop_residuals();
+
+  /// The mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in the order of
+  /// the ParameterInfos; the same on all ranks. 0 with plan dense, which needs none.
+  std::vector<float> gradient_powers() const;
 
   CompressorStats stats() const;
 
@@ -93,8 +101,9 @@ class OCTAVO_API Compressor {
   struct Parameter {
     ParameterInfo info;
     Residual worker, owner;
-    at::Tensor momentum;
-    bool present = false;  // in the step at hand
+    Momentum momentum;
+    bool pending = false;  // its residuals belong to the step at hand, which is not settled
+    float power = 0;
   };
 
   void settle();

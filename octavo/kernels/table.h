@@ -15,17 +15,23 @@ namespace octavo {
 
 using Stream = void*;
 
-/// What is encoded: gradient_weight*gradient + momentum_weight*momentum + residual, by rules::compensate.
+/// What is encoded, by rules::compensate:
+/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum + residual.
 struct EncodeInput {
   const float* gradient;
-  const float* momentum = nullptr;  // null: no momentum
-  const float* residual = nullptr;  // null: no error feedback
+  const float* residual = nullptr;        // null: no error feedback
+  const float* momentum = nullptr;        // null: neither momentum nor preconditioner
+  const float* preconditioner = nullptr;  // there where momentum is
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
 
   EncodeInput from(std::uint64_t offset) const {
-    return {gradient + offset, momentum ? momentum + offset : nullptr, residual ? residual + offset : nullptr,
-            gradient_weight, momentum_weight};
+    return {gradient + offset,
+            residual ? residual + offset : nullptr,
+            momentum ? momentum + offset : nullptr,
+            preconditioner ? preconditioner + offset : nullptr,
+            gradient_weight,
+            momentum_weight};
   }
 };
 
@@ -71,8 +77,8 @@ struct KernelTable {
   // adamw
   void (*adamw)(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);
-  void (*frozen_adamw)(Stream, float decay, float step_size, std::uint64_t count, const float* momentum,
-                       const float* denominator, float* parameter);
+  void (*frozen_adamw)(Stream, float decay, float step_size, std::uint64_t count, const float* update,
+                       float* parameter);
 };
 
 }  // namespace octavo

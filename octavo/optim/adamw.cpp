@@ -23,6 +23,11 @@ void require_state(const at::Tensor& state, const at::Tensor& parameter, const c
        parameter.device().str(), ", got ", toString(state.scalar_type()), state.sizes(), " on ", state.device().str());
 }
 
+void require_shape(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what) {
+  if (tensor.sizes() == parameter.sizes()) return;
+  fail(ErrorCode::invalid_argument, where, "expected ", what, " of ", parameter.sizes(), ", got ", tensor.sizes());
+}
+
 /// A tensor as flat float32 memory in the order of `like`; what is not that already is copied in, and back at the end.
 class Flat {
  public:
@@ -54,9 +59,7 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   constexpr const char* kWhere = "optim.adamw";
   require_state(mean, parameter, kWhere, "mean");
   require_state(square, parameter, kWhere, "square");
-  if (gradient.sizes() != parameter.sizes()) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected a gradient of ", parameter.sizes(), ", got ", gradient.sizes());
-  }
+  require_shape(gradient, parameter, kWhere, "gradient");
   const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, step);
   const rules::AdamWStep rule = {
       .decay = static_cast<float>(1 - options.lr * options.weight_decay),
@@ -92,28 +95,23 @@ void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor
   at::Tensor means = blocks.sum(1, /*keepdim=*/true) / sizes;
   means = at::where(means > 0, means, flat.mean());
   const at::Tensor bound = (means * floor).expand_as(blocks).reshape(-1).narrow(0, 0, flat.numel());
-  square.copy_(at::maximum(flat, bound).add_(eps).view_as(root));
+  square.copy_(at::maximum(flat, bound).add_(eps).reciprocal_().view_as(root));
 }
 
-void frozen_adamw_(at::Tensor& parameter, const at::Tensor& momentum, at::Tensor& mean, const at::Tensor& denominator,
-                   const AdamWOptions& options, std::int64_t step) {
+void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size,
+                   double decay) {
   constexpr const char* kWhere = "optim.frozen_adamw";
   require_state(mean, parameter, kWhere, "mean");
-  require_state(denominator, parameter, kWhere, "denominator");
-  if (momentum.sizes() != parameter.sizes()) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected a momentum of ", parameter.sizes(), ", got ", momentum.sizes());
-  }
-  mean.copy_(momentum);
-  const auto decay = static_cast<float>(1 - options.lr * options.weight_decay);
-  const auto step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, step)));
+  require_shape(update, parameter, kWhere, "update");
+  mean.copy_(update);
   const at::Tensor order = order_of(parameter);
-  Flat p(parameter, order), m(mean, order), d(denominator, order);
-  float *pd = p.data(), *md = m.data(), *dd = d.data();
+  Flat p(parameter, order), m(mean, order);
+  float *pd = p.data(), *md = m.data();
   const KernelTable& kernels = kernels_for(parameter.device());
   const Stream stream = current_stream(parameter.device());
   for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
-    kernels.frozen_adamw(stream, decay, step_size, static_cast<std::uint64_t>(last - first), md + first, dd + first,
-                         pd + first);
+    kernels.frozen_adamw(stream, static_cast<float>(1 - decay), static_cast<float>(step_size),
+                         static_cast<std::uint64_t>(last - first), md + first, pd + first);
   });
   p.write_back();
 }

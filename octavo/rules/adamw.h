@@ -24,9 +24,9 @@ OCTAVO_RULE void adamw(const AdamWStep& s, float gradient, float& parameter, flo
   parameter = parameter * s.decay - s.step_size * (mean / denominator);
 }
 
-/// `momentum` is the mean of all ranks, as it came from the wire; `denominator` was frozen.
-OCTAVO_RULE float frozen_adamw(float decay, float step_size, float parameter, float momentum, float denominator) {
-  return parameter * decay - step_size * (momentum / denominator);
+/// `update` is the preconditioned momentum, the mean of all ranks, as it came from the wire.
+OCTAVO_RULE float frozen_adamw(float decay, float step_size, float parameter, float update) {
+  return parameter * decay - step_size * update;
 }
 
 }  // namespace octavo::rules

@@ -77,19 +77,24 @@ class Handle:
         if plan != self.plan:
             self._compressor.set_plan(plan)
 
-    def set_momentum(self, momenta: Mapping[nn.Parameter, Tensor], beta: float) -> None:
-        """From now on averages ``beta * momentum + (1 - beta) * gradient`` of these parameters instead of gradients.
+    def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
+        """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.
 
-        ``momenta``: float32, equal on all ranks; shared with the hook, which reads them during backward; their owner
-        updates them between steps. Empty: back to gradients. This is what ``OneBitAdamW`` builds on.
+        ``momenta``: ``(m, P)`` by parameter, float32, equal on all ranks; shared with the hook, which reads them during
+        backward; their owner updates them between steps. Empty: back to gradients. ``OneBitAdamW`` builds on this.
         """
         name_of = {parameter: name for name, parameter in self._parameters.items()}
         unknown = [tuple(p.shape) for p in momenta if p not in name_of]
         if unknown:
-            raise ValueError(
-                f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}"
-            )
-        self._compressor.set_momentum({name_of[p]: momentum for p, momentum in momenta.items()}, beta)
+            raise ValueError(f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}")
+        self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
+
+    def gradient_powers(self) -> dict[nn.Parameter, float]:
+        """The mean square of each parameter's gradient in the last step, averaged over ranks: the same on all ranks.
+
+        An estimate from an eighth of the elements of a large parameter. 0 under plan dense, which does not need it.
+        """
+        return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
 
     def drop_residuals(self) -> None:
         """Forgets what was not sent yet."""

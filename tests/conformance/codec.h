@@ -34,8 +34,13 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
                                     << shape.residual);
   const auto momentum = finite_values(shape.count + shape.offset, 11);
   const auto residual = finite_values(shape.count + shape.offset, 12);
-  EncodeInput input{values.data() + shape.offset, shape.momentum ? momentum.data() + shape.offset : nullptr,
-                    shape.residual ? residual.data() + shape.offset : nullptr, 0.1F, 0.9F};
+  const auto preconditioner = finite_values(shape.count + shape.offset, 13);
+  EncodeInput input{values.data() + shape.offset,
+                    shape.residual ? residual.data() + shape.offset : nullptr,
+                    shape.momentum ? momentum.data() + shape.offset : nullptr,
+                    shape.momentum ? preconditioner.data() + shape.offset : nullptr,
+                    0.1F,
+                    0.9F};
   if (!shape.momentum) input.gradient_weight = 0.5F;
 
   const std::uint64_t whole = shape.count / shape.block, rest = shape.count % shape.block;

@@ -125,12 +125,12 @@ TEST(Compressor, MomentumIsAveragedInsideAndNotStored) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = make(backend, "int4+ef");
     const at::Tensor momentum = at::full({kCount}, 2.0F), norm = at::full({64}, 3.0F);
-    compressor.set_momentum({{"weight", momentum}, {"norm", norm}}, 0.9);
+    compressor.set_momentum({{"weight", {momentum, at::ones({kCount})}}, {"norm", {norm, at::full({64}, 10.0F)}}}, 0.9);
     compressor.begin_step();
     at::Tensor bucket = at::full({kCount + 64}, rank == 0 ? 1.0F : 3.0F);
     compressor.reduce(bucket, kSlots);
     EXPECT_NEAR(bucket[0].item<double>(), 0.9 * 2 + 0.1 * 2, 1e-5);
-    EXPECT_NEAR(bucket[kCount].item<double>(), 0.9 * 3 + 0.1 * 2, 1e-5);
+    EXPECT_NEAR(bucket[kCount].item<double>(), 0.9 * 3 + 0.1 * 10 * 2, 1e-5);
     EXPECT_TRUE(at::equal(momentum, at::full({kCount}, 2.0F)));
   });
 }
@@ -138,7 +138,7 @@ TEST(Compressor, MomentumIsAveragedInsideAndNotStored) {
 TEST(Compressor, AVotingPlanCannotAverageMomenta) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign-vote");
-    EXPECT_THROW(compressor.set_momentum({{"weight", at::zeros({kCount})}}, 0.9), Error);
+    EXPECT_THROW(compressor.set_momentum({{"weight", {at::zeros({kCount}), at::ones({kCount})}}}, 0.9), Error);
   });
 }
 

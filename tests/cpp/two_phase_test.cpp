@@ -54,7 +54,7 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
                           default_format(c.down)};
       const Outcome outcome = reduce(wire, tensor, 1.0F / static_cast<float>(c.world));
       EXPECT_TRUE(outcome.finite);
-      EXPECT_TRUE(outcome.present[0]);
+      EXPECT_GT(outcome.power[0], 0.0F);
       results[static_cast<std::size_t>(rank)] = values;
     });
     for (const auto& result : results) EXPECT_TRUE(at::equal(result, results[0])) << "replicas differ";
@@ -127,12 +127,28 @@ TEST(TwoPhase, ANaNOnOneRankReachesAll) {
 TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
-    at::Tensor values = at::zeros({100}), momentum = at::ones({100});
+    at::Tensor values = at::zeros({100}), momentum = at::ones({100}), preconditioner = at::ones({100});
     Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(Codec::scaled_sign),
-                        default_format(Codec::scaled_sign), momentum.const_data_ptr<float>(), 0.1F, 0.9F};
-    EXPECT_FALSE(reduce(wire, tensor, 0.5F).present[0]);
+                        default_format(Codec::scaled_sign)};
+    tensor.momentum = momentum.const_data_ptr<float>();
+    tensor.preconditioner = preconditioner.const_data_ptr<float>();
+    tensor.gradient_weight = 0.1F;
+    tensor.momentum_weight = 0.9F;
+    EXPECT_EQ(reduce(wire, tensor, 0.5F).power[0], 0.0F);
     EXPECT_TRUE(at::equal(values, at::full({100}, 0.9F)));
   });
+}
+
+TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
+  for (const std::int64_t count : {7, 1 << 20}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      at::Tensor values = at::full({count}, rank == 0 ? 1.0F : 3.0F);
+      Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count),
+                          default_format(Codec::int4), default_format(Codec::int4)};
+      EXPECT_EQ(reduce(wire, tensor, 0.5F).power[0], 5.0F);
+    });
+  }
 }
 
 TEST(TwoPhase, CountsTheBytesItHandsOver) {

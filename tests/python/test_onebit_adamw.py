@@ -53,11 +53,25 @@ def test_the_frozen_denominator_has_a_floor():
     square[:256] = 4.0
     square[300] = 16.0
     torch.ops.octavo.freeze_variance_(square, 10_000_000, 0.999, 1e-8, 0.3)
-    assert torch.allclose(square[:256], torch.tensor(2.0))
-    assert torch.allclose(square[300], torch.tensor(4.0))
-    assert torch.allclose(square[301], torch.tensor(0.3 * 4.0 / 256))
+    assert torch.allclose(1 / square[:256], torch.tensor(2.0))
+    assert torch.allclose(1 / square[300], torch.tensor(4.0))
+    assert torch.allclose(1 / square[301], torch.tensor(0.3 * 4.0 / 256))
     mean = (256 * 2 + 4) / 600  # the last block never had a gradient: the tensor's mean
-    assert torch.allclose(square[512:], torch.tensor(0.3 * mean))
+    assert torch.allclose(1 / square[512:], torch.tensor(0.3 * mean))
+
+
+def test_the_frozen_variance_follows_the_size_of_the_gradients():
+    steps = []
+    for factor in (1.0, 100.0):
+        parameter = nn.Parameter(torch.zeros(100))
+        optimizer = OneBitAdamW([parameter], lr=1e-2, betas=(0.9, 0.9), weight_decay=0.0, warmup_steps=5)
+        for step in range(60):
+            before = parameter.detach().clone()
+            parameter.grad = torch.ones(100) * (1.0 if step < 5 else factor)
+            optimizer.step()
+        steps.append((before - parameter.detach()).mean().item())
+    assert steps[0] == pytest.approx(1e-2, rel=0.01)
+    assert steps[1] == pytest.approx(1e-2, rel=0.05), "the step must not grow with the gradient"
 
 
 def test_memory_formats_and_strides_do_not_matter():
@@ -112,28 +126,27 @@ def momentum_in_the_hook(rank: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 64, bias=False))
     handle = octavo.compress(model, "int4+ef")
-    optimizer = OneBitAdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.999), warmup_steps=1, handle=handle)
+    optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=1, handle=handle, frozen_beta=0.75)
     weight = model.module.weight
     for _ in range(2):
-        before = optimizer.state[weight].get("exp_avg", torch.zeros(64, 64)).clone()
+        state = {key: value.clone() for key, value in optimizer.state[weight].items() if torch.is_tensor(value)}
         optimizer.zero_grad()
         model(torch.ones(1, 64) * (rank + 1)).sum().backward()
+        assert handle.gradient_powers()[weight] == pytest.approx((1 + 4) / 2)
         if optimizer.frozen:
-            expected = 0.9 * before + 0.1 * torch.full((64, 64), 1.5)
+            expected = 0.75 * state["exp_avg"] + 0.25 * 1.5 * state["exp_avg_sq"]
             assert torch.allclose(weight.grad, expected, rtol=0.05), "grad is not the averaged momentum"
-            assert torch.equal(optimizer.state[weight]["exp_avg"], before), (
-                "the hook must not write the momentum"
-            )
+            assert torch.equal(optimizer.state[weight]["exp_avg"], state["exp_avg"]), "the hook must only read it"
         optimizer.step()
 
 
-def test_after_the_freeze_grad_holds_the_averaged_momentum(two_ranks):
+def test_after_the_freeze_grad_holds_the_averaged_preconditioned_momentum(two_ranks):
     two_ranks.run(momentum_in_the_hook)
 
 
 def test_arguments_that_make_no_sense_are_refused():
     parameters = [nn.Parameter(torch.zeros(2))]
-    for arguments in ({"lr": -1.0}, {"warmup_steps": 0}, {"betas": (1.0, 0.9)}):
+    for arguments in ({"lr": -1.0}, {"warmup_steps": 0}, {"betas": (1.0, 0.9)}, {"frozen_beta": 1.0}):
         with pytest.raises(ValueError, match="OneBitAdamW"):
             OneBitAdamW(parameters, **{"warmup_steps": 1, **arguments})
     with pytest.raises(ValueError, match="OneBitAdamW"):

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -32,24 +33,45 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-/// A bit a tensor, padded so that payloads stay aligned to 4 bytes.
-std::uint64_t header_bytes(std::size_t tensors) { return (tensors + 31) / 32 * 4; }
+/// A float a tensor: the mean square of the sender's gradient.
+std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
+
+constexpr std::uint64_t kPowerChunk = 256;
+/// From this size on a gradient's power is taken from every eighth chunk: a scale needs no more, and memory is slow.
+constexpr std::uint64_t kSampledCount = 1U << 17;
 
 bool any_nonzero(const float* values, std::uint64_t count) {
-  constexpr std::uint64_t kChunk = 256;
-  for (std::uint64_t first = 0; first < count; first += kChunk) {
+  for (std::uint64_t first = 0; first < count; first += kPowerChunk) {
     std::uint32_t seen = 0;
-    for (std::uint64_t i = first; i < std::min(count, first + kChunk); ++i) seen |= rules::magnitude_bits(values[i]);
+    for (std::uint64_t i = first; i < std::min(count, first + kPowerChunk); ++i) {
+      seen |= rules::magnitude_bits(values[i]);
+    }
     if (seen != 0) return true;
   }
   return false;
 }
 
+/// The mean square; 0 for zeros alone.
+float power_of(const float* values, std::uint64_t count) {
+  const std::uint64_t stride = count < kSampledCount ? kPowerChunk : 8 * kPowerChunk;
+  double sum = 0;
+  std::uint64_t taken = 0;
+  for (std::uint64_t first = 0; first < count; first += stride) {
+    const std::uint64_t last = std::min(count, first + kPowerChunk);
+    for (std::uint64_t i = first; i < last; ++i) sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
+    taken += last - first;
+  }
+  const float power = taken == 0 ? 0.0F : static_cast<float>(sum / static_cast<double>(taken));
+  if (power != 0) return power;
+  return any_nonzero(values, count) ? std::numeric_limits<float>::denorm_min() : 0.0F;
+}
+
 /// The result of a tensor that need not cross the wire.
 void combine(const Contribution& tensor) {
   for (std::uint64_t i = 0; i < tensor.count; ++i) {
-    tensor.values[i] = rules::compensate(tensor.gradient_weight, tensor.values[i], tensor.momentum_weight,
-                                         tensor.momentum ? tensor.momentum[i] : 0.0F, 0.0F);
+    tensor.values[i] = rules::compensate(
+        tensor.gradient_weight, tensor.values[i], tensor.momentum ? tensor.preconditioner[i] : 1.0F,
+        tensor.momentum_weight, tensor.momentum ? tensor.momentum[i] : 0.0F, 0.0F);
   }
 }
 
@@ -84,7 +106,8 @@ std::vector<Message> cut_for(const std::vector<Contribution>& tensors, Format Co
 
 void TwoPhase::send_up(std::vector<Contribution> tensors) {
   tensors_ = std::move(tensors);
-  present_.assign(tensors_.size(), false);
+  power_.clear();
+  for (const Contribution& tensor : tensors_) power_.push_back(power_of(tensor.values, tensor.count));
   if (stays_here()) return;
   Stopwatch watch;
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
@@ -103,7 +126,7 @@ void TwoPhase::send_down(float result_weight) {
   Stopwatch watch;
   transfer_->wait();
   watch.lap(seconds_.wait_up);
-  merge_presence();
+  merge_powers();
   reduce_own(result_weight);
   const auto receive_bytes = sizes(down_);
   const std::vector<std::uint64_t> send_bytes(down_.size(), receive_bytes[static_cast<std::size_t>(wire_.rank())]);
@@ -120,7 +143,7 @@ Outcome TwoPhase::finish() {
   watch.lap(seconds_.wait_down);
   const bool finite = decode_all();
   watch.lap(seconds_.decode);
-  return {finite, present_};
+  return {finite, power_};
 }
 
 /// With one rank nothing crosses a wire and nothing is encoded, unless the plan votes: even one rank's vote is a sign.
@@ -136,20 +159,17 @@ Outcome TwoPhase::finish_here() {
     combine(tensor);
     for (std::uint64_t i = 0; i < tensor.count; ++i) finite &= rules::is_finite(tensor.values[i]);
   }
-  return {finite, present_};
+  return {finite, power_};
 }
 
 void TwoPhase::encode_all() {
-  std::vector<std::uint8_t> header(header_bytes(tensors_.size()));
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    if (any_nonzero(tensors_[t].values, tensors_[t].count)) header[t / 8] |= static_cast<std::uint8_t>(1U << t % 8);
-  }
   std::uint8_t* message_bytes = reserve(sent_up_, total(sizes(up_)));
   for (const Message& message : up_) {
-    std::memcpy(message_bytes, header.data(), header.size());
+    std::memcpy(message_bytes, power_.data(), header_bytes(power_.size()));
     for (const Piece& piece : message.pieces) {
       const Contribution& tensor = tensors_[piece.tensor];
-      const EncodeInput input{tensor.values, tensor.momentum, tensor.worker ? tensor.worker->now() : nullptr,
+      const EncodeInput input{tensor.values,   tensor.worker ? tensor.worker->now() : nullptr,
+                              tensor.momentum, tensor.preconditioner,
                               tensor.gradient_weight, tensor.momentum_weight};
       float* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
       encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count, message_bytes + piece.offset, next);
@@ -158,11 +178,18 @@ void TwoPhase::encode_all() {
   }
 }
 
-void TwoPhase::merge_presence() {
-  const Message& own = up_[static_cast<std::size_t>(wire_.rank())];
-  const auto* header = got_up_.const_data_ptr<std::uint8_t>();
-  for (int sender = 0; sender < wire_.world_size(); ++sender, header += own.bytes) {
-    for (std::size_t t = 0; t < tensors_.size(); ++t) present_[t] = present_[t] || (header[t / 8] >> t % 8 & 1U) != 0;
+void TwoPhase::merge_powers() {
+  const std::uint64_t message_bytes = up_[static_cast<std::size_t>(wire_.rank())].bytes;
+  for (std::size_t t = 0; t < tensors_.size(); ++t) {
+    const auto* header = got_up_.const_data_ptr<std::uint8_t>() + t * sizeof(float);
+    double sum = 0;
+    for (int sender = 0; sender < wire_.world_size(); ++sender, header += message_bytes) {
+      float power;
+      std::memcpy(&power, header, sizeof power);
+      sum += static_cast<double>(power);
+    }
+    const auto mean = static_cast<float>(sum / wire_.world_size());
+    power_[t] = sum == 0 ? 0.0F : mean == 0 ? std::numeric_limits<float>::denorm_min() : mean;
   }
 }
 
@@ -182,7 +209,7 @@ void TwoPhase::reduce_own(float result_weight) {
       decode(kCpu, piece.format, payload, piece.range.count, sender == 0 ? Store::assign : Store::add, sum);
     }
     Residual* residual = tensors_[piece.tensor].owner;
-    const EncodeInput input{sum, nullptr, residual ? residual->now() : nullptr, result_weight};
+    const EncodeInput input{sum, residual ? residual->now() : nullptr, nullptr, nullptr, result_weight};
     float* next = residual ? residual->next(piece.range.count) : nullptr;
     encode(kCpu, result.pieces[p].format, input, piece.range.count, out + result.pieces[p].offset, next);
   }
@@ -196,7 +223,7 @@ bool TwoPhase::decode_all() {
   const auto* message_bytes = got_down_.const_data_ptr<std::uint8_t>();
   for (const Message& message : down_) {
     for (const Piece& piece : message.pieces) {
-      if (!present_[piece.tensor]) continue;
+      if (power_[piece.tensor] == 0) continue;
       const auto* payload = message_bytes + piece.offset;
       finite &= payload_is_finite(piece.format, payload, piece.range.count);
       decode(kCpu, piece.format, payload, piece.range.count, Store::stream,
@@ -205,7 +232,7 @@ bool TwoPhase::decode_all() {
     message_bytes += message.bytes;
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    if (!present_[t]) combine(tensors_[t]);
+    if (power_[t] == 0) combine(tensors_[t]);
   }
   return finite;
 }

@@ -15,12 +15,13 @@
 
 namespace octavo {
 
-/// One tensor of a bucket, on this rank, which sends gradient_weight*gradient + momentum_weight*momentum.
+/// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) + momentum_weight*momentum.
 struct Contribution {
   float* values;  // float32[count] on CPU; in: the gradient, out: the result
   std::uint64_t count;
   Format up, down;
-  const float* momentum = nullptr;  // float32[count], equal on all ranks; null: none
+  const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two
+  const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
   Residual* worker = nullptr;  // what this rank could not send; null: no feedback
@@ -34,9 +35,11 @@ struct PhaseSeconds {
 };
 
 struct Outcome {
-  bool finite;                // every result is finite; the same on all ranks
-  std::vector<bool> present;  // by tensor: some rank had a gradient other than zero; the same on all ranks
-};
+  bool finite;  // every result is finite
+  /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never otherwise.
+  /// An estimate for large tensors, from an eighth of their elements.
+  std::vector<float> power;
+};  // the same on all ranks
 
 /// The two-phase all-reduce of compressed values: each rank sends every owner the codes of its range (all-to-all); the
 /// owner decodes them in rank order, adds in float32, and encodes the sum; all ranks receive all sums.
@@ -64,14 +67,14 @@ class OCTAVO_API TwoPhase {
   bool stays_here() const;
   Outcome finish_here();
   void encode_all();
-  void merge_presence();
+  void merge_powers();
   void reduce_own(float result_weight);
   bool decode_all();
 
   Wire& wire_;
   PhaseSeconds& seconds_;
   std::vector<Contribution> tensors_;
-  std::vector<bool> present_;
+  std::vector<float> power_;                            // by tensor
   std::vector<Message> up_, down_;                      // by owner
   at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8
   at::Tensor sum_;                                      // float32 as bytes, the longest own range

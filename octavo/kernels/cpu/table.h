@@ -16,8 +16,7 @@ extern const CodecKernels fp32, bf16, scaled_sign, ballot, majority_vote, int4;
 
 void adamw(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
            float* mean, float* square);
-void frozen_adamw(Stream, float decay, float step_size, std::uint64_t count, const float* momentum,
-                  const float* denominator, float* parameter);
+void frozen_adamw(Stream, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
 
 extern const KernelTable table;
 

@@ -14,8 +14,8 @@ struct Values {
   const EncodeInput& in;
 
   OCTAVO_INLINE float operator()(std::uint64_t i) const {
-    return rules::compensate(in.gradient_weight, in.gradient[i], in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F,
-                             kResidual ? in.residual[i] : 0.0F);
+    return rules::compensate(in.gradient_weight, in.gradient[i], kMomentum ? in.preconditioner[i] : 1.0F,
+                             in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F, kResidual ? in.residual[i] : 0.0F);
   }
 };
 

@@ -13,19 +13,25 @@ from octavo.ddp import Handle
 
 
 class OneBitAdamW(Optimizer):
-    """AdamW in two phases (1-bit Adam, Tang et al. 2021).
+    """AdamW in two phases, after 1-bit Adam (Tang et al. 2021).
 
     Adam divides by a running variance, and a one-bit gradient's variance says nothing: fed to plain AdamW, signs cost
     some 20 % of the final loss. So for ``warmup_steps`` (about 15 % of a run) this is AdamW on gradients sent in int4
-    with error feedback. Then the variance is frozen, and each rank sends ``beta1 * m + (1 - beta1) * gradient`` by the
-    handle's own plan (``sign+ef``); the average comes back as the new momentum ``m``. It happens in the communication
-    hook, overlapped with backward: after the freeze ``parameter.grad`` holds the momentum, not a gradient (do not
-    clip it; its size is that of the momentum).
+    with error feedback. Then the variance is frozen into a preconditioner ``P = 1 / sqrt(v)``, and each rank sends
+    ``beta * m + (1 - beta) * P * gradient`` by the handle's own plan (``sign+ef``); the average comes back as the new
+    ``m``, which is the update. It happens in the communication hook, overlapped with backward: after the freeze
+    ``parameter.grad`` holds ``m``, not a gradient, and must not be clipped.
+
+    Three things differ from the paper, each for a measured reason (CHANGELOG has the figures). The momentum is
+    preconditioned before it is sent, so that one scale suits all of a tensor. Its ``beta`` is ``frozen_beta``, 0.5: feedback
+    of one-bit errors is a delay of its own, and with 0.9 on top the update lags behind the loss. And the frozen variance
+    keeps its pattern but not its size: it follows the mean square of each tensor's gradients, one float that
+    travels with the bits.
 
     ``handle``: from ``octavo.compress``; None in a single process, where nothing crosses a wire. ``variance_floor``:
     the frozen root of the variance is at least this part of its mean over 256 elements. A parameter that had no
     gradient in the warm-up stays on plain AdamW. State per parameter, float32: ``exp_avg`` and ``exp_avg_sq`` (after
-    the freeze: the denominator). Save ``handle.state_dict()`` with it.
+    the freeze: ``m`` and ``P``). Save ``handle.state_dict()`` with it.
     """
 
     def __init__(
@@ -40,9 +46,11 @@ class OneBitAdamW(Optimizer):
         handle: Handle | None = None,
         warmup_plan: str | Plan = "int4+ef",
         variance_floor: float = 0.3,
+        frozen_beta: float = 0.5,
     ):
         _require(lr >= 0, "lr of at least 0", lr)
         _require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
+        _require(0 <= frozen_beta < 1, "frozen_beta in [0, 1)", frozen_beta)
         _require(eps >= 0, "eps of at least 0", eps)
         _require(
             warmup_steps >= 1,
@@ -55,6 +63,7 @@ class OneBitAdamW(Optimizer):
         )
         self.warmup_steps = warmup_steps
         self.variance_floor = variance_floor
+        self.frozen_beta = frozen_beta
         self._handle = handle
         self._steps = 0
         if handle is not None:
@@ -73,60 +82,74 @@ class OneBitAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        powers = self._handle.gradient_powers() if self._handle is not None else {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_parameter(parameter, group)
+                    self._step_parameter(parameter, group, powers.get(parameter))
         self._steps += 1
         if self._steps == self.warmup_steps:
             self._freeze()
         return loss
 
-    def _step_parameter(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _step_parameter(self, parameter: Tensor, group: dict[str, Any], power: float | None) -> None:
         if parameter.grad.is_sparse:
             raise RuntimeError(
                 "[optim.OneBitAdamW] expected dense gradients, got a sparse one; use torch's SparseAdam"
             )
-        state = self.state[parameter]
-        if not state:
-            state.update(step=0, frozen=False)
-            for key in ("exp_avg", "exp_avg_sq"):
-                state[key] = torch.zeros_like(
-                    parameter, dtype=torch.float32, memory_format=torch.preserve_format
-                )
-        state["step"] += 1
+        state = self.state[parameter] or self._first_state(parameter)
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
-        mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        if power is None:
+            power = parameter.grad.float().square().mean().item() if parameter.numel() else 0.0
+        state["step"] += 1
+        state["power"] = beta2 * state["power"] + (1 - beta2) * power
         if not state["frozen"]:
-            torch.ops.octavo.adamw_(
-                parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay
-            )
+            step = state["step"]
+            torch.ops.octavo.adamw_(parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay)
             return
-        momentum = parameter.grad
+        update = parameter.grad
         if self._handle is None:
-            momentum = mean.lerp(momentum.float(), 1 - beta1)
-        torch.ops.octavo.frozen_adamw_(parameter, momentum, mean, square, step, lr, beta1, decay)
+            update = mean.lerp(update.float() * square, 1 - self.frozen_beta)
+        torch.ops.octavo.frozen_adamw_(parameter, update, mean, lr / self._growth(state, beta2), lr * decay)
+
+    def _first_state(self, parameter: Tensor) -> dict[str, Any]:
+        state = self.state[parameter]
+        state.update(step=0, frozen=False, power=0.0, frozen_power=0.0)
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+        return state
+
+    @staticmethod
+    def _power(state: dict[str, Any], beta2: float) -> float:
+        """The running mean square of the parameter's gradients, corrected for its start at zero."""
+        return state["power"] / (1 - beta2 ** state["step"])
+
+    def _growth(self, state: dict[str, Any], beta2: float) -> float:
+        """How much larger the root of the variance has become since the freeze; at least a tenth of it is left."""
+        if state["frozen_power"] == 0:
+            return 1.0
+        return max(0.1, (self._power(state, beta2) / state["frozen_power"]) ** 0.5)
 
     def _freeze(self) -> None:
         for group in self.param_groups:
+            beta1, beta2 = group["betas"]
             for parameter in group["params"]:
-                if state := self.state.get(parameter):
-                    torch.ops.octavo.freeze_variance_(
-                        state["exp_avg_sq"],
-                        state["step"],
-                        group["betas"][1],
-                        group["eps"],
-                        self.variance_floor,
-                    )
-                    state["frozen"] = True
+                if not (state := self.state.get(parameter)):
+                    continue
+                mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
+                torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], self.variance_floor)
+                mean.mul_(square).div_(1 - beta1**step)
+                state["frozen"] = True
+                state["frozen_power"] = self._power(state, beta2)
         if self._handle is not None:
             self._handle.drop_residuals()  # they are parts of gradients, and momenta are of another size
             self._enter_momentum_phase()
 
     def _enter_momentum_phase(self) -> None:
         self._handle.set_plan(self._momentum_plan)
-        momenta = {p: state["exp_avg"] for p, state in self.state.items() if state["frozen"]}
-        self._handle.set_momentum(momenta, self.param_groups[0]["betas"][0])
+        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s["frozen"]}
+        self._handle.set_momentum(frozen, self.frozen_beta)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "onebit": {"steps": self._steps, "warmup_steps": self.warmup_steps}}

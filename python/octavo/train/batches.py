@@ -146,7 +146,7 @@ def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_
 
 
 def _windows(given: list[int], learnt: list[int], seq_len: int) -> list[Sample]:
-    """One sample, or several where it is longer than a row; each next one repeats a quarter of a row first."""
+    """One sample, or several where it is longer than a row; each next one repeats some of the last one."""
     ids = given + learnt
     labels = [IGNORE] * len(given) + learnt
     context = seq_len // 4
