@@ -74,12 +74,14 @@ void bind_plan(py::module_& m) {
       .def("__repr__", [](const Plan& plan) { return "Plan('" + plan.text() + "')"; });
 }
 
-void require_payload(const Plan& plan, const at::Tensor& values, const at::Tensor& payload) {
-  const auto bytes = plan.up().payload_bytes(static_cast<std::uint64_t>(values.numel()));
+Payload payload_of(const Plan& plan, const at::Tensor& values, const at::Tensor& payload) {
+  const auto count = static_cast<std::uint64_t>(values.numel());
+  const auto bytes = plan.up().payload_bytes(count);
   if (static_cast<std::uint64_t>(payload.numel()) < bytes || !values.is_contiguous() || !payload.is_contiguous()) {
     fail(ErrorCode::invalid_argument, "codec", "expected a contiguous payload of ", bytes, " bytes, got ",
          payload.numel());
   }
+  return plan.up().payload(payload.mutable_data_ptr<std::uint8_t>(), count);
 }
 
 /// One tensor's way through a codec, for the benchmarks: contiguous float32 on CPU, and a payload of payload_bytes().
@@ -89,10 +91,9 @@ void bind_coding(py::module_& m) {
       "encode",
       [](const Plan& plan, const at::Tensor& values, at::Tensor payload, const std::optional<at::Tensor>& residual,
          const std::optional<at::Tensor>& next_residual) {
-        require_payload(plan, values, payload);
         encode(values.device(), plan.up(),
                {values.const_data_ptr<float>(), residual ? residual->const_data_ptr<float>() : nullptr},
-               static_cast<std::uint64_t>(values.numel()), payload.mutable_data_ptr<std::uint8_t>(),
+               static_cast<std::uint64_t>(values.numel()), payload_of(plan, values, payload),
                next_residual ? next_residual->mutable_data_ptr<float>() : nullptr);
       },
       py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
@@ -100,8 +101,7 @@ void bind_coding(py::module_& m) {
   m.def(
       "decode",
       [](const Plan& plan, const at::Tensor& payload, at::Tensor values) {
-        require_payload(plan, values, payload);
-        decode(values.device(), plan.up(), payload.const_data_ptr<std::uint8_t>(),
+        decode(values.device(), plan.up(), payload_of(plan, values, payload),
                static_cast<std::uint64_t>(values.numel()), Store::stream, values.mutable_data_ptr<float>());
       },
       no_gil);

@@ -16,16 +16,14 @@ namespace {
 /// Elements that a thread takes at least: less is not worth waking it.
 constexpr std::uint64_t kGrain = 1U << 15;
 
-/// Calls body(first element, elements, payload from there) over parts of whole blocks.
+/// Calls body(first element, elements) over parts of whole blocks.
 template <class Body>
-void for_block_parts(c10::Device device, Format format, std::uint64_t count, Payload payload, Body body) {
-  const std::uint64_t code_bytes = traits(format.codec).code_bytes(format.block);
+void for_block_parts(c10::Device device, Format format, std::uint64_t count, Body body) {
   const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrain / format.block));
   for_parts(device, static_cast<std::int64_t>(format.blocks(count)), grain, [&](std::int64_t from, std::int64_t to) {
-    const auto first_block = static_cast<std::uint64_t>(from);
-    const std::uint64_t first = first_block * format.block;
+    const std::uint64_t first = static_cast<std::uint64_t>(from) * format.block;
     const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * format.block, count);
-    body(first, last - first, Payload{payload.scales + first_block, payload.codes + first_block * code_bytes});
+    body(first, last - first);
   });
 }
 
@@ -41,25 +39,22 @@ bool all_finite(const std::uint8_t* bytes, std::uint64_t count, Finite finite) {
 
 }  // namespace
 
-void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count, std::uint8_t* bytes,
+void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count, Payload payload,
             float* next_residual) {
   const EncodeKernel kernel = (kernels_for(device).*traits(format.codec).kernels).encode;
   const Stream stream = current_stream(device);
-  for_block_parts(device, format, count, format.payload(bytes, count),
-                  [&](std::uint64_t first, std::uint64_t part, Payload payload) {
-                    kernel(stream, input.from(first), part, format.block, payload,
-                           next_residual ? next_residual + first : nullptr);
-                  });
+  for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
+    kernel(stream, input.from(first), part, format.block, format.from(payload, first),
+           next_residual ? next_residual + first : nullptr);
+  });
 }
 
-void decode(c10::Device device, Format format, const std::uint8_t* bytes, std::uint64_t count, Store store, float* out) {
+void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store, float* out) {
   const DecodeKernel kernel = (kernels_for(device).*traits(format.codec).kernels).decode;
   const Stream stream = current_stream(device);
-  // kernels take one Payload type for reading and writing; decode only reads
-  for_block_parts(device, format, count, format.payload(const_cast<std::uint8_t*>(bytes), count),
-                  [&](std::uint64_t first, std::uint64_t part, Payload payload) {
-                    kernel(stream, payload, part, format.block, store, out + first);
-                  });
+  for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
+    kernel(stream, format.from(payload, first), part, format.block, store, out + first);
+  });
 }
 
 bool payload_is_finite(Format format, const std::uint8_t* bytes, std::uint64_t count) {

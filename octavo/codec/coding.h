@@ -12,13 +12,12 @@
 /// result does not depend on the number of threads: work is cut at block boundaries.
 namespace octavo {
 
-/// Encodes `count` values into `bytes` (format.payload_bytes(count), aligned to 4); the contract is EncodeKernel's.
+/// Encodes `count` values into a payload (format.payload() of memory aligned to 4); the contract is EncodeKernel's.
 OCTAVO_API void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count,
-                       std::uint8_t* bytes, float* next_residual);
+                       Payload payload, float* next_residual);
 
 /// Decodes `count` values to `out`, or adds them to it.
-OCTAVO_API void decode(c10::Device device, Format format, const std::uint8_t* bytes, std::uint64_t count, Store store,
-                       float* out);
+OCTAVO_API void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store, float* out);
 
 /// Whether a payload on the CPU decodes to finite values only: reads the scales, or the values of a codec without.
 OCTAVO_API bool payload_is_finite(Format format, const std::uint8_t* bytes, std::uint64_t count);

@@ -57,6 +57,11 @@ Payload Format::payload(std::uint8_t* bytes, std::uint64_t count) const {
   return {reinterpret_cast<float*>(bytes), bytes + scale_bytes(count)};
 }
 
+Payload Format::from(Payload payload, std::uint64_t first) const {
+  const std::uint64_t skipped = first / block;
+  return {payload.scales + skipped, payload.codes + skipped * traits(codec).code_bytes(block)};
+}
+
 Format default_format(Codec codec) { return {codec, traits(codec).default_block}; }
 
 }  // namespace octavo

@@ -32,6 +32,8 @@ struct OCTAVO_API Format {
   std::uint64_t scale_bytes(std::uint64_t count) const;
   std::uint64_t payload_bytes(std::uint64_t count) const;
   Payload payload(std::uint8_t* bytes, std::uint64_t count) const;
+  /// The rest of a payload from element `first` on, a multiple of `block`.
+  Payload from(Payload payload, std::uint64_t first) const;
 };
 
 /// The codec with its own block size.

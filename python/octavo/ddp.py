@@ -92,7 +92,7 @@ class Handle:
     def gradient_powers(self) -> dict[nn.Parameter, float]:
         """The mean square of each parameter's gradient in the last step, averaged over ranks: the same on all ranks.
 
-        An estimate from an eighth of the elements of a large parameter. 0 under plan dense, which does not need it.
+        An estimate from a 32nd of the elements of a large parameter. 0 under plan dense, which does not need it.
         """
         return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
 

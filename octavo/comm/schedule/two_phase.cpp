@@ -37,8 +37,8 @@ class Stopwatch {
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
 
 constexpr std::uint64_t kPowerChunk = 256;
-/// From this size on a gradient's power is taken from every eighth chunk: a scale needs no more, and memory is slow.
-constexpr std::uint64_t kSampledCount = 1U << 17;
+/// From this size on a gradient's power is taken from every 32nd chunk: a scale needs no more, and memory is slow.
+constexpr std::uint64_t kSampledCount = 1U << 16;
 
 bool any_nonzero(const float* values, std::uint64_t count) {
   for (std::uint64_t first = 0; first < count; first += kPowerChunk) {
@@ -53,17 +53,28 @@ bool any_nonzero(const float* values, std::uint64_t count) {
 
 /// The mean square; 0 for zeros alone.
 float power_of(const float* values, std::uint64_t count) {
-  const std::uint64_t stride = count < kSampledCount ? kPowerChunk : 8 * kPowerChunk;
+  const std::uint64_t stride = count < kSampledCount ? kPowerChunk : 32 * kPowerChunk;
   double sum = 0;
   std::uint64_t taken = 0;
   for (std::uint64_t first = 0; first < count; first += stride) {
-    const std::uint64_t last = std::min(count, first + kPowerChunk);
-    for (std::uint64_t i = first; i < last; ++i) sum += static_cast<double>(values[i]) * static_cast<double>(values[i]);
-    taken += last - first;
+    const std::uint64_t size = std::min(count - first, kPowerChunk);
+    float lanes[16] = {};  // a chain of additions would wait for each; sixteen run at once
+    for (std::uint64_t i = 0; i < size; i += 16) {
+      const std::uint64_t row = std::min<std::uint64_t>(16, size - i);
+      for (std::uint64_t j = 0; j < row; ++j) lanes[j] += values[first + i + j] * values[first + i + j];
+    }
+    for (const float lane : lanes) sum += static_cast<double>(lane);
+    taken += size;
   }
   const float power = taken == 0 ? 0.0F : static_cast<float>(sum / static_cast<double>(taken));
   if (power != 0) return power;
   return any_nonzero(values, count) ? std::numeric_limits<float>::denorm_min() : 0.0F;
+}
+
+/// How many blocks are added up at a time: some 64 Ki elements, whose sum stays in L2 beside what else is read.
+std::uint64_t parts_of(Format up, Format down) {
+  constexpr std::uint64_t kPart = 1U << 16;
+  return std::max<std::uint64_t>(1, kPart / std::max(up.block, down.block));
 }
 
 /// The result of a tensor that need not cross the wire.
@@ -172,7 +183,8 @@ void TwoPhase::encode_all() {
                               tensor.momentum, tensor.preconditioner,
                               tensor.gradient_weight, tensor.momentum_weight};
       float* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
-      encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count, message_bytes + piece.offset, next);
+      encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count,
+             piece.format.payload(message_bytes + piece.offset, piece.range.count), next);
     }
     message_bytes += message.bytes;
   }
@@ -197,36 +209,45 @@ void TwoPhase::reduce_own(float result_weight) {
   const auto rank = static_cast<std::size_t>(wire_.rank());
   const Message& received = up_[rank];
   const Message& result = down_[rank];
-  std::uint64_t longest = 0;
-  for (const Piece& piece : received.pieces) longest = std::max(longest, piece.range.count);
-  auto* sum = reinterpret_cast<float*>(reserve(sum_, longest * sizeof(float)));
   std::uint8_t* out = reserve(sent_down_, result.bytes * up_.size());
-
   for (std::size_t p = 0; p < received.pieces.size(); ++p) {
-    const Piece& piece = received.pieces[p];
-    const auto* payload = got_up_.const_data_ptr<std::uint8_t>() + piece.offset;
-    for (int sender = 0; sender < wire_.world_size(); ++sender, payload += received.bytes) {
-      decode(kCpu, piece.format, payload, piece.range.count, sender == 0 ? Store::assign : Store::add, sum);
-    }
-    Residual* residual = tensors_[piece.tensor].owner;
-    const EncodeInput input{sum, residual ? residual->now() : nullptr, nullptr, nullptr, result_weight};
-    float* next = residual ? residual->next(piece.range.count) : nullptr;
-    encode(kCpu, result.pieces[p].format, input, piece.range.count, out + result.pieces[p].offset, next);
+    reduce_piece(received.pieces[p], result.pieces[p].format, out + result.pieces[p].offset, result_weight);
   }
   for (std::size_t receiver = 1; receiver < up_.size(); ++receiver) {
     std::memcpy(out + receiver * result.bytes, out, result.bytes);
   }
 }
 
+/// Adds up one own range and encodes the sum, part by part: a sum is read again while it is still in the cache.
+void TwoPhase::reduce_piece(const Piece& piece, Format down, std::uint8_t* out, float result_weight) {
+  const std::uint64_t message_bytes = up_[static_cast<std::size_t>(wire_.rank())].bytes;
+  const std::uint64_t count = piece.range.count;
+  Residual* residual = tensors_[piece.tensor].owner;
+  float* next = residual ? residual->next(count) : nullptr;
+  const std::uint64_t part = std::max(piece.format.block, down.block) * parts_of(piece.format, down);
+  auto* sum = reinterpret_cast<float*>(reserve(sum_, std::min(part, count) * sizeof(float)));
+  for (std::uint64_t first = 0; first < count; first += part) {
+    const std::uint64_t size = std::min(part, count - first);
+    auto* payload = got_up_.mutable_data_ptr<std::uint8_t>() + piece.offset;
+    for (int sender = 0; sender < wire_.world_size(); ++sender, payload += message_bytes) {
+      decode(kCpu, piece.format, piece.format.from(piece.format.payload(payload, count), first), size,
+             sender == 0 ? Store::assign : Store::add, sum);
+    }
+    const EncodeInput input{sum, residual && residual->now() ? residual->now() + first : nullptr, nullptr, nullptr,
+                            result_weight};
+    encode(kCpu, down, input, size, down.from(down.payload(out, count), first), next ? next + first : nullptr);
+  }
+}
+
 bool TwoPhase::decode_all() {
   bool finite = true;
-  const auto* message_bytes = got_down_.const_data_ptr<std::uint8_t>();
+  auto* message_bytes = got_down_.mutable_data_ptr<std::uint8_t>();
   for (const Message& message : down_) {
     for (const Piece& piece : message.pieces) {
       if (power_[piece.tensor] == 0) continue;
-      const auto* payload = message_bytes + piece.offset;
+      auto* payload = message_bytes + piece.offset;
       finite &= payload_is_finite(piece.format, payload, piece.range.count);
-      decode(kCpu, piece.format, payload, piece.range.count, Store::stream,
+      decode(kCpu, piece.format, piece.format.payload(payload, piece.range.count), piece.range.count, Store::stream,
              tensors_[piece.tensor].values + piece.range.first);
     }
     message_bytes += message.bytes;

@@ -37,7 +37,7 @@ struct PhaseSeconds {
 struct Outcome {
   bool finite;  // every result is finite
   /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never otherwise.
-  /// An estimate for large tensors, from an eighth of their elements.
+  /// An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
 };  // the same on all ranks
 
@@ -69,6 +69,7 @@ class OCTAVO_API TwoPhase {
   void encode_all();
   void merge_powers();
   void reduce_own(float result_weight);
+  void reduce_piece(const Piece& piece, Format down, std::uint8_t* out, float result_weight);
   bool decode_all();
 
   Wire& wire_;
@@ -77,7 +78,7 @@ class OCTAVO_API TwoPhase {
   std::vector<float> power_;                            // by tensor
   std::vector<Message> up_, down_;                      // by owner
   at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8
-  at::Tensor sum_;                                      // float32 as bytes, the longest own range
+  at::Tensor sum_;                                      // float32 as bytes, a part of an own range
   std::optional<Transfer> transfer_;
 };
 

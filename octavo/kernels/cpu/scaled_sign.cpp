@@ -15,6 +15,7 @@ OCTAVO_INLINE float chunk_sum(V value, std::uint64_t first, std::uint64_t count)
   float lanes[kGroup] = {};
   const std::uint64_t whole = count - count % kGroup;
   for (std::uint64_t i = 0; i < whole; i += kGroup) {
+    value.prefetch(first + i);
     for (std::uint64_t lane = 0; lane < kGroup; ++lane) lanes[lane] += rules::magnitude(value(first + i + lane));
   }
   for (std::uint64_t i = whole; i < count; ++i) lanes[i - whole] += rules::magnitude(value(first + i));

@@ -12,6 +12,7 @@ template <class Word>
 void pack(const Word* values, std::uint64_t count, std::uint8_t* bits) {
   const std::uint64_t whole = count - count % kGroup;
   for (std::uint64_t i = 0; i < whole; i += kGroup) {
+    prefetch_ahead(values + i);
     const std::uint64_t packed = packed_signs(values + i);
     std::memcpy(bits + i / 8, &packed, sizeof packed);
   }

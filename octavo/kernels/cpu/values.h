@@ -17,6 +17,14 @@ struct Values {
     return rules::compensate(in.gradient_weight, in.gradient[i], kMomentum ? in.preconditioner[i] : 1.0F,
                              in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F, kResidual ? in.residual[i] : 0.0F);
   }
+
+  /// Asks for what the group at i + 2 KiB will need.
+  OCTAVO_INLINE void prefetch(std::uint64_t i) const {
+    prefetch_ahead(in.gradient + i);
+    if constexpr (kResidual) prefetch_ahead(in.residual + i);
+    if constexpr (kMomentum) prefetch_ahead(in.momentum + i);
+    if constexpr (kMomentum) prefetch_ahead(in.preconditioner + i);
+  }
 };
 
 /// Calls body(values) with the Values for what the input has.
