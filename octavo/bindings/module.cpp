@@ -113,7 +113,8 @@ std::shared_ptr<Compressor> make_compressor(const ProcessGroupPtr& group, const 
   std::vector<ParameterInfo> infos;
   for (const auto& [name, count, exempt] : parameters) infos.push_back({name, count, exempt});
   const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
-  return std::make_shared<Compressor>(std::make_unique<Wire>(group->getBackend(c10::kCPU), deadline), plan, std::move(infos));
+  return std::make_shared<Compressor>(std::make_unique<Wire>(group->getBackend(c10::kCPU), deadline), plan,
+                                      std::move(infos));
 }
 
 py::dict stats(const Compressor& compressor) {
@@ -153,12 +154,13 @@ void bind_compressor(py::module_& m) {
       .def("residuals", &Compressor::residuals, no_gil)
       .def("load_residuals", &Compressor::load_residuals, no_gil);
   m.def("register_ddp_hook", &register_ddp_hook);
-  m.def("all_reduce",
-        [](at::Tensor tensor, const Plan& plan, const ProcessGroupPtr& group, bool average, double deadline_s) {
-          const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
-          all_reduce(tensor, plan, group, average ? ReduceOp::average : ReduceOp::sum, deadline);
-        },
-        no_gil);
+  m.def(
+      "all_reduce",
+      [](at::Tensor tensor, const Plan& plan, const ProcessGroupPtr& group, bool average, double deadline_s) {
+        const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
+        all_reduce(tensor, plan, group, average ? ReduceOp::average : ReduceOp::sum, deadline);
+      },
+      no_gil);
 }
 
 }  // namespace

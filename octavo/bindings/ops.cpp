@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // torch.ops.octavo: the schemas, the kernels for every device, and the fake kernels that torch.compile traces with.
-#include <torch/library.h>
-
 #include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 #include "octavo/bindings/errors.h"
 #include "octavo/codec/sign_bits.h"
@@ -28,8 +27,7 @@ at::Tensor& unpackbits_out_op(const at::Tensor& packed, at::Tensor& out) {
 
 // SymInt by value: only so does the dispatcher see a kernel that takes symbolic sizes.
 
-at::Tensor packbits_fake(const at::Tensor& tensor, std::optional<c10::SymInt> input_size,
-                         std::optional<std::int64_t>) {
+at::Tensor packbits_fake(const at::Tensor& tensor, std::optional<c10::SymInt> input_size, std::optional<std::int64_t>) {
   const c10::SymInt count = input_size.has_value() ? *input_size : tensor.sym_numel();
   return at::empty_symint({(count + 7) / 8}, tensor.options().dtype(at::kByte));
 }
@@ -56,8 +54,10 @@ TORCH_LIBRARY(octavo, m) {
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
   m.def("unpackbits(Tensor packed, SymInt input_size, int? rank=None) -> Tensor", compilable);
   m.def("unpackbits.out(Tensor packed, *, Tensor(a!) out) -> Tensor(a!)", compilable);
-  m.def("adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
-        "float beta1, float beta2, float eps, float weight_decay) -> ()", compilable);
+  m.def(
+      "adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
+      "float beta1, float beta2, float eps, float weight_decay) -> ()",
+      compilable);
   m.def("freeze_variance_(Tensor(a!) square, int step, float beta2, float eps, float floor) -> ()", compilable);
   m.def("frozen_adamw_(Tensor(a!) parameter, Tensor update, Tensor(b!) mean, float step_size, float decay) -> ()",
         compilable);

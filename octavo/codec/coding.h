@@ -17,7 +17,8 @@ OCTAVO_API void encode(c10::Device device, Format format, const EncodeInput& inp
                        Payload payload, float* next_residual);
 
 /// Decodes `count` values to `out`, or adds them to it.
-OCTAVO_API void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store, float* out);
+OCTAVO_API void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store,
+                       float* out);
 
 /// Whether a payload on the CPU decodes to finite values only: reads the scales, or the values of a codec without.
 OCTAVO_API bool payload_is_finite(Format format, const std::uint8_t* bytes, std::uint64_t count);

@@ -29,7 +29,8 @@ void require_size(std::int64_t input_size, std::int64_t limit, const char* where
 
 void require_packed(const at::Tensor& packed) {
   if (packed.scalar_type() == at::kByte) return;
-  fail(ErrorCode::wrong_type, "codec.unpackbits", "expected packed bits as uint8, got ", toString(packed.scalar_type()));
+  fail(ErrorCode::wrong_type, "codec.unpackbits", "expected packed bits as uint8, got ",
+       toString(packed.scalar_type()));
 }
 
 }  // namespace
@@ -65,8 +66,9 @@ at::Tensor unpackbits(const at::Tensor& packed, std::int64_t input_size, std::in
 void unpackbits_out(const at::Tensor& packed, at::Tensor& out) {
   require_packed(packed);
   if (out.scalar_type() != at::kFloat || !out.is_contiguous() || out.device() != packed.device()) {
-    fail(ErrorCode::invalid_argument, "codec.unpackbits", "expected out as contiguous float32 on ", packed.device().str(),
-         ", got ", toString(out.scalar_type()), out.is_contiguous() ? "" : ", strided,", " on ", out.device().str());
+    fail(ErrorCode::invalid_argument, "codec.unpackbits", "expected out as contiguous float32 on ",
+         packed.device().str(), ", got ", toString(out.scalar_type()), out.is_contiguous() ? "" : ", strided,", " on ",
+         out.device().str());
   }
   const std::int64_t input_size = out.numel();
   require_size(input_size, 8 * packed.numel(), "codec.unpackbits", "8 for each packed byte");

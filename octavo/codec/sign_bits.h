@@ -18,8 +18,8 @@ OCTAVO_API at::Tensor packbits(const at::Tensor& tensor, std::int64_t input_size
 /// The signs as float32[input_size] of +1.0 and -1.0. `packed`: uint8 with at least ceil(input_size/8) elements.
 OCTAVO_API at::Tensor unpackbits(const at::Tensor& packed, std::int64_t input_size, std::int64_t rank = 0);
 
-/// The same into memory that is there already: fresh memory costs more than unpacking. `out`: float32, contiguous, on the
-/// device of `packed`; its size is the input_size.
+/// The same into memory that is there already: fresh memory costs more than unpacking. `out`: float32, contiguous, on
+/// the device of `packed`; its size is the input_size.
 OCTAVO_API void unpackbits_out(const at::Tensor& packed, at::Tensor& out);
 
 }  // namespace octavo

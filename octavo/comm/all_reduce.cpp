@@ -13,8 +13,9 @@ namespace {
 
 void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   if (plan.error_feedback) {
-    fail(ErrorCode::invalid_argument, "comm.all_reduce", "expected a plan without feedback, since a single call keeps no ",
-         "residual, got ", plan.text(), "; octavo.compress keeps one");
+    fail(ErrorCode::invalid_argument, "comm.all_reduce",
+         "expected a plan without feedback, since a single call keeps no ", "residual, got ", plan.text(),
+         "; octavo.compress keeps one");
   }
   if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor on cpu, got ", tensor.layout(), " on ",
@@ -43,8 +44,8 @@ void all_reduce(at::Tensor& tensor, const Plan& plan, const c10::intrusive_ptr<c
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
   TwoPhase two_phase(wire, seconds);
-  two_phase.send_up({{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(),
-                      plan.down()}});
+  two_phase.send_up(
+      {{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(), plan.down()}});
   two_phase.send_down(static_cast<float>(weight));
   two_phase.finish();
   tensor.copy_(values);

@@ -173,8 +173,7 @@ std::vector<float> Compressor::gradient_powers() const {
 
 CompressorStats Compressor::stats() const {
   const std::lock_guard lock(mutex_);
-  return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1),
-          seconds_};
+  return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1), seconds_};
 }
 
 std::map<std::string, at::Tensor> Compressor::residuals() {
@@ -198,8 +197,7 @@ void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residua
     }
     Parameter& parameter = parameters_[find(key.substr(key.find('/') + 1), "comm.load_state")];
     const std::uint64_t count =
-        worker ? parameter.info.count
-               : owned_range(parameter.info.count, wire_->rank(), wire_->world_size()).count;
+        worker ? parameter.info.count : owned_range(parameter.info.count, wire_->rank(), wire_->world_size()).count;
     if (values.scalar_type() != at::kFloat || static_cast<std::uint64_t>(values.numel()) != count) {
       fail(ErrorCode::invalid_argument, "comm.load_state", "expected float32 with ", count, " elements for ", key,
            " on rank ", wire_->rank(), ", got ", toString(values.scalar_type()), " with ", values.numel());

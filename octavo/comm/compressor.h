@@ -31,8 +31,8 @@ struct Slot {
 };
 
 struct CompressorStats {
-  std::uint64_t wire_bytes;       // sent by this rank to others
-  std::uint64_t dense_bytes;      // what a float32 ring all-reduce would have sent
+  std::uint64_t wire_bytes;   // sent by this rank to others
+  std::uint64_t dense_bytes;  // what a float32 ring all-reduce would have sent
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
   PhaseSeconds seconds;           // of the two-phase schedule, on its own thread
@@ -50,8 +50,8 @@ class OCTAVO_API Compressor {
   /// Ends the previous step (commits or rolls back its residuals) and begins one.
   void begin_step();
 
-  /// A bucket of gradients (any real floating dtype, dense or sparse, CPU) on its way to be replaced by the average over
-  /// all ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner).
+  /// A bucket of gradients (any real floating dtype, dense or sparse, CPU) on its way to be replaced by the average
+  /// over all ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner).
   class Job {
     friend class Compressor;
     at::Tensor bucket;
@@ -76,20 +76,21 @@ class OCTAVO_API Compressor {
   };
   /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32, equal
   /// on all ranks, in the memory order of the parameter; shared, not copied: their owner updates them between steps.
-  /// A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where gradients become
-  /// momenta, which are of another size.
-  /// Throws Error invalid_argument for an unknown name, a wrong size or a plan that votes.
+  /// A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where gradients
+  /// become momenta, which are of another size. Throws Error invalid_argument for an unknown name, a wrong size or a
+  /// plan that votes.
   void set_momentum(std::map<std::string, Momentum> momenta, double beta);
 
   void drop_residuals();
 
-  /// The mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in the order of
-  /// the ParameterInfos; the same on all ranks. 0 with plan dense, which needs none.
+  /// The mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in the order
+  /// of the ParameterInfos; the same on all ranks. 0 with plan dense, which needs none.
   std::vector<float> gradient_powers() const;
 
   CompressorStats stats() const;
 
-  /// Residuals by key, "worker/NAME" and "owner/NAME". The tensors are this object's own: copy them before the next step.
+  /// Residuals by key, "worker/NAME" and "owner/NAME". The tensors are this object's own: copy them before the next
+  /// step.
   std::map<std::string, at::Tensor> residuals();
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals);

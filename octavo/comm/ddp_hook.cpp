@@ -27,10 +27,9 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    queue_.push([this, future, buffer = bucket.getBuffer(), slots = slots_of(bucket),
-                 is_first = bucket.getIndex() == 0, is_last = bucket.isLast()] {
-      guarded(future, [&] { advance(future, buffer, slots, is_first, is_last); });
-    });
+    queue_.push(
+        [this, future, buffer = bucket.getBuffer(), slots = slots_of(bucket), is_first = bucket.getIndex() == 0,
+         is_last = bucket.isLast()] { guarded(future, [&] { advance(future, buffer, slots, is_first, is_last); }); });
     return future;
   }
 
@@ -98,7 +97,8 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto found = index_of_.find(parameters[i].unsafeGetTensorImpl());
       if (found == index_of_.end()) {
-        fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(), " has a parameter that the model had not");
+        fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(),
+             " has a parameter that the model had not");
       }
       slots.push_back({found->second, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
     }

@@ -18,8 +18,8 @@ struct Name {
 };
 
 constexpr std::array kNames = {
-    Name{"dense", Codec::fp32, false, false},      Name{"bf16", Codec::bf16, false, false},
-    Name{"int4", Codec::int4, true, true},         Name{"sign", Codec::scaled_sign, true, true},
+    Name{"dense", Codec::fp32, false, false},       Name{"bf16", Codec::bf16, false, false},
+    Name{"int4", Codec::int4, true, true},          Name{"sign", Codec::scaled_sign, true, true},
     Name{"sign-vote", Codec::ballot, false, false},
 };
 

@@ -2,7 +2,6 @@
 #include "octavo/comm/serial_queue.h"
 
 #include <pthread.h>
-
 #include <utility>
 
 namespace octavo {

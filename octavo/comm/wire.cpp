@@ -25,8 +25,9 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
     const std::string what = first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
     const bool late = expired(what);
-    fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank, ": expected all peers within ",
-         deadline.count(), " ms, got ", late ? "no answer from one" : "a failure of one", " (", what,
+    fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
+         ": expected all peers within ", deadline.count(), " ms, got ",
+         late ? "no answer from one" : "a failure of one", " (", what,
          "); the process group and its handles must be rebuilt");
   }
 }
@@ -65,9 +66,8 @@ Transfer Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_by
 }
 
 void Wire::all_reduce(at::Tensor& tensor) {
-  const std::uint64_t bytes = tensor.is_sparse()
-                                  ? tensor._indices().nbytes() + tensor._values().nbytes()
-                                  : static_cast<std::uint64_t>(tensor.nbytes());
+  const std::uint64_t bytes = tensor.is_sparse() ? tensor._indices().nbytes() + tensor._values().nbytes()
+                                                 : static_cast<std::uint64_t>(tensor.nbytes());
   const auto world = static_cast<std::uint64_t>(world_size_);
   sent_bytes_ += tensor.is_sparse() ? bytes * (world - 1) : 2 * bytes * (world - 1) / world;
   std::vector<at::Tensor> tensors = {tensor};

@@ -15,7 +15,7 @@
 namespace c10d {
 class Backend;
 class Work;
-}
+}  // namespace c10d
 
 namespace octavo {
 
@@ -35,7 +35,8 @@ class OCTAVO_API Transfer {
   std::chrono::milliseconds deadline_;
 };
 
-/// A process group's backend as Octavo uses it: bytes from rank to rank with a deadline, and an account of what was sent.
+/// A process group's backend as Octavo uses it: bytes from rank to rank with a deadline, and an account of what was
+/// sent.
 ///
 /// Bytes only (uint8): Gloo rejects other small types, and no transport may add packed bytes. All ranks must make the
 /// same calls in the same order. Throws Error communication
@@ -50,8 +51,8 @@ class OCTAVO_API Wire {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Sends `send_bytes[r]` bytes of `send` to rank r and receives `receive_bytes[r]` from it, in rank order. The buffers
-  /// belong to the transfer until it was waited for.
+  /// Sends `send_bytes[r]` bytes of `send` to rank r and receives `receive_bytes[r]` from it, in rank order. The
+  /// buffers belong to the transfer until it was waited for.
   [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 

@@ -15,7 +15,8 @@ const KernelTable& kernels_for(c10::Device device) {
     case c10::DeviceType::CUDA: return backend("cuda");
     case c10::DeviceType::XPU: return backend("sycl");
     default:
-      fail(ErrorCode::unsupported, "device.dispatch", "expected a tensor on cpu, cuda or xpu, got one on ", device.str());
+      fail(ErrorCode::unsupported, "device.dispatch", "expected a tensor on cpu, cuda or xpu, got one on ",
+           device.str());
   }
 }
 

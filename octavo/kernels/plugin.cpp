@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/plugin.h"
 
-#include <dlfcn.h>
-
 #include <array>
 #include <cstddef>
+#include <dlfcn.h>
 #include <map>
 #include <mutex>
 
@@ -32,7 +31,8 @@ Plugin open(const std::string& name) {
   const auto abi = reinterpret_cast<std::uint32_t (*)()>(dlsym(library, "octavo_backend_abi"));
   const auto create =
       reinterpret_cast<const KernelTable* (*)(char*, std::size_t)>(dlsym(library, "octavo_backend_create"));
-  if (abi == nullptr || create == nullptr) return {nullptr, file + " is not an Octavo back end: its symbols are missing"};
+  if (abi == nullptr || create == nullptr)
+    return {nullptr, file + " is not an Octavo back end: its symbols are missing"};
   if (abi() != kPluginAbi) {
     return {nullptr, file + " was built for kernel table " + std::to_string(abi()) + ", this library has " +
                          std::to_string(kPluginAbi) + ": rebuild it"};

@@ -9,7 +9,8 @@ namespace octavo {
 
 /// A back end in a shared library of its own: liboctavo_<name>.so, which exports two C symbols,
 ///   std::uint32_t octavo_backend_abi()              the kPluginAbi that it was built with
-///   const octavo::KernelTable* octavo_backend_create(char* reason, std::size_t capacity)   null and a reason where its device is missing
+///   const octavo::KernelTable* octavo_backend_create(char* reason, std::size_t capacity)   null and a reason where its
+///   device is missing
 struct Plugin {
   const KernelTable* table;  // null where it is missing
   std::string reason;        // why it is missing, or the file that it came from

@@ -5,7 +5,8 @@
 
 #include "octavo/rules/adamw.h"
 
-/// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's device.
+/// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
+/// device.
 ///
 /// Common contract: buffers do not overlap unless said; any alignment; any count, 0 included; no allocation, no locks,
 /// no exceptions. `stream` is the native handle of the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is
@@ -41,8 +42,8 @@ struct Payload {
   std::uint8_t* codes;
 };
 
-/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the caches,
-/// which saves reading what is overwritten.
+/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the
+/// caches, which saves reading what is overwritten.
 enum class Store { assign, add, stream };
 
 /// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to

@@ -98,8 +98,7 @@ void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor
   square.copy_(at::maximum(flat, bound).add_(eps).reciprocal_().view_as(root));
 }
 
-void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size,
-                   double decay) {
+void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size, double decay) {
   constexpr const char* kWhere = "optim.frozen_adamw";
   require_state(mean, parameter, kWhere, "mean");
   require_shape(update, parameter, kWhere, "update");

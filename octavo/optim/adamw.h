@@ -17,20 +17,21 @@ struct AdamWOptions {
   double weight_decay;
 };
 
-/// One step of AdamW, in place, in one pass. All tensors have one shape and float32 (`parameter` and `gradient` may be of
-/// another floating dtype: they are then converted); `step` counts from 1. Throws Error invalid_argument otherwise.
+/// One step of AdamW, in place, in one pass. All tensors have one shape and float32 (`parameter` and `gradient` may be
+/// of another floating dtype: they are then converted); `step` counts from 1. Throws Error invalid_argument otherwise.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step);
 
 /// Freezes the variance of 1-bit Adam: turns `square` into the preconditioner of all later steps, the reciprocal of
 /// max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that never had a
-/// gradient (rows of rare tokens) takes the mean over the tensor: without a floor, its first gradient would be divided by eps.
+/// gradient (rows of rare tokens) takes the mean over the tensor: without a floor, its first gradient would be divided
+/// by eps.
 OCTAVO_API void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
 
-/// One step with a frozen variance: `update` is the preconditioned momentum, averaged over ranks; `mean` becomes a copy of
-/// it. The parameter loses `decay` (lr times weight decay) of itself and `step_size` times the update.
-/// Shapes and dtypes as in adamw_.
-OCTAVO_API void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean,
-                              double step_size, double decay);
+/// One step with a frozen variance: `update` is the preconditioned momentum, averaged over ranks; `mean` becomes a copy
+/// of it. The parameter loses `decay` (lr times weight decay) of itself and `step_size` times the update. Shapes and
+/// dtypes as in adamw_.
+OCTAVO_API void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size,
+                              double decay);
 
 }  // namespace octavo

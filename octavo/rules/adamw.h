@@ -3,17 +3,17 @@
 
 #include "octavo/rules/portable.h"
 
-/// AdamW (Loshchilov & Hutter 2019, the order of torch.optim.AdamW), and the step of 1-bit Adam (Tang et al. 2021) after
-/// its variance is frozen.
+/// AdamW (Loshchilov & Hutter 2019, the order of torch.optim.AdamW), and the step of 1-bit Adam (Tang et al. 2021)
+/// after its variance is frozen.
 namespace octavo::rules {
 
 struct AdamWStep {
-  float decay;               // 1 - lr * weight_decay
-  float step_size;           // lr / (1 - beta1^t)
-  float beta1_complement;    // 1 - beta1, formed in double
+  float decay;             // 1 - lr * weight_decay
+  float step_size;         // lr / (1 - beta1^t)
+  float beta1_complement;  // 1 - beta1, formed in double
   float beta2;
-  float beta2_complement;    // 1 - beta2, formed in double
-  float sqrt_bias2;          // sqrt(1 - beta2^t), formed in double
+  float beta2_complement;  // 1 - beta2, formed in double
+  float sqrt_bias2;        // sqrt(1 - beta2^t), formed in double
   float eps;
 };
 

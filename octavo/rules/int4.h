@@ -5,8 +5,8 @@
 
 #include "octavo/rules/float_bits.h"
 
-/// Symmetric 4-bit blocks: a block is sent as scale = max|v| / 7 and one code -7..7 an element, rounded to nearest even.
-/// A code is stored as code + 8 in a nibble; element 2i is the high nibble of byte i, an unused last nibble is 0.
+/// Symmetric 4-bit blocks: a block is sent as scale = max|v| / 7 and one code -7..7 an element, rounded to nearest
+/// even. A code is stored as code + 8 in a nibble; element 2i is the high nibble of byte i, an unused last nibble is 0.
 namespace octavo::rules {
 
 inline constexpr float kInt4Levels = 7.0F;

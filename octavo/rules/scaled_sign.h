@@ -5,7 +5,8 @@
 
 #include "octavo/rules/float_bits.h"
 
-/// Scaled sign: a block is sent as its mean magnitude and one sign bit an element (EF-SignSGD, Karimireddy et al. 2019).
+/// Scaled sign: a block is sent as its mean magnitude and one sign bit an element (EF-SignSGD, Karimireddy et al.
+/// 2019).
 ///
 /// The sum has a fixed order, so that every back end and instruction set finds the same bits: 64 float lanes take the
 /// elements of a chunk in turn (element i goes to lane i % 64), the lanes are added pairwise in halves, and the

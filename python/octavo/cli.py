@@ -13,9 +13,7 @@ from octavo.train.cli import train
 
 _HELP = "Trains the same model with a fraction of the bytes."
 
-app = typer.Typer(
-    name="octavo", help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(name="octavo", help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(train)
 app.command()(info)
 
@@ -51,9 +49,7 @@ def root(
     """Trains the same model with a fraction of the bytes."""
 
 
-@app.command(
-    add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
-)
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def bench(context: typer.Context) -> None:
     """Measure kernels or training steps here: `octavo bench --help`."""
     # Imported only now: the benchmarks need more than the other commands do.

@@ -62,7 +62,7 @@ class Handle:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | str]) -> None:
-        """Restores ``state_dict()``: residuals and plan. Raises ValueError where it does not fit; nothing changes then."""
+        """Restores ``state_dict()``: residuals and plan. ValueError where it does not fit; nothing changes then."""
         ours = {"schema": _SCHEMA, "rank": self._compressor.rank, "world_size": self._compressor.world_size}
         for key, expected in ours.items():
             if state.get(key) != expected:
@@ -71,9 +71,7 @@ class Handle:
                     f"this rank saved in a world of the same size, or start with an empty state"
                 )
         plan = _as_plan(str(state.get("plan")))
-        self._compressor.load_residuals(
-            {key: value for key, value in state.items() if isinstance(value, Tensor)}
-        )
+        self._compressor.load_residuals({key: value for key, value in state.items() if isinstance(value, Tensor)})
         if plan != self.plan:
             self._compressor.set_plan(plan)
 
@@ -116,9 +114,7 @@ def compress(
     model, before the first backward, with the same arguments on all ranks.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(
-            f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}"
-        )
+        raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
     if getattr(ddp_model, "_use_python_reducer", False):
         raise ValueError(
             "[ddp.compress] expected DDP's C++ reducer, got optimize_ddp='python_reducer', which calls no hook"

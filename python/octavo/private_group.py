@@ -10,7 +10,7 @@ def private_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.Pro
     """A new group of the same ranks, for one thread's collectives alone; call it on all of these ranks.
 
     Collectives of one group are matched by their order. Ours are issued by a thread of our own while DDP issues some
-    (the map of used parameters), and the user's code others: on a shared group the orders would differ from rank to rank.
+    (the map of used parameters), and the user's code others: on a shared group the orders would differ by rank.
     """
     return dist.new_group(
         ranks=dist.get_process_group_ranks(group if group is not None else dist.group.WORLD),

@@ -35,9 +35,7 @@ class CompressedGradientAccumulator:
 
     def __init__(self, model: nn.Module, rank: int = 0):
         self.rank = rank
-        self.accumulated: dict[str, list[Tensor]] = {
-            n: [] for n, p in model.named_parameters() if p.requires_grad
-        }
+        self.accumulated: dict[str, list[Tensor]] = {n: [] for n, p in model.named_parameters() if p.requires_grad}
         self._passes = dict.fromkeys(self.accumulated, 0)
 
     def accumulate(self, model: nn.Module) -> None:
@@ -51,9 +49,7 @@ class CompressedGradientAccumulator:
         """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0."""
         for name, parameter in model.named_parameters():
             if self._passes.get(name, 0):
-                parameter.grad = (
-                    self._majority(name, parameter.numel()).view_as(parameter).to(parameter.dtype)
-                )
+                parameter.grad = self._majority(name, parameter.numel()).view_as(parameter).to(parameter.dtype)
 
     def zero(self) -> None:
         for name in self.accumulated:

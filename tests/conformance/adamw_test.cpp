@@ -9,7 +9,8 @@ namespace {
 
 struct State {
   Guarded<float> parameter, mean, square;
-  State(std::uint64_t count, std::uint64_t offset) : parameter(count, offset), mean(count, offset), square(count, offset) {
+  State(std::uint64_t count, std::uint64_t offset)
+      : parameter(count, offset), mean(count, offset), square(count, offset) {
     const auto values = finite_values(3 * count, 5);
     for (std::uint64_t i = 0; i < count; ++i) {
       parameter.data()[i] = values[i];

@@ -29,9 +29,8 @@ struct Shape {
 
 inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& shape,
                                           const std::vector<float>& values) {
-  SCOPED_TRACE(::testing::Message() << "count " << shape.count << " block " << shape.block << " offset "
-                                    << shape.offset << " momentum " << shape.momentum << " residual "
-                                    << shape.residual);
+  SCOPED_TRACE(::testing::Message() << "count " << shape.count << " block " << shape.block << " offset " << shape.offset
+                                    << " momentum " << shape.momentum << " residual " << shape.residual);
   const auto momentum = finite_values(shape.count + shape.offset, 11);
   const auto residual = finite_values(shape.count + shape.offset, 12);
   const auto preconditioner = finite_values(shape.count + shape.offset, 13);

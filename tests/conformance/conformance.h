@@ -22,7 +22,7 @@ inline const KernelTable& reference() { return backend("reference"); }
 inline const KernelTable& tested() { return host_backend(); }
 
 /// Sizes around every group, lane and chunk boundary.
-inline const std::vector<std::uint64_t> kCounts = {0,  1,  7,   8,   9,   15,  16,   17,   63,   64,   65,
+inline const std::vector<std::uint64_t> kCounts = {0,   1,   7,   8,   9,   15,   16,   17,   63,   64,   65,
                                                    127, 128, 255, 256, 257, 1000, 4095, 4096, 4097, 10007};
 /// A size from which a back end may write around the caches.
 constexpr std::uint64_t kLargeCount = (1U << 19) + 70;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/int4.h"
 
-#include "octavo/rules/int4.h"
 #include "tests/conformance/codec.h"
 
 namespace octavo::conformance {
 
 namespace {
 
-const CodecUnderTest kCodec = {&KernelTable::int4, rules::packed_int4_bytes, true, {2,64,256,1000}};
+const CodecUnderTest kCodec = {&KernelTable::int4, rules::packed_int4_bytes, true, {2, 64, 256, 1000}};
 
 TEST(Int4, EqualsReference) { expect_codec_conforms(kCodec); }
 

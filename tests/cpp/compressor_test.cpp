@@ -20,13 +20,12 @@ constexpr std::int64_t kCount = 4096;
 const std::vector<Slot> kSlots = {{0, 0}, {1, kCount}};
 
 Compressor make(const BackendPtr& backend, const char* plan) {
-  return Compressor{std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)), Plan::parse(plan),
-          {{"weight", kCount, false}, {"norm", 64, true}}};
+  return Compressor{std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
+                    Plan::parse(plan),
+                    {{"weight", kCount, false}, {"norm", 64, true}}};
 }
 
-at::Tensor bucket_of(int rank, int step) {
-  return at::sin(at::arange(kCount + 64, at::kFloat) * (rank + 1) + step);
-}
+at::Tensor bucket_of(int rank, int step) { return at::sin(at::arange(kCount + 64, at::kFloat) * (rank + 1) + step); }
 
 std::map<std::string, at::Tensor> copy(std::map<std::string, at::Tensor> tensors) {
   for (auto& [name, tensor] : tensors) tensor = tensor.clone();
@@ -109,8 +108,8 @@ TEST(Compressor, ABadStateIsRefusedAndNothingChanges) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign+ef");
     compressor.load_residuals({{"worker/weight", at::ones({kCount})}});
-    for (const auto& [key, size] : {std::pair("worker/other", kCount), std::pair("worker/weight", kCount - 1),
-                                    std::pair("weight", kCount)}) {
+    for (const auto& [key, size] :
+         {std::pair("worker/other", kCount), std::pair("worker/weight", kCount - 1), std::pair("weight", kCount)}) {
       std::map<std::string, at::Tensor> state = {{"owner/weight", at::zeros({kCount})}};
       state[key] = at::zeros({size});
       EXPECT_THROW(compressor.load_residuals(state), Error) << key;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
 #include <barrier>
 #include <cstring>
 #include <exception>
@@ -8,8 +10,6 @@
 #include <memory>
 #include <thread>
 #include <vector>
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 /// Threads as ranks, joined by a backend that copies through shared memory: the schedules are tested without a network,
 /// and a race in them is visible to a thread sanitizer. Real networks are the Python tests' part.

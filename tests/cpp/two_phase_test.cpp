@@ -63,14 +63,12 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Codecs, TwoPhaseCase,
-                         ::testing::Values(Case{Codec::fp32, Codec::fp32, 2, 1e-6F},
-                                           Case{Codec::fp32, Codec::fp32, 3, 1e-6F},
-                                           Case{Codec::bf16, Codec::bf16, 2, 2e-2F},
-                                           Case{Codec::bf16, Codec::bf16, 4, 2e-2F},
-                                           Case{Codec::int4, Codec::int4, 2, 0.5F},
-                                           Case{Codec::scaled_sign, Codec::scaled_sign, 2, 3.0F},
-                                           Case{Codec::scaled_sign, Codec::scaled_sign, 3, 3.0F}));
+INSTANTIATE_TEST_SUITE_P(
+    Codecs, TwoPhaseCase,
+    ::testing::Values(Case{Codec::fp32, Codec::fp32, 2, 1e-6F}, Case{Codec::fp32, Codec::fp32, 3, 1e-6F},
+                      Case{Codec::bf16, Codec::bf16, 2, 2e-2F}, Case{Codec::bf16, Codec::bf16, 4, 2e-2F},
+                      Case{Codec::int4, Codec::int4, 2, 0.5F}, Case{Codec::scaled_sign, Codec::scaled_sign, 2, 3.0F},
+                      Case{Codec::scaled_sign, Codec::scaled_sign, 3, 3.0F}));
 
 TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
   const float votes[2][3] = {{5, 1, -1}, {2, -9, -3}};
@@ -155,8 +153,8 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::ones({1 << 16});
-    Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, {Codec::scaled_sign, 1 << 18},
-                        {Codec::scaled_sign, 1 << 18}};
+    Contribution tensor{
+        values.mutable_data_ptr<float>(), 1 << 16, {Codec::scaled_sign, 1 << 18}, {Codec::scaled_sign, 1 << 18}};
     reduce(wire, tensor, 0.5F);
     // half of 2^16 bits and one scale each way, and one header
     EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4) + 4);

@@ -136,8 +136,6 @@ def test_a_rank_killed_under_another_launcher_ends_the_others(tmp_path):
     assert complaint.splitlines()[-1].startswith("error: lost another rank: ")
     jobs[1].communicate(timeout=10)
     # Two disks: rank 0's has the model, both have a manifest and their own rank's state.
-    names = [
-        {path.name for path in (tmp_path / f"disk-{r}" / "checkpoint" / "latest").iterdir()} for r in (0, 1)
-    ]
+    names = [{path.name for path in (tmp_path / f"disk-{r}" / "checkpoint" / "latest").iterdir()} for r in (0, 1)]
     assert {"model.safetensors", "manifest.json", "rank-00000-of-00002.safetensors"} <= names[0]
     assert names[1] == {"manifest.json", "rank-00001-of-00002.safetensors"}

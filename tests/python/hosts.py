@@ -31,9 +31,7 @@ class Hosts:
             raise
         return self
 
-    def start(
-        self, host: int, command: Sequence[str], environment: Mapping[str, str]
-    ) -> subprocess.Popen[str]:
+    def start(self, host: int, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             ["ip", "netns", "exec", self._name(host), *command],
             env={**environment, "GLOO_SOCKET_IFNAME": "eth0"},
@@ -63,9 +61,7 @@ class Hosts:
         for host in range(self.count):
             name, port = self._name(host), f"port{host}"
             _ip("netns", "add", name)
-            _ip(
-                "-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch
-            )
+            _ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns", self._switch)
             _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "lo", "up")
             _ip("-n", name, "link", "set", "eth0", "up")

@@ -39,8 +39,8 @@ def _serve(rank: int, world_size: int, pipe: Any) -> None:
 
 
 class RankPool:
-    """``run(function, *args)`` calls ``function(rank, *args)`` in every rank of a new Gloo group and returns the results
-    in rank order. ``function`` must be importable (top level of a test module)."""
+    """``run(function, *args)`` calls ``function(rank, *args)`` in every rank of a new Gloo group, and returns the
+    results in rank order. ``function`` must be importable (top level of a test module)."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size

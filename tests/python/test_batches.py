@@ -145,9 +145,7 @@ def test_every_sample_is_in_the_rows_with_positions_from_zero(
 
 
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_packed_samples_do_not_see_one_another(
-    model: LlamaForCausalLM, batches: Batches, use_cache: bool
-) -> None:
+def test_packed_samples_do_not_see_one_another(model: LlamaForCausalLM, batches: Batches, use_cache: bool) -> None:
     batch = batches.batch(0)
     with torch.no_grad():
         packed = model(**batch, use_cache=use_cache).logits
@@ -168,8 +166,7 @@ def test_without_the_mask_a_cache_would_let_them(model: LlamaForCausalLM, batche
     bare = {name: batch[name] for name in ("input_ids", "position_ids")}
     with torch.no_grad():
         ours, parted, leaking = (
-            model(**inputs, use_cache=cache).logits
-            for inputs, cache in ((batch, True), (bare, False), (bare, True))
+            model(**inputs, use_cache=cache).logits for inputs, cache in ((batch, True), (bare, False), (bare, True))
         )
     torch.testing.assert_close(ours, parted, rtol=1e-4, atol=1e-5)
     assert (leaking - ours).abs().max() > 0.1

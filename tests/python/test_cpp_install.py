@@ -41,9 +41,7 @@ def run(*command: str | Path, ok: bool = True, **environment: str) -> str:
 
 
 def configure(source: Path, build: Path, package: str | Path, ok: bool = True, **environment: str) -> str:
-    return run(
-        "cmake", "-S", source, "-B", build, "-G", "Ninja", f"-Doctavo_DIR={package}", ok=ok, **environment
-    )
+    return run("cmake", "-S", source, "-B", build, "-G", "Ninja", f"-Doctavo_DIR={package}", ok=ok, **environment)
 
 
 def project(folder: Path, *lines: str) -> Path:

@@ -170,13 +170,9 @@ def test_a_bad_file_gets_one_sentence(bad: tuple, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        FileNotFoundError, match=r"\[train.dataset\] expected a data set, got no such file, in "
-    ):
+    with pytest.raises(FileNotFoundError, match=r"\[train.dataset\] expected a data set, got no such file, in "):
         load_corpus(tmp_path / "none.json", seed=0)
     with pytest.raises(ValueError, match=r"\[train.dataset\] expected a file, got a directory, in "):
         load_corpus(tmp_path, seed=0)
-    with pytest.raises(
-        OSError, match=r"\[train.dataset\] expected a readable file, got 'file name too long', in"
-    ):
+    with pytest.raises(OSError, match=r"\[train.dataset\] expected a readable file, got 'file name too long', in"):
         load_corpus(tmp_path / ("x" * 5000 + ".json"), seed=0)

@@ -117,9 +117,7 @@ def poison(rank: int, plan: str, bad: float) -> None:
     for step in range(3):
         step_once(model, optimizer, rank, step)
     before = handle.state_dict()
-    hook = model.module.wide.weight.register_hook(
-        lambda g: g.index_fill(0, torch.tensor([7]), bad) if rank == 1 else g
-    )
+    hook = model.module.wide.weight.register_hook(lambda g: g.index_fill(0, torch.tensor([7]), bad) if rank == 1 else g)
     optimizer.zero_grad()
     model(batch_of(rank, 3)).sum().backward()
     assert not torch.isfinite(model.module.wide.weight.grad).all(), "the NaN did not arrive"
@@ -158,9 +156,7 @@ def keep_residual_of_unused(rank: int) -> None:
     model.zero_grad()
     model(torch.randn(4, 64), False).square().sum().backward()
     after = handle.state_dict()
-    assert torch.equal(before["worker/b.weight"], after["worker/b.weight"]), (
-        "a residual was sent into the void"
-    )
+    assert torch.equal(before["worker/b.weight"], after["worker/b.weight"]), "a residual was sent into the void"
     assert torch.equal(before["owner/b.weight"], after["owner/b.weight"])
     assert not torch.equal(before["worker/a.weight"], after["worker/a.weight"])
 

@@ -73,9 +73,7 @@ def test_an_answer_does_not_depend_on_its_group(
     assert sample_answers(model, tokenizer, TAUGHT + UNTAUGHT, 5) == together
 
 
-def test_an_answer_is_the_most_likely_one(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_an_answer_is_the_most_likely_one(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     """Against the plainest loop: no cache, no padding, one token at a time."""
     example = UNTAUGHT[0]
     ids = tokenizer(prompt(example))["input_ids"]

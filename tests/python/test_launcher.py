@@ -44,9 +44,7 @@ def test_a_job_whose_ranks_all_end_well_ends_well(play):
 
 
 def test_a_killed_rank_ends_the_job_at_once_with_its_name_and_signal(play):
-    status, said, seconds = play(
-        "time.sleep(60) if rank != 1 else os.kill(os.getpid(), signal.SIGKILL)", nproc=3
-    )
+    status, said, seconds = play("time.sleep(60) if rank != 1 else os.kill(os.getpid(), signal.SIGKILL)", nproc=3)
     assert (status, said) == (EXIT_JOB, "error: rank 1 was killed by SIGKILL\n")
     assert seconds < 10
 
@@ -111,9 +109,7 @@ def test_a_port_in_use_is_one_sentence_and_starts_nothing(play):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(
-            RuntimeError, match=rf"expected a free port .* got {port} .*choose another --port"
-        ):
+        with pytest.raises(RuntimeError, match=rf"expected a free port .* got {port} .*choose another --port"):
             play("print('started')", port=port)
 
 

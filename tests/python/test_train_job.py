@@ -275,9 +275,7 @@ def test_broken_model_files_are_named(tmp_path):
         assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "millions"), [("tiny", (0.8, 1.5)), ("small", (12, 17)), ("220m", (200, 230))]
-)
+@pytest.mark.parametrize(("name", "millions"), [("tiny", (0.8, 1.5)), ("small", (12, 17)), ("220m", (200, 230))])
 def test_sizes_have_about_the_parameters_they_promise(name, millions):
     from transformers import LlamaForCausalLM
 

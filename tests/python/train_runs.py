@@ -34,8 +34,7 @@ def write_inputs(folder: Path) -> tuple[Path, Path]:
     """A data set of 60 sums and a model of 30 thousand parameters, as files."""
     data, model = folder / "sums.jsonl", folder / "nano.json"
     records = [
-        dict(instruction=f"Add, number {i}.", input=f"{i % 7} {i % 5}", output=str(i % 7 + i % 5))
-        for i in range(60)
+        dict(instruction=f"Add, number {i}.", input=f"{i % 7} {i % 5}", output=str(i % 7 + i % 5)) for i in range(60)
     ]
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     model.write_text(json.dumps(NANO))
@@ -88,9 +87,7 @@ def train_command(config: TrainConfig) -> list[str]:
     return [sys.executable, "-m", "octavo", "train", *config.to_args()]
 
 
-def run_octavo(
-    *arguments: str, timeout_s: float = 90, **environment: str
-) -> subprocess.CompletedProcess[str]:
+def run_octavo(*arguments: str, timeout_s: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs `octavo …` to its end, its output captured."""
     command = [sys.executable, "-m", "octavo", *arguments]
     env = clean_environment(**environment)

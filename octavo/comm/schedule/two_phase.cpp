@@ -80,9 +80,9 @@ std::uint64_t parts_of(Format up, Format down) {
 /// The result of a tensor that need not cross the wire.
 void combine(const Contribution& tensor) {
   for (std::uint64_t i = 0; i < tensor.count; ++i) {
-    tensor.values[i] = rules::compensate(
-        tensor.gradient_weight, tensor.values[i], tensor.momentum ? tensor.preconditioner[i] : 1.0F,
-        tensor.momentum_weight, tensor.momentum ? tensor.momentum[i] : 0.0F, 0.0F);
+    tensor.values[i] =
+        rules::compensate(tensor.gradient_weight, tensor.values[i], tensor.momentum ? tensor.preconditioner[i] : 1.0F,
+                          tensor.momentum_weight, tensor.momentum ? tensor.momentum[i] : 0.0F, 0.0F);
   }
 }
 
@@ -179,8 +179,8 @@ void TwoPhase::encode_all() {
     std::memcpy(message_bytes, power_.data(), header_bytes(power_.size()));
     for (const Piece& piece : message.pieces) {
       const Contribution& tensor = tensors_[piece.tensor];
-      const EncodeInput input{tensor.values,   tensor.worker ? tensor.worker->now() : nullptr,
-                              tensor.momentum, tensor.preconditioner,
+      const EncodeInput input{tensor.values,          tensor.worker ? tensor.worker->now() : nullptr,
+                              tensor.momentum,        tensor.preconditioner,
                               tensor.gradient_weight, tensor.momentum_weight};
       float* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
       encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count,

@@ -15,7 +15,8 @@
 
 namespace octavo {
 
-/// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) + momentum_weight*momentum.
+/// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
+/// momentum_weight*momentum.
 struct Contribution {
   float* values;  // float32[count] on CPU; in: the gradient, out: the result
   std::uint64_t count;
@@ -28,16 +29,16 @@ struct Contribution {
   Residual* owner = nullptr;   // what it could not send of the range that it owns
 };
 
-/// Where the time of all buckets went, in seconds: to the codec (encode, reduce, decode), and to waiting for the peers and
-/// the network.
+/// Where the time of all buckets went, in seconds: to the codec (encode, reduce, decode), and to waiting for the peers
+/// and the network.
 struct PhaseSeconds {
   double encode = 0, wait_up = 0, reduce = 0, wait_down = 0, decode = 0;
 };
 
 struct Outcome {
   bool finite;  // every result is finite
-  /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never otherwise.
-  /// An estimate for large tensors, from a 32nd of their elements.
+  /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never
+  /// otherwise. An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
 };  // the same on all ranks
 

@@ -11,10 +11,16 @@
 namespace octavo::cpu {
 
 #if defined(__x86_64__)
-namespace avx512 { extern const KernelTable table; }
-namespace avx2 { extern const KernelTable table; }
+namespace avx512 {
+extern const KernelTable table;
+}
+namespace avx2 {
+extern const KernelTable table;
+}
 #endif
-namespace portable { extern const KernelTable table; }
+namespace portable {
+extern const KernelTable table;
+}
 
 namespace {
 
@@ -44,8 +50,8 @@ const KernelTable& choose() {
     if (wanted == nullptr || std::string_view(wanted) == isa.table.name) return isa.table;
     usable += (usable.empty() ? "" : ", ") + std::string(isa.table.name);
   }
-  fail(ErrorCode::invalid_argument, "kernels.cpu", "expected OCTAVO_ISA to be one of ", usable,
-       " on this CPU, got '", wanted, "'");
+  fail(ErrorCode::invalid_argument, "kernels.cpu", "expected OCTAVO_ISA to be one of ", usable, " on this CPU, got '",
+       wanted, "'");
 }
 
 }  // namespace

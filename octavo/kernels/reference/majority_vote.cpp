@@ -49,8 +49,7 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
       set_bit(positive, i, value > 0);
       set_bit(decided, i, value != 0);
       if (next) {
-        next[first + i] =
-            rules::is_finite(scale) ? value - rules::vote_outcome(value > 0, value != 0) : 0.0F;
+        next[first + i] = rules::is_finite(scale) ? value - rules::vote_outcome(value > 0, value != 0) : 0.0F;
       }
     }
   });

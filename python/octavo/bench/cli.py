@@ -58,15 +58,10 @@ def ddp(
 def _show(title: str, rows: list[dict[str, object]], json_file: Path | None) -> None:
     table = Table(title=title)
     for name in rows[0]:
-        table.add_column(
-            name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right"
-        )
+        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
     for row in rows:
         table.add_row(
-            *[
-                f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v)
-                for v in row.values()
-            ]
+            *[f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()]
         )
     Console().print(table)
     if json_file is not None:

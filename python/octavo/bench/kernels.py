@@ -39,9 +39,7 @@ def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
 
 def _row(seconds: Seconds, kernel: str, elements: int, bytes_each: float, limit: str) -> Row:
     time = typical(seconds, kernel)
-    return Row(
-        kernel, elements, 1e3 * time, bytes_each * elements / time / 1e9, limit, ratio(seconds, limit, kernel)
-    )
+    return Row(kernel, elements, 1e3 * time, bytes_each * elements / time / 1e9, limit, ratio(seconds, limit, kernel))
 
 
 def _bits(elements: int, rounds: int) -> list[Row]:
@@ -78,9 +76,7 @@ def _bits(elements: int, rounds: int) -> list[Row]:
 def _codecs(rounds: int) -> list[Row]:
     gradient, residual, following, out = (torch.randn(BUCKET) for _ in range(4))
     plans = {text: octavo.Plan(text) for text in ("sign+ef", "sign:262144+ef", "int4+ef", "bf16")}
-    payloads = {
-        text: torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8) for text, plan in plans.items()
-    }
+    payloads = {text: torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8) for text, plan in plans.items()}
 
     def traffic() -> None:
         torch.add(gradient, residual, out=following)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of things side by side. Machines are noisy and drift: contenders take turns, and ratios are taken turn by turn."""
+"""Timing of things side by side. Machines are noisy and drift: contenders take turns, ratios are taken by turn."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -19,9 +19,7 @@ def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = N
     return torch.ops.octavo.packbits(tensor, input_size, rank)
 
 
-def unpackbits(
-    tensor: Tensor, input_size: int, rank: int | None = None, *, out: Tensor | None = None
-) -> Tensor:
+def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """The first ``input_size`` signs of packed ``uint8`` bits, as ``float32[input_size]`` of +1.0 and -1.0.
 
     ``out``: contiguous float32 with ``input_size`` elements to write to. For large results fresh memory costs more

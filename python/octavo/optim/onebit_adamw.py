@@ -22,11 +22,11 @@ class OneBitAdamW(Optimizer):
     ``m``, which is the update. It happens in the communication hook, overlapped with backward: after the freeze
     ``parameter.grad`` holds ``m``, not a gradient, and must not be clipped.
 
-    Three things differ from the paper, each for a measured reason (CHANGELOG has the figures). The momentum is
-    preconditioned before it is sent, so that one scale suits all of a tensor. Its ``beta`` is ``frozen_beta``, 0.5: feedback
-    of one-bit errors is a delay of its own, and with 0.9 on top the update lags behind the loss. And the frozen variance
-    keeps its pattern but not its size: it follows the mean square of each tensor's gradients, one float that
-    travels with the bits.
+    Three things differ from the paper, each for a measured reason (docs/quality.md). The momentum is preconditioned
+    before it is sent, so that one scale suits all of a tensor. Its ``beta`` is ``frozen_beta``, 0.5: the feedback of
+    one-bit errors is a delay of its own, and with 0.9 on top the update lags behind the loss. And the frozen variance
+    keeps its pattern but not its size: it follows the mean square of each tensor's gradients, one float that travels
+    with the bits.
 
     ``handle``: from ``octavo.compress``; None in a single process, where nothing crosses a wire. ``variance_floor``:
     the frozen root of the variance is at least this part of its mean over 256 elements. A parameter that had no
@@ -58,9 +58,7 @@ class OneBitAdamW(Optimizer):
             warmup_steps,
         )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        _require(
-            len({group["betas"] for group in self.param_groups}) == 1, "the same betas in all groups", betas
-        )
+        _require(len({group["betas"] for group in self.param_groups}) == 1, "the same betas in all groups", betas)
         self.warmup_steps = warmup_steps
         self.variance_floor = variance_floor
         self.frozen_beta = frozen_beta
@@ -94,9 +92,7 @@ class OneBitAdamW(Optimizer):
 
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any], power: float | None) -> None:
         if parameter.grad.is_sparse:
-            raise RuntimeError(
-                "[optim.OneBitAdamW] expected dense gradients, got a sparse one; use torch's SparseAdam"
-            )
+            raise RuntimeError("[optim.OneBitAdamW] expected dense gradients, got a sparse one; use torch's SparseAdam")
         state = self.state[parameter] or self._first_state(parameter)
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
         mean, square = state["exp_avg"], state["exp_avg_sq"]

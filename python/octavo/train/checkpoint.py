@@ -61,9 +61,7 @@ def saved_steps(folder: Path) -> list[int]:
 class CheckpointWriter:
     """Writes the steps of one run. Every method is called by all ranks together."""
 
-    def __init__(
-        self, world: World, disk: Disk, folder: Path, fingerprint: str, resumed_step: int = 0
-    ) -> None:
+    def __init__(self, world: World, disk: Disk, folder: Path, fingerprint: str, resumed_step: int = 0) -> None:
         self._world, self._disk, self._folder, self._fingerprint = world, disk, folder, fingerprint
         self._good = [resumed_step] if resumed_step else []
         world.agree(self._sweep)

@@ -29,17 +29,11 @@ def train(
     ] = _DEFAULT.plan,
     optimizer: Annotated[
         str,
-        typer.Option(
-            help="adamw or onebit-adamw; auto is onebit-adamw for sign and sign+ef, adamw otherwise."
-        ),
+        typer.Option(help="adamw or onebit-adamw; auto is onebit-adamw for sign and sign+ef, adamw otherwise."),
     ] = _DEFAULT.optimizer,
     zero: Annotated[int, typer.Option(help="ZeRO stage; this version has only 0.")] = _DEFAULT.zero,
-    compile: Annotated[
-        bool, typer.Option("--compile", help="Compile the model; not in this version.")
-    ] = False,
-    model: Annotated[
-        str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")
-    ] = _DEFAULT.model,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not in this version.")] = False,
+    model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[str, typer.Option(help="auto or cpu; this version has no other.")] = _DEFAULT.device,
     precision: Annotated[
         str, typer.Option(help="fp32 or bf16; auto is bf16 where it is known to be faster.")
@@ -47,22 +41,16 @@ def train(
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = _DEFAULT.steps,
     batch_size: Annotated[int, typer.Option(help="Rows a rank and micro-step.")] = _DEFAULT.batch_size,
     seq_len: Annotated[int, typer.Option(help="Tokens a row.")] = _DEFAULT.seq_len,
-    grad_accum: Annotated[
-        int, typer.Option(help="Micro-steps a step; only the last one sends.")
-    ] = _DEFAULT.grad_accum,
+    grad_accum: Annotated[int, typer.Option(help="Micro-steps a step; only the last one sends.")] = _DEFAULT.grad_accum,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = _DEFAULT.lr,
     weight_decay: Annotated[float, typer.Option(help="Decoupled weight decay.")] = _DEFAULT.weight_decay,
     seed: Annotated[int, typer.Option(help="Decides weights, split and order.")] = _DEFAULT.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = _DEFAULT.eval_every,
-    checkpoint_every: Annotated[
-        int, typer.Option(help="Steps between checkpoints.")
-    ] = _DEFAULT.checkpoint_every,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = _DEFAULT.checkpoint_every,
     out: Annotated[
         str, typer.Option(help="Where the run lives; the same command goes on from its last good checkpoint.")
     ] = _DEFAULT.out,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove an earlier run in --out and start over.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Remove an earlier run in --out and start over.")] = False,
     compare: Annotated[
         str | None,
         typer.Option(help="Plans separated by commas: trains each and draws one picture of all."),

@@ -33,9 +33,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
             console.rule(plan)
         leg = dataclasses.replace(config.for_plan(plan), precision=precision)
         summaries[plan], logs[plan] = run_job(leg, world, console), Path(leg.out) / METRICS
-        precision = summaries[plan][
-            "precision"
-        ]  # measured at most once: the plans must differ in nothing else
+        precision = summaries[plan]["precision"]  # measured at most once: the plans must differ in nothing else
     if world.is_main:
         runs = {plan: read_metrics(path) for plan, path in logs.items()}
         plots.plot_comparison(runs, Path(config.out) / PLOT)

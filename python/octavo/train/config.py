@@ -37,7 +37,7 @@ class TrainConfig:
     model: str = "tiny"
     device: str = "auto"
     precision: str = "auto"
-    steps: int = 1000
+    steps: int = 600
     batch_size: int = 8
     seq_len: int = 128
     grad_accum: int = 1
@@ -79,9 +79,7 @@ class TrainConfig:
 
     def for_plan(self, plan: str) -> TrainConfig:
         """The same run with another plan, in a folder of its own: one leg of `--compare`."""
-        return dataclasses.replace(
-            self, plan=plan, compare=(), out=str(Path(self.out) / plan.replace(":", "-"))
-        )
+        return dataclasses.replace(self, plan=plan, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
 
     def to_args(self) -> list[str]:
         """The command line that gives this configuration again."""

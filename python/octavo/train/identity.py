@@ -24,9 +24,7 @@ _SCHEMA = 1
 _FREE = ("nproc", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
 
 
-def identity_of(
-    config: TrainConfig, world_size: int, corpus: Corpus, model: dict[str, Any]
-) -> dict[str, Any]:
+def identity_of(config: TrainConfig, world_size: int, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by name. Data and a model's CONFIG.json count by content, not by path."""
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
     options["optimizer"] = config.optimizer_name
@@ -73,9 +71,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"[train.identity] expected the record of a run in {path}, got something else"
-        ) from error
+        raise ValueError(f"[train.identity] expected the record of a run in {path}, got something else") from error
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -89,9 +85,7 @@ def _refuse_foreign(out: Path) -> None:
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     names = sorted(there.keys() | here.keys())
-    differing = [
-        f"{n} {there.get(n)} there and {here.get(n)} here" for n in names if there.get(n) != here.get(n)
-    ]
+    differing = [f"{n} {there.get(n)} there and {here.get(n)} here" for n in names if there.get(n) != here.get(n)]
     if differing:
         raise ValueError(
             f"[train.identity] expected --out {out} to belong to this configuration, got another "

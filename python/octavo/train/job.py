@@ -59,9 +59,7 @@ def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[
     finished = _finished_summary(run)
     if finished is not None:
         if console:
-            console.print(
-                f"finished already, after {config.steps} steps: --fresh starts over", soft_wrap=True
-            )
+            console.print(f"finished already, after {config.steps} steps: --fresh starts over", soft_wrap=True)
             report.print_summary(console, finished, run.out)
         return finished
     trainer = _start(run, model)
@@ -94,16 +92,12 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
     """Builds the engine, in the state of the checkpoint where there is one."""
     world, step = run.world, run.step
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
-    engine = build_engine(
-        run.config, world, run.data, model, run.resolved.get("precision"), resumed=step is not None
-    )
+    engine = build_engine(run.config, world, run.data, model, run.resolved.get("precision"), resumed=step is not None)
     if step is not None:
         own = world.agree(lambda: restore.load_rank(run.checkpoints, step, world))
         state.restore(engine, world, optimizer_state, own)
     resolved = {"precision": engine.precision}
-    world.agree(
-        lambda: identity.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None
-    )
+    world.agree(lambda: identity.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))
 
 
@@ -120,9 +114,7 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     """Makes the steps that are left, with their lines, evaluations and checkpoints."""
     config, world, totals = run.config, run.world, trainer.totals
     log = world.agree(lambda: MetricsLog(run.out / identity.METRICS, totals.step) if world.is_main else None)
-    writer = CheckpointWriter(
-        world, run.disk, run.checkpoints, identity.fingerprint(run.identity), totals.step
-    )
+    writer = CheckpointWriter(world, run.disk, run.checkpoints, identity.fingerprint(run.identity), totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))
     try:
@@ -158,9 +150,7 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
     if console:
         model, data = trainer.engine.model, run.data
         report.print_summary(console, summary, run.out)
-        report.print_answers(
-            console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS)
-        )
+        report.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
     return summary
 
 

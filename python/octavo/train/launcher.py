@@ -117,9 +117,7 @@ def _command(config: TrainConfig) -> list[str]:
 
 def _environment(config: TrainConfig, rank: int, port: int) -> dict[str, str]:
     env = dict(os.environ)
-    env.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(config.nproc), LOCAL_WORLD_SIZE=str(config.nproc)
-    )
+    env.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(config.nproc), LOCAL_WORLD_SIZE=str(config.nproc))
     env.update({"MASTER_ADDR": HOST, "MASTER_PORT": str(port), PARENT_STORE: "1"})
     env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // config.nproc)))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -101,9 +101,7 @@ class Trainer:
         totals.add_step(step, tokens, seconds, skipped, loss if math.isfinite(loss) else None)
         totals.add_bytes(wire, dense, late=step > self.config.onebit_warmup_steps)
         self._stop_if_diverged()
-        record = dict(
-            step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds
-        )
+        record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)
         sent = dict(wire_bytes=wire, dense_bytes=dense, wire_bytes_total=totals.wire_bytes)
         return {**record, **sent, "skipped": skipped}
 

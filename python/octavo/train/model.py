@@ -48,9 +48,7 @@ def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, i
     try:
         options = json.loads(path.read_text())
     except OSError as error:
-        raise ValueError(
-            f"[train.model] expected a readable CONFIG.json, got {path}: {error.strerror}"
-        ) from error
+        raise ValueError(f"[train.model] expected a readable CONFIG.json, got {path}: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"[train.model] expected JSON in {path}, got: {error}") from error
     kind = options.get("model_type") if isinstance(options, dict) else type(options).__name__

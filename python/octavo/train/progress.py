@@ -54,9 +54,7 @@ class Bar:
             console=console,
         )
         self._speed: float | None = None
-        self._task = self._progress.add_task(
-            "train", total=steps, completed=done, loss="-", speed="-", wire="-"
-        )
+        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-", wire="-")
         self._progress.start()
 
     def note(self, text: str) -> None:

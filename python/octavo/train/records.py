@@ -46,9 +46,7 @@ def read_file(path: Path) -> bytes:
     except OSError as error:
         got = error.strerror.lower() if error.strerror else type(error).__name__
         raise type(error)(f"[train.dataset] expected a readable file, got '{got}', in {path}") from error
-    raise failure(
-        "a file", "a directory" if path.is_dir() else "something that is no regular file", str(path)
-    )
+    raise failure("a file", "a directory" if path.is_dir() else "something that is no regular file", str(path))
 
 
 def parse(content: bytes, path: Path) -> list[Example]:

@@ -32,9 +32,7 @@ def print_answers(console: Console, answers: list[Answer]) -> None:
     for answer in answers:
         question = " | ".join(part for part in (answer.instruction, answer.input) if part)
         style = "green" if answer.correct else "yellow"
-        table.add_row(
-            Text(_line(question)), Text(_line(answer.answer), style=style), Text(_line(answer.expected))
-        )
+        table.add_row(Text(_line(question)), Text(_line(answer.answer), style=style), Text(_line(answer.expected)))
     console.print(table)
 
 
@@ -70,9 +68,7 @@ def ratio_text(summary: dict[str, Any]) -> str:
     whole, late = summary["compression_ratio"], summary["compression_ratio_after_warmup"]
     if whole is None:
         return "nothing sent"
-    return (
-        f"{whole:.1f}x" if late is None or late == whole else f"{whole:.1f}x ({late:.1f}x after the warm-up)"
-    )
+    return f"{whole:.1f}x" if late is None or late == whole else f"{whole:.1f}x ({late:.1f}x after the warm-up)"
 
 
 def number(value: float | None) -> str:

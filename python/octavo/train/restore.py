@@ -40,8 +40,7 @@ def newest_common_step(
     lost = world.gather(bool(skipped) or (disk.is_leader and len(saved_steps(folder)) > 1))
     if bound == _NONE and any(lost):
         raise JobError(
-            f"[train.restore] expected a good checkpoint for every rank in {folder}, got none: "
-            "--fresh starts over"
+            f"[train.restore] expected a good checkpoint for every rank in {folder}, got none: --fresh starts over"
         )
     return None if bound == _NONE else bound
 
@@ -61,9 +60,7 @@ def load_rank(folder: Path, step: int, world: World) -> Any:
     return load_tree(step_folder(folder, step) / rank_file(world.rank, world.size))
 
 
-def _newest_good(
-    disk: Disk, size: int, folder: Path, fingerprint: str, bound: int | None, skipped: list[str]
-) -> int:
+def _newest_good(disk: Disk, size: int, folder: Path, fingerprint: str, bound: int | None, skipped: list[str]) -> int:
     for step in saved_steps(folder):
         if bound is not None and step > bound:
             continue

@@ -20,9 +20,7 @@ from octavo.train.setup import Engine
 from octavo.train.world import World
 
 
-def shared_writer(
-    engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals
-) -> Callable[[Path], None]:
+def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
     """A function that writes rank 0's files into a folder: model, tokenizer, optimizer, totals."""
 
     def write(folder: Path) -> None:

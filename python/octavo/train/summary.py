@@ -67,9 +67,7 @@ def check_replicas(trainer: Trainer) -> str:
     digests = trainer.world.gather(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[0]:
-            raise JobError(
-                f"[train.summary] expected bit-identical replicas, got different ones on ranks 0 and {rank}"
-            )
+            raise JobError(f"[train.summary] expected bit-identical replicas, got different ones on ranks 0 and {rank}")
     return digests[0]
 
 

@@ -61,18 +61,10 @@ def _pack(value: Any, path: str, tensors: Tensors) -> Any:
         return {"tensor": name}
     if isinstance(value, dict):
         return {
-            "dict": [
-                [key, _pack(item, f"{path}/{key}" if path else str(key), tensors)]
-                for key, item in value.items()
-            ]
+            "dict": [[key, _pack(item, f"{path}/{key}" if path else str(key), tensors)] for key, item in value.items()]
         }
     if isinstance(value, (list, tuple)):
-        return [
-            _pack(item, f"{path}/{index}" if path else str(index), tensors)
-            for index, item in enumerate(value)
-        ]
+        return [_pack(item, f"{path}/{index}" if path else str(index), tensors) for index, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(
-        f"[train.tree] expected a tensor or a plain value, got {type(value).__name__} at '{path}'"
-    )
+    raise TypeError(f"[train.tree] expected a tensor or a plain value, got {type(value).__name__} at '{path}'")

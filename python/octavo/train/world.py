@@ -96,9 +96,7 @@ def launched_outside() -> bool:
     there = [name for name in names if os.environ.get(name)]
     if len(there) == 1:
         missing = names[1 - names.index(there[0])]
-        raise ValueError(
-            f"[train.world] expected RANK and WORLD_SIZE together, got {there[0]} without {missing}"
-        )
+        raise ValueError(f"[train.world] expected RANK and WORLD_SIZE together, got {there[0]} without {missing}")
     return len(there) == 2
 
 
@@ -132,7 +130,5 @@ def leave() -> None:
 def _meeting_trouble(error: Exception, host: str, port: int) -> str:
     text = str(error)
     if "EADDRINUSE" in text or "already in use" in text:
-        return (
-            f"[train.world] expected a free port {port} on {host}, got one in use: choose another MASTER_PORT"
-        )
+        return f"[train.world] expected a free port {port} on {host}, got one in use: choose another MASTER_PORT"
     return f"[train.world] the ranks could not meet at {host}:{port}: {sentence(error)}"

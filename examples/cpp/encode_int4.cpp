@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Encodes floats to 4 bits each with a kernel of the table, and decodes them: octavo::core alone, on raw memory.
+#include <cmath>
+#include <cstdint>
+#include <iostream>
+#include <octavo/kernels/backend.h>
+#include <octavo/kernels/error.h>
+#include <vector>
+
+int main() {
+  constexpr std::uint64_t kCount = 1000, kBlock = 256;
+  std::vector<float> values(kCount), residual(kCount), decoded(kCount);
+  for (std::uint64_t i = 0; i < kCount; ++i) values[i] = std::sin(static_cast<float>(i));
+
+  // one scale a block, half a byte a value; what the codes lose is left in `residual`
+  std::vector<float> scales((kCount + kBlock - 1) / kBlock);
+  std::vector<std::uint8_t> codes((kCount + 1) / 2);
+  const octavo::Payload payload{scales.data(), codes.data()};
+  try {
+    const octavo::KernelTable& kernels = octavo::host_backend();
+    kernels.int4.encode(nullptr, {values.data()}, kCount, kBlock, payload, residual.data());
+    kernels.int4.decode(nullptr, payload, kCount, kBlock, octavo::Store::assign, decoded.data());
+    std::cout << kernels.name << ": " << 4 * kCount << " bytes became " << 4 * scales.size() + codes.size() << '\n';
+  } catch (const octavo::Error& error) {  // OCTAVO_ISA or OCTAVO_BACKEND names what is not here
+    std::cerr << error.what() << '\n';
+    return 1;
+  }
+
+  float largest = 0;
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    largest = std::fmax(largest, std::fabs(decoded[i] + residual[i] - values[i]));
+  }
+  std::cout << "decoded + residual differs from the value by at most " << largest << '\n';
+  return largest < 1e-6F ? 0 : 1;
+}
