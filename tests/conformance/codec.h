@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
+
 #include "tests/conformance/conformance.h"
 
 /// The body of every codec's conformance test: encode with all that an input may have, decode by assigning and adding.
@@ -62,8 +64,8 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
 
   for (const Store how : {Store::assign, Store::add, Store::stream}) {
     Guarded<float> want(shape.count, 0), have(shape.count, shape.offset);
-    std::memcpy(want.data(), residual.data(), shape.count * sizeof(float));
-    std::memcpy(have.data(), residual.data(), shape.count * sizeof(float));
+    std::copy_n(residual.data(), shape.count, want.data());
+    std::copy_n(residual.data(), shape.count, have.data());
     (reference().*codec.kernels).decode(nullptr, expected.payload(), shape.count, shape.block, how, want.data());
     (tested().*codec.kernels).decode(nullptr, got.payload(), shape.count, shape.block, how, have.data());
     have.expect_same_bits(want);
@@ -108,6 +110,27 @@ inline void expect_nothing_lost(const CodecUnderTest& codec, std::uint64_t block
   for (std::uint64_t i = 0; i < kCount; ++i) {
     ASSERT_NEAR(decoded[i] + to.next.data()[i], values[i], tolerance * (1 + std::abs(values[i]))) << i;
   }
+}
+
+/// A NaN or an infinity makes its block's scale NaN and its residual 0, and touches no other block.
+inline void expect_bad_values_stay_in_their_block(const CodecUnderTest& codec) {
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    auto values = finite_values(512, 1);
+    values[300] = bad;
+    Encoded to(2, 512, 512, 0);
+    (tested().*codec.kernels).encode(nullptr, {values.data()}, 512, 256, to.payload(), to.next.data());
+    EXPECT_FALSE(std::isnan(to.scales.data()[0]));
+    EXPECT_TRUE(std::isnan(to.scales.data()[1]));
+    for (int i = 256; i < 512; ++i) ASSERT_EQ(to.next.data()[i], 0.0F);
+  }
+}
+
+inline void expect_zeros_have_scale_zero(const CodecUnderTest& codec) {
+  const std::vector<float> zeros(100);
+  Encoded to(1, 100, 100, 0);
+  (tested().*codec.kernels).encode(nullptr, {zeros.data()}, 100, 256, to.payload(), to.next.data());
+  EXPECT_EQ(to.scales.data()[0], 0.0F);
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(to.next.data()[i], 0.0F);
 }
 
 }  // namespace octavo::conformance

@@ -15,25 +15,9 @@ TEST(ScaledSign, EqualsReference) { expect_codec_conforms(kCodec); }
 
 TEST(ScaledSign, NothingIsLost) { expect_nothing_lost(kCodec, 256, 1e-6F); }
 
-TEST(ScaledSign, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) {
-  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
-    auto values = finite_values(512, 1);
-    values[300] = bad;
-    Encoded to(2, 512, 512, 0);
-    (tested().*kCodec.kernels).encode(nullptr, {values.data()}, 512, 256, to.payload(), to.next.data());
-    EXPECT_FALSE(std::isnan(to.scales.data()[0]));
-    EXPECT_TRUE(std::isnan(to.scales.data()[1]));
-    for (int i = 256; i < 512; ++i) ASSERT_EQ(to.next.data()[i], 0.0F);
-  }
-}
+TEST(ScaledSign, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) { expect_bad_values_stay_in_their_block(kCodec); }
 
-TEST(ScaledSign, ABlockOfZerosHasScaleZero) {
-  const std::vector<float> zeros(100);
-  Encoded to(1, 100, 100, 0);
-  (tested().*kCodec.kernels).encode(nullptr, {zeros.data()}, 100, 256, to.payload(), to.next.data());
-  EXPECT_EQ(to.scales.data()[0], 0.0F);
-  for (int i = 0; i < 100; ++i) ASSERT_EQ(to.next.data()[i], 0.0F);
-}
+TEST(ScaledSign, ABlockOfZerosHasScaleZero) { expect_zeros_have_scale_zero(kCodec); }
 
 }  // namespace
 

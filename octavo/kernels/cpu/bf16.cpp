@@ -29,11 +29,7 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store w
     float values[kGroup];
     std::memcpy(codes, payload.codes + 2 * first, 2 * size);
     for (std::uint64_t j = 0; j < size; ++j) values[j] = rules::from_bf16(codes[j]);
-    if (size == kGroup) {
-      store_group(how, values, out + first);
-    } else {
-      store(how, values, size, out + first);
-    }
+    store_part(how, values, size, out + first);
   });
   end_stream();
 }

@@ -22,11 +22,7 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store w
   for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     float values[kGroup];
     std::memcpy(values, payload.codes + 4 * first, 4 * size);
-    if (size == kGroup) {
-      store_group(how, values, out + first);
-    } else {
-      store(how, values, size, out + first);
-    }
+    store_part(how, values, size, out + first);
   });
   end_stream();
 }

@@ -60,6 +60,12 @@ OCTAVO_INLINE void store_group(Store how, const float* values, float* out) {
   store(how, values, kGroup, out);
 }
 
+/// Writes up to a group.
+OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t count, float* out) {
+  if (count == kGroup) return store_group(how, values, out);
+  store(how, values, count, out);
+}
+
 /// How a kernel writes `count` values that nobody reads soon.
 OCTAVO_INLINE Store streamed(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
 
