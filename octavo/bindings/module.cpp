@@ -84,17 +84,21 @@ Payload payload_of(const Plan& plan, const at::Tensor& values, const at::Tensor&
   return plan.up().payload(payload.mutable_data_ptr<std::uint8_t>(), count);
 }
 
-/// One tensor's way through a codec, for the benchmarks: contiguous float32 on CPU, and a payload of payload_bytes().
+rules::Residual* residual_of(const std::optional<at::Tensor>& tensor) {
+  return tensor ? reinterpret_cast<rules::Residual*>(tensor->mutable_data_ptr<at::BFloat16>()) : nullptr;
+}
+
+/// One tensor's way through a codec, for the benchmarks: contiguous values in float32 and residuals in bfloat16 on CPU,
+/// and a payload of payload_bytes().
 void bind_coding(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def(
       "encode",
       [](const Plan& plan, const at::Tensor& values, at::Tensor payload, const std::optional<at::Tensor>& residual,
          const std::optional<at::Tensor>& next_residual) {
-        encode(values.device(), plan.up(),
-               {values.const_data_ptr<float>(), residual ? residual->const_data_ptr<float>() : nullptr},
+        encode(values.device(), plan.up(), {values.const_data_ptr<float>(), residual_of(residual)},
                static_cast<std::uint64_t>(values.numel()), payload_of(plan, values, payload),
-               next_residual ? next_residual->mutable_data_ptr<float>() : nullptr);
+               residual_of(next_residual));
       },
       py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
       py::arg("next_residual") = py::none(), no_gil);

@@ -40,7 +40,7 @@ bool all_finite(const std::uint8_t* bytes, std::uint64_t count, Finite finite) {
 }  // namespace
 
 void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count, Payload payload,
-            float* next_residual) {
+            rules::Residual* next_residual) {
   const EncodeKernel kernel = (kernels_for(device).*traits(format.codec).kernels).encode;
   const Stream stream = current_stream(device);
   for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
@@ -63,8 +63,7 @@ bool payload_is_finite(Format format, const std::uint8_t* bytes, std::uint64_t c
   switch (format.codec) {
     case Codec::fp32: return all_finite<float>(bytes, count, finite);
     case Codec::bf16:
-      return all_finite<std::uint16_t>(bytes, count,
-                                       [&](std::uint16_t value) { return finite(rules::from_bf16(value)); });
+      return all_finite<rules::Bf16>(bytes, count, [&](rules::Bf16 value) { return finite(rules::from_bf16(value)); });
     default: fail(ErrorCode::internal, "codec.payload_is_finite", "no rule for codec ", traits(format.codec).name);
   }
 }

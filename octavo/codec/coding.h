@@ -14,7 +14,7 @@ namespace octavo {
 
 /// Encodes `count` values into a payload (format.payload() of memory aligned to 4); the contract is EncodeKernel's.
 OCTAVO_API void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count,
-                       Payload payload, float* next_residual);
+                       Payload payload, rules::Residual* next_residual);
 
 /// Decodes `count` values to `out`, or adds them to it.
 OCTAVO_API void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store,

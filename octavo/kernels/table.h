@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "octavo/rules/adamw.h"
+#include "octavo/rules/residual.h"
 
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
 /// device.
@@ -20,9 +21,9 @@ using Stream = void*;
 /// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum + residual.
 struct EncodeInput {
   const float* gradient;
-  const float* residual = nullptr;        // null: no error feedback
-  const float* momentum = nullptr;        // null: neither momentum nor preconditioner
-  const float* preconditioner = nullptr;  // there where momentum is
+  const rules::Residual* residual = nullptr;  // null: no error feedback
+  const float* momentum = nullptr;            // null: neither momentum nor preconditioner
+  const float* preconditioner = nullptr;      // there where momentum is
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
 
@@ -50,7 +51,7 @@ enum class Store { assign, add, stream };
 /// `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN or an infinity
 /// gets a NaN scale and a next residual of 0.
 using EncodeKernel = void (*)(Stream, const EncodeInput& input, std::uint64_t count, std::uint64_t block,
-                              Payload payload, float* next_residual);
+                              Payload payload, rules::Residual* next_residual);
 /// Decodes to `out`, or adds to it.
 using DecodeKernel = void (*)(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store store,
                               float* out);

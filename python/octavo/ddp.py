@@ -29,7 +29,7 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
 class Handle:
     """What ``octavo.compress`` returns: the plan in force, its state and its account. Made by ``compress`` alone.
 
-    State (residuals) is kept by parameter name, in float32, and differs from rank to rank: save one ``state_dict``
+    State (residuals) is kept by parameter name, in bfloat16, and differs from rank to rank: save one ``state_dict``
     a rank. Methods may be called between steps, from any thread.
     """
 

@@ -13,10 +13,10 @@ const CodecUnderTest kCodec = {&KernelTable::bf16, code_bytes, false, {1U << 18}
 TEST(Bf16, EqualsReference) { expect_codec_conforms(kCodec); }
 
 TEST(Bf16, RoundsToNearestEven) {
-  EXPECT_EQ(rules::to_bf16(1.0F), 0x3F80);
-  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F808000)), 0x3F80);  // a tie goes to even, down
-  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F818000)), 0x3F82);  // and up
-  EXPECT_EQ(rules::to_bf16(std::numeric_limits<float>::max()), 0x7F80);
+  EXPECT_EQ(rules::to_bf16(1.0F).bits, 0x3F80);
+  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F808000)).bits, 0x3F80);  // a tie goes to even, down
+  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F818000)).bits, 0x3F82);  // and up
+  EXPECT_EQ(rules::to_bf16(std::numeric_limits<float>::max()).bits, 0x7F80);
   EXPECT_TRUE(std::isnan(rules::from_bf16(rules::to_bf16(rules::from_bits(0x7F800001)))));
 }
 

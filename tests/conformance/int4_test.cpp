@@ -11,7 +11,7 @@ const CodecUnderTest kCodec = {&KernelTable::int4, rules::packed_int4_bytes, tru
 
 TEST(Int4, EqualsReference) { expect_codec_conforms(kCodec); }
 
-TEST(Int4, NothingIsLost) { expect_nothing_lost(kCodec, 256, 1e-6F); }
+TEST(Int4, NothingIsLost) { expect_nothing_lost(kCodec, 256); }
 
 TEST(Int4, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) { expect_bad_values_stay_in_their_block(kCodec); }
 

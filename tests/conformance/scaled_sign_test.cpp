@@ -13,7 +13,7 @@ const CodecUnderTest kCodec = {
 
 TEST(ScaledSign, EqualsReference) { expect_codec_conforms(kCodec); }
 
-TEST(ScaledSign, NothingIsLost) { expect_nothing_lost(kCodec, 256, 1e-6F); }
+TEST(ScaledSign, NothingIsLost) { expect_nothing_lost(kCodec, 256); }
 
 TEST(ScaledSign, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) { expect_bad_values_stay_in_their_block(kCodec); }
 

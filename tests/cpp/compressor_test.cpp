@@ -25,7 +25,9 @@ Compressor make(const BackendPtr& backend, const char* plan) {
                     {{"weight", kCount, false}, {"norm", 64, true}}};
 }
 
-at::Tensor bucket_of(int rank, int step) { return at::sin(at::arange(kCount + 64, at::kFloat) * (rank + 1) + step); }
+at::Tensor bucket_of(int rank, int step) {
+  return at::remainder(at::arange(kCount + 64, at::kFloat) * (37 * (rank + 1)) + 11 * step, 101) / 50.5 - 1;
+}
 
 std::map<std::string, at::Tensor> copy(std::map<std::string, at::Tensor> tensors) {
   for (auto& [name, tensor] : tensors) tensor = tensor.clone();
@@ -107,15 +109,15 @@ TEST(Compressor, StateSavedAndLoadedGoesOnWithTheSameBits) {
 TEST(Compressor, ABadStateIsRefusedAndNothingChanges) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign+ef");
-    compressor.load_residuals({{"worker/weight", at::ones({kCount})}});
+    compressor.load_residuals({{"worker/weight", at::ones({kCount}, at::kBFloat16)}});
     for (const auto& [key, size] :
          {std::pair("worker/other", kCount), std::pair("worker/weight", kCount - 1), std::pair("weight", kCount)}) {
-      std::map<std::string, at::Tensor> state = {{"owner/weight", at::zeros({kCount})}};
-      state[key] = at::zeros({size});
+      std::map<std::string, at::Tensor> state = {{"owner/weight", at::zeros({kCount}, at::kBFloat16)}};
+      state[key] = at::zeros({size}, at::kBFloat16);
       EXPECT_THROW(compressor.load_residuals(state), Error) << key;
     }
     EXPECT_EQ(compressor.residuals().size(), 1U);
-    EXPECT_TRUE(at::equal(compressor.residuals().at("worker/weight"), at::ones({kCount})));
+    EXPECT_TRUE(at::equal(compressor.residuals().at("worker/weight"), at::ones({kCount}, at::kBFloat16)));
   });
 }
 

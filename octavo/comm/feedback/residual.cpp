@@ -9,16 +9,20 @@
 
 namespace octavo {
 
-const float* Residual::now() const { return now_.defined() ? now_.const_data_ptr<float>() : nullptr; }
+static_assert(sizeof(rules::Residual) == sizeof(at::BFloat16));
 
-float* Residual::next(std::uint64_t count) {
+const rules::Residual* Residual::now() const {
+  return now_.defined() ? reinterpret_cast<const rules::Residual*>(now_.const_data_ptr<at::BFloat16>()) : nullptr;
+}
+
+rules::Residual* Residual::next(std::uint64_t count) {
   const auto size = static_cast<std::int64_t>(count);
   if (!next_.defined() || next_.numel() != size) {
-    next_ = at::empty({size}, at::kFloat);
+    next_ = at::empty({size}, at::kBFloat16);
     advise_huge_pages(next_);
   }
   written_ = true;
-  return next_.mutable_data_ptr<float>();
+  return reinterpret_cast<rules::Residual*>(next_.mutable_data_ptr<at::BFloat16>());
 }
 
 void Residual::commit() {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "octavo/export.h"
+#include "octavo/rules/residual.h"
 
 namespace octavo {
 
@@ -16,15 +17,15 @@ namespace octavo {
 class OCTAVO_API Residual {
  public:
   /// The values that the next encoding adds; null before the first commit (all zeros).
-  const float* now() const;
+  const rules::Residual* now() const;
   /// Memory for the values that the encoding leaves over; every element must be written before commit().
-  float* next(std::uint64_t count);
+  rules::Residual* next(std::uint64_t count);
 
   void commit();
   void roll_back();
   void clear();
 
-  /// float32[count], or an undefined tensor where there is nothing yet.
+  /// bfloat16[count], or an undefined tensor where there is nothing yet.
   const at::Tensor& tensor() const { return now_; }
   void restore(at::Tensor values);
 

@@ -182,7 +182,7 @@ void TwoPhase::encode_all() {
       const EncodeInput input{tensor.values,          tensor.worker ? tensor.worker->now() : nullptr,
                               tensor.momentum,        tensor.preconditioner,
                               tensor.gradient_weight, tensor.momentum_weight};
-      float* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
+      rules::Residual* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
       encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count,
              piece.format.payload(message_bytes + piece.offset, piece.range.count), next);
     }
@@ -223,7 +223,7 @@ void TwoPhase::reduce_piece(const Piece& piece, Format down, std::uint8_t* out, 
   const std::uint64_t message_bytes = up_[static_cast<std::size_t>(wire_.rank())].bytes;
   const std::uint64_t count = piece.range.count;
   Residual* residual = tensors_[piece.tensor].owner;
-  float* next = residual ? residual->next(count) : nullptr;
+  rules::Residual* next = residual ? residual->next(count) : nullptr;
   const std::uint64_t part = std::max(piece.format.block, down.block) * parts_of(piece.format, down);
   auto* sum = reinterpret_cast<float*>(reserve(sum_, std::min(part, count) * sizeof(float)));
   for (std::uint64_t first = 0; first < count; first += part) {

@@ -8,15 +8,17 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
-      std::uint16_t codes[kGroup];
+      rules::Bf16 codes[kGroup];
+      float left[kGroup];
       for (std::uint64_t j = 0; j < size; ++j) {
         const float v = value(first + j);
         codes[j] = rules::to_bf16(v);
-        if (next) next[first + j] = v - rules::from_bf16(codes[j]);
+        left[j] = rules::is_finite(v) ? v - rules::from_bf16(codes[j]) : 0.0F;
       }
+      if (next) keep(Store::assign, left, size, next + first);
       std::memcpy(payload.codes + 2 * first, codes, 2 * size);
     });
   });
@@ -25,7 +27,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = sized(wish, count);
   for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
-    std::uint16_t codes[kGroup];
+    rules::Bf16 codes[kGroup];
     float values[kGroup];
     std::memcpy(codes, payload.codes + 2 * first, 2 * size);
     for (std::uint64_t j = 0; j < size; ++j) values[j] = rules::from_bf16(codes[j]);

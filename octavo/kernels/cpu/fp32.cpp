@@ -6,7 +6,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
       float values[kGroup];
@@ -14,7 +14,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
       std::memcpy(payload.codes + 4 * first, values, 4 * size);
     });
   });
-  if (next) std::memset(next, 0, count * sizeof(float));
+  if (next) std::memset(next, 0, count * sizeof *next);
 }
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {

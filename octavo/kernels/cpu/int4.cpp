@@ -43,7 +43,7 @@ OCTAVO_INLINE void encode_group(V value, std::uint64_t first, std::uint64_t coun
 
 template <class V>
 OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* codes, float* scale,
-                                float* next, Store how) {
+                                rules::Residual* next, Store how) {
   const rules::Int4Scale s = block_scale(value, first, size);
   *scale = s.scale;
   std::int32_t nibbles[kGroup];
@@ -52,17 +52,18 @@ OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size
   for (std::uint64_t i = 0; i < whole; i += kGroup) {
     encode_group(value, first + i, kGroup, s, nibbles, left);
     pack_nibbles(nibbles, codes + i / 2);
-    if (next) store_group(how, left, next + first + i);
+    if (next) keep(how, left, kGroup, next + first + i);
   }
   encode_group(value, first + whole, size - whole, s, nibbles, left);
-  if (next) store(Store::assign, left, size - whole, next + first + whole);
+  if (next) keep(how, left, size - whole, next + first + whole);
   for (std::uint64_t i = whole; i < size; ++i) {
     const std::int32_t nibble = nibbles[i - whole];
     codes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? nibble << 4 : codes[i / 2] | nibble);
   }
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+            rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       encode_block(value, first, size, payload.codes + index * rules::packed_int4_bytes(block), payload.scales + index,

@@ -27,7 +27,7 @@ OCTAVO_INLINE void pack_signs(const float* signs, std::uint64_t count, std::uint
 }
 
 void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-                   float* next) {
+                   rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       const float scale = validity(value, first, size);
@@ -39,31 +39,34 @@ void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint
         for (std::uint64_t j = 0; j < group; ++j) values[j] = value(first + i + j);
         pack_signs(values, group, bits + i / 8);
         if (!next) continue;
+        float left[kGroup];
         for (std::uint64_t j = 0; j < group; ++j) {
-          next[first + i + j] = rules::is_finite(scale) ? values[j] - rules::vote(values[j]) : 0.0F;
+          left[j] = rules::is_finite(scale) ? values[j] - rules::vote(values[j]) : 0.0F;
         }
+        keep(Store::assign, left, group, next + first + i);
       }
     });
   });
 }
 
 void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-                    float* next) {
+                    rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       const float scale = validity(value, first, size);
       payload.scales[index] = scale;
       std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
       std::uint8_t* decided = positive + rules::packed_sign_bytes(size);
-      float positive_signs[kGroup], decided_signs[kGroup];
+      float positive_signs[kGroup], decided_signs[kGroup], left[kGroup];
       for (std::uint64_t i = 0; i < size; i += kGroup) {
         const std::uint64_t group = smaller(kGroup, size - i);
         for (std::uint64_t j = 0; j < group; ++j) {
           const float v = value(first + i + j);
           positive_signs[j] = v > 0 ? 1.0F : -1.0F;
           decided_signs[j] = v != 0 ? 1.0F : -1.0F;
-          if (next) next[first + i + j] = rules::is_finite(scale) ? v - rules::vote_outcome(v > 0, v != 0) : 0.0F;
+          left[j] = rules::is_finite(scale) ? v - rules::vote_outcome(v > 0, v != 0) : 0.0F;
         }
+        if (next) keep(Store::assign, left, group, next + first + i);
         pack_signs(positive_signs, group, positive + i / 8);
         pack_signs(decided_signs, group, decided + i / 8);
       }

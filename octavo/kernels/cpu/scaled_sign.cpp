@@ -10,68 +10,81 @@ namespace {
 
 static_assert(kGroup == rules::kSumLanes);
 
+/// values[i] = the value at first + i; zeros up to the end of the last group.
 template <class V>
-OCTAVO_INLINE float chunk_sum(V value, std::uint64_t first, std::uint64_t count) {
-  float lanes[kGroup] = {};
+OCTAVO_INLINE void work_out(V value, std::uint64_t first, std::uint64_t count, float* values) {
   const std::uint64_t whole = count - count % kGroup;
   for (std::uint64_t i = 0; i < whole; i += kGroup) {
     value.prefetch(first + i);
-    for (std::uint64_t lane = 0; lane < kGroup; ++lane) lanes[lane] += rules::magnitude(value(first + i + lane));
+    for (std::uint64_t j = 0; j < kGroup; ++j) values[i + j] = value(first + i + j);
   }
-  for (std::uint64_t i = whole; i < count; ++i) lanes[i - whole] += rules::magnitude(value(first + i));
-  for (std::uint64_t half = kGroup / 2; half > 0; half /= 2) {
-    for (std::uint64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  if (whole == count) return;
+  for (std::uint64_t i = whole; i < whole + kGroup; ++i) values[i] = i < count ? value(first + i) : 0.0F;
 }
 
-template <class V>
-OCTAVO_INLINE float block_scale(V value, std::uint64_t first, std::uint64_t size) {
-  double sum = 0;
-  for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t chunk_size) {
-    sum += static_cast<double>(chunk_sum(value, first + chunk, chunk_size));
-  });
-  return rules::sign_scale(sum, size);
-}
-
-/// left[i] = what the sign and the scale leave over of values[i].
-OCTAVO_INLINE void leave_over(const float* values, std::uint64_t count, float scale, bool finite, float* left) {
-  for (std::uint64_t i = 0; i < count; ++i) {
-    const float difference = values[i] - rules::sign_decoded(scale, values[i]);
-    left[i] = finite ? difference : 0.0F;
+/// The sum of magnitudes of whole groups, by lanes.
+OCTAVO_INLINE float magnitude_sum(const float* values, std::uint64_t count) {
+  constexpr std::uint64_t kVectors = kGroup / kVectorFloats;
+  FloatVector lanes[kVectors] = {};
+  for (std::uint64_t i = 0; i < count; i += kGroup) {
+    for (std::uint64_t k = 0; k < kVectors; ++k) lanes[k] += magnitudes(load_vector(values + i + k * kVectorFloats));
   }
+  for (std::uint64_t half = kVectors / 2; half > 0; half /= 2) {
+    for (std::uint64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+  }
+  return add_halves<kVectorFloats>(lanes[0]);
 }
 
-/// The second pass over a block: signs, and what the scale leaves over. A block of up to 2^18 elements is still in L2.
-template <class V>
-OCTAVO_INLINE void encode_signs(V value, std::uint64_t first, std::uint64_t size, float scale, std::uint8_t* bits,
-                                float* next, Store how) {
-  const bool finite = rules::is_finite(scale);
-  float values[kGroup], left[kGroup];
-  for (std::uint64_t i = 0; i < size; i += kGroup) {
-    const std::uint64_t count = smaller(kGroup, size - i);
-    if (count == kGroup) {
-      for (std::uint64_t j = 0; j < kGroup; ++j) values[j] = value(first + i + j);
-      const std::uint64_t packed = packed_signs(reinterpret_cast<const std::uint32_t*>(values));
+/// Packs the signs of a chunk, and keeps what they and the scale leave over where `next` is not null.
+OCTAVO_INLINE void encode_chunk(const float* values, std::uint64_t count, float scale, std::uint8_t* bits,
+                                rules::Residual* next, Store how) {
+  for (std::uint64_t i = 0; i < count; i += kGroup) {
+    const std::uint64_t group = smaller(kGroup, count - i);
+    float left_over[kGroup];
+    for (std::uint64_t j = 0; j < kGroup; ++j) {
+      left_over[j] = values[i + j] - rules::sign_decoded(scale, values[i + j]);
+    }
+    const auto* words = reinterpret_cast<const std::uint32_t*>(values + i);
+    if (group == kGroup) {
+      const std::uint64_t packed = packed_signs(words);
       std::memcpy(bits + i / 8, &packed, sizeof packed);
-      if (!next) continue;
-      leave_over(values, kGroup, scale, finite, left);
-      store_group(how, left, next + first + i);
+      if (next) keep(how, left_over, kGroup, next + i);
     } else {
-      for (std::uint64_t j = 0; j < count; ++j) values[j] = value(first + i + j);
-      pack_tail(reinterpret_cast<const std::uint32_t*>(values), count, bits + i / 8);
-      if (next) leave_over(values, count, scale, finite, next + first + i);
+      pack_tail(words, group, bits + i / 8);
+      if (next) keep(how, left_over, group, next + i);
     }
   }
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload, float* next) {
+/// Returns the scale. A block of one chunk is worked out once, a larger one again for its signs: up to 2^18 elements are
+/// still in L2 then.
+template <class V>
+OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* bits,
+                                 rules::Residual* next, Store how) {
+  alignas(64) float values[rules::kSumChunk];
+  double sum = 0;
+  for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t count) {
+    work_out(value, first + chunk, count, values);
+    sum += static_cast<double>(magnitude_sum(values, count));
+  });
+  const float scale = rules::sign_scale(sum, size);
+  if (next && !rules::is_finite(scale)) {
+    std::memset(next, 0, size * sizeof *next);
+    next = nullptr;
+  }
+  for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t count) {
+    if (size > rules::kSumChunk) work_out(value, first + chunk, count, values);
+    encode_chunk(values, count, scale, bits + chunk / 8, next ? next + chunk : nullptr, how);
+  });
+  return scale;
+}
+
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+            rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
-      const float scale = block_scale(value, first, size);
-      payload.scales[index] = scale;
-      encode_signs(value, first, size, scale, payload.codes + index * rules::packed_sign_bytes(block), next,
-                   streamed(count));
+      payload.scales[index] = encode_block(value, first, size, payload.codes + index * rules::packed_sign_bytes(block),
+                                           next ? next + first : nullptr, streamed(count));
     });
   });
   end_stream();

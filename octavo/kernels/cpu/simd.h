@@ -9,6 +9,7 @@
 #endif
 
 #include "octavo/kernels/cpu/table.h"
+#include "octavo/rules/float_bits.h"
 #include "octavo/rules/sign_bits.h"
 
 /// What a loop cannot tell the compiler: moving sign bits between vectors and masks. A group is 64 elements; its packed
@@ -18,6 +19,45 @@ namespace octavo::cpu::OCTAVO_ISA {
 inline constexpr std::uint64_t kGroup = 64;
 
 #define OCTAVO_INLINE [[gnu::always_inline]] inline
+
+#if defined(__AVX512F__)
+inline constexpr std::uint64_t kVectorFloats = 16;
+#elif defined(__AVX2__)
+inline constexpr std::uint64_t kVectorFloats = 8;
+#else
+inline constexpr std::uint64_t kVectorFloats = 4;
+#endif
+template <std::uint64_t kFloats>
+struct Register {
+  using Floats [[gnu::vector_size(kFloats * sizeof(float))]] = float;
+  using Words [[gnu::vector_size(kFloats * sizeof(float))]] = std::uint32_t;
+};
+/// Floats in a register. The compiler keeps an array of these in registers from one turn of a loop to the next, an
+/// array of floats it does not.
+using FloatVector = Register<kVectorFloats>::Floats;
+
+OCTAVO_INLINE FloatVector load_vector(const float* values) {
+  FloatVector vector;
+  std::memcpy(&vector, values, sizeof vector);
+  return vector;
+}
+
+OCTAVO_INLINE FloatVector magnitudes(FloatVector values) {
+  using Words = Register<kVectorFloats>::Words;
+  return reinterpret_cast<FloatVector>(reinterpret_cast<Words>(values) & ~rules::kSignMask);
+}
+
+/// The sum of the elements, pairwise in halves.
+template <std::uint64_t kFloats>
+OCTAVO_INLINE float add_halves(typename Register<kFloats>::Floats vector) {
+  if constexpr (kFloats == 2) {
+    return vector[0] + vector[1];
+  } else {
+    typename Register<kFloats / 2>::Floats halves[2];
+    std::memcpy(halves, &vector, sizeof halves);
+    return add_halves<kFloats / 2>(halves[0] + halves[1]);
+  }
+}
 
 /// Reverses the bits of each byte: masks count elements from the lowest bit, packed signs from the highest.
 OCTAVO_INLINE std::uint64_t reverse_bits_in_bytes(std::uint64_t x) {
@@ -102,23 +142,31 @@ OCTAVO_INLINE void prefetch_ahead(const Word* group) {
 /// From how many elements on an output is written around the caches: 2 MiB, about what L2 holds.
 inline constexpr std::uint64_t kStreamCount = 1U << 19;
 
-/// Writes a group around the caches, where `out` is aligned to a vector; otherwise as usual.
-OCTAVO_INLINE void stream_group(const float* values, float* out) {
+/// Copies a multiple of a vector's bytes around the caches, where `out` is aligned to a vector; otherwise as usual.
+template <unsigned kBytes>
+OCTAVO_INLINE void stream_bytes(const void* from, void* out) {
 #if defined(__AVX512F__)
-  if (reinterpret_cast<std::uintptr_t>(out) % 64 == 0) {
-    for (unsigned k = 0; k < 4; ++k) _mm512_stream_ps(out + 16 * k, _mm512_loadu_ps(values + 16 * k));
-    return;
-  }
+  using Vector = __m512i;
+  const auto stream = [](Vector* to, const void* vector) { _mm512_stream_si512(to, _mm512_loadu_si512(vector)); };
 #elif defined(__AVX2__)
-  if (reinterpret_cast<std::uintptr_t>(out) % 32 == 0) {
-    for (unsigned k = 0; k < 8; ++k) _mm256_stream_ps(out + 8 * k, _mm256_loadu_ps(values + 8 * k));
+  using Vector = __m256i;
+  const auto stream = [](Vector* to, const void* vector) {
+    _mm256_stream_si256(to, _mm256_loadu_si256(static_cast<const Vector*>(vector)));
+  };
+#endif
+#if defined(__AVX2__)
+  static_assert(kBytes % sizeof(Vector) == 0);
+  if (reinterpret_cast<std::uintptr_t>(out) % sizeof(Vector) == 0) {
+    for (unsigned k = 0; k < kBytes / sizeof(Vector); ++k) {
+      stream(static_cast<Vector*>(out) + k, static_cast<const char*>(from) + k * sizeof(Vector));
+    }
     return;
   }
 #endif
-  std::memcpy(out, values, kGroup * sizeof(float));
+  std::memcpy(out, from, kBytes);
 }
 
-/// Ends a run of stream_group: makes the writes visible to other threads.
+/// Ends a run of stream_bytes: makes the writes visible to other threads.
 OCTAVO_INLINE void end_stream() {
 #if defined(__AVX2__)
   _mm_sfence();

@@ -11,11 +11,12 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 template <bool kMomentum, bool kResidual>
 struct Values {
-  const EncodeInput& in;
+  const EncodeInput in;  // a copy, which nothing that is written can change
 
   OCTAVO_INLINE float operator()(std::uint64_t i) const {
     return rules::compensate(in.gradient_weight, in.gradient[i], kMomentum ? in.preconditioner[i] : 1.0F,
-                             in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F, kResidual ? in.residual[i] : 0.0F);
+                             in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F,
+                             kResidual ? rules::from_residual(in.residual[i]) : 0.0F);
   }
 
   /// Asks for what the group at i + 2 KiB will need.
@@ -56,8 +57,16 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
 }
 
 OCTAVO_INLINE void store_group(Store how, const float* values, float* out) {
-  if (how == Store::stream) return stream_group(values, out);
+  if (how == Store::stream) return stream_bytes<kGroup * sizeof(float)>(values, out);
   store(how, values, kGroup, out);
+}
+
+/// Keeps what up to a group of codes leave over; where `how` is stream, around the caches.
+OCTAVO_INLINE void keep(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
+  rules::Residual kept[kGroup];
+  for (std::uint64_t i = 0; i < count; ++i) kept[i] = rules::to_residual(left_over[i]);
+  if (how == Store::stream && count == kGroup) return stream_bytes<sizeof kept>(kept, next);
+  std::memcpy(next, kept, count * sizeof *kept);
 }
 
 /// Writes up to a group.

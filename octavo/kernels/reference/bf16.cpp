@@ -10,18 +10,19 @@ namespace octavo::reference {
 
 namespace {
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = value_at(in, i);
-    const std::uint16_t code = rules::to_bf16(value);
+    const rules::Bf16 code = rules::to_bf16(value);
     std::memcpy(payload.codes + 2 * i, &code, sizeof code);
-    if (next) next[i] = value - rules::from_bf16(code);
+    const float left_over = rules::is_finite(value) ? value - rules::from_bf16(code) : 0.0F;
+    if (next) next[i] = rules::to_residual(left_over);
   }
 }
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
   for (std::uint64_t i = 0; i < count; ++i) {
-    std::uint16_t code;
+    rules::Bf16 code;
     std::memcpy(&code, payload.codes + 2 * i, sizeof code);
     store(how, rules::from_bf16(code), out[i]);
   }

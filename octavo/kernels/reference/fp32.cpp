@@ -8,11 +8,11 @@ namespace octavo::reference {
 
 namespace {
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = value_at(in, i);
     std::memcpy(payload.codes + 4 * i, &value, sizeof value);
-    if (next) next[i] = 0.0F;
+    if (next) next[i] = {};
   }
 }
 

@@ -8,7 +8,8 @@ namespace octavo::reference {
 
 namespace {
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+            rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     std::uint32_t largest = 0;
     for (std::uint64_t i = 0; i < size; ++i) {
@@ -23,7 +24,8 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
       const float code = finite ? rules::int4_code(value, s.reciprocal) : 0.0F;
       const auto nibble = static_cast<unsigned>(static_cast<int>(code) + 8);
       codes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? nibble << 4 : codes[i / 2] | nibble);
-      if (next) next[first + i] = finite ? value - rules::int4_decoded(code, s.scale) : 0.0F;
+      const float left_over = finite ? value - rules::int4_decoded(code, s.scale) : 0.0F;
+      if (next) next[first + i] = rules::to_residual(left_over);
     }
   });
 }

@@ -23,7 +23,7 @@ void set_bit(std::uint8_t* bits, std::uint64_t i, bool bit) {
 }
 
 void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-                   float* next) {
+                   rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = validity(in, first, size);
     payload.scales[index] = scale;
@@ -31,14 +31,15 @@ void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint
     for (std::uint64_t i = 0; i < size; ++i) {
       const float value = value_at(in, first + i);
       set_bit(bits, i, rules::sign_bit(rules::to_bits(value)) != 0);
-      if (next) next[first + i] = rules::is_finite(scale) ? value - rules::vote(value) : 0.0F;
+      const float left_over = rules::is_finite(scale) ? value - rules::vote(value) : 0.0F;
+      if (next) next[first + i] = rules::to_residual(left_over);
     }
   });
 }
 
 /// The outcome takes two bits an element: the signs of a block, then which of its elements are decided.
 void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-                    float* next) {
+                    rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = validity(in, first, size);
     payload.scales[index] = scale;
@@ -48,9 +49,8 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
       const float value = value_at(in, first + i);
       set_bit(positive, i, value > 0);
       set_bit(decided, i, value != 0);
-      if (next) {
-        next[first + i] = rules::is_finite(scale) ? value - rules::vote_outcome(value > 0, value != 0) : 0.0F;
-      }
+      const float left_over = rules::is_finite(scale) ? value - rules::vote_outcome(value > 0, value != 0) : 0.0F;
+      if (next) next[first + i] = rules::to_residual(left_over);
     }
   });
 }

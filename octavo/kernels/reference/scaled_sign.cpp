@@ -18,7 +18,8 @@ float chunk_sum(const EncodeInput& in, std::uint64_t first, std::uint64_t count)
   return lanes[0];
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload, float* next) {
+void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+            rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     double sum = 0;
     for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t chunk_size) {
@@ -31,7 +32,8 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
       const float value = value_at(in, first + i);
       if (i % 8 == 0) bits[i / 8] = 0;
       bits[i / 8] |= rules::place_sign_bit(rules::sign_bit(rules::to_bits(value)), i);
-      if (next) next[first + i] = rules::is_finite(scale) ? value - rules::sign_decoded(scale, value) : 0.0F;
+      const float left_over = rules::is_finite(scale) ? value - rules::sign_decoded(scale, value) : 0.0F;
+      if (next) next[first + i] = rules::to_residual(left_over);
     }
   });
 }

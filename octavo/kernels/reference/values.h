@@ -13,7 +13,7 @@ namespace octavo::reference {
 inline float value_at(const EncodeInput& in, std::uint64_t i) {
   return rules::compensate(in.gradient_weight, in.gradient[i], in.momentum ? in.preconditioner[i] : 1.0F,
                            in.momentum_weight, in.momentum ? in.momentum[i] : 0.0F,
-                           in.residual ? in.residual[i] : 0.0F);
+                           in.residual ? rules::from_residual(in.residual[i]) : 0.0F);
 }
 
 /// Calls visit(block_index, first, count) for every block.
