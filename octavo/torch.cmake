@@ -19,6 +19,7 @@ add_library(octavo SHARED
   comm/layout.cpp
   comm/feedback/residual.cpp
   comm/wire.cpp
+  comm/schedule/gradient_power.cpp
   comm/schedule/two_phase.cpp
   comm/compressor.cpp
   comm/all_reduce.cpp

@@ -196,8 +196,8 @@ void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residua
       fail(ErrorCode::invalid_argument, "comm.load_state", "expected keys worker/NAME or owner/NAME, got ", key);
     }
     Parameter& parameter = parameters_[find(key.substr(key.find('/') + 1), "comm.load_state")];
-    const std::uint64_t count =
-        worker ? parameter.info.count : owned_range(parameter.info.count, wire_->rank(), wire_->world_size()).count;
+    const Sent sent = sent_part(parameter.info.count, wire_->rank(), wire_->world_size());
+    const std::uint64_t count = worker ? sent.count : sent.own.count;
     if (values.scalar_type() != at::kBFloat16 || static_cast<std::uint64_t>(values.numel()) != count) {
       fail(ErrorCode::invalid_argument, "comm.load_state", "expected bfloat16 with ", count, " elements for ", key,
            " on rank ", wire_->rank(), ", got ", toString(values.scalar_type()), " with ", values.numel());

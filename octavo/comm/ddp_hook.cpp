@@ -7,9 +7,11 @@
 #include <deque>
 #include <exception>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "octavo/comm/serial_queue.h"
+#include "octavo/device/huge_pages.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -26,6 +28,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
+    if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
     queue_.push(
         [this, future, buffer = bucket.getBuffer(), slots = slots_of(bucket), is_first = bucket.getIndex() == 0,
@@ -88,6 +91,11 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     }
   }
 
+  /// A bucket's memory is DDP's, and stays the same from step to step.
+  void prepare(const at::Tensor& buffer) {
+    if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(buffer);
+  }
+
   std::vector<Slot> slots_of(const c10d::GradBucket& bucket) const {
     std::vector<Slot> slots;
     if (bucket.getBuffer().is_sparse()) return slots;
@@ -106,6 +114,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
+  std::unordered_set<const void*> buffers_;  // seen so far
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;

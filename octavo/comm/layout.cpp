@@ -20,6 +20,11 @@ Range owned_range(std::uint64_t count, int rank, int world_size) {
   return {first, std::min(step, count - first)};
 }
 
+Sent sent_part(std::uint64_t count, int rank, int world_size) {
+  const Range own = owned_range(count, rank, world_size);
+  return {count - own.count, own};
+}
+
 std::vector<Message> cut(std::span<const TensorFormat> tensors, int world_size, std::uint64_t header_bytes) {
   std::vector<Message> messages(static_cast<std::size_t>(world_size));
   for (int owner = 0; owner < world_size; ++owner) {

@@ -22,6 +22,15 @@ struct Range {
 /// The range of a tensor of `count` elements that `rank` of `world_size` owns.
 OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size);
 
+/// The part of a tensor that `rank` sends to others, all but its own range, as one array: where feedback is kept.
+struct OCTAVO_API Sent {
+  std::uint64_t count = 0;
+  Range own;
+  /// The place of a range that starts at element `first` of the tensor.
+  std::uint64_t index(std::uint64_t first) const { return first > own.first ? first - own.count : first; }
+};
+OCTAVO_API Sent sent_part(std::uint64_t count, int rank, int world_size);
+
 /// A tensor's range inside a message.
 struct Piece {
   std::uint32_t tensor = 0;  // its index in the bucket

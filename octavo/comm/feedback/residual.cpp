@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/feedback/residual.h"
 
-#include <ATen/ops/empty.h>
-
 #include <utility>
 
 #include "octavo/device/huge_pages.h"
@@ -16,10 +14,8 @@ const rules::Residual* Residual::now() const {
 }
 
 rules::Residual* Residual::next(std::uint64_t count) {
-  const auto size = static_cast<std::int64_t>(count);
-  if (!next_.defined() || next_.numel() != size) {
-    next_ = at::empty({size}, at::kBFloat16);
-    advise_huge_pages(next_);
+  if (!next_.defined() || next_.numel() != static_cast<std::int64_t>(count)) {
+    next_ = empty_on_huge_pages(count, at::kBFloat16);
   }
   written_ = true;
   return reinterpret_cast<rules::Residual*>(next_.mutable_data_ptr<at::BFloat16>());

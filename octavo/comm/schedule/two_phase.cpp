@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "octavo/codec/coding.h"
+#include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/rules/compensate.h"
 #include "octavo/rules/float_bits.h"
 
@@ -36,53 +37,25 @@ class Stopwatch {
 /// A float a tensor: the mean square of the sender's gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
 
-constexpr std::uint64_t kPowerChunk = 256;
-/// From this size on a gradient's power is taken from every 32nd chunk: a scale needs no more, and memory is slow.
-constexpr std::uint64_t kSampledCount = 1U << 16;
-
-bool any_nonzero(const float* values, std::uint64_t count) {
-  for (std::uint64_t first = 0; first < count; first += kPowerChunk) {
-    std::uint32_t seen = 0;
-    for (std::uint64_t i = first; i < std::min(count, first + kPowerChunk); ++i) {
-      seen |= rules::magnitude_bits(values[i]);
-    }
-    if (seen != 0) return true;
-  }
-  return false;
-}
-
-/// The mean square; 0 for zeros alone.
-float power_of(const float* values, std::uint64_t count) {
-  const std::uint64_t stride = count < kSampledCount ? kPowerChunk : 32 * kPowerChunk;
-  double sum = 0;
-  std::uint64_t taken = 0;
-  for (std::uint64_t first = 0; first < count; first += stride) {
-    const std::uint64_t size = std::min(count - first, kPowerChunk);
-    float lanes[16] = {};  // a chain of additions would wait for each; sixteen run at once
-    for (std::uint64_t i = 0; i < size; i += 16) {
-      const std::uint64_t row = std::min<std::uint64_t>(16, size - i);
-      for (std::uint64_t j = 0; j < row; ++j) lanes[j] += values[first + i + j] * values[first + i + j];
-    }
-    for (const float lane : lanes) sum += static_cast<double>(lane);
-    taken += size;
-  }
-  const float power = taken == 0 ? 0.0F : static_cast<float>(sum / static_cast<double>(taken));
-  if (power != 0) return power;
-  return any_nonzero(values, count) ? std::numeric_limits<float>::denorm_min() : 0.0F;
-}
-
 /// How many blocks are added up at a time: some 64 Ki elements, whose sum stays in L2 beside what else is read.
 std::uint64_t parts_of(Format up, Format down) {
   constexpr std::uint64_t kPart = 1U << 16;
   return std::max<std::uint64_t>(1, kPart / std::max(up.block, down.block));
 }
 
+/// What a rank has to say of a tensor from element `first` on, without what it could not say before.
+EncodeInput input_of(const Contribution& tensor, std::uint64_t first) {
+  return EncodeInput{tensor.values,         nullptr, tensor.momentum, tensor.preconditioner, tensor.gradient_weight,
+                     tensor.momentum_weight}
+      .from(first);
+}
+
 /// The result of a tensor that need not cross the wire.
 void combine(const Contribution& tensor) {
+  const EncodeInput in = input_of(tensor, 0);
   for (std::uint64_t i = 0; i < tensor.count; ++i) {
-    tensor.values[i] =
-        rules::compensate(tensor.gradient_weight, tensor.values[i], tensor.momentum ? tensor.preconditioner[i] : 1.0F,
-                          tensor.momentum_weight, tensor.momentum ? tensor.momentum[i] : 0.0F, 0.0F);
+    tensor.values[i] = rules::compensate(in.gradient_weight, in.gradient[i], in.momentum ? in.preconditioner[i] : 1.0F,
+                                         in.momentum_weight, in.momentum ? in.momentum[i] : 0.0F, 0.0F);
   }
 }
 
@@ -95,6 +68,12 @@ std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes) {
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {
   std::vector<std::uint64_t> bytes;
   for (const Message& message : messages) bytes.push_back(message.bytes);
+  return bytes;
+}
+
+/// The same for each rank, but none for this one.
+std::vector<std::uint64_t> none_to_self(std::vector<std::uint64_t> bytes, int rank) {
+  bytes[static_cast<std::size_t>(rank)] = 0;
   return bytes;
 }
 
@@ -118,14 +97,14 @@ std::vector<Message> cut_for(const std::vector<Contribution>& tensors, Format Co
 void TwoPhase::send_up(std::vector<Contribution> tensors) {
   tensors_ = std::move(tensors);
   power_.clear();
-  for (const Contribution& tensor : tensors_) power_.push_back(power_of(tensor.values, tensor.count));
+  for (const Contribution& tensor : tensors_) power_.push_back(gradient_power(tensor.values, tensor.count));
   if (stays_here()) return;
   Stopwatch watch;
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
   down_ = cut_for(tensors_, &Contribution::down, wire_.world_size(), 0);
   encode_all();
-  const auto send_bytes = sizes(up_);
-  const std::vector<std::uint64_t> receive_bytes(up_.size(), send_bytes[static_cast<std::size_t>(wire_.rank())]);
+  const auto send_bytes = none_to_self(sizes(up_), wire_.rank());
+  const auto receive_bytes = none_to_self(std::vector(up_.size(), own(up_).bytes), wire_.rank());
   reserve(got_up_, total(receive_bytes));
   at::Tensor send = prefix(sent_up_, total(send_bytes)), receive = prefix(got_up_, total(receive_bytes));
   transfer_ = wire_.exchange(send, send_bytes, receive, receive_bytes);
@@ -139,8 +118,8 @@ void TwoPhase::send_down(float result_weight) {
   watch.lap(seconds_.wait_up);
   merge_powers();
   reduce_own(result_weight);
-  const auto receive_bytes = sizes(down_);
-  const std::vector<std::uint64_t> send_bytes(down_.size(), receive_bytes[static_cast<std::size_t>(wire_.rank())]);
+  const auto receive_bytes = none_to_self(sizes(down_), wire_.rank());
+  const auto send_bytes = none_to_self(std::vector(down_.size(), own(down_).bytes), wire_.rank());
   reserve(got_down_, total(receive_bytes));
   at::Tensor send = prefix(sent_down_, total(send_bytes)), receive = prefix(got_down_, total(receive_bytes));
   transfer_ = wire_.exchange(send, send_bytes, receive, receive_bytes);
@@ -173,54 +152,65 @@ Outcome TwoPhase::finish_here() {
   return {finite, power_};
 }
 
+const Message& TwoPhase::own(const std::vector<Message>& messages) const {
+  return messages[static_cast<std::size_t>(wire_.rank())];
+}
+
+std::uint8_t* TwoPhase::received_from(int sender) {
+  const int place = sender - (sender > wire_.rank() ? 1 : 0);  // nothing came from this rank itself
+  return got_up_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own(up_).bytes;
+}
+
 void TwoPhase::encode_all() {
   std::uint8_t* message_bytes = reserve(sent_up_, total(sizes(up_)));
   for (const Message& message : up_) {
+    if (&message == &own(up_)) continue;
     std::memcpy(message_bytes, power_.data(), header_bytes(power_.size()));
-    for (const Piece& piece : message.pieces) {
-      const Contribution& tensor = tensors_[piece.tensor];
-      const EncodeInput input{tensor.values,          tensor.worker ? tensor.worker->now() : nullptr,
-                              tensor.momentum,        tensor.preconditioner,
-                              tensor.gradient_weight, tensor.momentum_weight};
-      rules::Residual* next = tensor.worker ? tensor.worker->next(tensor.count) + piece.range.first : nullptr;
-      encode(kCpu, piece.format, input.from(piece.range.first), piece.range.count,
-             piece.format.payload(message_bytes + piece.offset, piece.range.count), next);
-    }
+    for (const Piece& piece : message.pieces) encode_piece(piece, message_bytes + piece.offset);
     message_bytes += message.bytes;
   }
 }
 
+void TwoPhase::encode_piece(const Piece& piece, std::uint8_t* out) {
+  const Contribution& tensor = tensors_[piece.tensor];
+  EncodeInput input = input_of(tensor, piece.range.first);
+  rules::Residual* next = nullptr;
+  if (tensor.worker) {
+    const Sent sent = sent_part(tensor.count, wire_.rank(), wire_.world_size());
+    const std::uint64_t at = sent.index(piece.range.first);
+    if (tensor.worker->now()) input.residual = tensor.worker->now() + at;
+    next = tensor.worker->next(sent.count) + at;
+  }
+  encode(kCpu, piece.format, input, piece.range.count, piece.format.payload(out, piece.range.count), next);
+}
+
 void TwoPhase::merge_powers() {
-  const std::uint64_t message_bytes = up_[static_cast<std::size_t>(wire_.rank())].bytes;
-  for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    const auto* header = got_up_.const_data_ptr<std::uint8_t>() + t * sizeof(float);
-    double sum = 0;
-    for (int sender = 0; sender < wire_.world_size(); ++sender, header += message_bytes) {
-      float power;
-      std::memcpy(&power, header, sizeof power);
-      sum += static_cast<double>(power);
+  const std::vector<float> own_power = power_;
+  std::vector<float> powers(static_cast<std::size_t>(wire_.world_size()));
+  for (std::size_t t = 0; t < power_.size(); ++t) {
+    for (int rank = 0; rank < wire_.world_size(); ++rank) {
+      float& power = powers[static_cast<std::size_t>(rank)];
+      power = own_power[t];
+      if (rank != wire_.rank()) std::memcpy(&power, received_from(rank) + t * sizeof power, sizeof power);
     }
-    const auto mean = static_cast<float>(sum / wire_.world_size());
-    power_[t] = sum == 0 ? 0.0F : mean == 0 ? std::numeric_limits<float>::denorm_min() : mean;
+    power_[t] = mean_power(powers);
   }
 }
 
 void TwoPhase::reduce_own(float result_weight) {
-  const auto rank = static_cast<std::size_t>(wire_.rank());
-  const Message& received = up_[rank];
-  const Message& result = down_[rank];
-  std::uint8_t* out = reserve(sent_down_, result.bytes * up_.size());
-  for (std::size_t p = 0; p < received.pieces.size(); ++p) {
-    reduce_piece(received.pieces[p], result.pieces[p].format, out + result.pieces[p].offset, result_weight);
+  const Message& result = own(down_);
+  const std::uint64_t receivers = std::max<std::uint64_t>(1, down_.size() - 1);
+  std::uint8_t* out = reserve(sent_down_, result.bytes * receivers);
+  for (std::size_t p = 0; p < result.pieces.size(); ++p) {
+    reduce_piece(own(up_).pieces[p], result.pieces[p].format, out + result.pieces[p].offset, result_weight);
   }
-  for (std::size_t receiver = 1; receiver < up_.size(); ++receiver) {
+  for (std::uint64_t receiver = 1; receiver < receivers; ++receiver) {
     std::memcpy(out + receiver * result.bytes, out, result.bytes);
   }
 }
 
 /// Adds up one own range and encodes the sum, part by part: a sum is read again while it is still in the cache.
 void TwoPhase::reduce_piece(const Piece& piece, Format down, std::uint8_t* out, float result_weight) {
-  const std::uint64_t message_bytes = up_[static_cast<std::size_t>(wire_.rank())].bytes;
   const std::uint64_t count = piece.range.count;
   Residual* residual = tensors_[piece.tensor].owner;
   rules::Residual* next = residual ? residual->next(count) : nullptr;
@@ -228,10 +218,11 @@ void TwoPhase::reduce_piece(const Piece& piece, Format down, std::uint8_t* out, 
   auto* sum = reinterpret_cast<float*>(reserve(sum_, std::min(part, count) * sizeof(float)));
   for (std::uint64_t first = 0; first < count; first += part) {
     const std::uint64_t size = std::min(part, count - first);
-    auto* payload = got_up_.mutable_data_ptr<std::uint8_t>() + piece.offset;
-    for (int sender = 0; sender < wire_.world_size(); ++sender, payload += message_bytes) {
-      decode(kCpu, piece.format, piece.format.from(piece.format.payload(payload, count), first), size,
-             sender == 0 ? Store::assign : Store::add, sum);
+    take_own(piece, first, size, sum);
+    for (int sender = 0; sender < wire_.world_size(); ++sender) {
+      if (sender == wire_.rank()) continue;
+      const Payload payload = piece.format.payload(received_from(sender) + piece.offset, count);
+      decode(kCpu, piece.format, piece.format.from(payload, first), size, Store::add, sum);
     }
     const EncodeInput input{sum, residual && residual->now() ? residual->now() + first : nullptr, nullptr, nullptr,
                             result_weight};
@@ -239,21 +230,40 @@ void TwoPhase::reduce_piece(const Piece& piece, Format down, std::uint8_t* out, 
   }
 }
 
+/// What this rank has to say of its own range does not travel, and is taken as it is; but a vote is a sign everywhere.
+void TwoPhase::take_own(const Piece& piece, std::uint64_t first, std::uint64_t size, float* sum) {
+  const EncodeInput input = input_of(tensors_[piece.tensor], piece.range.first + first);
+  if (piece.format.codec == Codec::ballot) {
+    std::uint8_t* bytes = reserve(own_votes_, piece.format.payload_bytes(size));
+    encode(kCpu, piece.format, input, size, piece.format.payload(bytes, size), nullptr);
+    decode(kCpu, piece.format, piece.format.payload(bytes, size), size, Store::assign, sum);
+  } else {  // the codes of float32 are the values
+    encode(kCpu, default_format(Codec::fp32), input, size, {nullptr, reinterpret_cast<std::uint8_t*>(sum)}, nullptr);
+  }
+}
+
 bool TwoPhase::decode_all() {
   bool finite = true;
-  auto* message_bytes = got_down_.mutable_data_ptr<std::uint8_t>();
+  auto* got = got_down_.mutable_data_ptr<std::uint8_t>();
   for (const Message& message : down_) {
-    for (const Piece& piece : message.pieces) {
-      if (power_[piece.tensor] == 0) continue;
-      auto* payload = message_bytes + piece.offset;
-      finite &= payload_is_finite(piece.format, payload, piece.range.count);
-      decode(kCpu, piece.format, piece.format.payload(payload, piece.range.count), piece.range.count, Store::stream,
-             tensors_[piece.tensor].values + piece.range.first);
-    }
-    message_bytes += message.bytes;
+    const bool is_own = &message == &own(down_);
+    finite &= decode_message(message, is_own ? sent_down_.mutable_data_ptr<std::uint8_t>() : got);
+    if (!is_own) got += message.bytes;
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     if (power_[t] == 0) combine(tensors_[t]);
+  }
+  return finite;
+}
+
+bool TwoPhase::decode_message(const Message& message, std::uint8_t* bytes) {
+  bool finite = true;
+  for (const Piece& piece : message.pieces) {
+    if (power_[piece.tensor] == 0) continue;
+    std::uint8_t* payload = bytes + piece.offset;
+    finite &= payload_is_finite(piece.format, payload, piece.range.count);
+    decode(kCpu, piece.format, piece.format.payload(payload, piece.range.count), piece.range.count, Store::stream,
+           tensors_[piece.tensor].values + piece.range.first);
   }
   return finite;
 }

@@ -25,7 +25,7 @@ struct Contribution {
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  Residual* worker = nullptr;  // what this rank could not send; null: no feedback
+  Residual* worker = nullptr;  // what this rank could not send: of all but its own range; null: no feedback
   Residual* owner = nullptr;   // what it could not send of the range that it owns
 };
 
@@ -42,8 +42,9 @@ struct Outcome {
   std::vector<float> power;
 };  // the same on all ranks
 
-/// The two-phase all-reduce of compressed values: each rank sends every owner the codes of its range (all-to-all); the
-/// owner decodes them in rank order, adds in float32, and encodes the sum; all ranks receive all sums.
+/// The two-phase all-reduce of compressed values: each rank sends every other owner the codes of its range
+/// (all-to-all); the owner adds them to its own values in float32, in rank order, and encodes the sum; all ranks
+/// receive all sums.
 ///
 /// The owner decodes its own bytes like everyone else's, so that the results have the same bits on all ranks. Traffic
 /// is 2(W-1)/W of the payload, whatever W. A tensor whose gradient is zero on every rank is not sent (DDP drops the
@@ -68,10 +69,15 @@ class OCTAVO_API TwoPhase {
   bool stays_here() const;
   Outcome finish_here();
   void encode_all();
+  void encode_piece(const Piece& piece, std::uint8_t* out);
   void merge_powers();
   void reduce_own(float result_weight);
   void reduce_piece(const Piece& piece, Format down, std::uint8_t* out, float result_weight);
+  void take_own(const Piece& piece, std::uint64_t first, std::uint64_t size, float* sum);
+  const Message& own(const std::vector<Message>& messages) const;
+  std::uint8_t* received_from(int sender);
   bool decode_all();
+  bool decode_message(const Message& message, std::uint8_t* bytes);
 
   Wire& wire_;
   PhaseSeconds& seconds_;
@@ -79,7 +85,7 @@ class OCTAVO_API TwoPhase {
   std::vector<float> power_;                            // by tensor
   std::vector<Message> up_, down_;                      // by owner
   at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8
-  at::Tensor sum_;                                      // float32 as bytes, a part of an own range
+  at::Tensor sum_, own_votes_;                          // float32 and codes as bytes, of a part of an own range
   std::optional<Transfer> transfer_;
 };
 

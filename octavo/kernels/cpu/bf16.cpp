@@ -10,7 +10,8 @@ namespace {
 
 void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   with_values(in, [&](auto value) {
-    for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+    for_each_group(count, [&](std::uint64_t first, auto size) {
+      value.prefetch(first);
       rules::Bf16 codes[kGroup];
       float left[kGroup];
       for (std::uint64_t j = 0; j < size; ++j) {
@@ -26,7 +27,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = sized(wish, count);
-  for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+  for_each_group(count, [&](std::uint64_t first, auto size) {
     rules::Bf16 codes[kGroup];
     float values[kGroup];
     std::memcpy(codes, payload.codes + 2 * first, 2 * size);

@@ -8,8 +8,9 @@ namespace {
 
 void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   with_values(in, [&](auto value) {
-    for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+    for_each_group(count, [&](std::uint64_t first, auto size) {
       float values[kGroup];
+      value.prefetch(first);
       for (std::uint64_t j = 0; j < size; ++j) values[j] = value(first + j);
       std::memcpy(payload.codes + 4 * first, values, 4 * size);
     });
@@ -19,7 +20,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = sized(wish, count);
-  for_each_block(count, kGroup, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+  for_each_group(count, [&](std::uint64_t first, auto size) {
     float values[kGroup];
     std::memcpy(values, payload.codes + 4 * first, 4 * size);
     store_part(how, values, size, out + first);

@@ -67,7 +67,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       encode_block(value, first, size, payload.codes + index * rules::packed_int4_bytes(block), payload.scales + index,
-                   next, streamed(count));
+                   next, kept(count));
     });
   });
   end_stream();

@@ -18,14 +18,6 @@ OCTAVO_INLINE float validity(V value, std::uint64_t first, std::uint64_t size) {
   return largest < rules::kInfinityBits ? 1.0F : rules::from_bits(rules::kQuietNaNBits);
 }
 
-/// Packs count <= 64 signs, each given as a float of that sign.
-OCTAVO_INLINE void pack_signs(const float* signs, std::uint64_t count, std::uint8_t* bits) {
-  const auto* words = reinterpret_cast<const std::uint32_t*>(signs);
-  if (count < kGroup) return pack_tail(words, count, bits);
-  const std::uint64_t packed = packed_signs(words);
-  std::memcpy(bits, &packed, sizeof packed);
-}
-
 void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                    rules::Residual* next) {
   with_values(in, [&](auto value) {

@@ -13,13 +13,11 @@ static_assert(kGroup == rules::kSumLanes);
 /// values[i] = the value at first + i; zeros up to the end of the last group.
 template <class V>
 OCTAVO_INLINE void work_out(V value, std::uint64_t first, std::uint64_t count, float* values) {
-  const std::uint64_t whole = count - count % kGroup;
-  for (std::uint64_t i = 0; i < whole; i += kGroup) {
+  for_each_group(count, [&](std::uint64_t i, auto size) {
     value.prefetch(first + i);
-    for (std::uint64_t j = 0; j < kGroup; ++j) values[i + j] = value(first + i + j);
-  }
-  if (whole == count) return;
-  for (std::uint64_t i = whole; i < whole + kGroup; ++i) values[i] = i < count ? value(first + i) : 0.0F;
+    for (std::uint64_t j = 0; j < size; ++j) values[i + j] = value(first + i + j);
+    for (std::uint64_t j = size; j < kGroup; ++j) values[i + j] = 0.0F;
+  });
 }
 
 /// The sum of magnitudes of whole groups, by lanes.
@@ -38,26 +36,19 @@ OCTAVO_INLINE float magnitude_sum(const float* values, std::uint64_t count) {
 /// Packs the signs of a chunk, and keeps what they and the scale leave over where `next` is not null.
 OCTAVO_INLINE void encode_chunk(const float* values, std::uint64_t count, float scale, std::uint8_t* bits,
                                 rules::Residual* next, Store how) {
-  for (std::uint64_t i = 0; i < count; i += kGroup) {
-    const std::uint64_t group = smaller(kGroup, count - i);
+  for_each_group(count, [&](std::uint64_t i, auto size) {
+    pack_signs(values + i, size, bits + i / 8);
+    if (!next) return;
     float left_over[kGroup];
     for (std::uint64_t j = 0; j < kGroup; ++j) {
       left_over[j] = values[i + j] - rules::sign_decoded(scale, values[i + j]);
     }
-    const auto* words = reinterpret_cast<const std::uint32_t*>(values + i);
-    if (group == kGroup) {
-      const std::uint64_t packed = packed_signs(words);
-      std::memcpy(bits + i / 8, &packed, sizeof packed);
-      if (next) keep(how, left_over, kGroup, next + i);
-    } else {
-      pack_tail(words, group, bits + i / 8);
-      if (next) keep(how, left_over, group, next + i);
-    }
-  }
+    keep(how, left_over, size, next + i);
+  });
 }
 
-/// Returns the scale. A block of one chunk is worked out once, a larger one again for its signs: up to 2^18 elements are
-/// still in L2 then.
+/// Returns the scale. A block of one chunk is worked out once, a larger one again for its signs: up to 2^18 elements
+/// are still in L2 then.
 template <class V>
 OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* bits,
                                  rules::Residual* next, Store how) {
@@ -84,7 +75,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       payload.scales[index] = encode_block(value, first, size, payload.codes + index * rules::packed_sign_bytes(block),
-                                           next ? next + first : nullptr, streamed(count));
+                                           next ? next + first : nullptr, kept(count));
     });
   });
   end_stream();

@@ -184,6 +184,14 @@ OCTAVO_INLINE void pack_tail(const Word* words, std::uint64_t count, std::uint8_
   }
 }
 
+/// The packed signs of up to a group of floats.
+OCTAVO_INLINE void pack_signs(const float* values, std::uint64_t count, std::uint8_t* bits) {
+  const auto* words = reinterpret_cast<const std::uint32_t*>(values);
+  if (count < kGroup) return pack_tail(words, count, bits);
+  const std::uint64_t packed = packed_signs(words);
+  std::memcpy(bits, &packed, sizeof packed);
+}
+
 OCTAVO_INLINE std::uint64_t load_word(const std::uint8_t* bytes) {
   std::uint64_t word;
   std::memcpy(&word, bytes, sizeof word);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "octavo/kernels/cpu/simd.h"
 #include "octavo/rules/compensate.h"
@@ -47,6 +48,17 @@ OCTAVO_INLINE void for_each_block(std::uint64_t count, std::uint64_t block, Visi
   }
 }
 
+/// Calls visit(first, count) for every group of `count` elements. The count of a whole group is a constant to the
+/// compiler, if the visitor takes it as `auto`.
+template <class Visit>
+OCTAVO_INLINE void for_each_group(std::uint64_t count, Visit visit) {
+  const std::uint64_t whole = count - count % kGroup;
+  for (std::uint64_t first = 0; first < whole; first += kGroup) {
+    visit(first, std::integral_constant<std::uint64_t, kGroup>{});
+  }
+  if (whole < count) visit(whole, count - whole);
+}
+
 /// out[i] = or += values[i], for i in [0, count).
 OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, float* out) {
   if (how == Store::add) {
@@ -63,10 +75,10 @@ OCTAVO_INLINE void store_group(Store how, const float* values, float* out) {
 
 /// Keeps what up to a group of codes leave over; where `how` is stream, around the caches.
 OCTAVO_INLINE void keep(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
-  rules::Residual kept[kGroup];
-  for (std::uint64_t i = 0; i < count; ++i) kept[i] = rules::to_residual(left_over[i]);
-  if (how == Store::stream && count == kGroup) return stream_bytes<sizeof kept>(kept, next);
-  std::memcpy(next, kept, count * sizeof *kept);
+  rules::Residual rounded[kGroup];
+  for (std::uint64_t i = 0; i < count; ++i) rounded[i] = rules::to_residual(left_over[i]);
+  if (how == Store::stream && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next);
+  std::memcpy(next, rounded, count * sizeof *rounded);
 }
 
 /// Writes up to a group.
@@ -77,6 +89,10 @@ OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t coun
 
 /// How a kernel writes `count` values that nobody reads soon.
 OCTAVO_INLINE Store streamed(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
+
+/// How it keeps `count` residuals. They are read a whole step later, when no cache remembers them: small ones, which
+/// are parts of large ones, go around the caches too.
+OCTAVO_INLINE Store kept(std::uint64_t count) { return count >= kStreamCount / 64 ? Store::stream : Store::assign; }
 
 /// What a decode kernel makes of the caller's wish: small outputs stay in the caches.
 OCTAVO_INLINE Store sized(Store how, std::uint64_t count) { return how == Store::stream ? streamed(count) : how; }
