@@ -7,6 +7,24 @@ namespace octavo {
 
 namespace {
 
+TEST(Layout, TheSentPartIsAllButTheOwnRange) {
+  for (const int world : {1, 2, 3, 8}) {
+    for (const std::uint64_t count : {0ULL, 1ULL, 64ULL, 1000ULL, 5001ULL}) {
+      for (int rank = 0; rank < world; ++rank) {
+        const Sent sent = sent_part(count, rank, world);
+        std::uint64_t next = 0;
+        for (int owner = 0; owner < world; ++owner) {
+          const Range range = owned_range(count, owner, world);
+          if (owner == rank || range.count == 0) continue;
+          EXPECT_EQ(sent.index(range.first), next) << "count " << count << " world " << world << " rank " << rank;
+          next += range.count;
+        }
+        EXPECT_EQ(next, sent.count);
+      }
+    }
+  }
+}
+
 TEST(Layout, RangesCoverEveryElementOnce) {
   for (const std::uint64_t count : {0UL, 1UL, 63UL, 64UL, 65UL, 1000UL, (1UL << 33) + 5}) {
     for (const int world : {1, 2, 3, 4, 7, 64}) {

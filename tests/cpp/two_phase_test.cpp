@@ -110,15 +110,41 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
   });
 }
 
+TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
+  constexpr std::int64_t kCount = 1000;
+  for (int speaker = 0; speaker < 3; ++speaker) {
+    run_ranks(3, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      at::Tensor values = rank == speaker ? gradient_of(rank, kCount) : at::zeros({kCount});
+      Residual worker;
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(Codec::scaled_sign),
+                          default_format(Codec::fp32)};
+      tensor.worker = &worker;
+      reduce(wire, tensor, 1.0F);
+      worker.commit();
+      const Sent sent = sent_part(kCount, rank, 3);
+      EXPECT_EQ(worker.tensor().numel(), static_cast<std::int64_t>(sent.count));
+      const Range own = owned_range(kCount, speaker, 3);
+      const auto part = [&](const at::Tensor& all) {
+        return all.narrow(0, static_cast<std::int64_t>(own.first), static_cast<std::int64_t>(own.count));
+      };
+      EXPECT_TRUE(at::equal(part(values), part(gradient_of(speaker, kCount))));
+      EXPECT_FALSE(at::equal(values, gradient_of(speaker, kCount)));
+    });
+  }
+}
+
 TEST(TwoPhase, ANaNOnOneRankReachesAll) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kDeadline);
-    at::Tensor values = gradient_of(rank, 1000);
-    if (rank == 1) values[777].fill_(std::nanf(""));
-    Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(Codec::scaled_sign),
-                        default_format(Codec::scaled_sign)};
-    EXPECT_FALSE(reduce(wire, tensor, 1.0F / 3).finite);
-    EXPECT_TRUE(std::isnan(values[777].item<float>()));
+    for (const std::int64_t bad : {5, 500, 777}) {  // of rank 1's gradient, in the range of each rank
+      at::Tensor values = gradient_of(rank, 1000);
+      if (rank == 1) values[bad].fill_(std::nanf(""));
+      Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(Codec::scaled_sign),
+                          default_format(Codec::scaled_sign)};
+      EXPECT_FALSE(reduce(wire, tensor, 1.0F / 3).finite);
+      EXPECT_TRUE(std::isnan(values[bad].item<float>()));
+    }
   });
 }
 

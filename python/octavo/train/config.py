@@ -37,7 +37,7 @@ class TrainConfig:
     model: str = "tiny"
     device: str = "auto"
     precision: str = "auto"
-    steps: int = 400
+    steps: int = 800
     batch_size: int = 8
     seq_len: int = 128
     grad_accum: int = 1

@@ -31,6 +31,7 @@ def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> 
             vocab_size=vocab_size,
             max_position_embeddings=max(seq_len, 512),
             tie_word_embeddings=False,
+            initializer_range=(2 / (5 * shape["hidden_size"])) ** 0.5,  # "small init", Nguyen & Salazar 2019
             **token_ids,
         )
     return _from_file(Path(name), vocab_size, seq_len, token_ids)
