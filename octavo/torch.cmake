@@ -31,8 +31,11 @@ target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 target_compile_definitions(octavo PRIVATE USE_DISTRIBUTED USE_C10D_GLOO)
 target_compile_options(octavo PRIVATE -ffp-contract=off)
 # at::parallel_for is a header: without OpenMP here it would run on one thread. The runtime is the one that torch loads.
-target_compile_options(octavo PRIVATE -fopenmp)
-target_link_options(octavo PRIVATE -fopenmp)
+# The thread sanitizer does not know its barriers: there one thread has to do.
+if(NOT OCTAVO_SANITIZE MATCHES thread)
+  target_compile_options(octavo PRIVATE -fopenmp)
+  target_link_options(octavo PRIVATE -fopenmp)
+endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
