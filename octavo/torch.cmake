@@ -20,6 +20,7 @@ add_library(octavo SHARED
   comm/feedback/residual.cpp
   comm/wire.cpp
   comm/schedule/gradient_power.cpp
+  comm/schedule/range_coder.cpp
   comm/schedule/two_phase.cpp
   comm/compressor.cpp
   comm/all_reduce.cpp

@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/two_phase.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <limits>
 #include <numeric>
 #include <utility>
 
-#include "octavo/codec/coding.h"
 #include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/rules/compensate.h"
 #include "octavo/rules/float_bits.h"
@@ -18,8 +14,6 @@
 namespace octavo {
 
 namespace {
-
-const c10::Device kCpu = c10::kCPU;
 
 class Stopwatch {
  public:
@@ -37,43 +31,18 @@ class Stopwatch {
 /// A float a tensor: the mean square of the sender's gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
 
-/// How many blocks are added up at a time: some 64 Ki elements, whose sum stays in L2 beside what else is read.
-std::uint64_t parts_of(Format up, Format down) {
-  constexpr std::uint64_t kPart = 1U << 16;
-  return std::max<std::uint64_t>(1, kPart / std::max(up.block, down.block));
-}
-
-/// What a rank has to say of a tensor from element `first` on, without what it could not say before.
-EncodeInput input_of(const Contribution& tensor, std::uint64_t first) {
-  return EncodeInput{tensor.values,         nullptr, tensor.momentum, tensor.preconditioner, tensor.gradient_weight,
-                     tensor.momentum_weight}
-      .from(first);
-}
-
 /// The result of a tensor that need not cross the wire.
 void combine(const Contribution& tensor) {
-  const EncodeInput in = input_of(tensor, 0);
+  const EncodeInput in = tensor.input(0);
   for (std::uint64_t i = 0; i < tensor.count; ++i) {
     tensor.values[i] = rules::compensate(in.gradient_weight, in.gradient[i], in.momentum ? in.preconditioner[i] : 1.0F,
                                          in.momentum_weight, in.momentum ? in.momentum[i] : 0.0F, 0.0F);
   }
 }
 
-std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes) {
-  const auto size = static_cast<std::int64_t>(bytes);
-  if (!buffer.defined() || buffer.numel() < size) buffer = at::empty({size}, at::kByte);
-  return buffer.mutable_data_ptr<std::uint8_t>();
-}
-
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {
   std::vector<std::uint64_t> bytes;
   for (const Message& message : messages) bytes.push_back(message.bytes);
-  return bytes;
-}
-
-/// The same for each rank, but none for this one.
-std::vector<std::uint64_t> none_to_self(std::vector<std::uint64_t> bytes, int rank) {
-  bytes[static_cast<std::size_t>(rank)] = 0;
   return bytes;
 }
 
@@ -103,11 +72,7 @@ void TwoPhase::send_up(std::vector<Contribution> tensors) {
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
   down_ = cut_for(tensors_, &Contribution::down, wire_.world_size(), 0);
   encode_all();
-  const auto send_bytes = none_to_self(sizes(up_), wire_.rank());
-  const auto receive_bytes = none_to_self(std::vector(up_.size(), own(up_).bytes), wire_.rank());
-  reserve(got_up_, total(receive_bytes));
-  at::Tensor send = prefix(sent_up_, total(send_bytes)), receive = prefix(got_up_, total(receive_bytes));
-  transfer_ = wire_.exchange(send, send_bytes, receive, receive_bytes);
+  exchange(sent_up_, sizes(up_), got_up_, std::vector(up_.size(), own(up_).bytes));
   watch.lap(seconds_.encode);
 }
 
@@ -118,12 +83,18 @@ void TwoPhase::send_down(float result_weight) {
   watch.lap(seconds_.wait_up);
   merge_powers();
   reduce_own(result_weight);
-  const auto receive_bytes = none_to_self(sizes(down_), wire_.rank());
-  const auto send_bytes = none_to_self(std::vector(down_.size(), own(down_).bytes), wire_.rank());
-  reserve(got_down_, total(receive_bytes));
-  at::Tensor send = prefix(sent_down_, total(send_bytes)), receive = prefix(got_down_, total(receive_bytes));
-  transfer_ = wire_.exchange(send, send_bytes, receive, receive_bytes);
+  exchange(sent_down_, std::vector(down_.size(), own(down_).bytes), got_down_, sizes(down_));
   watch.lap(seconds_.reduce);
+}
+
+/// Nothing goes to this rank itself: `send` and `receive` hold the messages of the others, in rank order.
+void TwoPhase::exchange(at::Tensor& send, std::vector<std::uint64_t> send_bytes, at::Tensor& receive,
+                        std::vector<std::uint64_t> receive_bytes) {
+  const auto self = static_cast<std::size_t>(wire_.rank());
+  send_bytes[self] = receive_bytes[self] = 0;
+  reserve(receive, total(receive_bytes));
+  at::Tensor out = prefix(send, total(send_bytes)), in = prefix(receive, total(receive_bytes));
+  transfer_ = wire_.exchange(out, send_bytes, in, receive_bytes);
 }
 
 Outcome TwoPhase::finish() {
@@ -166,22 +137,11 @@ void TwoPhase::encode_all() {
   for (const Message& message : up_) {
     if (&message == &own(up_)) continue;
     std::memcpy(message_bytes, power_.data(), header_bytes(power_.size()));
-    for (const Piece& piece : message.pieces) encode_piece(piece, message_bytes + piece.offset);
+    for (const Piece& piece : message.pieces) {
+      coder_.encode_up(tensors_[piece.tensor], piece.range, message_bytes + piece.offset);
+    }
     message_bytes += message.bytes;
   }
-}
-
-void TwoPhase::encode_piece(const Piece& piece, std::uint8_t* out) {
-  const Contribution& tensor = tensors_[piece.tensor];
-  EncodeInput input = input_of(tensor, piece.range.first);
-  rules::Residual* next = nullptr;
-  if (tensor.worker) {
-    const Sent sent = sent_part(tensor.count, wire_.rank(), wire_.world_size());
-    const std::uint64_t at = sent.index(piece.range.first);
-    if (tensor.worker->now()) input.residual = tensor.worker->now() + at;
-    next = tensor.worker->next(sent.count) + at;
-  }
-  encode(kCpu, piece.format, input, piece.range.count, piece.format.payload(out, piece.range.count), next);
 }
 
 void TwoPhase::merge_powers() {
@@ -201,44 +161,17 @@ void TwoPhase::reduce_own(float result_weight) {
   const Message& result = own(down_);
   const std::uint64_t receivers = std::max<std::uint64_t>(1, down_.size() - 1);
   std::uint8_t* out = reserve(sent_down_, result.bytes * receivers);
+  std::vector<std::uint8_t*> payloads;
   for (std::size_t p = 0; p < result.pieces.size(); ++p) {
-    reduce_piece(own(up_).pieces[p], result.pieces[p].format, out + result.pieces[p].offset, result_weight);
+    const Piece& piece = own(up_).pieces[p];
+    payloads.clear();
+    for (int rank = 0; rank < wire_.world_size(); ++rank) {
+      if (rank != wire_.rank()) payloads.push_back(received_from(rank) + piece.offset);
+    }
+    coder_.reduce(tensors_[piece.tensor], piece.range, payloads, out + result.pieces[p].offset, result_weight);
   }
   for (std::uint64_t receiver = 1; receiver < receivers; ++receiver) {
     std::memcpy(out + receiver * result.bytes, out, result.bytes);
-  }
-}
-
-/// Adds up one own range and encodes the sum, part by part: a sum is read again while it is still in the cache.
-void TwoPhase::reduce_piece(const Piece& piece, Format down, std::uint8_t* out, float result_weight) {
-  const std::uint64_t count = piece.range.count;
-  Residual* residual = tensors_[piece.tensor].owner;
-  rules::Residual* next = residual ? residual->next(count) : nullptr;
-  const std::uint64_t part = std::max(piece.format.block, down.block) * parts_of(piece.format, down);
-  auto* sum = reinterpret_cast<float*>(reserve(sum_, std::min(part, count) * sizeof(float)));
-  for (std::uint64_t first = 0; first < count; first += part) {
-    const std::uint64_t size = std::min(part, count - first);
-    take_own(piece, first, size, sum);
-    for (int sender = 0; sender < wire_.world_size(); ++sender) {
-      if (sender == wire_.rank()) continue;
-      const Payload payload = piece.format.payload(received_from(sender) + piece.offset, count);
-      decode(kCpu, piece.format, piece.format.from(payload, first), size, Store::add, sum);
-    }
-    const EncodeInput input{sum, residual && residual->now() ? residual->now() + first : nullptr, nullptr, nullptr,
-                            result_weight};
-    encode(kCpu, down, input, size, down.from(down.payload(out, count), first), next ? next + first : nullptr);
-  }
-}
-
-/// What this rank has to say of its own range does not travel, and is taken as it is; but a vote is a sign everywhere.
-void TwoPhase::take_own(const Piece& piece, std::uint64_t first, std::uint64_t size, float* sum) {
-  const EncodeInput input = input_of(tensors_[piece.tensor], piece.range.first + first);
-  if (piece.format.codec == Codec::ballot) {
-    std::uint8_t* bytes = reserve(own_votes_, piece.format.payload_bytes(size));
-    encode(kCpu, piece.format, input, size, piece.format.payload(bytes, size), nullptr);
-    decode(kCpu, piece.format, piece.format.payload(bytes, size), size, Store::assign, sum);
-  } else {  // the codes of float32 are the values
-    encode(kCpu, default_format(Codec::fp32), input, size, {nullptr, reinterpret_cast<std::uint8_t*>(sum)}, nullptr);
   }
 }
 
@@ -247,23 +180,15 @@ bool TwoPhase::decode_all() {
   auto* got = got_down_.mutable_data_ptr<std::uint8_t>();
   for (const Message& message : down_) {
     const bool is_own = &message == &own(down_);
-    finite &= decode_message(message, is_own ? sent_down_.mutable_data_ptr<std::uint8_t>() : got);
+    std::uint8_t* bytes = is_own ? sent_down_.mutable_data_ptr<std::uint8_t>() : got;
+    for (const Piece& piece : message.pieces) {
+      if (power_[piece.tensor] == 0) continue;
+      finite &= coder_.decode_down(tensors_[piece.tensor], piece.range, bytes + piece.offset);
+    }
     if (!is_own) got += message.bytes;
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
     if (power_[t] == 0) combine(tensors_[t]);
-  }
-  return finite;
-}
-
-bool TwoPhase::decode_message(const Message& message, std::uint8_t* bytes) {
-  bool finite = true;
-  for (const Piece& piece : message.pieces) {
-    if (power_[piece.tensor] == 0) continue;
-    std::uint8_t* payload = bytes + piece.offset;
-    finite &= payload_is_finite(piece.format, payload, piece.range.count);
-    decode(kCpu, piece.format, piece.format.payload(payload, piece.range.count), piece.range.count, Store::stream,
-           tensors_[piece.tensor].values + piece.range.first);
   }
   return finite;
 }

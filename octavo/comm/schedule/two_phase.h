@@ -7,27 +7,13 @@
 #include <optional>
 #include <vector>
 
-#include "octavo/codec/format.h"
-#include "octavo/comm/feedback/residual.h"
 #include "octavo/comm/layout.h"
+#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/schedule/range_coder.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
 namespace octavo {
-
-/// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
-/// momentum_weight*momentum.
-struct Contribution {
-  float* values;  // float32[count] on CPU; in: the gradient, out: the result
-  std::uint64_t count;
-  Format up, down;
-  const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two
-  const float* preconditioner = nullptr;  // float32[count], equal on all ranks
-  float gradient_weight = 1.0F;
-  float momentum_weight = 0.0F;
-  Residual* worker = nullptr;  // what this rank could not send: of all but its own range; null: no feedback
-  Residual* owner = nullptr;   // what it could not send of the range that it owns
-};
 
 /// Where the time of all buckets went, in seconds: to the codec (encode, reduce, decode), and to waiting for the peers
 /// and the network.
@@ -55,7 +41,8 @@ struct Outcome {
 /// buffers are kept for the next. Not thread-safe; the steps of all buckets come in the same order on all ranks.
 class OCTAVO_API TwoPhase {
  public:
-  TwoPhase(Wire& wire, PhaseSeconds& seconds) : wire_(wire), seconds_(seconds) {}
+  TwoPhase(Wire& wire, PhaseSeconds& seconds)
+      : wire_(wire), seconds_(seconds), coder_(wire.rank(), wire.world_size()) {}
 
   /// Encodes the contributions and sends them to the owners.
   void send_up(std::vector<Contribution> tensors);
@@ -69,23 +56,21 @@ class OCTAVO_API TwoPhase {
   bool stays_here() const;
   Outcome finish_here();
   void encode_all();
-  void encode_piece(const Piece& piece, std::uint8_t* out);
   void merge_powers();
   void reduce_own(float result_weight);
-  void reduce_piece(const Piece& piece, Format down, std::uint8_t* out, float result_weight);
-  void take_own(const Piece& piece, std::uint64_t first, std::uint64_t size, float* sum);
+  bool decode_all();
   const Message& own(const std::vector<Message>& messages) const;
   std::uint8_t* received_from(int sender);
-  bool decode_all();
-  bool decode_message(const Message& message, std::uint8_t* bytes);
+  void exchange(at::Tensor& send, std::vector<std::uint64_t> send_bytes, at::Tensor& receive,
+                std::vector<std::uint64_t> receive_bytes);
 
   Wire& wire_;
   PhaseSeconds& seconds_;
+  RangeCoder coder_;
   std::vector<Contribution> tensors_;
   std::vector<float> power_;                            // by tensor
   std::vector<Message> up_, down_;                      // by owner
   at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8
-  at::Tensor sum_, own_votes_;                          // float32 and codes as bytes, of a part of an own range
   std::optional<Transfer> transfer_;
 };
 

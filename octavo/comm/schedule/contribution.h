@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/codec/format.h"
+#include "octavo/comm/feedback/residual.h"
+
+namespace octavo {
+
+/// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
+/// momentum_weight*momentum.
+struct Contribution {
+  float* values;  // float32[count] on CPU; in: the gradient, out: the result
+  std::uint64_t count;
+  Format up, down;
+  const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two
+  const float* preconditioner = nullptr;  // float32[count], equal on all ranks
+  float gradient_weight = 1.0F;
+  float momentum_weight = 0.0F;
+  Residual* worker = nullptr;  // what this rank could not send: of all but its own range; null: no feedback
+  Residual* owner = nullptr;   // what it could not send of the range that it owns
+
+  /// What is to be encoded from element `first` on, without what could not be sent before.
+  EncodeInput input(std::uint64_t first) const {
+    return EncodeInput{values, nullptr, momentum, preconditioner, gradient_weight, momentum_weight}.from(first);
+  }
+};
+
+}  // namespace octavo

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "octavo/comm/layout.h"
+#include "octavo/comm/schedule/contribution.h"
+
+namespace octavo {
+
+/// The arithmetic of the two-phase schedule on a range of a tensor that one rank owns: the sender encodes it, the
+/// owner adds it up and encodes the sum, everybody decodes the sum. Residuals are written, but neither committed nor
+/// rolled back. Not thread-safe: it keeps memory for the next range.
+class RangeCoder {
+ public:
+  RangeCoder(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+
+  /// Encodes what this rank has to say of another's range.
+  void encode_up(const Contribution& tensor, Range range, std::uint8_t* out) const;
+
+  /// Adds what the others said of this rank's range (`payloads`, in rank order) to its own values, in float32, and
+  /// encodes `result_weight` times the sum.
+  void reduce(const Contribution& tensor, Range range, const std::vector<std::uint8_t*>& payloads, std::uint8_t* out,
+              float result_weight);
+
+  /// Decodes the sum into the tensor. Returns whether it is finite.
+  bool decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const;
+
+ private:
+  void take_own(const Contribution& tensor, Range range, Range part, float* sum);
+
+  int rank_, world_size_;
+  at::Tensor sum_, own_votes_;  // float32 and codes, as bytes, of a part of a range
+};
+
+/// Memory of at least `bytes` bytes in a buffer that is kept: what it held is lost where it must grow.
+std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes);
+
+}  // namespace octavo
