@@ -63,6 +63,7 @@ def test_only_as_many_are_answered_as_are_asked_for(
 ) -> None:
     assert len(sample_answers(model, tokenizer, TAUGHT, 2)) == 2
     assert sample_answers(model, tokenizer, TAUGHT, 0) == []
+    assert len(sample_answers(model, tokenizer, [TAUGHT[0], TAUGHT[0], TAUGHT[1]], 3)) == 2  # none twice
 
 
 def test_an_answer_does_not_depend_on_its_group(

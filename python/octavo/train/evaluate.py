@@ -77,8 +77,8 @@ def sample_answers(
     *,
     max_new_tokens: int = 48,
 ) -> list[Answer]:
-    """The model's most likely answers to the first `n` examples, in their order."""
-    return _answers(model, tokenizer, list(examples[:n]), max_new_tokens)
+    """The model's most likely answers to the first `n` different examples, in their order."""
+    return _answers(model, tokenizer, list(dict.fromkeys(examples))[:n], max_new_tokens)
 
 
 @contextmanager
