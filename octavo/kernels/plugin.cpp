@@ -6,6 +6,7 @@
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
+#include <unistd.h>
 
 #include "octavo/kernels/backend.h"
 
@@ -23,16 +24,17 @@ std::string own_folder() {
 }
 
 Plugin open(const std::string& name) {
-  const std::string file = "liboctavo_" + name + ".so";
-  void* library = dlopen((own_folder() + file).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const std::string file = "liboctavo_" + name + ".so", beside = own_folder() + file;
+  const bool is_beside = access(beside.c_str(), F_OK) == 0;  // then why it does not load is what the user must know
+  void* library = dlopen((is_beside ? beside : file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return {nullptr, std::string("cannot be loaded: ") + dlerror()};
 
   const auto abi = reinterpret_cast<std::uint32_t (*)()>(dlsym(library, "octavo_backend_abi"));
   const auto create =
       reinterpret_cast<const KernelTable* (*)(char*, std::size_t)>(dlsym(library, "octavo_backend_create"));
-  if (abi == nullptr || create == nullptr)
+  if (abi == nullptr || create == nullptr) {
     return {nullptr, file + " is not an Octavo back end: its symbols are missing"};
+  }
   if (abi() != kPluginAbi) {
     return {nullptr, file + " was built for kernel table " + std::to_string(abi()) + ", this library has " +
                          std::to_string(kPluginAbi) + ": rebuild it"};

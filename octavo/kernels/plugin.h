@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "octavo/export.h"
 #include "octavo/kernels/table.h"
 
 namespace octavo {
@@ -17,6 +18,6 @@ struct Plugin {
 };
 
 /// Opens the plug-in, once; it stays open. Looks beside liboctavo_core, then where the loader looks. Thread-safe.
-const Plugin& plugin(const std::string& name);
+OCTAVO_API const Plugin& plugin(const std::string& name);
 
 }  // namespace octavo

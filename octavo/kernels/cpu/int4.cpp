@@ -22,10 +22,11 @@ OCTAVO_INLINE rules::Int4Scale block_scale(V value, std::uint64_t first, std::ui
 }
 
 /// nibbles[i] holds code + 8 in a 32-bit word.
-OCTAVO_INLINE void pack_nibbles(const std::int32_t* nibbles, std::uint8_t* codes) {
-  for (std::uint64_t j = 0; j < kGroup / 2; ++j) {
+OCTAVO_INLINE void pack_nibbles(const std::int32_t* nibbles, std::uint64_t count, std::uint8_t* codes) {
+  for (std::uint64_t j = 0; j < count / 2; ++j) {
     codes[j] = static_cast<std::uint8_t>(nibbles[2 * j] << 4 | nibbles[2 * j + 1]);
   }
+  if (count % 2) codes[count / 2] = static_cast<std::uint8_t>(nibbles[count - 1] << 4);
 }
 
 /// left[j] = what code and scale leave over of the value.
@@ -46,20 +47,13 @@ OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size
                                 rules::Residual* next, Store how) {
   const rules::Int4Scale s = block_scale(value, first, size);
   *scale = s.scale;
-  std::int32_t nibbles[kGroup];
-  float left[kGroup];
-  const std::uint64_t whole = size - size % kGroup;
-  for (std::uint64_t i = 0; i < whole; i += kGroup) {
-    encode_group(value, first + i, kGroup, s, nibbles, left);
-    pack_nibbles(nibbles, codes + i / 2);
-    if (next) keep(how, left, kGroup, next + first + i);
-  }
-  encode_group(value, first + whole, size - whole, s, nibbles, left);
-  if (next) keep(how, left, size - whole, next + first + whole);
-  for (std::uint64_t i = whole; i < size; ++i) {
-    const std::int32_t nibble = nibbles[i - whole];
-    codes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? nibble << 4 : codes[i / 2] | nibble);
-  }
+  for_each_group(size, [&](std::uint64_t i, auto count) {
+    std::int32_t nibbles[kGroup];
+    float left[kGroup];
+    encode_group(value, first + i, count, s, nibbles, left);
+    pack_nibbles(nibbles, count, codes + i / 2);
+    if (next) keep(how, left, count, next + first + i);
+  });
 }
 
 void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
@@ -85,17 +79,11 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
   const Store how = sized(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
-    float values[kGroup];
-    for (std::uint64_t i = 0; i < size; i += kGroup) {
-      const std::uint64_t group = smaller(kGroup, size - i);
-      if (group == kGroup) {
-        unpack_codes(codes + i / 2, kGroup, payload.scales[index], values);
-        store_group(how, values, out + first + i);
-      } else {
-        unpack_codes(codes + i / 2, group, payload.scales[index], values);
-        store(how, values, group, out + first + i);
-      }
-    }
+    for_each_group(size, [&](std::uint64_t i, auto group) {
+      float values[kGroup];
+      unpack_codes(codes + i / 2, group, payload.scales[index], values);
+      store_part(how, values, group, out + first + i);
+    });
   });
   end_stream();
 }
