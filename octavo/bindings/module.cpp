@@ -122,7 +122,10 @@ std::shared_ptr<Compressor> make_compressor(const ProcessGroupPtr& group, const 
 }
 
 py::dict stats(const Compressor& compressor) {
-  const CompressorStats stats = compressor.stats();
+  const CompressorStats stats = [&] {  // it may wait for a step under way, and Python must not wait with it
+    const py::gil_scoped_release no_gil;
+    return compressor.stats();
+  }();
   py::dict result;
   result["wire_bytes"] = stats.wire_bytes;
   result["dense_bytes"] = stats.dense_bytes;
@@ -147,7 +150,7 @@ void bind_compressor(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
       .def(py::init(&make_compressor), py::arg("group"), py::arg("plan"), py::arg("parameters"), py::arg("deadline_s"))
-      .def_property_readonly("plan", &Compressor::plan)
+      .def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
       .def_property_readonly("rank", &Compressor::rank)
       .def_property_readonly("world_size", &Compressor::world_size)
       .def("set_plan", &Compressor::set_plan, no_gil)

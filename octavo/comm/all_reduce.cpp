@@ -33,7 +33,7 @@ void all_reduce(at::Tensor& tensor, const Plan& plan, const c10::intrusive_ptr<c
                 std::chrono::milliseconds deadline) {
   require_reducible(tensor, plan);
   Wire wire(group->getBackend(c10::kCPU), deadline);
-  const double weight = op == ReduceOp::average && !plan.votes() ? 1.0 / wire.world_size() : 1.0;
+  const double weight = op == ReduceOp::average ? 1.0 / wire.world_size() : 1.0;
   if (plan.dense()) {
     at::Tensor values = tensor.contiguous();
     if (values.is_same(tensor)) values = tensor.clone();

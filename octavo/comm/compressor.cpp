@@ -24,7 +24,14 @@ Compressor::~Compressor() = default;
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
   settle();
+  for (Parameter& parameter : parameters_) parameter.power = 0;
   ++steps_;
+}
+
+void Compressor::abandon_step() {
+  const std::lock_guard lock(mutex_);
+  for (Parameter& parameter : parameters_) parameter.pending = false;
+  settle();
 }
 
 void Compressor::settle() {
@@ -65,7 +72,7 @@ std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vec
 
 void Compressor::send_down(Job& job) {
   const std::lock_guard lock(mutex_);
-  if (job.two_phase) job.two_phase->send_down(1.0F / static_cast<float>(plan_.votes() ? 1 : wire_->world_size()));
+  if (job.two_phase) job.two_phase->send_down(1.0F / static_cast<float>(wire_->world_size()));
 }
 
 void Compressor::finish(std::unique_ptr<Job> job) {
@@ -135,12 +142,13 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = find(name, "comm.set_momentum");
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
-      if (tensor.scalar_type() == at::kFloat &&
+      if (tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
           static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count) {
         continue;
       }
-      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected float32 with ", parameters_[index].info.count,
-           " elements for ", name, ", got ", toString(tensor.scalar_type()), " with ", tensor.numel());
+      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 on cpu with ",
+           parameters_[index].info.count, " elements for ", name, ", got ", toString(tensor.scalar_type()), " on ",
+           tensor.device().str(), " with ", tensor.numel(), " and strides ", tensor.strides());
     }
     found.emplace_back(index, std::move(momentum));
   }

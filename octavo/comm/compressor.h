@@ -49,6 +49,8 @@ class OCTAVO_API Compressor {
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one.
   void begin_step();
+  /// Ends a step that was broken off: its residuals are rolled back.
+  void abandon_step();
 
   /// A bucket of gradients (any real floating dtype, dense or sparse, CPU) on its way to be replaced by the average
   /// over all ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner).
@@ -74,11 +76,11 @@ class OCTAVO_API Compressor {
     at::Tensor mean;            // of preconditioned gradients
     at::Tensor preconditioner;  // what a gradient is multiplied by
   };
-  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32, equal
-  /// on all ranks, in the memory order of the parameter; shared, not copied: their owner updates them between steps.
-  /// A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where gradients
-  /// become momenta, which are of another size. Throws Error invalid_argument for an unknown name, a wrong size or a
-  /// plan that votes.
+  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32 on CPU,
+  /// equal on all ranks, in the memory order of the parameter; shared, not copied: their owner updates them between
+  /// steps. A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where
+  /// gradients become momenta, which are of another size. Throws Error invalid_argument for an unknown name, a wrong
+  /// size or a plan that votes.
   void set_momentum(std::map<std::string, Momentum> momenta, double beta);
 
   void drop_residuals();

@@ -50,7 +50,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots, bool is_first,
                bool is_last) {
     if (is_first) {
-      drain();  // of a step that was broken off
+      if (!in_flight_.empty()) {  // of a step that was broken off
+        drain();
+        state_->abandon_step();
+      }
       state_->begin_step();
     }
     in_flight_.push_back({future, buffer, state_->send_up(buffer, slots)});
@@ -87,6 +90,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
         if (!bucket.future->completed()) bucket.future->setError(failure_);
       }
       in_flight_.clear();
+      state_->abandon_step();
       if (!future->completed()) future->setError(failure_);
     }
   }

@@ -21,7 +21,7 @@ namespace octavo {
 /// `+ef` adds error feedback (int4, sign); `:N` sets the block, in elements: `sign:1024+ef`.
 struct OCTAVO_API Plan {
   Codec codec = Codec::fp32;
-  std::uint64_t block = 0;
+  std::uint64_t block = default_format(Codec::fp32).block;
   bool error_feedback = false;
 
   /// Throws Error invalid_argument for a text that makes no plan, saying what would.

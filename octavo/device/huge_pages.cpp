@@ -6,7 +6,8 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <new>
+
+#include "octavo/kernels/error.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -41,7 +42,9 @@ at::Tensor empty_on_huge_pages(std::uint64_t count, at::ScalarType dtype) {
   if (bytes < kHugePage) return at::empty({size}, dtype);
   const std::uint64_t whole_pages = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* memory = std::aligned_alloc(kHugePage, whole_pages);
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) {
+    fail(ErrorCode::out_of_memory, "device.huge_pages", "expected ", whole_pages, " bytes of memory, got none");
+  }
   at::Tensor tensor = at::from_blob(memory, {size}, std::free, dtype);
   advise_huge_pages(tensor);
   return tensor;

@@ -5,8 +5,8 @@
 
 namespace octavo::rules {
 
-/// What a code leaves over is kept in bfloat16: half the memory of float32 and half its traffic, which is what a step of
-/// error feedback costs. The rounding, at most 2^-9 of what is kept, is far below the error of the codes themselves.
+/// What a code leaves over is kept in bfloat16: half the memory of float32 and half its traffic, which is what a step
+/// of error feedback costs. The rounding, at most 2^-8 of what is kept, is far below the error of the codes themselves.
 using Residual = Bf16;
 
 /// Rounds a finite value to the nearest, ties away from zero: one operation fewer than ties to even, and as unbiased.

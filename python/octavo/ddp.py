@@ -15,7 +15,7 @@ Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
 
 #: Below this a parameter's scales and latency cost more than its compression saves.
 SMALLEST_COMPRESSED = 2048
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:

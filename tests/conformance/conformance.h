@@ -67,7 +67,7 @@ class Guarded {
   }
 
  private:
-  static constexpr std::uint64_t kGuard = 16;
+  static constexpr std::uint64_t kGuard = 64;  // of any element a multiple of a vector: offset 0 stays aligned
   std::uint64_t offset_, count_;
   std::vector<T, Aligned<T>> all_;
 };

@@ -74,6 +74,42 @@ TEST(Compressor, ANaNInOneBucketRollsBackTheStepsOtherBuckets) {
   });
 }
 
+TEST(Compressor, AStepThatWasBrokenOffLeavesNoTrace) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 0), kSlots);
+    const auto before = copy(compressor.residuals());
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 1), kSlots);
+    compressor.abandon_step();
+    compressor.begin_step();
+    expect_equal(compressor.residuals(), before);
+  });
+}
+
+TEST(Compressor, PowersAreOfTheLastStepAlone) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "int4+ef");
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 0), kSlots);
+    EXPECT_GT(compressor.gradient_powers()[0], 0.0F);
+    compressor.begin_step();
+    EXPECT_EQ(compressor.gradient_powers()[0], 0.0F);
+  });
+}
+
+TEST(Compressor, ExemptParametersAreAveragedWhereOthersVote) {
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "sign-vote");
+    compressor.begin_step();
+    at::Tensor bucket = at::full({kCount + 64}, 3.0F);
+    compressor.reduce(bucket, kSlots);
+    EXPECT_TRUE(at::equal(bucket.narrow(0, kCount, 64), at::full({64}, 3.0F)));
+    EXPECT_TRUE(at::equal(bucket.narrow(0, 0, kCount), at::ones({kCount})));
+  });
+}
+
 TEST(Compressor, ExemptParametersAreExact) {
   std::vector<at::Tensor> results(2);
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
@@ -134,6 +170,16 @@ TEST(Compressor, MomentumIsAveragedInsideAndNotStored) {
     EXPECT_NEAR(bucket[0].item<double>(), 0.9 * 2 + 0.1 * 2, 1e-5);
     EXPECT_NEAR(bucket[kCount].item<double>(), 0.9 * 3 + 0.1 * 10 * 2, 1e-5);
     EXPECT_TRUE(at::equal(momentum, at::full({kCount}, 2.0F)));
+  });
+}
+
+TEST(Compressor, AMomentumWhoseMemoryHoldsLessIsRefused) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "sign+ef");
+    const at::Tensor whole = at::ones({kCount}), repeated = at::ones({1}).expand({kCount});
+    EXPECT_THROW(compressor.set_momentum({{"weight", {whole, repeated}}}, 0.9), Error);
+    EXPECT_THROW(compressor.set_momentum({{"weight", {at::ones({2 * kCount}).slice(0, 0, 2 * kCount, 2), whole}}}, 0.9),
+                 Error);
   });
 }
 

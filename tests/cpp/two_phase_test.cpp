@@ -163,6 +163,49 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
   });
 }
 
+TEST(TwoPhase, ANaNInTheMomentumOfAnAbsentTensorIsTold) {
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    Wire wire(backend, kDeadline);
+    at::Tensor values = at::zeros({100}), momentum = at::full({100}, std::nanf("")), preconditioner = at::ones({100});
+    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(Codec::fp32),
+                        default_format(Codec::fp32)};
+    tensor.momentum = momentum.const_data_ptr<float>();
+    tensor.preconditioner = preconditioner.const_data_ptr<float>();
+    tensor.momentum_weight = 0.9F;
+    EXPECT_FALSE(reduce(wire, tensor, 0.5F).finite);
+  });
+}
+
+/// An estimate from a part of a large tensor may see zeros alone.
+TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
+  for (const bool flush : {false, true}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      at::globalContext().setFlushDenormal(flush);  // of this thread
+      Wire wire(backend, kDeadline);
+      at::Tensor values = at::zeros({1 << 17});
+      if (rank == 0) values[1000].fill_(3);
+      Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, default_format(Codec::fp32),
+                          default_format(Codec::fp32)};
+      EXPECT_GT(reduce(wire, tensor, 0.5F).power[0], 0.0F);
+      EXPECT_EQ(values[1000].item<float>(), 1.5F);
+    });
+  }
+}
+
+TEST(TwoPhase, PartsAreWholeBlocksOfBothFormats) {
+  constexpr std::int64_t kOwned = 1 << 17, kBlock = 24;
+  // one magnitude a block, counted in each owner's range: signs then lose nothing
+  const at::Tensor expected = at::floor(at::remainder(at::arange(2 * kOwned, at::kFloat), kOwned) / kBlock) + 1;
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    Wire wire(backend, kDeadline);
+    at::Tensor values = expected.clone();
+    Contribution tensor{
+        values.mutable_data_ptr<float>(), 2 * kOwned, {Codec::scaled_sign, kBlock}, default_format(Codec::fp32)};
+    reduce(wire, tensor, 0.5F);
+    EXPECT_TRUE(at::allclose(values, expected));
+  });
+}
+
 TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
   for (const std::int64_t count : {7, 1 << 20}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {

@@ -15,7 +15,8 @@ constexpr std::uint64_t kChunk = 256;
 constexpr std::uint64_t kSampledCount = 1U << 16;
 constexpr std::uint64_t kSampledStride = 32 * kChunk;
 
-constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
+/// The power of what is not zero: a normal number, which stays one where denormals are flushed to zero.
+constexpr float kSmallest = std::numeric_limits<float>::min();
 
 double square_sum(const float* values, std::uint64_t count) {
   float lanes[16] = {};  // a chain of additions would wait for each; sixteen run at once
@@ -55,7 +56,7 @@ float gradient_power(const float* values, std::uint64_t count) {
     taken += size;
   }
   const float power = taken == 0 ? 0.0F : static_cast<float>(sum / static_cast<double>(taken));
-  if (power != 0) return power;
+  if (power != 0) return std::max(power, kSmallest);
   return any_nonzero(values, count) ? kSmallest : 0.0F;
 }
 

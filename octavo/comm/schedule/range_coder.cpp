@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "octavo/codec/coding.h"
 
@@ -16,7 +17,7 @@ const c10::Device kCpu = c10::kCPU;
 /// How much is added up at a time: whole blocks of both formats, some 64 Ki elements, whose sum stays in L2.
 std::uint64_t part_size(Format up, Format down) {
   constexpr std::uint64_t kPart = 1U << 16;
-  const std::uint64_t block = std::max(up.block, down.block);
+  const std::uint64_t block = std::lcm(up.block, down.block);
   return block * std::max<std::uint64_t>(1, kPart / block);
 }
 
@@ -62,8 +63,8 @@ void RangeCoder::take_own(const Contribution& tensor, Range range, Range part, f
     encode(kCpu, tensor.up, input, part.count, tensor.up.payload(bytes, part.count), nullptr);
     decode(kCpu, tensor.up, tensor.up.payload(bytes, part.count), part.count, Store::assign, sum);
   } else {  // the codes of float32 are the values
-    auto* codes = reinterpret_cast<std::uint8_t*>(sum);
-    encode(kCpu, default_format(Codec::fp32), input, part.count, {nullptr, codes}, nullptr);
+    const Format values = default_format(Codec::fp32);
+    encode(kCpu, values, input, part.count, values.payload(reinterpret_cast<std::uint8_t*>(sum), part.count), nullptr);
   }
 }
 

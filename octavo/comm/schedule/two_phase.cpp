@@ -31,13 +31,16 @@ class Stopwatch {
 /// A float a tensor: the mean square of the sender's gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
 
-/// The result of a tensor that need not cross the wire.
-void combine(const Contribution& tensor) {
+/// The result of a tensor that need not cross the wire. Returns whether it is finite.
+bool combine(const Contribution& tensor) {
   const EncodeInput in = tensor.input(0);
+  bool finite = true;
   for (std::uint64_t i = 0; i < tensor.count; ++i) {
     tensor.values[i] = rules::compensate(in.gradient_weight, in.gradient[i], in.momentum ? in.preconditioner[i] : 1.0F,
                                          in.momentum_weight, in.momentum ? in.momentum[i] : 0.0F, 0.0F);
+    finite &= rules::is_finite(tensor.values[i]);
   }
+  return finite;
 }
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {
@@ -64,11 +67,11 @@ std::vector<Message> cut_for(const std::vector<Contribution>& tensors, Format Co
 }  // namespace
 
 void TwoPhase::send_up(std::vector<Contribution> tensors) {
+  Stopwatch watch;
   tensors_ = std::move(tensors);
   power_.clear();
   for (const Contribution& tensor : tensors_) power_.push_back(gradient_power(tensor.values, tensor.count));
   if (stays_here()) return;
-  Stopwatch watch;
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
   down_ = cut_for(tensors_, &Contribution::down, wire_.world_size(), 0);
   encode_all();
@@ -117,8 +120,7 @@ bool TwoPhase::stays_here() const {
 Outcome TwoPhase::finish_here() {
   bool finite = true;
   for (const Contribution& tensor : tensors_) {
-    combine(tensor);
-    for (std::uint64_t i = 0; i < tensor.count; ++i) finite &= rules::is_finite(tensor.values[i]);
+    finite &= combine(tensor);
   }
   return {finite, power_};
 }
@@ -170,7 +172,7 @@ void TwoPhase::reduce_own(float result_weight) {
     }
     coder_.reduce(tensors_[piece.tensor], piece.range, payloads, out + result.pieces[p].offset, result_weight);
   }
-  for (std::uint64_t receiver = 1; receiver < receivers; ++receiver) {
+  for (std::uint64_t receiver = 1; receiver < receivers && result.bytes > 0; ++receiver) {
     std::memcpy(out + receiver * result.bytes, out, result.bytes);
   }
 }
@@ -188,7 +190,7 @@ bool TwoPhase::decode_all() {
     if (!is_own) got += message.bytes;
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    if (power_[t] == 0) combine(tensors_[t]);
+    if (power_[t] == 0) finite &= combine(tensors_[t]);
   }
   return finite;
 }

@@ -19,14 +19,14 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
         codes[j] = rules::to_bf16(v);
         left[j] = rules::is_finite(v) ? v - rules::from_bf16(codes[j]) : 0.0F;
       }
-      if (next) keep(Store::assign, left, size, next + first);
+      if (next) store_residual(Store::assign, left, size, next + first);
       std::memcpy(payload.codes + 2 * first, codes, 2 * size);
     });
   });
 }
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
-  const Store how = sized(wish, count);
+  const Store how = choose_store(wish, count);
   for_each_group(count, [&](std::uint64_t first, auto size) {
     rules::Bf16 codes[kGroup];
     float values[kGroup];

@@ -19,7 +19,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
 }
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
-  const Store how = sized(wish, count);
+  const Store how = choose_store(wish, count);
   for_each_group(count, [&](std::uint64_t first, auto size) {
     float values[kGroup];
     std::memcpy(values, payload.codes + 4 * first, 4 * size);

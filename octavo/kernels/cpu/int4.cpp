@@ -52,7 +52,7 @@ OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size
     float left[kGroup];
     encode_group(value, first + i, count, s, nibbles, left);
     pack_nibbles(nibbles, count, codes + i / 2);
-    if (next) keep(how, left, count, next + first + i);
+    if (next) store_residual(how, left, count, next + first + i);
   });
 }
 
@@ -61,7 +61,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       encode_block(value, first, size, payload.codes + index * rules::packed_int4_bytes(block), payload.scales + index,
-                   next, kept(count));
+                   next, choose_residual_store(count));
     });
   });
   end_stream();
@@ -76,7 +76,7 @@ OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, 
 }
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
-  const Store how = sized(wish, count);
+  const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
     for_each_group(size, [&](std::uint64_t i, auto group) {

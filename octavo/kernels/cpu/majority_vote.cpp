@@ -35,7 +35,7 @@ void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint
         for (std::uint64_t j = 0; j < group; ++j) {
           left[j] = rules::is_finite(scale) ? values[j] - rules::vote(values[j]) : 0.0F;
         }
-        keep(Store::assign, left, group, next + first + i);
+        store_residual(Store::assign, left, group, next + first + i);
       }
     });
   });
@@ -58,7 +58,7 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
           decided_signs[j] = v != 0 ? 1.0F : -1.0F;
           left[j] = rules::is_finite(scale) ? v - rules::vote_outcome(v > 0, v != 0) : 0.0F;
         }
-        if (next) keep(Store::assign, left, group, next + first + i);
+        if (next) store_residual(Store::assign, left, group, next + first + i);
         pack_signs(positive_signs, group, positive + i / 8);
         pack_signs(decided_signs, group, decided + i / 8);
       }

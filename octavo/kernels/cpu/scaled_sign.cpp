@@ -43,7 +43,7 @@ OCTAVO_INLINE void encode_chunk(const float* values, std::uint64_t count, float 
     for (std::uint64_t j = 0; j < kGroup; ++j) {
       left_over[j] = values[i + j] - rules::sign_decoded(scale, values[i + j]);
     }
-    keep(how, left_over, size, next + i);
+    store_residual(how, left_over, size, next + i);
   });
 }
 
@@ -75,14 +75,14 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       payload.scales[index] = encode_block(value, first, size, payload.codes + index * rules::packed_sign_bytes(block),
-                                           next ? next + first : nullptr, kept(count));
+                                           next ? next + first : nullptr, choose_residual_store(count));
     });
   });
   end_stream();
 }
 
 void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
-  const Store how = sized(wish, count);
+  const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
     const float scale = payload.scales[index];

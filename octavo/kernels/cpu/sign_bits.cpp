@@ -32,7 +32,7 @@ void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint6
 
 void unpack_sign_bits(Stream, const std::uint8_t* bits, std::uint64_t count, float* values) {
   const std::uint64_t whole = count - count % kGroup;
-  const Store how = streamed(count);
+  const Store how = choose_store(count);
   float group[kGroup];
   for (std::uint64_t i = 0; i < whole; i += kGroup) {
     expand_signs(load_word(bits + i / 8), 1.0F, -1.0F, group);

@@ -20,7 +20,7 @@ struct Values {
                              kResidual ? rules::from_residual(in.residual[i]) : 0.0F);
   }
 
-  /// Asks for what the group at i + 2 KiB will need.
+  /// Asks for what a group further on will need.
   OCTAVO_INLINE void prefetch(std::uint64_t i) const {
     prefetch_ahead(in.gradient + i);
     if constexpr (kResidual) prefetch_ahead(in.residual + i);
@@ -74,7 +74,7 @@ OCTAVO_INLINE void store_group(Store how, const float* values, float* out) {
 }
 
 /// Keeps what up to a group of codes leave over; where `how` is stream, around the caches.
-OCTAVO_INLINE void keep(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
+OCTAVO_INLINE void store_residual(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
   rules::Residual rounded[kGroup];
   for (std::uint64_t i = 0; i < count; ++i) rounded[i] = rules::to_residual(left_over[i]);
   if (how == Store::stream && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next);
@@ -88,13 +88,17 @@ OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t coun
 }
 
 /// How a kernel writes `count` values that nobody reads soon.
-OCTAVO_INLINE Store streamed(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
+OCTAVO_INLINE Store choose_store(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
 
 /// How it keeps `count` residuals. They are read a whole step later, when no cache remembers them: small ones, which
 /// are parts of large ones, go around the caches too.
-OCTAVO_INLINE Store kept(std::uint64_t count) { return count >= kStreamCount / 64 ? Store::stream : Store::assign; }
+OCTAVO_INLINE Store choose_residual_store(std::uint64_t count) {
+  return count >= kStreamCount / 64 ? Store::stream : Store::assign;
+}
 
 /// What a decode kernel makes of the caller's wish: small outputs stay in the caches.
-OCTAVO_INLINE Store sized(Store how, std::uint64_t count) { return how == Store::stream ? streamed(count) : how; }
+OCTAVO_INLINE Store choose_store(Store how, std::uint64_t count) {
+  return how == Store::stream ? choose_store(count) : how;
+}
 
 }  // namespace octavo::cpu::OCTAVO_ISA
