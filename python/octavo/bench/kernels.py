@@ -2,8 +2,8 @@
 """Kernels against the memory of this machine and against NumPy.
 
 The limits are measured in the same run: reading is a plain sum, writing a fill. A codec with error feedback reads a
-float32 gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum over
-one half of the bucket, an add over the other, and a fill of the whole move.
+float32 gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum
+over one half of the bucket, an add over the other, and a fill of the whole move.
 """
 
 from dataclasses import asdict, dataclass
