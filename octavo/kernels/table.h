@@ -17,23 +17,27 @@ namespace octavo {
 
 using Stream = void*;
 
-/// What is encoded, by rules::compensate:
-/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum + residual.
+/// What is encoded, by rules/contribution.h: what a rank has to say, gradient_weight*gradient or, with a momentum,
+/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum; at the owner its sum with what the others
+/// said, times sum_weight; plus the residual. Arrays hold an element each for every value; null: not there.
 struct EncodeInput {
   const float* gradient;
-  const rules::Residual* residual = nullptr;  // null: no error feedback
-  const float* momentum = nullptr;            // null: neither momentum nor preconditioner
-  const float* preconditioner = nullptr;      // there where momentum is
+  const rules::Residual* residual = nullptr;
+  const float* momentum = nullptr;
+  const float* preconditioner = nullptr;  // there where momentum is
+  const float* others = nullptr;
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
+  float sum_weight = 1.0F;  // read where others are
 
   EncodeInput from(std::uint64_t offset) const {
-    return {gradient + offset,
-            residual ? residual + offset : nullptr,
-            momentum ? momentum + offset : nullptr,
-            preconditioner ? preconditioner + offset : nullptr,
-            gradient_weight,
-            momentum_weight};
+    EncodeInput rest = *this;
+    rest.gradient += offset;
+    if (residual) rest.residual += offset;
+    if (momentum) rest.momentum += offset;
+    if (preconditioner) rest.preconditioner += offset;
+    if (others) rest.others += offset;
+    return rest;
   }
 };
 

@@ -26,7 +26,7 @@ struct Encoded {
 
 struct Shape {
   std::uint64_t count, block, offset;
-  bool momentum, residual, want_next;
+  bool momentum, others, residual, want_next;
 };
 
 inline std::vector<rules::Residual> residuals(std::uint64_t count, std::uint64_t seed) {
@@ -38,17 +38,21 @@ inline std::vector<rules::Residual> residuals(std::uint64_t count, std::uint64_t
 inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& shape,
                                           const std::vector<float>& values) {
   SCOPED_TRACE(::testing::Message() << "count " << shape.count << " block " << shape.block << " offset " << shape.offset
-                                    << " momentum " << shape.momentum << " residual " << shape.residual);
+                                    << " momentum " << shape.momentum << " others " << shape.others << " residual "
+                                    << shape.residual);
   const auto momentum = finite_values(shape.count + shape.offset, 11);
   const auto residual = residuals(shape.count + shape.offset, 12);
   const auto preconditioner = finite_values(shape.count + shape.offset, 13);
-  EncodeInput input{values.data() + shape.offset,
-                    shape.residual ? residual.data() + shape.offset : nullptr,
-                    shape.momentum ? momentum.data() + shape.offset : nullptr,
-                    shape.momentum ? preconditioner.data() + shape.offset : nullptr,
-                    0.1F,
-                    0.9F};
-  if (!shape.momentum) input.gradient_weight = 0.5F;
+  const auto others = finite_values(shape.count + shape.offset, 14);
+  EncodeInput input{values.data()};
+  if (shape.residual) input.residual = residual.data();
+  if (shape.momentum) input.momentum = momentum.data();
+  if (shape.momentum) input.preconditioner = preconditioner.data();
+  if (shape.others) input.others = others.data();
+  input.gradient_weight = shape.momentum ? 0.1F : 0.5F;
+  input.momentum_weight = 0.9F;
+  input.sum_weight = 0.3F;
+  input = input.from(shape.offset);
 
   const std::uint64_t whole = shape.count / shape.block, rest = shape.count % shape.block;
   const std::uint64_t blocks = codec.scales ? whole + (rest != 0) : 0;
@@ -82,7 +86,7 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
 /// Outputs larger than the caches, aligned to vectors and not.
 inline void expect_large_codec_conforms(const CodecUnderTest& codec) {
   for (const std::uint64_t offset : {0, 1}) {
-    const Shape shape{kLargeCount, codec.blocks.back(), offset, true, true, codec.scales};
+    const Shape shape{kLargeCount, codec.blocks.back(), offset, true, true, true, codec.scales};
     expect_codec_equals_reference(codec, shape, finite_values(kLargeCount + offset, 9));
   }
 }
@@ -91,12 +95,12 @@ inline void expect_codec_conforms(const CodecUnderTest& codec) {
   for (const std::uint64_t block : codec.blocks) {
     for (const std::uint64_t count : kCounts) {
       for (const std::uint64_t offset : kOffsets) {
-        for (unsigned has = 0; has < 8; ++has) {
-          const Shape shape{count, block, offset, (has & 1) != 0, (has & 2) != 0, (has & 4) != 0};
+        for (unsigned has = 0; has < 16; ++has) {
+          const Shape shape{count, block, offset, (has & 1) != 0, (has & 8) != 0, (has & 2) != 0, (has & 4) != 0};
           expect_codec_equals_reference(codec, shape, finite_values(count + offset, count + block));
           if (::testing::Test::HasFatalFailure()) return;
         }
-        const Shape plain{count, block, offset, false, true, codec.scales};
+        const Shape plain{count, block, offset, false, false, true, codec.scales};
         expect_codec_equals_reference(codec, plain, any_values(count + offset, count + block));
         if (::testing::Test::HasFatalFailure()) return;
       }

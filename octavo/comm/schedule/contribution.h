@@ -23,7 +23,12 @@ struct Contribution {
 
   /// What is to be encoded from element `first` on, without what could not be sent before.
   EncodeInput input(std::uint64_t first) const {
-    return EncodeInput{values, nullptr, momentum, preconditioner, gradient_weight, momentum_weight}.from(first);
+    EncodeInput all{values};
+    all.momentum = momentum;
+    all.preconditioner = preconditioner;
+    all.gradient_weight = gradient_weight;
+    all.momentum_weight = momentum_weight;
+    return all.from(first);
   }
 };
 

@@ -37,35 +37,38 @@ void RangeCoder::encode_up(const Contribution& tensor, Range range, std::uint8_t
 
 void RangeCoder::reduce(const Contribution& tensor, Range range, const std::vector<std::uint8_t*>& payloads,
                         std::uint8_t* out, float result_weight) {
-  const std::uint64_t count = range.count;
-  rules::Residual* next = tensor.owner ? tensor.owner->next(count) : nullptr;
+  rules::Residual* next = tensor.owner ? tensor.owner->next(range.count) : nullptr;
   const std::uint64_t size = part_size(tensor.up, tensor.down);
-  auto* sum = reinterpret_cast<float*>(reserve(sum_, std::min(size, count) * sizeof(float)));
-  for (std::uint64_t first = 0; first < count; first += size) {
-    const Range part{first, std::min(size, count - first)};
-    take_own(tensor, range, part, sum);
-    for (std::uint8_t* bytes : payloads) {
-      decode(kCpu, tensor.up, tensor.up.from(tensor.up.payload(bytes, count), first), part.count, Store::add, sum);
-    }
-    EncodeInput input{sum};
-    input.gradient_weight = result_weight;
+  for (std::uint64_t first = 0; first < range.count; first += size) {
+    const Range part{first, std::min(size, range.count - first)};
+    EncodeInput input =
+        tensor.up.codec == Codec::ballot ? own_votes(tensor, range, part) : tensor.input(range.first + first);
+    input.others = sum_of_others(tensor, range, part, payloads);
+    input.sum_weight = result_weight;
     if (tensor.owner && tensor.owner->now()) input.residual = tensor.owner->now() + first;
-    encode(kCpu, tensor.down, input, part.count, tensor.down.from(tensor.down.payload(out, count), first),
+    encode(kCpu, tensor.down, input, part.count, tensor.down.from(tensor.down.payload(out, range.count), first),
            next ? next + first : nullptr);
   }
 }
 
 /// What this rank has to say of its own range does not travel, and is taken as it is; but a vote is a sign everywhere.
-void RangeCoder::take_own(const Contribution& tensor, Range range, Range part, float* sum) {
-  const EncodeInput input = tensor.input(range.first + part.first);
-  if (tensor.up.codec == Codec::ballot) {
-    std::uint8_t* bytes = reserve(own_votes_, tensor.up.payload_bytes(part.count));
-    encode(kCpu, tensor.up, input, part.count, tensor.up.payload(bytes, part.count), nullptr);
-    decode(kCpu, tensor.up, tensor.up.payload(bytes, part.count), part.count, Store::assign, sum);
-  } else {  // the codes of float32 are the values
-    const Format values = default_format(Codec::fp32);
-    encode(kCpu, values, input, part.count, values.payload(reinterpret_cast<std::uint8_t*>(sum), part.count), nullptr);
+EncodeInput RangeCoder::own_votes(const Contribution& tensor, Range range, Range part) {
+  const Payload payload = tensor.up.payload(reserve(votes_, tensor.up.payload_bytes(part.count)), part.count);
+  auto* signs = reinterpret_cast<float*>(reserve(signs_, part.count * sizeof(float)));
+  encode(kCpu, tensor.up, tensor.input(range.first + part.first), part.count, payload, nullptr);
+  decode(kCpu, tensor.up, payload, part.count, Store::assign, signs);
+  return {signs};
+}
+
+const float* RangeCoder::sum_of_others(const Contribution& tensor, Range range, Range part,
+                                       const std::vector<std::uint8_t*>& payloads) {
+  auto* sum = reinterpret_cast<float*>(reserve(sum_, part.count * sizeof(float)));
+  for (std::uint8_t* bytes : payloads) {
+    const Store how = bytes == payloads.front() ? Store::assign : Store::add;
+    const Payload payload = tensor.up.from(tensor.up.payload(bytes, range.count), part.first);
+    decode(kCpu, tensor.up, payload, part.count, how, sum);
   }
+  return payloads.empty() ? nullptr : sum;
 }
 
 bool RangeCoder::decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const {

@@ -21,8 +21,8 @@ class RangeCoder {
   /// Encodes what this rank has to say of another's range.
   void encode_up(const Contribution& tensor, Range range, std::uint8_t* out) const;
 
-  /// Adds what the others said of this rank's range (`payloads`, in rank order) to its own values, in float32, and
-  /// encodes `result_weight` times the sum.
+  /// Adds up, in float32, what the others said of this rank's range (`payloads`, in rank order), then its own values,
+  /// and encodes `result_weight` times the sum.
   void reduce(const Contribution& tensor, Range range, const std::vector<std::uint8_t*>& payloads, std::uint8_t* out,
               float result_weight);
 
@@ -30,10 +30,12 @@ class RangeCoder {
   bool decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const;
 
  private:
-  void take_own(const Contribution& tensor, Range range, Range part, float* sum);
+  EncodeInput own_votes(const Contribution& tensor, Range range, Range part);
+  const float* sum_of_others(const Contribution& tensor, Range range, Range part,
+                             const std::vector<std::uint8_t*>& payloads);
 
   int rank_, world_size_;
-  at::Tensor sum_, own_votes_;  // float32 and codes, as bytes, of a part of a range
+  at::Tensor sum_, signs_, votes_;  // of a part of a range, as bytes: float32, float32, codes
 };
 
 /// Memory of at least `bytes` bytes in a buffer that is kept: what it held is lost where it must grow.

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
-#include "octavo/rules/compensate.h"
+#include "octavo/rules/contribution.h"
 #include "octavo/rules/float_bits.h"
 
 namespace octavo {
@@ -36,8 +36,9 @@ bool combine(const Contribution& tensor) {
   const EncodeInput in = tensor.input(0);
   bool finite = true;
   for (std::uint64_t i = 0; i < tensor.count; ++i) {
-    tensor.values[i] = rules::compensate(in.gradient_weight, in.gradient[i], in.momentum ? in.preconditioner[i] : 1.0F,
-                                         in.momentum_weight, in.momentum ? in.momentum[i] : 0.0F, 0.0F);
+    tensor.values[i] = in.momentum ? rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i],
+                                                         in.momentum_weight, in.momentum[i])
+                                   : rules::contribution(in.gradient_weight, in.gradient[i]);
     finite &= rules::is_finite(tensor.values[i]);
   }
   return finite;

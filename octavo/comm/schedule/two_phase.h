@@ -29,7 +29,7 @@ struct Outcome {
 };  // the same on all ranks
 
 /// The two-phase all-reduce of compressed values: each rank sends every other owner the codes of its range
-/// (all-to-all); the owner adds them to its own values in float32, in rank order, and encodes the sum; all ranks
+/// (all-to-all); the owner adds them up in float32, in rank order, its own values last, and encodes the sum; all ranks
 /// receive all sums.
 ///
 /// The owner decodes its own bytes like everyone else's, so that the results have the same bits on all ranks. Traffic

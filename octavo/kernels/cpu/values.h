@@ -5,22 +5,27 @@
 #include <type_traits>
 
 #include "octavo/kernels/cpu/simd.h"
-#include "octavo/rules/compensate.h"
+#include "octavo/rules/contribution.h"
 
 /// What the cpu codecs share: the values to encode with their null pointers resolved at compile time, and the walks.
 namespace octavo::cpu::OCTAVO_ISA {
 
-template <bool kMomentum, bool kResidual>
+template <bool kMomentum, bool kOthers, bool kResidual>
 struct Values {
   const EncodeInput in;  // a copy, which nothing that is written can change
 
   OCTAVO_INLINE float operator()(std::uint64_t i) const {
-    return rules::compensate(in.gradient_weight, in.gradient[i], kMomentum ? in.preconditioner[i] : 1.0F,
-                             in.momentum_weight, kMomentum ? in.momentum[i] : 0.0F,
-                             kResidual ? rules::from_residual(in.residual[i]) : 0.0F);
+    float value = rules::contribution(in.gradient_weight, in.gradient[i]);
+    if constexpr (kMomentum) {
+      value = rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i], in.momentum_weight,
+                                  in.momentum[i]);
+    }
+    if constexpr (kOthers) value = rules::sum_of(value, in.others[i], in.sum_weight);
+    if constexpr (kResidual) value += rules::from_residual(in.residual[i]);
+    return value;
   }
 
-  /// Asks for what a group further on will need.
+  /// Asks for what a group further on will need, but for `others`: their sum was written just now.
   OCTAVO_INLINE void prefetch(std::uint64_t i) const {
     prefetch_ahead(in.gradient + i);
     if constexpr (kResidual) prefetch_ahead(in.residual + i);
@@ -32,10 +37,14 @@ struct Values {
 /// Calls body(values) with the Values for what the input has.
 template <class Body>
 OCTAVO_INLINE void with_values(const EncodeInput& in, Body body) {
-  if (in.momentum && in.residual) return body(Values<true, true>{in});
-  if (in.momentum) return body(Values<true, false>{in});
-  if (in.residual) return body(Values<false, true>{in});
-  return body(Values<false, false>{in});
+  const auto with = [&](auto momentum, auto others) {
+    if (in.residual) return body(Values<momentum, others, true>{in});
+    body(Values<momentum, others, false>{in});
+  };
+  constexpr std::true_type kYes;
+  constexpr std::false_type kNo;
+  if (in.momentum) return in.others ? with(kYes, kYes) : with(kYes, kNo);
+  return in.others ? with(kNo, kYes) : with(kNo, kNo);
 }
 
 OCTAVO_INLINE std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }

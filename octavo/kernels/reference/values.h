@@ -5,15 +5,17 @@
 #include <cstdint>
 
 #include "octavo/kernels/table.h"
-#include "octavo/rules/compensate.h"
+#include "octavo/rules/contribution.h"
 
 /// What the reference codecs share: the value at an index, and the walk over blocks.
 namespace octavo::reference {
 
 inline float value_at(const EncodeInput& in, std::uint64_t i) {
-  return rules::compensate(in.gradient_weight, in.gradient[i], in.momentum ? in.preconditioner[i] : 1.0F,
-                           in.momentum_weight, in.momentum ? in.momentum[i] : 0.0F,
-                           in.residual ? rules::from_residual(in.residual[i]) : 0.0F);
+  float value = in.momentum ? rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i],
+                                                  in.momentum_weight, in.momentum[i])
+                            : rules::contribution(in.gradient_weight, in.gradient[i]);
+  if (in.others) value = rules::sum_of(value, in.others[i], in.sum_weight);
+  return in.residual ? value + rules::from_residual(in.residual[i]) : value;
 }
 
 /// Calls visit(block_index, first, count) for every block.
