@@ -27,7 +27,9 @@ Plugin open(const std::string& name) {
   const std::string file = "liboctavo_" + name + ".so", beside = own_folder() + file;
   const bool is_beside = access(beside.c_str(), F_OK) == 0;  // then why it does not load is what the user must know
   void* library = dlopen((is_beside ? beside : file).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return {nullptr, std::string("cannot be loaded: ") + dlerror()};
+  if (library == nullptr) {
+    return {nullptr, file + (is_beside ? " cannot be loaded: " : " is not installed: ") + dlerror()};
+  }
 
   const auto abi = reinterpret_cast<std::uint32_t (*)()>(dlsym(library, "octavo_backend_abi"));
   const auto create =

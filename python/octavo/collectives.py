@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.plan import as_plan
 from octavo.private_group import private_group
 
 # One thread: collectives must run in the order in which they were called, the same on all ranks.
@@ -45,9 +46,11 @@ def all_reduce(
     ``+ef`` are refused: one call keeps no residual; ``octavo.compress`` does. The result has the same bits on every
     rank. Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed.
     """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
-    plan = plan if isinstance(plan, Plan) else Plan(plan)
+    plan = as_plan(plan)
     group = group if group is not None else dist.group.WORLD
     if group not in _groups:
         _groups[group] = private_group(group, timeout_s)

@@ -3,12 +3,15 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from hashlib import sha256
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.plan import as_plan
 from octavo.private_group import private_group
 
 Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
@@ -43,12 +46,17 @@ class Handle:
 
     def set_plan(self, plan: str | Plan) -> None:
         """Takes effect with the next backward pass. Call it with the same plan on all ranks."""
-        self._compressor.set_plan(_as_plan(plan))
+        self._compressor.set_plan(as_plan(plan))
 
     def stats(self) -> dict[str, int]:
         """``wire_bytes`` sent by this rank so far, ``dense_bytes`` that float32 would have sent, ``steps``, and
         ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals were rolled back."""
         return self._compressor.stats()
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """Those of the compressed model that have gradients, exempt ones included."""
+        return tuple(self._parameters.values())
 
     def state_dict(self) -> dict[str, Tensor | int | str]:
         """A flat dict of tensors, ints and strings; the tensors are copies."""
@@ -63,14 +71,21 @@ class Handle:
 
     def load_state_dict(self, state: Mapping[str, Tensor | int | str]) -> None:
         """Restores ``state_dict()``: residuals and plan. ValueError where it does not fit; nothing changes then."""
-        ours = {"schema": _SCHEMA, "rank": self._compressor.rank, "world_size": self._compressor.world_size}
+        if not isinstance(state, Mapping):
+            raise TypeError(f"[ddp.load_state_dict] expected what state_dict() returned, got {type(state).__name__}")
+        if state.get("schema") != _SCHEMA:
+            raise ValueError(
+                f"[ddp.load_state_dict] expected a state of schema {_SCHEMA}, which this version of Octavo writes, got "
+                f"{state.get('schema')!r}: start with an empty state"
+            )
+        ours = {"rank": self._compressor.rank, "world_size": self._compressor.world_size}
         for key, expected in ours.items():
             if state.get(key) != expected:
                 raise ValueError(
                     f"[ddp.load_state_dict] expected {key} {expected}, got {state.get(key)!r}: load the state that "
                     f"this rank saved in a world of the same size, or start with an empty state"
                 )
-        plan = _as_plan(str(state.get("plan")))
+        plan = as_plan(str(state.get("plan")))
         self._compressor.load_residuals({key: value for key, value in state.items() if isinstance(value, Tensor)})
         if plan != self.plan:
             self._compressor.set_plan(plan)
@@ -110,8 +125,8 @@ def compress(
 
     ``plan``: see ``octavo.Plan``. ``exempt``: which parameters go in float32: a function of name and parameter, or
     names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: after so long a wait for the peers, backward
-    raises. The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it once a
-    model, before the first backward, with the same arguments on all ranks.
+    raises RuntimeError. The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it
+    once a model, on all ranks, with the same arguments: ValueError on all of them where these differ.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
@@ -119,11 +134,14 @@ def compress(
         raise ValueError(
             "[ddp.compress] expected DDP's C++ reducer, got optimize_ddp='python_reducer', which calls no hook"
         )
-    plan = _as_plan(plan)
-    is_exempt = _exemption(exempt)
+    plan = as_plan(plan)
     parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
+    is_exempt = _exemption(exempt, parameters)
     group = private_group(ddp_model.process_group, timeout_s)
     table = [(name, p.numel(), bool(is_exempt(name, p))) for name, p in parameters.items()]
+    _require_same_on_all_ranks(
+        group, {"plan": str(plan), "exempt parameters": [n for n, _, e in table if e], "model": table}
+    )
     compressor = _C.Compressor(group, plan, table, timeout_s)
     try:
         _C.register_ddp_hook(ddp_model.reducer, compressor, list(parameters.values()))
@@ -135,14 +153,35 @@ def compress(
     return Handle(compressor, parameters)
 
 
-def _as_plan(plan: str | Plan) -> Plan:
-    return plan if isinstance(plan, Plan) else Plan(plan)
+def _require_same_on_all_ranks(group: dist.ProcessGroup, ours: Mapping[str, object]) -> None:
+    """Ranks that disagree would read each other's bytes wrongly, or wait for ever."""
+    digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
+    all_digests: list[dict[str, str]] = [{}] * group.size()
+    dist.all_gather_object(all_digests, digests, group=group)
+    for rank, theirs in enumerate(all_digests):
+        for what, digest in theirs.items():
+            if digest != all_digests[0][what]:
+                raise ValueError(
+                    f"[ddp.compress] expected the same {what} on all ranks, got another on rank {rank} than on rank 0 "
+                    f"(here, rank {group.rank()}: {_short(ours[what])})"
+                )
 
 
-def _exemption(exempt: Exempt) -> Callable[[str, nn.Parameter], bool]:
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
+def _exemption(exempt: Exempt, parameters: Mapping[str, nn.Parameter]) -> Callable[[str, nn.Parameter], bool]:
     if exempt is None:
         return is_exempt_by_default
     if callable(exempt):
         return exempt
     patterns = [exempt] if isinstance(exempt, str) else list(exempt)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise ValueError(
+                f"[ddp.compress] expected exempt patterns that match parameters, got '{pattern}', which matches none "
+                f"of {len(parameters)}, such as '{next(iter(parameters), '')}'"
+            )
     return lambda name, parameter: parameter.numel() == 0 or any(fnmatchcase(name, p) for p in patterns)

@@ -124,6 +124,20 @@ def test_info_is_a_table_or_json(octavo_cli):
     assert all(backend["reason"] for backend in facts["backends"] if not backend["available"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("ddp --nproc 999", "expected --nproc of at most"),
+        ("ddp sing", "sing"),
+        ("kernels --json no/such/folder/b.json", "expected --json to name a file that can be written"),
+    ],
+)
+def test_a_bench_that_makes_no_sense_is_refused_before_it_measures(octavo_cli, arguments, words):
+    code, said, complaint = octavo_cli("bench", *arguments.split())
+    assert (code, said) == (2, "")
+    assert words in complaint
+
+
 def test_bench_hands_its_arguments_on(octavo_cli, monkeypatch):
     app, got = typer.Typer(), []
 

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(30)
         (dict(device="tpu"), "got 'tpu'"),
         (dict(precision="fp64"), "got 'fp64'"),
         (dict(plan=""), "a --plan"),
+        (dict(plan="int4", compare=("dense",)), "--plan or --compare"),
         (dict(out=""), "a directory for --out"),
         (dict(zero=1), "--zero 0, the only stage"),
         (dict(zero=4), "--zero 0, 1, 2 or 3, got 4"),

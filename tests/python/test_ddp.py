@@ -241,6 +241,23 @@ def refuse_arguments(rank: int) -> None:
         octavo.compress(model, "int4")
     with pytest.raises(ValueError, match="sign"):
         handle.set_plan("nonsense")
+    with pytest.raises(TypeError, match="expected an octavo"):
+        handle.set_plan(4)
+    with pytest.raises(ValueError, match=r"got 'norn\*', which matches none of"):
+        octavo.compress(DistributedDataParallel(Odd()), "sign+ef", exempt=["norn*"])
+
+
+def disagree(rank: int) -> None:
+    for plan, exempt, what in [
+        ("int4" if rank else "sign", None, "plan"),
+        ("sign", ["norm*", "wide*"][rank], "exempt"),
+    ]:
+        with pytest.raises(ValueError, match=f"expected the same {what}.* on all ranks, got another on rank 1"):
+            octavo.compress(DistributedDataParallel(Odd()), plan, exempt=exempt)
+
+
+def test_ranks_that_disagree_are_told_so(two_ranks):
+    two_ranks.run(disagree)
 
 
 def test_arguments_that_make_no_sense_are_refused(two_ranks):

@@ -127,8 +127,16 @@ def test_too_many_ranks_are_refused_before_anything_starts(play):
 @pytest.mark.parametrize(
     ("number", "status", "words"),
     [
-        (signal.SIGINT, 130, "stopped by SIGINT: the same command goes on from the last checkpoint\n"),
-        (signal.SIGTERM, 143, "stopped by SIGTERM: the same command goes on from the last checkpoint\n"),
+        (
+            signal.SIGINT,
+            130,
+            "stopped by SIGINT: the same command goes on from its last checkpoint, if there is one yet\n",
+        ),
+        (
+            signal.SIGTERM,
+            143,
+            "stopped by SIGTERM: the same command goes on from its last checkpoint, if there is one yet\n",
+        ),
         (signal.SIGKILL, -9, ""),
     ],
 )

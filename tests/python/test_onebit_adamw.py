@@ -154,9 +154,26 @@ def test_arguments_that_make_no_sense_are_refused():
 
 
 def refuse_votes(rank: int) -> None:
-    handle = octavo.compress(DistributedDataParallel(nn.Linear(4, 4)), "sign-vote")
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    handle = octavo.compress(model, "sign-vote")
     with pytest.raises(ValueError, match="magnitude"):
-        OneBitAdamW([nn.Parameter(torch.zeros(2))], warmup_steps=1, handle=handle)
+        OneBitAdamW(model.parameters(), warmup_steps=1, handle=handle)
+
+
+def refuse_handles(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"expected handle=octavo.compress\(...\), since there are 2 ranks"):
+        OneBitAdamW(model.parameters(), warmup_steps=1)
+    handle = octavo.compress(model, "sign+ef")
+    with pytest.raises(ValueError, match="parameters of the model that the handle compresses, got 1 others"):
+        OneBitAdamW([*model.parameters(), nn.Parameter(torch.zeros(2))], warmup_steps=1, handle=handle)
+    with pytest.raises(TypeError, match="got str"):
+        OneBitAdamW(model.parameters(), warmup_steps=1, handle="sign+ef")
+    OneBitAdamW(model.parameters(), warmup_steps=1, handle=handle)
+
+
+def test_a_missing_or_a_strange_handle_is_refused(two_ranks):
+    two_ranks.run(refuse_handles)
 
 
 def test_a_voting_plan_is_refused(two_ranks):

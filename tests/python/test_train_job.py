@@ -14,7 +14,7 @@ from rich.console import Console
 from train_runs import nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from octavo.train import job, loop, report
+from octavo.train import identity, job, loop, report
 from octavo.train.checkpoint import saved_steps
 from octavo.train.compare import run_comparison
 from octavo.train.errors import JobError
@@ -201,6 +201,13 @@ def test_out_must_be_a_directory(world, tmp_path):
         run_job(config, world, None)
 
 
+def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):
+    config = nano_config(tmp_path)
+    with identity.lock(Path(config.out)), pytest.raises(JobError, match="for one run at a time, got one that another"):
+        run_job(config, world, None)
+    run_job(config, world, None)
+
+
 def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_path, monkeypatch):
     real = loop.Trainer._backward
 
@@ -259,7 +266,7 @@ def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, cha
         run_job(config, world, None)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert not list(Path(config.out).glob("*"))
+    assert {path.name for path in Path(config.out).glob("*")} <= {identity.LOCK}
 
 
 def test_broken_model_files_are_named(tmp_path):

@@ -2,16 +2,20 @@
 """`octavo bench`."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import octavo
+from octavo.train.config import check_local_ranks, usable_cores
 
-app = typer.Typer(help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True)
+app = typer.Typer(
+    help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
+)
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
@@ -26,13 +30,17 @@ def kernels(
     """Kernels against the memory bandwidth, NumPy and torch."""
     from octavo.bench import kernels as bench
 
+    _check_place(json_file)
     rows = bench.as_dicts(bench.bench(elements, rounds))
-    _show(f"kernels, {octavo._C.isa()}", rows, json_file)
+    _show(f"kernels, {octavo._C.isa()}", rows, bench.HEADINGS, json_file)
 
 
 @app.command()
 def ddp(
-    plans: Annotated[list[str] | None, typer.Argument(help="Plans to measure.")] = None,
+    plans: Annotated[
+        list[str] | None,
+        typer.Argument(help="Plans to measure: dense, bf16, int4+ef, sign+ef, ...  [default: these four]"),
+    ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,
     rounds: Rounds = 8,
     json_file: JsonFile = None,
@@ -41,28 +49,51 @@ def ddp(
     from octavo.bench import ddp as bench
 
     plans = plans or bench.DEFAULT_PLANS
-    for plan in plans:
-        try:
+    _check_place(json_file)
+    try:
+        for plan in plans:
             octavo.Plan(plan)
-        except ValueError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(2) from None
+        if not bench.is_rank():
+            check_local_ranks(nproc, usable_cores())
+    except ValueError as error:
+        _refuse(error)
     if not bench.is_rank():
         options = [f"--rounds={rounds}", *([f"--json={json_file.absolute()}"] if json_file else [])]
         raise typer.Exit(bench.run_ranks(nproc, [*plans, *options]))
     rows = bench.bench(plans, rounds)
     if rows is not None:
-        _show("a step of 25.2 M parameters", bench.as_dicts(rows), json_file)
+        _show("a step of 25.2 M parameters", bench.as_dicts(rows), bench.HEADINGS, json_file)
 
 
-def _show(title: str, rows: list[dict[str, object]], json_file: Path | None) -> None:
+def _refuse(error: object) -> NoReturn:
+    typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(2)
+
+
+def _check_place(json_file: Path | None) -> None:
+    """Before the measurement, not after."""
+    if json_file is None:
+        return
+    try:
+        json_file.open("a").close()
+    except OSError as error:
+        _refuse(f"[bench] expected --json to name a file that can be written, got {json_file}: {error.strerror}")
+
+
+def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str], json_file: Path | None) -> None:
     table = Table(title=title)
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if isinstance(rows[0][name], str) else "right")
+    for name, heading in headings.items():
+        table.add_column(heading, justify="left" if isinstance(rows[0][name], str) else "right", overflow="fold")
     for row in rows:
-        table.add_row(
-            *[f"{v:,.2f}" if isinstance(v, float) else f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()]
-        )
+        table.add_row(*[_cell(row[name]) for name in headings])
     Console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

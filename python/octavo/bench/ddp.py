@@ -29,9 +29,20 @@ class Row:
     milliseconds: float
     of_no_communication: float  # 1.0: communication costs nothing
     times_faster_than_torch: float
-    wire_bytes: int  # a step and rank; 0 where torch does not say
-    waiting_ms: float  # of the hook's thread, a step
-    codec_ms: float
+    wire_bytes: int  # a step and rank; of torch what a ring sends
+    waiting_ms: float | None  # of the hook's thread, a step; None: there is none
+    codec_ms: float | None
+
+
+HEADINGS = {
+    "plan": "plan",
+    "milliseconds": "ms",
+    "of_no_communication": "of no comm.",
+    "times_faster_than_torch": "x torch",
+    "wire_bytes": "bytes sent",
+    "waiting_ms": "wait ms",
+    "codec_ms": "codec ms",
+}
 
 
 def run_ranks(nproc: int, arguments: list[str]) -> int:
@@ -61,7 +72,11 @@ def bench(plans: list[str], rounds: int = 8, layers: int = 24, width: int = 1024
         dist.barrier()
 
     seconds = take_turns(steps, rounds, warmup=3, before=line_up)
-    rows = [_row(seconds, name, handles[name].stats() if name in handles else {}) for name in steps]
+    model_bytes = 4 * sum(parameter.numel() for parameter in steps[TORCH].model.parameters())
+    ring = 2 * (dist.get_world_size() - 1) * model_bytes // dist.get_world_size()
+    sent_by_torch = {ALONE: 0, TORCH: ring, TORCH_FP16: ring // 2}
+    rows = [_row(seconds, name, sent_by_torch[name]) for name in sent_by_torch]
+    rows += [_row(seconds, plan, *_account(handle)) for plan, handle in handles.items()]
     rank = dist.get_rank()
     dist.barrier()
     dist.destroy_process_group()
@@ -72,18 +87,25 @@ def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def _row(seconds: Seconds, name: str, stats: dict[str, float]) -> Row:
-    def each_step(*keys: str) -> float:
-        return sum(stats.get(key, 0) for key in keys) / max(1, stats.get("steps", 1))
+def _account(handle: octavo.Handle) -> tuple[int, float, float]:
+    """Bytes sent, milliseconds of waiting and of coding, a step."""
+    stats = handle.stats()
+    waiting = stats["wait_up_s"] + stats["wait_down_s"]
+    codec = stats["encode_s"] + stats["reduce_s"] + stats["decode_s"]
+    return stats["wire_bytes"] // stats["steps"], 1e3 * waiting / stats["steps"], 1e3 * codec / stats["steps"]
 
+
+def _row(
+    seconds: Seconds, name: str, wire_bytes: int, waiting_ms: float | None = None, codec_ms: float | None = None
+) -> Row:
     return Row(
         plan=name,
         milliseconds=1e3 * typical(seconds, name),
         of_no_communication=ratio(seconds, name, ALONE),
         times_faster_than_torch=ratio(seconds, TORCH, name),
-        wire_bytes=int(each_step("wire_bytes")),
-        waiting_ms=1e3 * each_step("wait_up_s", "wait_down_s"),
-        codec_ms=1e3 * each_step("encode_s", "reduce_s", "decode_s"),
+        wire_bytes=wire_bytes,
+        waiting_ms=waiting_ms,
+        codec_ms=codec_ms,
     )
 
 

@@ -28,6 +28,17 @@ class Row:
     of_limit: float  # 1.0 is as fast as the limit
 
 
+#: The columns of the table; the bytes are those that the kernel must move.
+HEADINGS = {
+    "kernel": "kernel",
+    "elements": "elements",
+    "milliseconds": "ms",
+    "gigabytes_per_s": "GB/s",
+    "limit": "limit",
+    "of_limit": "of limit",
+}
+
+
 def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
     """`elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB."""
     torch.manual_seed(0)

@@ -16,6 +16,9 @@ def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = N
     operator asked for; the tensor's own device decides. Raises TypeError for another dtype, ValueError for a size
     that the tensor does not have.
     """
+    _require("packbits", "tensor", tensor, Tensor)
+    if input_size is not None:
+        _require("packbits", "input_size", input_size, int, torch.SymInt)
     return torch.ops.octavo.packbits(tensor, input_size, rank)
 
 
@@ -25,8 +28,16 @@ def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None, *, out:
     ``out``: contiguous float32 with ``input_size`` elements to write to. For large results fresh memory costs more
     than unpacking.
     """
+    _require("unpackbits", "tensor", tensor, Tensor)
+    _require("unpackbits", "input_size", input_size, int, torch.SymInt)
     if out is not None:
+        _require("unpackbits", "out", out, Tensor)
         if out.numel() != input_size:
             raise ValueError(f"[ops.unpackbits] expected out with {input_size} elements, got {out.numel()}")
         return torch.ops.octavo.unpackbits.out(tensor, out=out)
     return torch.ops.octavo.unpackbits(tensor, input_size, rank)
+
+
+def _require(function: str, name: str, value: object, *types: type) -> None:
+    if not isinstance(value, types):
+        raise TypeError(f"[ops.{function}] expected {name} as {types[0].__name__}, got {type(value).__name__}")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -59,6 +60,7 @@ class OneBitAdamW(Optimizer):
         )
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         _require(len({group["betas"] for group in self.param_groups}) == 1, "the same betas in all groups", betas)
+        _require_handle(handle, [parameter for group in self.param_groups for parameter in group["params"]])
         self.warmup_steps = warmup_steps
         self.variance_floor = variance_floor
         self.frozen_beta = frozen_beta
@@ -164,6 +166,19 @@ class OneBitAdamW(Optimizer):
         self._steps = onebit["steps"]
         if self.frozen and self._handle is not None:
             self._enter_momentum_phase()
+
+
+def _require_handle(handle: Handle | None, parameters: list[Tensor]) -> None:
+    """Without it, or with that of another model, signs would feed plain AdamW, and nobody would say so."""
+    if handle is None:
+        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        _require(ranks == 1, f"handle=octavo.compress(...), since there are {ranks} ranks", "none")
+        return
+    if not isinstance(handle, Handle):
+        raise TypeError(f"[optim.OneBitAdamW] expected handle as octavo.Handle, got {type(handle).__name__}")
+    known = set(handle.parameters)
+    strangers = sum(parameter.requires_grad and parameter not in known for parameter in parameters)
+    _require(strangers == 0, "parameters of the model that the handle compresses", f"{strangers} others")
 
 
 def _require(condition: bool, expected: str, got: Any) -> None:

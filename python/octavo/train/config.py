@@ -55,6 +55,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _check_ranges(self)
         _check_names(self)
+        _check_compare(self)
         _refuse_later_work(self)
         _check_optimizer(self)
 
@@ -163,6 +164,12 @@ def _check_names(config: TrainConfig) -> None:
         _fail("a --plan such as dense, int4+ef or sign+ef", "an empty one")
     if not config.out:
         _fail("a directory for --out", "an empty one")
+
+
+def _check_compare(config: TrainConfig) -> None:
+    default = next(field.default for field in dataclasses.fields(config) if field.name == "plan")
+    if config.compare and config.plan != default:
+        _fail("--plan or --compare, which names its own plans", f"--plan {config.plan} and --compare")
 
 
 def _refuse_later_work(config: TrainConfig) -> None:

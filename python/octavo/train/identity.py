@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import hashlib
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from octavo.train import durable
 from octavo.train.config import TrainConfig
@@ -19,6 +20,7 @@ METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
+LOCK = "run.lock"
 _SCHEMA = 1
 # These change how often a run reports or where it lives, not what it learns.
 _FREE = ("nproc", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
@@ -55,6 +57,21 @@ def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | 
         return None
     _refuse_other(out, record["identity"], identity)
     return record["resolved"]
+
+
+def lock(out: Path) -> IO[str]:
+    """Keeps other runs out of `out` until the file is closed or its process gone. ValueError where one is in."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = (out / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(
+            f"[train.identity] expected --out {out} for one run at a time, got one that another run is writing to: "
+            f"choose another --out, or wait for its end"
+        ) from None
+    return file
 
 
 def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> None:

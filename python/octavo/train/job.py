@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,11 +57,27 @@ def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[
     memory.reset_peak()
     data = load_data(config, world)
     model = world.agree(lambda: build_replica(config, data))
-    run = _open(config, world, data, model.config.to_dict())
+    with _locked(Path(config.out), world) as disk:
+        return _go_on(_open(config, world, disk, data, model.config.to_dict()), model, console)
+
+
+@contextmanager
+def _locked(out: Path, world: World) -> Iterator[Disk]:
+    """The disks that hold `out`; one rank of each keeps other runs out of it."""
+    disk = find_disk(world, out)
+    lock = world.agree(lambda: identity.lock(out) if disk.is_leader else None)
+    try:
+        yield disk
+    finally:
+        if lock:
+            lock.close()
+
+
+def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[str, Any]:
     finished = _finished_summary(run)
     if finished is not None:
         if console:
-            console.print(f"finished already, after {config.steps} steps: --fresh starts over", soft_wrap=True)
+            console.print(f"finished already, after {run.config.steps} steps: --fresh starts over", soft_wrap=True)
             report.print_summary(console, finished, run.out)
         return finished
     trainer = _start(run, model)
@@ -67,10 +85,9 @@ def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[
     return _finish(run, trainer, console)
 
 
-def _open(config: TrainConfig, world: World, data: Data, model: dict[str, Any]) -> _Run:
+def _open(config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]) -> _Run:
     out = Path(config.out)
     whose = identity.identity_of(config, world.size, data.corpus, model)
-    disk = find_disk(world, out)
     claimed = world.agree(lambda: identity.claim(out, whose, config.fresh) if disk.is_leader else None)
     key = identity.fingerprint(whose)
     step = restore.newest_common_step(world, disk, out / identity.CHECKPOINT, key, _warn)

@@ -49,7 +49,10 @@ def launch(config: TrainConfig) -> int:
     if stop.caught:
         _leave_bar()
         name = signal.Signals(stop.caught).name
-        print(f"stopped by {name}: the same command goes on from the last checkpoint", file=sys.stderr)
+        print(
+            f"stopped by {name}: the same command goes on from its last checkpoint, if there is one yet",
+            file=sys.stderr,
+        )
         return 128 + stop.caught
     return status
 
