@@ -20,7 +20,7 @@ import octavo
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 
 DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
-ALONE, TORCH, TORCH_FP16 = "no communication", "torch", "torch fp16"
+ALONE, TORCH, TORCH_FP16 = "alone", "torch", "torch fp16"  # alone: without communication
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Row:
 HEADINGS = {
     "plan": "plan",
     "milliseconds": "ms",
-    "of_no_communication": "of no comm.",
+    "of_no_communication": "of alone",
     "times_faster_than_torch": "x torch",
     "wire_bytes": "bytes sent",
     "waiting_ms": "wait ms",
