@@ -62,7 +62,9 @@ def ddp(
         raise typer.Exit(bench.run_ranks(nproc, [*plans, *options]))
     rows = bench.bench(plans, rounds)
     if rows is not None:
-        _show("a step of 25.2 M parameters; alone: without communication", bench.as_dicts(rows), bench.HEADINGS, json_file)
+        _show(
+            "a step of 25.2 M parameters; alone: without communication", bench.as_dicts(rows), bench.HEADINGS, json_file
+        )
 
 
 def _refuse(error: object) -> NoReturn:
