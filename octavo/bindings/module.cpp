@@ -111,14 +111,17 @@ void bind_coding(py::module_& m) {
       no_gil);
 }
 
+std::chrono::milliseconds milliseconds(double seconds) {
+  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+}
+
 std::shared_ptr<Compressor> make_compressor(const ProcessGroupPtr& group, const Plan& plan,
                                             const std::vector<std::tuple<std::string, std::uint64_t, bool>>& parameters,
                                             double deadline_s) {
   std::vector<ParameterInfo> infos;
   for (const auto& [name, count, exempt] : parameters) infos.push_back({name, count, exempt});
-  const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
-  return std::make_shared<Compressor>(std::make_unique<Wire>(group->getBackend(c10::kCPU), deadline), plan,
-                                      std::move(infos));
+  auto wire = std::make_unique<Wire>(group->getBackend(c10::kCPU), milliseconds(deadline_s));
+  return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos));
 }
 
 py::dict stats(const Compressor& compressor) {
@@ -164,8 +167,7 @@ void bind_compressor(py::module_& m) {
   m.def(
       "all_reduce",
       [](at::Tensor tensor, const Plan& plan, const ProcessGroupPtr& group, bool average, double deadline_s) {
-        const auto deadline = std::chrono::milliseconds(static_cast<std::int64_t>(deadline_s * 1000));
-        all_reduce(tensor, plan, group, average ? ReduceOp::average : ReduceOp::sum, deadline);
+        all_reduce(tensor, plan, group, average ? ReduceOp::average : ReduceOp::sum, milliseconds(deadline_s));
       },
       no_gil);
 }

@@ -142,10 +142,10 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = find(name, "comm.set_momentum");
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
-      if (tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
-          static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count) {
-        continue;
-      }
+      const bool fits = tensor.is_cpu() && tensor.scalar_type() == at::kFloat &&
+                        tensor.is_non_overlapping_and_dense() &&
+                        static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count;
+      if (fits) continue;
       fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 on cpu with ",
            parameters_[index].info.count, " elements for ", name, ", got ", toString(tensor.scalar_type()), " on ",
            tensor.device().str(), " with ", tensor.numel(), " and strides ", tensor.strides());

@@ -138,6 +138,14 @@ def test_a_bench_that_makes_no_sense_is_refused_before_it_measures(octavo_cli, a
     assert words in complaint
 
 
+def test_only_rank_0_of_a_bench_needs_a_place_for_its_figures(octavo_cli, monkeypatch):
+    monkeypatch.setattr("octavo.bench.ddp.bench", lambda *_: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, code in (("0", 2), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert octavo_cli("bench", "ddp", "--json", "no/such/folder/b.json")[0] == code
+
+
 def test_bench_hands_its_arguments_on(octavo_cli, monkeypatch):
     app, got = typer.Typer(), []
 

@@ -120,9 +120,7 @@ bool TwoPhase::stays_here() const {
 
 Outcome TwoPhase::finish_here() {
   bool finite = true;
-  for (const Contribution& tensor : tensors_) {
-    finite &= combine(tensor);
-  }
+  for (const Contribution& tensor : tensors_) finite &= combine(tensor);
   return {finite, power_};
 }
 

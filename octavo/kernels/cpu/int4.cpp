@@ -11,13 +11,13 @@ namespace {
 template <class V>
 OCTAVO_INLINE rules::Int4Scale block_scale(V value, std::uint64_t first, std::uint64_t size) {
   std::uint32_t largest = 0;
-  for (std::uint64_t from = 0; from < size; from += kGroup) {
-    value.prefetch(first + from);
-    for (std::uint64_t i = from; i < smaller(size, from + kGroup); ++i) {
-      const std::uint32_t bits = rules::magnitude_bits(value(first + i));
+  for_each_group(size, [&](std::uint64_t i, auto count) {
+    value.prefetch(first + i);
+    for (std::uint64_t j = 0; j < count; ++j) {
+      const std::uint32_t bits = rules::magnitude_bits(value(first + i + j));
       largest = bits > largest ? bits : largest;
     }
-  }
+  });
   return rules::int4_scale(largest);
 }
 

@@ -25,18 +25,15 @@ void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint
       const float scale = validity(value, first, size);
       payload.scales[index] = scale;
       std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
-      float values[kGroup];
-      for (std::uint64_t i = 0; i < size; i += kGroup) {
-        const std::uint64_t group = smaller(kGroup, size - i);
-        for (std::uint64_t j = 0; j < group; ++j) values[j] = value(first + i + j);
-        pack_signs(values, group, bits + i / 8);
-        if (!next) continue;
-        float left[kGroup];
+      for_each_group(size, [&](std::uint64_t i, auto group) {
+        float values[kGroup], left[kGroup];
         for (std::uint64_t j = 0; j < group; ++j) {
+          values[j] = value(first + i + j);
           left[j] = rules::is_finite(scale) ? values[j] - rules::vote(values[j]) : 0.0F;
         }
-        store_residual(Store::assign, left, group, next + first + i);
-      }
+        if (next) store_residual(Store::assign, left, group, next + first + i);
+        pack_signs(values, group, bits + i / 8);
+      });
     });
   });
 }
@@ -49,9 +46,8 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
       payload.scales[index] = scale;
       std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
       std::uint8_t* decided = positive + rules::packed_sign_bytes(size);
-      float positive_signs[kGroup], decided_signs[kGroup], left[kGroup];
-      for (std::uint64_t i = 0; i < size; i += kGroup) {
-        const std::uint64_t group = smaller(kGroup, size - i);
+      for_each_group(size, [&](std::uint64_t i, auto group) {
+        float positive_signs[kGroup], decided_signs[kGroup], left[kGroup];
         for (std::uint64_t j = 0; j < group; ++j) {
           const float v = value(first + i + j);
           positive_signs[j] = v > 0 ? 1.0F : -1.0F;
@@ -61,7 +57,7 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
         if (next) store_residual(Store::assign, left, group, next + first + i);
         pack_signs(positive_signs, group, positive + i / 8);
         pack_signs(decided_signs, group, decided + i / 8);
-      }
+      });
     });
   });
 }
@@ -72,15 +68,14 @@ void decode_outcome(Stream, Payload payload, std::uint64_t count, std::uint64_t 
     const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
     const std::uint8_t* decided = positive + rules::packed_sign_bytes(size);
     const float scale = payload.scales[index];
-    float signs[kGroup], weights[kGroup];
-    for (std::uint64_t i = 0; i < size; i += kGroup) {
-      const std::uint64_t group = smaller(kGroup, size - i);
-      expand_signs(load_tail(positive + i / 8, group), 1.0F, -1.0F, signs);
-      expand_signs(load_tail(decided + i / 8, group), 1.0F, 0.0F, weights);
+    for_each_group(size, [&](std::uint64_t i, auto group) {
+      float signs[kGroup], weights[kGroup];
+      expand_signs(load_signs(positive + i / 8, group), 1.0F, -1.0F, signs);
+      expand_signs(load_signs(decided + i / 8, group), 1.0F, 0.0F, weights);
       // a tie is +0, never -0
       for (std::uint64_t j = 0; j < group; ++j) signs[j] = (weights[j] != 0 ? signs[j] : 0.0F) * scale;
       store(how, signs, group, out + first + i);
-    }
+    });
   });
 }
 

@@ -86,15 +86,11 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
     const float scale = payload.scales[index];
-    float values[kGroup];
-    const std::uint64_t whole = size - size % kGroup;
-    for (std::uint64_t i = 0; i < whole; i += kGroup) {
-      expand_signs(load_word(bits + i / 8), scale, -scale, values);
-      store_group(how, values, out + first + i);
-    }
-    if (whole == size) return;
-    expand_signs(load_tail(bits + whole / 8, size - whole), scale, -scale, values);
-    store(how, values, size - whole, out + first + whole);
+    for_each_group(size, [&](std::uint64_t i, auto group) {
+      float values[kGroup];
+      expand_signs(load_signs(bits + i / 8, group), scale, -scale, values);
+      store_part(how, values, group, out + first + i);
+    });
   });
   end_stream();
 }

@@ -10,13 +10,10 @@ namespace {
 
 template <class Word>
 void pack(const Word* values, std::uint64_t count, std::uint8_t* bits) {
-  const std::uint64_t whole = count - count % kGroup;
-  for (std::uint64_t i = 0; i < whole; i += kGroup) {
+  for_each_group(count, [&](std::uint64_t i, auto group) {
     prefetch_ahead(values + i);
-    const std::uint64_t packed = packed_signs(values + i);
-    std::memcpy(bits + i / 8, &packed, sizeof packed);
-  }
-  pack_tail(values + whole, count - whole, bits + whole / 8);
+    pack_signs(values + i, group, bits + i / 8);
+  });
 }
 
 }  // namespace
@@ -31,17 +28,13 @@ void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint6
 }
 
 void unpack_sign_bits(Stream, const std::uint8_t* bits, std::uint64_t count, float* values) {
-  const std::uint64_t whole = count - count % kGroup;
   const Store how = choose_store(count);
-  float group[kGroup];
-  for (std::uint64_t i = 0; i < whole; i += kGroup) {
-    expand_signs(load_word(bits + i / 8), 1.0F, -1.0F, group);
-    store_group(how, group, values + i);
-  }
+  for_each_group(count, [&](std::uint64_t i, auto group) {
+    float signs[kGroup];
+    expand_signs(load_signs(bits + i / 8, group), 1.0F, -1.0F, signs);
+    store_part(how, signs, group, values + i);
+  });
   end_stream();
-  if (whole == count) return;
-  expand_signs(load_tail(bits + whole / 8, count - whole), 1.0F, -1.0F, group);
-  std::memcpy(values + whole, group, (count - whole) * sizeof(float));
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

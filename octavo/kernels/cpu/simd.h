@@ -184,22 +184,20 @@ OCTAVO_INLINE void pack_tail(const Word* words, std::uint64_t count, std::uint8_
   }
 }
 
-/// The packed signs of up to a group of floats.
-OCTAVO_INLINE void pack_signs(const float* values, std::uint64_t count, std::uint8_t* bits) {
-  const auto* words = reinterpret_cast<const std::uint32_t*>(values);
+/// Packs the signs of up to a group.
+template <class Word>
+OCTAVO_INLINE void pack_signs(const Word* words, std::uint64_t count, std::uint8_t* bits) {
   if (count < kGroup) return pack_tail(words, count, bits);
   const std::uint64_t packed = packed_signs(words);
   std::memcpy(bits, &packed, sizeof packed);
 }
 
-OCTAVO_INLINE std::uint64_t load_word(const std::uint8_t* bytes) {
-  std::uint64_t word;
-  std::memcpy(&word, bytes, sizeof word);
-  return word;
+OCTAVO_INLINE void pack_signs(const float* values, std::uint64_t count, std::uint8_t* bits) {
+  pack_signs(reinterpret_cast<const std::uint32_t*>(values), count, bits);
 }
 
-/// The packed signs of a group of which only `count` elements are there.
-OCTAVO_INLINE std::uint64_t load_tail(const std::uint8_t* bytes, std::uint64_t count) {
+/// The packed signs of up to a group, the rest of them 0.
+OCTAVO_INLINE std::uint64_t load_signs(const std::uint8_t* bytes, std::uint64_t count) {
   std::uint64_t word = 0;
   std::memcpy(&word, bytes, rules::packed_sign_bytes(count));
   return word;

@@ -77,11 +77,6 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
   }
 }
 
-OCTAVO_INLINE void store_group(Store how, const float* values, float* out) {
-  if (how == Store::stream) return stream_bytes<kGroup * sizeof(float)>(values, out);
-  store(how, values, kGroup, out);
-}
-
 /// Keeps what up to a group of codes leave over; where `how` is stream, around the caches.
 OCTAVO_INLINE void store_residual(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
   rules::Residual rounded[kGroup];
@@ -90,9 +85,9 @@ OCTAVO_INLINE void store_residual(Store how, const float* left_over, std::uint64
   std::memcpy(next, rounded, count * sizeof *rounded);
 }
 
-/// Writes up to a group.
+/// Writes up to a group; where `how` is stream, a whole one around the caches.
 OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t count, float* out) {
-  if (count == kGroup) return store_group(how, values, out);
+  if (how == Store::stream && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
   store(how, values, count, out);
 }
 

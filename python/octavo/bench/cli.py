@@ -49,7 +49,8 @@ def ddp(
     from octavo.bench import ddp as bench
 
     plans = plans or bench.DEFAULT_PLANS
-    _check_place(json_file)
+    if bench.is_main():
+        _check_place(json_file)
     try:
         for plan in plans:
             octavo.Plan(plan)

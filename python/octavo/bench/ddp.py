@@ -56,6 +56,11 @@ def is_rank() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def is_main() -> bool:
+    """Whether this process is rank 0, which writes, or has yet to start the ranks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def bench(plans: list[str], rounds: int = 8, layers: int = 24, width: int = 1024) -> list[Row] | None:
     """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
