@@ -167,8 +167,7 @@ def _check_names(config: TrainConfig) -> None:
 
 
 def _check_compare(config: TrainConfig) -> None:
-    default = next(field.default for field in dataclasses.fields(config) if field.name == "plan")
-    if config.compare and config.plan != default:
+    if config.compare and config.plan != TrainConfig.plan:  # the default
         _fail("--plan or --compare, which names its own plans", f"--plan {config.plan} and --compare")
 
 
