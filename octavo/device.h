@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "octavo/device/accelerator.h"
+#include "octavo/device/accelerator/cpu.h"
+#include "octavo/device/accelerator/cuda.h"
+#include "octavo/device/accelerator/sycl.h"
+#include "octavo/device/accelerator/xpu.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/device/event.h"
+#include "octavo/device/host_memory.h"
 #include "octavo/device/huge_pages.h"
+#include "octavo/device/pinned.h"

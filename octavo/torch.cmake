@@ -11,6 +11,13 @@ endif()
 add_library(octavo SHARED
   device/dispatch.cpp
   device/huge_pages.cpp
+  device/host_memory.cpp
+  device/locked_pages.cpp
+  device/pinned_regions.cpp
+  device/pinned.cpp
+  device/event.cpp
+  device/accelerator.cpp
+  device/accelerator/cpu.cpp
   codec/sign_bits.cpp
   codec/format.cpp
   codec/coding.cpp
@@ -40,7 +47,7 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -11,6 +11,7 @@ import torch  # noqa: F401  loads the libraries that _C links; _C then registers
 from octavo import _C as _C
 from octavo import optim as optim
 from octavo._C import Plan
+from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
 from octavo.ddp import Handle, compress
 from octavo.ops.xpu_packbits import packbits, unpackbits
@@ -27,7 +28,10 @@ __all__ = [
     "all_reduce",
     "cmake_dir",
     "compress",
+    "get_accelerator",
     "optim",
     "packbits",
+    "pinned",
+    "set_accelerator",
     "unpackbits",
 ]
