@@ -18,6 +18,8 @@ add_library(octavo SHARED
   device/event.cpp
   device/accelerator.cpp
   device/accelerator/cpu.cpp
+  device/accelerator/memory.cpp
+  device/accelerator/random.cpp
   codec/sign_bits.cpp
   codec/format.cpp
   codec/coding.cpp

@@ -33,12 +33,20 @@ void bind_devices(Class& accelerator) {
       .def("synchronize", &Accelerator::synchronize, which_device(), NoGil());
 }
 
+/// As torch takes a negative seed: modulo 2^64.
+template <void (Accelerator::*Seed)(std::uint64_t) const>
+void negative(const Accelerator& accelerator, std::int64_t seed) {
+  (accelerator.*Seed)(static_cast<std::uint64_t>(seed));
+}
+
 void bind_random_numbers(Class& accelerator) {
   accelerator.def("default_generator", &Accelerator::default_generator, which_device())
       .def("get_rng_state", &Accelerator::get_rng_state, which_device())
       .def("set_rng_state", &Accelerator::set_rng_state, py::arg("new_state"), which_device())
       .def("manual_seed", &Accelerator::manual_seed, py::arg("seed"))
+      .def("manual_seed", negative<&Accelerator::manual_seed>, py::arg("seed"))
       .def("manual_seed_all", &Accelerator::manual_seed_all, py::arg("seed"))
+      .def("manual_seed_all", negative<&Accelerator::manual_seed_all>, py::arg("seed"))
       .def("initial_seed", &Accelerator::initial_seed);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "octavo/device/accelerator.h"
 
@@ -22,7 +22,9 @@ class OCTAVO_API SyclAccelerator : public Accelerator {
   std::vector<std::string> export_envs() const override { return {"ONEAPI", "SYCL", "OCL_ICD"}; }
 
  private:
-  static bool is_registered() { return at::isPrivateUse1HooksRegistered() && c10::get_privateuse1_backend() == "sycl"; }
+  static bool is_registered() {
+    return c10::impl::hasDeviceGuardImpl(c10::DeviceType::PrivateUse1) && c10::get_privateuse1_backend() == "sycl";
+  }
 };
 
 }  // namespace octavo

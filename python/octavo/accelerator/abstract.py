@@ -149,7 +149,8 @@ class Accelerator(TensorTypes, Pinning, OpBuilders, _C.Accelerator):
         known = torch._dynamo.list_backends(exclude_tags=())
         if backend not in known:
             raise ValueError(
-                f"[accelerator.set_compile_backend] expected one of {', '.join(known)}, got {backend!r} for {self._name}"
+                f"[accelerator.set_compile_backend] expected one of {', '.join(known)} for {self._name}, "
+                f"got {backend!r}"
             )
         self._compile_backend = backend
 

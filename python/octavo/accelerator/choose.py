@@ -12,8 +12,8 @@ from octavo.accelerator.cuda import CUDA_Accelerator
 from octavo.accelerator.sycl import SYCL_Accelerator
 from octavo.accelerator.xpu import XPU_Accelerator
 
-# In the order of detection. CUDA first: on a host with both, an Intel GPU is mostly the one that drives the screen. SYCL
-# after XPU, which is the same GPU by torch's own kernels.
+# In the order of detection. CUDA first: on a host with both, an Intel GPU is mostly the one that drives the screen.
+# SYCL after XPU, which is the same GPU by torch's own kernels.
 _CLASSES: dict[str, type[Accelerator]] = {
     "cuda": CUDA_Accelerator,
     "xpu": XPU_Accelerator,
@@ -27,11 +27,12 @@ _chosen: Accelerator | None = None
 
 
 def get_accelerator() -> Accelerator:
-    """The accelerator that was set; else the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names; else the first that is
-    there of cuda, xpu, sycl, cpu. Chosen once.
+    """This process's accelerator, chosen once.
 
-    ``sycl`` over a processor is never chosen by itself: cpu is the same processor, without a detour. Raises ValueError
-    for a name that is none of these, NotImplementedError for a device that is absent, with the reason.
+    It is the one that was set; else the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names; else the first that is
+    there of cuda, xpu, sycl and cpu. ``sycl`` over a processor is never chosen by itself: ``cpu`` is the same
+    processor, without a detour. Raises ValueError for a name that is none of these, NotImplementedError for a device
+    that is absent, with the reason.
     """
     global _chosen
     with _lock:

@@ -15,7 +15,7 @@ from octavo.accelerator.packages import has_oneccl
 
 
 class Event(_C.HostEvent):
-    """A time of the host's steady clock; operations on the CPU are finished when they return, so it is never waited for.
+    """A time of the host's steady clock. Operations on the CPU are finished when they return: nothing ever waits.
 
     ``elapsed_time(end_event)`` is in milliseconds and raises ValueError unless both were made with
     ``enable_timing=True`` and recorded, as on any device.
@@ -54,7 +54,7 @@ _HOST = _C.Accelerator("cpu")
 class CPU_Accelerator(Accelerator):
     """One device, ``cpu``, shared by all local ranks: any index is that device, and ``current_device()`` is 0.
 
-    Memory is that of the process as Linux accounts for it: ``memory_allocated`` and ``memory_reserved`` are its resident
+    Memory is the process's as Linux accounts for it: ``memory_allocated`` and ``memory_reserved`` are its resident
     bytes (VmRSS), their peaks VmHWM, which the kernel keeps; total and available are the machine's, or the control
     group's where that has a limit.
     """

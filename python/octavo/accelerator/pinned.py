@@ -12,9 +12,10 @@ from octavo import _C
 
 
 class Pinning:
-    """The part of an accelerator that pins. ``align_bytes``: 1, no alignment is asked for; 0, a page; else a power of two.
+    """The part of an accelerator that pins.
 
-    Raises MemoryError where the system locks no more (``ulimit -l``), ValueError for another alignment.
+    ``align_bytes``: 1 asks for no alignment, 0 for a page, another power of two for itself. Raises MemoryError where
+    the system locks no more (``ulimit -l``), ValueError for another alignment.
     """
 
     pinned_zeros: Callable[..., Tensor]

@@ -15,7 +15,8 @@ class TensorType:
     """Makes tensors of one dtype on the accelerator's current device, called as torch's legacy classes are.
 
     ``FloatTensor(2, 3)`` and ``FloatTensor(torch.Size([2, 3]))`` are uninitialized, of that shape; ``FloatTensor()`` is
-    empty; ``FloatTensor([1, 2])`` holds the data. ``isinstance(tensor, FloatTensor)`` asks for dtype and device type.
+    empty; ``FloatTensor([1, 2])`` holds the data, ``FloatTensor(tensor)`` the tensor itself where it is one already.
+    ``isinstance(tensor, FloatTensor)`` asks for dtype and device type.
     """
 
     def __init__(self, dtype: torch.dtype, accelerator: _C.Accelerator) -> None:
@@ -30,7 +31,8 @@ class TensorType:
             raise TypeError(f"[accelerator.tensors] expected sizes, a torch.Size or one sequence, got {arguments}")
         if isinstance(arguments[0], torch.Size):
             return torch.empty(arguments[0], **options)
-        return torch.as_tensor(arguments[0], **options)
+        data = arguments[0]
+        return data.to(**options) if isinstance(data, Tensor) else torch.tensor(data, **options)
 
     def __instancecheck__(self, instance: object) -> bool:
         return (
