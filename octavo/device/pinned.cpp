@@ -20,6 +20,7 @@ namespace octavo {
 namespace {
 
 constexpr auto kWhere = "device.pinned";
+constexpr std::size_t kMostBytes = std::size_t{1} << 60;  // no sum with an alignment can overflow below it
 constexpr std::size_t kWidestElement = 16;  // complex128: the offset of an aligned element must be whole elements
 
 std::size_t checked_alignment(std::int64_t asked) {
@@ -58,6 +59,7 @@ c10::DataPtr allocate_by_driver(c10::DeviceType type, std::size_t bytes, std::si
   c10::DataPtr memory = allocator->allocate(room);
   if (offset_to(alignment, memory.get()) != 0) {  // rarely: most allocators start at a page
     room += alignment;
+    memory.clear();
     memory = allocator->allocate(room);
   }
   const auto first = reinterpret_cast<std::uintptr_t>(memory.get());
@@ -96,7 +98,7 @@ at::Tensor pinned_zeros(c10::IntArrayRef shape, at::ScalarType dtype, std::int64
   std::size_t bytes = at::elementSize(dtype);
   for (const std::int64_t size : shape) {
     if (size < 0) fail(ErrorCode::invalid_argument, kWhere, "expected sizes of at least 0, got ", size);
-    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes)) {
+    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes) || bytes > kMostBytes) {
       fail(ErrorCode::out_of_memory, kWhere, "expected a tensor that memory can hold, got shape ", shape);
     }
   }

@@ -119,9 +119,10 @@ def test_the_helper_pins_for_the_chosen_accelerator(accelerator):
         octavo.set_accelerator(None)
 
 
-def test_a_tensor_too_large_for_memory():
+@pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (1 << 61, 2), ((1 << 62) + 1,), (1 << 50,)])
+def test_a_tensor_too_large_for_memory(shape):
     with pytest.raises(MemoryError, match=r"^\[device\.pinned\] expected"):
-        octavo.accelerator.CPU_Accelerator().pinned_zeros((1 << 40, 1 << 40), torch.float32)
+        octavo.accelerator.CPU_Accelerator().pinned_zeros(shape, torch.float32)
 
 
 LIMITED = """
