@@ -11,6 +11,24 @@ endif()
 add_library(octavo SHARED
   device/dispatch.cpp
   device/huge_pages.cpp
+  device/sycl/allocator.cpp
+  device/sycl/attention.cpp
+  device/sycl/autocast.cpp
+  device/sycl/convolution.cpp
+  device/sycl/copy.cpp
+  device/sycl/cpu_allocator.cpp
+  device/sycl/device.cpp
+  device/sycl/dropout.cpp
+  device/sycl/fallback.cpp
+  device/sycl/figures.cpp
+  device/sycl/generator.cpp
+  device/sycl/guard.cpp
+  device/sycl/hooks.cpp
+  device/sycl/memory_pool.cpp
+  device/sycl/pinned.cpp
+  device/sycl/storage.cpp
+  device/sycl/streams.cpp
+  device/sycl/twins.cpp
   codec/sign_bits.cpp
   codec/format.cpp
   codec/coding.cpp
@@ -40,7 +58,7 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)
