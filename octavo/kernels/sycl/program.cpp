@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/sycl/program.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -49,10 +50,10 @@ Executable compile(const sycl::queue& queue) {
   ext::include_files headers;
   for (const SourceFile& file : embedded_files) headers.add(file.name, file.text);
   // the order of floating-point operations is part of a rule
-  const std::vector<std::string> options = {"-O3", "-std=c++20", "-ffp-contract=off"};
+  const std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off", "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
   std::string log;
   try {
-    const auto source = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl,
+    auto source = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl,
                                                               program_text, ext::properties{headers});
     return ext::build(source, std::vector{device},
                       ext::properties{ext::build_options{options}, ext::save_log{&log}});
@@ -85,6 +86,15 @@ sycl::kernel kernel(const sycl::queue& queue, const std::string& name) {
   });
   if (slot.failure) std::rethrow_exception(slot.failure);
   return slot.program->kernel(name);
+}
+
+std::uint64_t lanes(const sycl::queue& queue) {
+  const auto sizes = queue.get_device().get_info<sycl::info::device::sub_group_sizes>();
+  return *std::max_element(sizes.begin(), sizes.end());
+}
+
+std::uint64_t largest_group(const sycl::queue& queue) {
+  return std::min<std::uint64_t>(4096, queue.get_device().get_info<sycl::info::device::max_work_group_size>());
 }
 
 }  // namespace octavo::sycl_backend

@@ -25,4 +25,9 @@ extern const char* const program_text;
 /// once and every time.
 sycl::kernel kernel(const sycl::queue& queue, const std::string& name);
 
+/// Items of a sub-group, for which the kernels are compiled: the most that the device has.
+std::uint64_t lanes(const sycl::queue& queue);
+/// Items of a group that takes an item an element: 4096, or fewer where the device allows no more.
+std::uint64_t largest_group(const sycl::queue& queue);
+
 }  // namespace octavo::sycl_backend
