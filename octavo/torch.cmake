@@ -10,6 +10,7 @@ endif()
 
 add_library(octavo SHARED
   device/dispatch.cpp
+  device/host_alias.cpp
   device/huge_pages.cpp
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
@@ -43,7 +44,8 @@ add_library(octavo SHARED
   comm/compressor.cpp
   comm/all_reduce.cpp
   comm/serial_queue.cpp
-  comm/ddp_hook.cpp)
+  comm/ddp_hook.cpp
+  comm/host_backend.cpp)
 octavo_target(octavo)
 target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 # the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "octavo/comm/host_backend.h"
 #include "octavo/device/sycl/device.h"
 #include "octavo/device/sycl/figures.h"
 
@@ -20,6 +21,8 @@ void bind_sycl(py::module_& parent) {
   m.def("memory_limit", &sycl_device::memory_limit);
   m.def("default_generator", &sycl_device::default_generator_of);
   m.def("facts", &sycl_device::facts, no_gil);
+  py::class_<HostBackend, c10d::Backend, c10::intrusive_ptr<HostBackend>>(m, "HostBackend")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>(), py::arg("on_cpu"));
   py::class_<DeviceFacts>(m, "DeviceFacts")
       .def_readonly("name", &DeviceFacts::name)
       .def_readonly("vendor", &DeviceFacts::vendor)

@@ -6,17 +6,20 @@ other accelerator: torch serves one at a time to ``torch.accelerator``. ``regist
 
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
 on that memory, without a copy. Devices are numbered from 0; ``device`` arguments take an index, ``"sycl:1"``, a
-``torch.device`` or None, the current one. Where SYCL is missing they raise NotImplementedError with the reason.
+``torch.device`` or None, the current one. Collectives on its tensors are Gloo's, on the same memory:
+``init_process_group()`` or ``init_process_group("cpu:gloo,sycl:octavo")``. Where SYCL is missing they raise NotImplementedError with the reason.
 """
 
 import os
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Generator, Tensor
 
 from octavo import _C
@@ -40,7 +43,13 @@ def register() -> None:
     _C.sycl.register_device()
     torch._register_device_module("sycl", sys.modules[__name__])
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=[])
+    if dist.is_available():
+        dist.Backend.register_backend("octavo", _gloo_on_device, devices=["sycl"])
     os.register_at_fork(after_in_child=_note_fork)
+
+
+def _gloo_on_device(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> "dist.Backend":
+    return _C.sycl.HostBackend(dist.ProcessGroupGloo(store, rank, size, timeout=timeout))
 
 
 def _note_fork() -> None:
@@ -73,18 +82,14 @@ def set_device(device: Device) -> None:
 
 
 @contextmanager
-def _current(device: Device):
+def device(device: Device) -> Iterator[None]:
+    """Makes a device current within a ``with``."""
     before = current_device()
     set_device(device)
     try:
         yield
     finally:
         set_device(before)
-
-
-def device(device: Device) -> AbstractContextManager[None]:
-    """Makes a device current within a ``with``."""
-    return _current(device)
 
 
 def get_device_properties(device: Device = None) -> "DeviceFacts":
@@ -138,7 +143,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 
 @contextmanager
-def stream(stream: torch.Stream | None):
+def stream(stream: torch.Stream | None) -> Iterator[None]:
     """Makes a stream, and its device, current within a ``with``; None changes nothing."""
     if stream is None:
         yield

@@ -10,10 +10,12 @@ namespace octavo::sycl_device {
 /// Autocast as on torch's own accelerators: which operators run in bf16 or fp16 and which in fp32.
 void register_autocast() {
   using namespace at;  // torch's macros name its types without
-  static auto* others = new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  static auto* others =
+      new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   others->fallback(torch::CppFunction::makeFallthrough());
 
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   torch::Library& m = *library;  // as torch's macros name it
 #define OCTAVO_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
   AT_FORALL_LOWER_PRECISION_FP(OCTAVO_LOWER_PRECISION)

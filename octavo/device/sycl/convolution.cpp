@@ -31,9 +31,11 @@ void convolution_backward(const c10::OperatorHandle& overrideable, Stack* stack)
 }  // namespace
 
 void register_convolution() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
-  library->impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+  library->impl("convolution_backward_overrideable",
+                torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
 
 }  // namespace octavo::sycl_device

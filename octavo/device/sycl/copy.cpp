@@ -16,7 +16,9 @@ bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType;
 
 /// Whether the queue can copy: the same bytes in the same order, in memory that stays where it is.
 bool can_enqueue(const at::Tensor& to, const at::Tensor& from) {
-  const auto queue_reads = [](const at::Tensor& tensor) { return is_ours(tensor) || is_pinned(tensor.storage().data()); };
+  const auto queue_reads = [](const at::Tensor& tensor) {
+    return is_ours(tensor) || is_pinned(tensor.storage().data());
+  };
   return to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() && to.strides() == from.strides() &&
          to.is_non_overlapping_and_dense() && to.is_conj() == from.is_conj() && to.is_neg() == from.is_neg() &&
          queue_reads(to) && queue_reads(from) && (!is_ours(to) || !is_ours(from) || to.device() == from.device());
@@ -52,15 +54,18 @@ void copy_by_host(at::Tensor& to, const at::Tensor& from) {
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;
-  if (non_blocking && can_enqueue(self, source)) enqueue(self, source);
-  else copy_by_host(self, source);
+  if (non_blocking && can_enqueue(self, source))
+    enqueue(self, source);
+  else
+    copy_by_host(self, source);
   return self;
 }
 
 }  // namespace
 
 void register_copy() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("copy_", copy_);
 }
 

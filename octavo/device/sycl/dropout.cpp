@@ -14,14 +14,16 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   const auto mask_like = input.options().dtype(at::kBool);
   if (!train.value_or(true) || input.numel() == 0) return {input.clone(), at::ones(input.sizes(), mask_like)};
   const double kept = 1 - p;
-  const at::Tensor mask = at::empty(input.sizes(), mask_like).bernoulli_(kept, default_generator(input.device().index()));
+  const at::Tensor mask =
+      at::empty(input.sizes(), mask_like).bernoulli_(kept, default_generator(input.device().index()));
   return {input.mul(mask).mul_(kept == 0 ? 0.0 : 1 / kept), mask};
 }
 
 }  // namespace
 
 void register_dropout() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("native_dropout", native_dropout);
 }
 

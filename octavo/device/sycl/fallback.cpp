@@ -23,8 +23,8 @@ namespace {
 using torch::jit::Stack;
 
 /// Operators that take tensors of the CPU beside those of the device: indices.
-constexpr std::array kMixed = {"aten::index", "aten::_unsafe_index", "aten::index_put", "aten::index_put_",
-                               "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+constexpr std::array kMixed = {"aten::index",      "aten::_unsafe_index",    "aten::index_put",
+                               "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
 
 /// What is known of an operator from its schema.
 struct Traits {
@@ -36,7 +36,8 @@ struct Traits {
       const c10::Argument& argument = schema.arguments()[i];
       if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) written.push_back(i);
       const auto* optional = argument.type()->castRaw<c10::OptionalType>();
-      const bool is_generator = optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+      const bool is_generator =
+          optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
       if (is_random && is_generator) generator = i;
     }
   }
@@ -51,7 +52,11 @@ struct Traits {
 class Call {
  public:
   Call(const c10::OperatorHandle& op, const Traits& traits, Stack* stack)
-      : op_(op), traits_(traits), stack_(stack), first_(stack->size() - traits.arguments), device_(device_of_call()),
+      : op_(op),
+        traits_(traits),
+        stack_(stack),
+        first_(stack->size() - traits.arguments),
+        device_(device_of_call()),
         twins_(device_) {}
 
   void run() {
@@ -178,13 +183,14 @@ void register_fallback() {
   constexpr auto kKey = c10::DispatchKey::PrivateUse1;
   auto& dispatcher = c10::Dispatcher::singleton();
   static auto* kept = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
-  // An operator that the CPU has is registered by itself: else one with a functional and an out= form goes through both.
+  // An operator that the CPU has is registered by itself: else one with a functional and an out= form goes through
+  // both.
   for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
     const auto op = dispatcher.findSchema(name);
     if (!op || op->hasKernelForDispatchKey(kKey)) continue;
-    kept->push_back(dispatcher.registerImpl(
-        name, kKey, c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Fallback>(*op)), std::nullopt, nullptr,
-        "octavo sycl fallback"));
+    kept->push_back(dispatcher.registerImpl(name, kKey,
+                                            c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Fallback>(*op)),
+                                            std::nullopt, nullptr, "octavo sycl fallback"));
   }
   kept->push_back(dispatcher.registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fall_back>(),
                                               "octavo sycl fallback"));

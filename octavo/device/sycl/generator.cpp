@@ -25,9 +25,7 @@ class Generator final : public c10::GeneratorImpl {
   void set_offset(std::uint64_t offset) override { cpu_.set_offset(offset); }
   std::uint64_t get_offset() const override { return cpu_.get_offset(); }
   void set_state(const c10::TensorImpl& state) override { cpu_.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
-    return cpu_.unsafeGetGeneratorImpl()->get_state();
-  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
 
  private:
   Generator* clone_impl() const override { return new Generator(device_.index(), cpu_.clone()); }

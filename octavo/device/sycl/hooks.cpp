@@ -35,9 +35,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     return device < 0 ? current_device() : exchangeDevice(device);
   }
 
-  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override {
-    return default_generator(device);
-  }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override { return default_generator(device); }
   at::Generator getNewGenerator(c10::DeviceIndex device) const override {
     return make_generator(device < 0 ? current_device() : device);
   }

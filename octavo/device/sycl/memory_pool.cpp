@@ -31,7 +31,8 @@ std::optional<std::uint64_t> limit_of_environment() {
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, bytes);
   if (error != std::errc() || stop != end) {
-    fail(ErrorCode::invalid_argument, "device.sycl", "expected a number of bytes in ", kLimitVariable, ", got '", text, "'");
+    fail(ErrorCode::invalid_argument, "device.sycl", "expected a number of bytes in ", kLimitVariable, ", got '", text,
+         "'");
   }
   return bytes;
 }
@@ -81,7 +82,9 @@ void* MemoryPool::take_cached(const Block& block) {
 }
 
 void* MemoryPool::reserve(const Block& block) {
-  const auto ask = [&] { return fits(block) ? runtime().allocate(block.device, block.kind, block.size, kAlignment) : nullptr; };
+  const auto ask = [&] {
+    return fits(block) ? runtime().allocate(block.device, block.kind, block.size, kAlignment) : nullptr;
+  };
   void* memory = ask();
   if (memory == nullptr) {
     ++block.figures->retries;
@@ -109,10 +112,9 @@ void MemoryPool::refuse(const Block& block) {
   const auto free = limit ? *limit - std::min<std::uint64_t>(*limit, reserved) : runtime().free_bytes(block.device);
   const auto place = (block.kind == MemoryKind::host ? "the host of sycl:" : "sycl:") + std::to_string(block.device);
   const auto most = limit ? ", the limit is " + std::to_string(*limit) : "";
-  C10_THROW_ERROR(OutOfMemoryError,
-                  c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size, ") on ", place,
-                           ", got none: ", free, " are free, ", allocated, " allocated, ", reserved - active, " cached",
-                           most));
+  C10_THROW_ERROR(OutOfMemoryError, c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size,
+                                             ") on ", place, ", got none: ", free, " are free, ", allocated,
+                                             " allocated, ", reserved - active, " cached", most));
 }
 
 bool MemoryPool::free(void* memory) {

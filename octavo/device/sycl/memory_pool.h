@@ -40,8 +40,8 @@ class MemoryPool {
  public:
   static MemoryPool& instance();  // lives as long as the process
 
-  /// At a multiple of 64 bytes, uninitialized. Throws torch's OutOfMemoryError, with the figures, where neither the driver
-  /// nor the limit has room even after the cache was emptied. `bytes` above 0.
+  /// At a multiple of 64 bytes, uninitialized. Throws torch's OutOfMemoryError, with the figures, where neither the
+  /// driver nor the limit has room even after the cache was emptied. `bytes` above 0.
   void* allocate(c10::DeviceIndex, MemoryKind, std::uint64_t bytes);
   /// Whether the memory was of this pool; otherwise nothing happens.
   bool free(void* memory);
@@ -68,7 +68,7 @@ class MemoryPool {
     MemoryKind kind;
     c10::StreamId stream;
     std::uint64_t bytes, size;  // asked for, rounded
-    MemoryFigures* figures;       // of its place
+    MemoryFigures* figures;     // of its place
     std::vector<c10::Stream> other_streams;
     Place place() const { return {device, kind == MemoryKind::host}; }
   };

@@ -67,7 +67,8 @@ void record_stream(at::Tensor& self, at::Stream stream) { allocator().recordStre
 }  // namespace
 
 void register_storage_operators() {
-  static auto* library = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("empty.memory_format", empty);
   library->impl("empty_strided", empty_strided);
   library->impl("resize_", resize_);

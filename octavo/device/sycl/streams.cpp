@@ -85,8 +85,8 @@ c10::DeviceIndex device_count() noexcept {
 void require_device(int device) {
   const int count = runtime().device_count();
   if (device >= 0 && device < count) return;
-  fail(ErrorCode::invalid_argument, "device.sycl", "expected a device from sycl:0 to sycl:", count - 1, ", got sycl:",
-       device);
+  fail(ErrorCode::invalid_argument, "device.sycl", "expected a device from sycl:0 to sycl:", count - 1,
+       ", got sycl:", device);
 }
 
 c10::DeviceIndex current_device() noexcept { return device_of_thread; }
@@ -107,7 +107,9 @@ c10::Stream exchange_stream(c10::Stream stream) {
   return before;
 }
 
-octavo::Stream queue_of(c10::Stream stream) { return streams_of(stream.device_index()).at(stream.device_index(), stream.id()); }
+octavo::Stream queue_of(c10::Stream stream) {
+  return streams_of(stream.device_index()).at(stream.device_index(), stream.id());
+}
 
 void settle(c10::DeviceIndex device) {
   octavo::Stream queue = streams_of(device).at(device, stream_of_thread[device]);

@@ -91,7 +91,8 @@ void Twins::update(const at::Tensor& original) {
     c10::StorageImpl* twin = known.twin.storage().unsafeGetStorageImpl();
     const c10::Storage storage = original_storage(known.twin.storage());
     if (storage.unsafeGetStorageImpl() != impl->storage().unsafeGetStorageImpl()) impl->set_storage_keep_dtype(storage);
-    if (storage.unsafeGetStorageImpl() != twin && twin->_mutable_data_ptr_no_checks().get_deleter() != &release_storage) {
+    if (storage.unsafeGetStorageImpl() != twin &&
+        twin->_mutable_data_ptr_no_checks().get_deleter() != &release_storage) {
       c10::DataPtr grown = twin->set_data_ptr(c10::DataPtr());
       grown.unsafe_set_device({kType, device_});
       storage.set_data_ptr_noswap(std::move(grown));

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/sysinfo.h>
-
 #include <fstream>
 #include <mutex>
 #include <optional>
+#include <sys/sysinfo.h>
 
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/table.h"
@@ -82,9 +81,9 @@ Stream create_stream(int index, bool is_urgent) {
   const Device& at = device_at(index);
   return guarded(kWhere, [&]() -> Stream {
     if (!is_urgent) return new sycl::queue(at.context, at.device, {property::in_order(), property::enable_profiling()});
-    return new sycl::queue(at.context, at.device,
-                           {property::in_order(), property::enable_profiling(),
-                            sycl::ext::oneapi::property::queue::priority_high()});
+    return new sycl::queue(
+        at.context, at.device,
+        {property::in_order(), property::enable_profiling(), sycl::ext::oneapi::property::queue::priority_high()});
   });
 }
 
@@ -136,7 +135,8 @@ Event create_event() { return new Marker; }
 void destroy_event(Event event) { delete &marker_of(event); }
 
 void record(Event event, Stream stream) {
-  guarded(kWhere, [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(queue_of(stream))); });
+  guarded(kWhere,
+          [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(queue_of(stream))); });
 }
 
 bool is_done(Event event) {
