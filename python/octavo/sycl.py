@@ -27,12 +27,21 @@ from octavo import _C
 Device = torch.device | str | int | None
 DeviceFacts = _C.sycl.DeviceFacts
 
+COLLECTIVES = "cpu:gloo,sycl:octavo"
+"""The back ends of a process group whose collectives take tensors of the CPU and of ``sycl``."""
+
 _forked = False
 
 
 def is_installed() -> bool:
     """Whether this installation has the back end; whether it finds a device, ``is_available()`` says."""
     return (Path(_C.__file__).parent / "lib" / "liboctavo_sycl.so").exists()
+
+
+def why_missing() -> str:
+    """The reason why there is no device ``sycl`` here, in a sentence; empty where there is one."""
+    found = next(backend for backend in _C.backends() if backend["name"] == "sycl")
+    return "" if found["available"] else found["reason"]
 
 
 def register() -> None:
