@@ -3,53 +3,18 @@
 
 #include <cstdint>
 
+#include "octavo/kernels/operands.h"
+#include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
-#include "octavo/rules/residual.h"
 
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
 /// device.
 ///
 /// Common contract: buffers do not overlap unless said; any alignment; any count, 0 included; no allocation, no locks,
-/// no exceptions. `stream` is the native handle of the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is
+/// no exceptions but Error at the first use of a device whose kernels do not compile. `stream` is the native handle of the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is
 /// enqueued there and not waited for. On CPU it is null, a call runs to its end on the calling thread, and calls on
 /// disjoint ranges may run at once.
 namespace octavo {
-
-using Stream = void*;
-
-/// What is encoded, by rules/contribution.h: what a rank has to say, gradient_weight*gradient or, with a momentum,
-/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum; at the owner its sum with what the others
-/// said, times sum_weight; plus the residual. Arrays hold an element each for every value; null: not there.
-struct EncodeInput {
-  const float* gradient;
-  const rules::Residual* residual = nullptr;
-  const float* momentum = nullptr;
-  const float* preconditioner = nullptr;  // there where momentum is
-  const float* others = nullptr;
-  float gradient_weight = 1.0F;
-  float momentum_weight = 0.0F;
-  float sum_weight = 1.0F;  // read where others are
-
-  EncodeInput from(std::uint64_t offset) const {
-    EncodeInput rest = *this;
-    rest.gradient += offset;
-    if (residual) rest.residual += offset;
-    if (momentum) rest.momentum += offset;
-    if (preconditioner) rest.preconditioner += offset;
-    if (others) rest.others += offset;
-    return rest;
-  }
-};
-
-/// A payload: one float scale a block (where the codec has scales), and the codes, byte-aligned at each block.
-struct Payload {
-  float* scales;
-  std::uint8_t* codes;
-};
-
-/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the
-/// caches, which saves reading what is overwritten.
-enum class Store { assign, add, stream };
 
 /// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to
 /// `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN or an infinity
@@ -66,7 +31,8 @@ struct CodecKernels {
 };
 
 struct KernelTable {
-  const char* name;  // "reference", "avx512", "sycl", ...
+  const char* name;                        // "reference", "avx512", "sycl", ...
+  const DeviceRuntime* runtime = nullptr;  // null: ordinary memory and no streams
 
   // sign_bits: value_bytes is the width of an element, 1, 2, 4 or 8
   void (*pack_sign_bits)(Stream, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);

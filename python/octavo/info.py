@@ -49,8 +49,8 @@ def info(
 
 def _devices() -> list[str]:
     devices = ["cpu"]
-    for kind in ("cuda", "xpu"):
-        module = getattr(torch, kind)
+    for module in (torch.cuda, torch.xpu, octavo.sycl):
+        kind = module.__name__.rpartition(".")[2]
         count = module.device_count() if module.is_available() else 0
         devices += [f"{kind}:{index} {module.get_device_name(index)}" for index in range(count)]
     return devices

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/contribution.h"
+#include "octavo/rules/residual.h"
+
+/// What kernels read and write, and one element of it. Compiled for host and devices alike.
+namespace octavo {
+
+/// What is encoded, by rules/contribution.h: what a rank has to say, gradient_weight*gradient or, with a momentum,
+/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum; at the owner its sum with what the others
+/// said, times sum_weight; plus the residual. Arrays hold an element each for every value; null: not there.
+struct EncodeInput {
+  const float* gradient;
+  const rules::Residual* residual = nullptr;
+  const float* momentum = nullptr;
+  const float* preconditioner = nullptr;  // there where momentum is
+  const float* others = nullptr;
+  float gradient_weight = 1.0F;
+  float momentum_weight = 0.0F;
+  float sum_weight = 1.0F;  // read where others are
+
+  EncodeInput from(std::uint64_t offset) const {
+    EncodeInput rest = *this;
+    rest.gradient += offset;
+    if (residual) rest.residual += offset;
+    if (momentum) rest.momentum += offset;
+    if (preconditioner) rest.preconditioner += offset;
+    if (others) rest.others += offset;
+    return rest;
+  }
+};
+
+/// A payload: one float scale a block (where the codec has scales), and the codes, byte-aligned at each block.
+struct Payload {
+  float* scales;
+  std::uint8_t* codes;
+};
+
+/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the
+/// caches, which saves reading what is overwritten.
+enum class Store { assign, add, stream };
+
+/// The value that is encoded at an index.
+OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
+  float value = in.momentum ? rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i],
+                                                  in.momentum_weight, in.momentum[i])
+                            : rules::contribution(in.gradient_weight, in.gradient[i]);
+  if (in.others) value = rules::sum_of(value, in.others[i], in.sum_weight);
+  return in.residual ? value + rules::from_residual(in.residual[i]) : value;
+}
+
+OCTAVO_RULE void store(Store how, float value, float& out) { out = how == Store::add ? out + value : value; }
+
+}  // namespace octavo

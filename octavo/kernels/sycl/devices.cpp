@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/sycl/devices.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+namespace octavo::sycl_backend {
+
+namespace {
+
+/// The CPU device comes with a package that registers itself nowhere: its library lies beside libsycl. SYCL reads these
+/// variables at its first query; the user's own settings stay.
+void prepare_environment() {
+  Dl_info info;
+  const auto* inside = reinterpret_cast<const void*>(&sycl::device::get_devices);
+  if (dladdr(inside, &info) != 0 && info.dli_fname != nullptr) {
+    const std::string libsycl = info.dli_fname;
+    const std::string driver = libsycl.substr(0, libsycl.rfind('/') + 1) + "libintelocl.so";
+    if (access(driver.c_str(), R_OK) == 0) setenv("OCL_ICD_FILENAMES", driver.c_str(), 0);
+  }
+  setenv("SYCL_CACHE_PERSISTENT", "1", 0);
+}
+
+std::vector<Device> find_devices() {
+  prepare_environment();
+  // A GPU is there twice, once in each driver: those of the first driver count.
+  for (const auto type : {sycl::info::device_type::gpu, sycl::info::device_type::cpu}) {
+    for (const auto driver : {sycl::backend::ext_oneapi_level_zero, sycl::backend::opencl}) {
+      std::vector<Device> found;
+      for (const sycl::device& device : sycl::device::get_devices(type)) {
+        if (device.get_backend() != driver || !device.has(sycl::aspect::usm_device_allocations)) continue;
+        found.push_back({device, device.get_platform().khr_get_default_context()});
+      }
+      if (!found.empty()) return found;
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+const std::vector<Device>& devices() {
+  static const auto* all = new std::vector<Device>(guarded("kernels.sycl", find_devices));
+  return *all;
+}
+
+const Device& device_at(int index) {
+  const int count = static_cast<int>(devices().size());
+  if (index < 0 || index >= count) {
+    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected a device from 0 to ", count - 1, ", got ", index);
+  }
+  return devices()[static_cast<std::size_t>(index)];
+}
+
+sycl::queue& host_queue() {
+  static auto* queue = [] {
+    for (const Device& d : devices()) {
+      if (d.device.has(sycl::aspect::usm_system_allocations)) {
+        return new sycl::queue(d.context, d.device, sycl::property::queue::in_order());
+      }
+    }
+    fail(ErrorCode::unsupported, "kernels.sycl", "expected a device that reads ordinary memory, got ", devices().size(),
+         " that read only SYCL's own");
+  }();
+  return *queue;
+}
+
+}  // namespace octavo::sycl_backend

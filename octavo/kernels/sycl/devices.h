@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include <string_view>
+#include <vector>
+
+#include "octavo/kernels/error.h"
+#include "octavo/kernels/runtime.h"
+
+/// The devices that SYCL finds here, numbered as DeviceRuntime numbers them: the GPUs, or the CPU where there is none.
+/// ONEAPI_DEVICE_SELECTOR decides what SYCL finds.
+namespace octavo::sycl_backend {
+
+struct Device {
+  sycl::device device;
+  sycl::context context;
+};
+
+/// Empty where SYCL finds none. Lives as long as the process: SYCL's own statics may go before ours.
+const std::vector<Device>& devices();
+
+/// Throws Error invalid_argument where there is no such device.
+const Device& device_at(int index);
+
+/// The queue of calls without a stream, whose memory is ordinary: of the first device that can read it. Throws Error
+/// unsupported where none can.
+sycl::queue& host_queue();
+
+inline sycl::queue& queue_of(Stream stream) { return *static_cast<sycl::queue*>(stream); }
+
+/// Runs `body`; a failure of SYCL leaves as Error internal with SYCL's words in one line.
+template <class Body>
+auto guarded(std::string_view where, Body body) {
+  try {
+    return body();
+  } catch (const sycl::exception& error) {
+    std::string words = error.what();
+    for (char& c : words) c = c == '\n' ? ' ' : c;
+    fail(ErrorCode::internal, where, "SYCL failed: ", words);
+  }
+}
+
+}  // namespace octavo::sycl_backend

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sycl/sycl.hpp>
+
+#include <cstdint>
+#include <string>
+
+#include "octavo/kernels/sycl/devices.h"
+#include "octavo/kernels/sycl/program.h"
+#include "octavo/kernels/sycl/span.h"
+
+/// Enqueues kernels, after all that the stream was given before. Without a stream the memory is ordinary, and a call
+/// returns when its kernel has run.
+namespace octavo::sycl_backend {
+
+inline sycl::queue& queue_or_host(Stream stream) { return stream ? queue_of(stream) : host_queue(); }
+
+template <class... Arguments>
+void launch(Stream stream, const std::string& name, std::uint64_t groups, std::uint64_t group_size,
+            const Arguments&... arguments) {
+  guarded("kernels.sycl", [&] {
+    sycl::queue& queue = queue_or_host(stream);
+    const sycl::kernel code = kernel(queue, name);
+    sycl::event done = queue.submit([&](sycl::handler& handler) {
+      handler.set_args(arguments...);
+      handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
+    });
+    if (stream == nullptr) done.wait_and_throw();
+  });
+}
+
+/// For kernels that give each group a span of their own: groups of one sub-group.
+template <class... Arguments>
+void launch_groups(Stream stream, const std::string& name, std::uint64_t groups, const Arguments&... arguments) {
+  if (groups > 0) launch(stream, name, groups, lanes(queue_or_host(stream)), arguments...);
+}
+
+/// For kernels that take an item an element.
+template <class... Arguments>
+void launch_elements(Stream stream, const std::string& name, std::uint64_t count, const Arguments&... arguments) {
+  if (count == 0) return;
+  const std::uint64_t size = largest_group(queue_or_host(stream));
+  launch(stream, name, sycl_span::divide_up(count, size), size, arguments...);
+}
+
+/// Groups that the device runs at the same time, about.
+inline std::uint64_t groups_at_once(Stream stream) {
+  return queue_or_host(stream).get_device().get_info<sycl::info::device::max_compute_units>();
+}
+
+}  // namespace octavo::sycl_backend

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "octavo/kernels/operands.h"
+
+/// How blocks are shared out to groups. Host and device must agree: both read this file.
+namespace octavo::sycl_span {
+
+/// What a wide block is cut into, in elements.
+inline constexpr std::uint64_t kChunk = 4096;
+/// Elements that a group takes at least, so that it is worth starting.
+inline constexpr std::uint64_t kSpan = 8192;
+
+OCTAVO_RULE constexpr std::uint64_t divide_up(std::uint64_t count, std::uint64_t by) {
+  return count / by + (count % by != 0);
+}
+
+struct Chunk {
+  std::uint64_t first, count;         // elements
+  std::uint64_t offset, block_count;  // where it begins in its block, and the block's elements
+  bool is_last() const { return offset + count == block_count; }
+};
+
+/// What the kernels of a codec go over.
+struct Blocks {
+  std::uint64_t count, block;
+  Payload payload;
+
+  std::uint64_t blocks() const { return divide_up(count, block); }
+  std::uint64_t chunks_of_block() const { return divide_up(std::min(block, count), kChunk); }
+  std::uint64_t blocks_of_group() const { return divide_up(kSpan, block); }
+
+  /// The chunk may be empty: the last block is shorter.
+  Chunk chunk(std::uint64_t number, std::uint64_t of_block) const {
+    const std::uint64_t start = number * block, size = std::min(block, count - start);
+    const std::uint64_t offset = std::min(of_block * kChunk, size);
+    return {start + offset, std::min(kChunk, size - offset), offset, size};
+  }
+};
+
+}  // namespace octavo::sycl_span
