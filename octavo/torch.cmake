@@ -11,7 +11,7 @@ endif()
 add_library(octavo SHARED
   device/accelerator.cpp
   device/dispatch.cpp
-  device/event.cpp
+  device/stream_event.cpp
   device/host_alias.cpp
   device/host_memory.cpp
   device/huge_pages.cpp
@@ -21,6 +21,7 @@ add_library(octavo SHARED
   device/accelerator/cpu.cpp
   device/accelerator/memory.cpp
   device/accelerator/random.cpp
+  device/accelerator/sycl.cpp
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
   device/sycl/autocast.cpp

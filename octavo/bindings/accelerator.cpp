@@ -5,8 +5,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "octavo/bindings/accelerator.h"
-#include "octavo/device/event.h"
 #include "octavo/device/pinned.h"
+#include "octavo/device/stream_event.h"
 
 namespace py = pybind11;
 
@@ -87,14 +87,16 @@ void bind_constants(Class& accelerator) {
 
 /// Python's events of the CPU; the other devices have torch's.
 void bind_host_event(py::module_& m) {
-  py::class_<Event>(m, "HostEvent")
+  py::class_<StreamEvent>(m, "HostEvent")
       .def(py::init([](bool enable_timing, bool, bool) { return make_event(c10::DeviceType::CPU, enable_timing); }),
            py::arg("enable_timing") = false, py::arg("blocking") = false, py::arg("interprocess") = false)
       .def("_record",
-           [](Event& event) { event.record(c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CPU))); })
-      .def("query", &Event::query)
-      .def("synchronize", &Event::synchronize)
-      .def("elapsed_time", &Event::elapsed_ms, py::arg("end_event"));
+           [](StreamEvent& event) {
+             event.record(c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CPU)));
+           })
+      .def("query", &StreamEvent::query)
+      .def("synchronize", &StreamEvent::synchronize)
+      .def("elapsed_time", &StreamEvent::elapsed_ms, py::arg("end_event"));
 }
 
 }  // namespace

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "octavo/device/event.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/export.h"
 
 namespace octavo {
@@ -82,7 +82,7 @@ class OCTAVO_API Accelerator {
   virtual c10::Stream new_stream(WhichDevice index = std::nullopt, int priority = 0) const;
   /// Makes the stream current on its device and returns the one that was.
   virtual c10::Stream exchange_stream(c10::Stream stream) const;
-  virtual std::unique_ptr<Event> new_event(bool timing) const { return make_event(type_, timing); }
+  virtual std::unique_ptr<StreamEvent> new_event(bool timing) const { return make_event(type_, timing); }
 
   // ---- memory, in bytes
 

@@ -23,7 +23,8 @@ void encode_blocks(const std::string& name, Stream stream, const EncodeInput& in
                    std::uint64_t block, Payload payload, rules::Residual* next) {
   if (count == 0) return;
   const Blocks blocks{count, block, payload};
-  if (!go_by_chunks(stream, blocks)) return launch_groups(stream, name + "_encode_blocks", spans(blocks), in, blocks, next);
+  if (!go_by_chunks(stream, blocks))
+    return launch_groups(stream, name + "_encode_blocks", spans(blocks), in, blocks, next);
   const std::uint64_t chunks = blocks.blocks() * blocks.chunks_of_block();
   launch_groups(stream, name + "_summarize_chunks", chunks, in, blocks);
   launch_groups(stream, name + "_add_summaries", blocks.blocks(), in, blocks);
@@ -35,7 +36,8 @@ void decode_blocks(const std::string& name, Stream stream, Payload payload, std:
                    Store how, float* out) {
   if (count == 0) return;
   const Blocks blocks{count, block, payload};
-  if (!go_by_chunks(stream, blocks)) return launch_groups(stream, name + "_decode_blocks", spans(blocks), blocks, how, out);
+  if (!go_by_chunks(stream, blocks))
+    return launch_groups(stream, name + "_decode_blocks", spans(blocks), blocks, how, out);
   launch_groups(stream, name + "_decode_chunks", blocks.blocks() * blocks.chunks_of_block(), blocks, how, out);
 }
 

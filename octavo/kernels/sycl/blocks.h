@@ -10,9 +10,8 @@
 ///
 /// A codec is a struct of static functions, which all lanes of a group call together:
 ///   Summary summarize(in, first, count)   what a chunk says of its block's scale; the same in all lanes
-///   Total                                 add(Summary) of a block's chunks, in order; bits(block_count): 32 bits for Scale
-///   Scale(bits)                           `sent` is what crosses the wire
-///   code_bytes(count)                     of a block
+///   Total                                 add(Summary) of a block's chunks, in order; bits(block_count): 32 bits for
+///   Scale Scale(bits)                           `sent` is what crosses the wire code_bytes(count) of a block
 ///   encode(in, chunk, scale, codes, next)
 ///   decode(chunk, sent scale, codes, how, out)
 namespace octavo::sycl_device {
@@ -52,9 +51,8 @@ inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Re
     });
     const typename Codec::Scale scale(total.bits(block_count));
     if (lane() == 0) blocks.payload.scales[number] = scale.sent;
-    for_chunks(blocks, number, [&](const Chunk& chunk) {
-      Codec::encode(in, chunk, scale, codes_of<Codec>(blocks, number), next);
-    });
+    for_chunks(blocks, number,
+               [&](const Chunk& chunk) { Codec::encode(in, chunk, scale, codes_of<Codec>(blocks, number), next); });
   });
 }
 
@@ -129,9 +127,8 @@ template <class Codec>
 inline void decode_blocks(const Blocks& blocks, Store how, float* out) {
   for_blocks(blocks, [&](std::uint64_t number) {
     const float scale = blocks.payload.scales[number];
-    for_chunks(blocks, number, [&](const Chunk& chunk) {
-      Codec::decode(chunk, scale, codes_of<Codec>(blocks, number), how, out);
-    });
+    for_chunks(blocks, number,
+               [&](const Chunk& chunk) { Codec::decode(chunk, scale, codes_of<Codec>(blocks, number), how, out); });
   });
 }
 
@@ -145,29 +142,29 @@ inline void decode_chunks(const Blocks& blocks, Store how, float* out) {
 }  // namespace octavo::sycl_device
 
 /// The kernels of a codec, by the names that block_codec.cpp launches.
-#define OCTAVO_BLOCK_ENCODER(name, Codec)                                                                            \
-  OCTAVO_KERNEL name##_encode_blocks(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks,                     \
-                                     octavo::rules::Residual* next) {                                                \
-    octavo::sycl_device::encode_blocks<Codec>(in, blocks, next);                                                     \
-  }                                                                                                                  \
-  OCTAVO_KERNEL name##_summarize_chunks(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks) {                \
-    octavo::sycl_device::summarize_chunks<Codec>(in, blocks);                                                        \
-  }                                                                                                                  \
-  OCTAVO_KERNEL name##_add_summaries(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks) {                   \
-    octavo::sycl_device::add_summaries<Codec>(in, blocks);                                                           \
-  }                                                                                                                  \
-  OCTAVO_KERNEL name##_encode_chunks(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks,                     \
-                                     octavo::rules::Residual* next) {                                                \
-    octavo::sycl_device::encode_chunks<Codec>(in, blocks, next);                                                     \
-  }                                                                                                                  \
-  OCTAVO_KERNEL name##_write_scales(octavo::sycl_span::Blocks blocks) {                                            \
-    octavo::sycl_device::write_scales<Codec>(blocks);                                                                \
+#define OCTAVO_BLOCK_ENCODER(name, Codec)                                                           \
+  OCTAVO_KERNEL name##_encode_blocks(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks,      \
+                                     octavo::rules::Residual* next) {                               \
+    octavo::sycl_device::encode_blocks<Codec>(in, blocks, next);                                    \
+  }                                                                                                 \
+  OCTAVO_KERNEL name##_summarize_chunks(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks) { \
+    octavo::sycl_device::summarize_chunks<Codec>(in, blocks);                                       \
+  }                                                                                                 \
+  OCTAVO_KERNEL name##_add_summaries(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks) {    \
+    octavo::sycl_device::add_summaries<Codec>(in, blocks);                                          \
+  }                                                                                                 \
+  OCTAVO_KERNEL name##_encode_chunks(octavo::EncodeInput in, octavo::sycl_span::Blocks blocks,      \
+                                     octavo::rules::Residual* next) {                               \
+    octavo::sycl_device::encode_chunks<Codec>(in, blocks, next);                                    \
+  }                                                                                                 \
+  OCTAVO_KERNEL name##_write_scales(octavo::sycl_span::Blocks blocks) {                             \
+    octavo::sycl_device::write_scales<Codec>(blocks);                                               \
   }
 
-#define OCTAVO_BLOCK_DECODER(name, Codec)                                                                            \
-  OCTAVO_KERNEL name##_decode_blocks(octavo::sycl_span::Blocks blocks, octavo::Store how, float* out) {            \
-    octavo::sycl_device::decode_blocks<Codec>(blocks, how, out);                                                     \
-  }                                                                                                                  \
-  OCTAVO_KERNEL name##_decode_chunks(octavo::sycl_span::Blocks blocks, octavo::Store how, float* out) {            \
-    octavo::sycl_device::decode_chunks<Codec>(blocks, how, out);                                                     \
+#define OCTAVO_BLOCK_DECODER(name, Codec)                                                               \
+  OCTAVO_KERNEL name##_decode_blocks(octavo::sycl_span::Blocks blocks, octavo::Store how, float* out) { \
+    octavo::sycl_device::decode_blocks<Codec>(blocks, how, out);                                        \
+  }                                                                                                     \
+  OCTAVO_KERNEL name##_decode_chunks(octavo::sycl_span::Blocks blocks, octavo::Store how, float* out) { \
+    octavo::sycl_device::decode_chunks<Codec>(blocks, how, out);                                        \
   }

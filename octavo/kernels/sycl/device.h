@@ -7,10 +7,10 @@
 
 /// What every kernel's device source begins with. Only the run-time compiler reads this file.
 ///
-/// A group of items is one sub-group of kLanes items (program.cpp chooses the largest that the device has), which takes a
-/// span of elements: what depends on the group alone is then known to be the same in all of its items, and an element an
-/// item lets loads and stores be whole vectors. OCTAVO_LANES is given on the compiler's command line.
-#define OCTAVO_KERNEL                                                                                  \
+/// A group of items is one sub-group of kLanes items (program.cpp chooses the largest that the device has), which takes
+/// a span of elements: what depends on the group alone is then known to be the same in all of its items, and an element
+/// an item lets loads and stores be whole vectors. OCTAVO_LANES is given on the compiler's command line.
+#define OCTAVO_KERNEL                                                                                 \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<1>)) \
       SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::sub_group_size<OCTAVO_LANES>)) void
 
@@ -23,8 +23,8 @@ inline sycl::nd_item<1> item() { return sycl::ext::oneapi::this_work_item::get_n
 inline std::uint64_t group_index() { return item().get_group_linear_id(); }
 inline std::uint64_t lane() { return item().get_sub_group().get_local_linear_id(); }
 
-/// Calls body(i, inside) for the lanes' elements of [0, count), kLanes at a time: whole steps first, where every lane is
-/// inside, then the rest, where the body must not touch memory unless it is `inside`.
+/// Calls body(i, inside) for the lanes' elements of [0, count), kLanes at a time: whole steps first, where every lane
+/// is inside, then the rest, where the body must not touch memory unless it is `inside`.
 template <class Body>
 inline void for_lanes(std::uint64_t count, Body body) {
   const std::uint64_t whole = count / kLanes * kLanes;
@@ -48,7 +48,8 @@ inline void store_ballot(bool flag, std::uint64_t count, std::uint8_t* bits) {
   if (count == kLanes) {
     __builtin_memcpy(bits, &word, kLanes / 8);
   } else {
-    for (std::uint64_t byte = 0; byte < (count + 7) / 8; ++byte) bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
+    for (std::uint64_t byte = 0; byte < (count + 7) / 8; ++byte)
+      bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
   }
 }
 

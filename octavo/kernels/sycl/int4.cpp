@@ -7,7 +7,7 @@ namespace octavo::sycl_backend {
 namespace {
 
 void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-               rules::Residual* next) {
+            rules::Residual* next) {
   encode_blocks("int4", stream, in, count, block, payload, next);
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sycl/sycl.hpp>
-
 #include <cstdint>
 #include <string>
+#include <sycl/sycl.hpp>
 
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/program.h"

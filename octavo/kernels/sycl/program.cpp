@@ -44,19 +44,19 @@ Executable compile(const sycl::queue& queue) {
   const sycl::device device = queue.get_device();
   const auto name = device.get_info<sycl::info::device::name>();
   if (!device.has(sycl::aspect::fp64)) {
-    fail(ErrorCode::unsupported, "kernels.sycl", "expected a device with fp64, in which sums of blocks are formed, got ",
-         name);
+    fail(ErrorCode::unsupported, "kernels.sycl",
+         "expected a device with fp64, in which sums of blocks are formed, got ", name);
   }
   ext::include_files headers;
   for (const SourceFile& file : embedded_files) headers.add(file.name, file.text);
   // the order of floating-point operations is part of a rule
-  const std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off", "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
+  const std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off",
+                                            "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
   std::string log;
   try {
-    auto source = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl,
-                                                              program_text, ext::properties{headers});
-    return ext::build(source, std::vector{device},
-                      ext::properties{ext::build_options{options}, ext::save_log{&log}});
+    auto source = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl, program_text,
+                                                        ext::properties{headers});
+    return ext::build(source, std::vector{device}, ext::properties{ext::build_options{options}, ext::save_log{&log}});
   } catch (const sycl::exception& error) {
     fail(ErrorCode::internal, "kernels.sycl", "the kernels do not compile for ", name, ": ",
          first_error(log.empty() ? error.what() : log));

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sycl/sycl.hpp>
-
 #include <cstdint>
 #include <string>
+#include <sycl/sycl.hpp>
 #include <vector>
 
 /// The kernels of this back end, compiled for the device of a queue.
@@ -20,9 +19,9 @@ extern const std::vector<SourceFile> embedded_files;
 /// The source that includes every NAME.sycl.
 extern const char* const program_text;
 
-/// The kernel of that name. The first call for a device compiles all kernels for it, some two seconds, or takes them from
-/// SYCL's persistent cache. Thread-safe. Throws Error internal with the compiler's first error where they do not compile,
-/// once and every time.
+/// The kernel of that name. The first call for a device compiles all kernels for it, some two seconds, or takes them
+/// from SYCL's persistent cache. Thread-safe. Throws Error internal with the compiler's first error where they do not
+/// compile, once and every time.
 sycl::kernel kernel(const sycl::queue& queue, const std::string& name);
 
 /// Items of a sub-group, for which the kernels are compiled: the most that the device has.

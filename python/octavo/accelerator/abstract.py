@@ -54,6 +54,9 @@ class Accelerator(TensorTypes, Pinning, OpBuilders, _C.Accelerator):
         """Whether ``octavo.get_accelerator()`` may take this device type where nobody asks for one by name."""
         return self.is_available()
 
+    def make_present(self) -> None:
+        """Does what the device needs to be there, because it was asked for by name; nothing for torch's own."""
+
     def current_device_name(self) -> str:
         return self.device_name(self.current_device())
 

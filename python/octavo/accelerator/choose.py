@@ -61,6 +61,7 @@ def _named_by_environment() -> Accelerator | None:
     if name not in _CLASSES:
         raise ValueError(f"[accelerator.get_accelerator] expected {variable} as one of {_names()}, got {name!r}")
     accelerator = _CLASSES[name]()
+    accelerator.make_present()
     if not accelerator.is_available():
         raise NotImplementedError(
             f"[accelerator.get_accelerator] expected the device that {variable}={name} asks for, got none: "

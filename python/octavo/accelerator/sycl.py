@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from octavo import sycl
 from octavo.accelerator.abstract import Accelerator
 
 
@@ -14,12 +13,16 @@ class SYCL_Accelerator(Accelerator):
     def __init__(self) -> None:
         super().__init__("sycl")
 
+    def make_present(self) -> None:
+        if sycl.is_installed():
+            sycl.register()
+
     def is_chosen_by_itself(self) -> bool:
         """Not over a processor: ``cpu`` is the same processor, without a detour."""
-        return self.is_available() and not torch.sycl.get_device_properties(0).is_cpu
+        return self.is_available() and not sycl.get_device_properties(0).is_cpu
 
     def is_fp64_supported(self) -> bool:
-        return not self.is_available() or torch.sycl.get_device_properties(0).has_fp64
+        return not self.is_available() or sycl.get_device_properties(0).has_fp64
 
     def set_visible_devices_envs(self, current_env: dict[str, str], local_accelerator_ids: list[int]) -> None:
         """``*:0,1``: these devices, of whichever back end."""

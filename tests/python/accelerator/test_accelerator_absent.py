@@ -13,7 +13,7 @@ from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerat
 CONSTANTS = {
     CUDA_Accelerator: ("cuda", "nccl", ["CUDA_VISIBLE_DEVICES"], True),
     XPU_Accelerator: ("xpu", "xccl", ["ZE_AFFINITY_MASK"], False),
-    SYCL_Accelerator: ("sycl", "gloo", ["ONEAPI_DEVICE_SELECTOR"], False),
+    SYCL_Accelerator: ("sycl", "cpu:gloo,sycl:octavo", ["ONEAPI_DEVICE_SELECTOR"], False),
 }
 
 

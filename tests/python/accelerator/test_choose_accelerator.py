@@ -3,7 +3,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import torch
 from accelerator_classes import ALL
 
 import octavo
@@ -37,8 +36,8 @@ def test_the_order_of_detection(only, present, chosen):
 @pytest.mark.parametrize(("is_cpu", "chosen"), [(True, CPU_Accelerator), (False, SYCL_Accelerator)])
 def test_sycl_is_chosen_by_itself_only_over_a_gpu(only, detection, is_cpu, chosen):
     only(CPU_Accelerator, SYCL_Accelerator)
-    module = SimpleNamespace(get_device_properties=lambda index: SimpleNamespace(is_cpu=is_cpu))
-    detection.setattr(torch, "sycl", module, raising=False)
+    facts = SimpleNamespace(is_cpu=is_cpu)
+    detection.setattr(octavo.sycl, "get_device_properties", lambda index: facts)
     assert type(octavo.get_accelerator()) is chosen
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/device/event.h"
+#include "octavo/device/stream_event.h"
 
 #include <c10/core/Event.h>
 
@@ -13,7 +13,7 @@ namespace octavo {
 namespace {
 
 template <class Same>
-const Same& of_same_kind(const Event& event) {
+const Same& of_same_kind(const StreamEvent& event) {
   const auto* same = dynamic_cast<const Same*>(&event);
   if (same == nullptr) fail(ErrorCode::invalid_argument, "device.event", "expected two events of one device type");
   return *same;
@@ -25,7 +25,7 @@ void require_times(bool known) {
        "expected two recorded events made with timing (enable_timing=True), got one that is not");
 }
 
-class HostEvent final : public Event {
+class HostEvent final : public StreamEvent {
  public:
   explicit HostEvent(bool timing) : timing_(timing) {}
   void record(c10::Stream) override { time_ = Clock::now(); }
@@ -33,7 +33,7 @@ class HostEvent final : public Event {
   bool query() const override { return true; }
   void synchronize() const override {}
 
-  double elapsed_ms(const Event& later) const override {
+  double elapsed_ms(const StreamEvent& later) const override {
     const auto& end = of_same_kind<HostEvent>(later);
     require_times(timing_ && end.timing_ && time_ && end.time_);
     return std::chrono::duration<double, std::milli>(*end.time_ - *time_).count();
@@ -45,7 +45,7 @@ class HostEvent final : public Event {
   std::optional<Clock::time_point> time_;
 };
 
-class DeviceEvent final : public Event {
+class DeviceEvent final : public StreamEvent {
  public:
   DeviceEvent(c10::DeviceType type, bool timing)
       : timing_(timing), event_(type, timing ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT) {}
@@ -54,7 +54,7 @@ class DeviceEvent final : public Event {
   bool query() const override { return event_.query(); }
   void synchronize() const override { event_.synchronize(); }
 
-  double elapsed_ms(const Event& later) const override {
+  double elapsed_ms(const StreamEvent& later) const override {
     const auto& end = of_same_kind<DeviceEvent>(later);
     require_times(timing_ && end.timing_ && event_.was_marked_for_recording() && end.event_.was_marked_for_recording());
     return event_.elapsedTime(end.event_);
@@ -67,7 +67,7 @@ class DeviceEvent final : public Event {
 
 }  // namespace
 
-std::unique_ptr<Event> make_event(c10::DeviceType type, bool timing) {
+std::unique_ptr<StreamEvent> make_event(c10::DeviceType type, bool timing) {
   if (type == c10::DeviceType::CPU) return std::make_unique<HostEvent>(timing);
   return std::make_unique<DeviceEvent>(type, timing);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/device/event.h"
+#include "octavo/device/stream_event.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 constexpr auto kHost = c10::DeviceType::CPU;
 const c10::Stream kStream(c10::Stream::DEFAULT, c10::Device(kHost));
 
-TEST(Event, OfTheHostMeasuresTime) {
+TEST(StreamEvent, OfTheHostMeasuresTime) {
   const auto start = make_event(kHost, true), end = make_event(kHost, true);
   start->record(kStream);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -29,7 +29,7 @@ TEST(Event, OfTheHostMeasuresTime) {
   EXPECT_GE(end->elapsed_ms(*start), 0);
 }
 
-TEST(Event, WithoutTimesSaysSo) {
+TEST(StreamEvent, WithoutTimesSaysSo) {
   const auto timed = make_event(kHost, true), untimed = make_event(kHost, false);
   EXPECT_THROW(timed->elapsed_ms(*timed), Error);
   timed->record(kStream);
