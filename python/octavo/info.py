@@ -29,7 +29,7 @@ def collect() -> dict[str, Any]:
         "isa": octavo._C.isa(),
         "threads": torch.get_num_threads(),
         "devices": _devices(),
-        "accelerator": octavo.get_accelerator().current_device_name(),
+        "accelerator": _accelerator(),
         "backends": [dict(backend) for backend in octavo._C.backends()],
     }
 
@@ -45,6 +45,13 @@ def info(
     console = Console()
     console.print(_facts_table(facts))
     console.print(_backends_table(facts["backends"]))
+
+
+def _accelerator() -> str:
+    try:
+        return octavo.get_accelerator().current_device_name()
+    except (ValueError, NotImplementedError) as refused:  # what the environment asks for is not here
+        return str(refused)
 
 
 def _devices() -> list[str]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 from octavo import sycl
 from octavo.accelerator.abstract import Accelerator
 
@@ -12,6 +14,9 @@ class SYCL_Accelerator(Accelerator):
 
     def __init__(self) -> None:
         super().__init__("sycl")
+
+    def _torch_module(self) -> ModuleType:
+        return sycl  # torch has it as torch.sycl only where the device is made
 
     def make_present(self) -> None:
         if sycl.is_installed():

@@ -7,6 +7,7 @@ from accelerator_classes import ALL
 
 import octavo
 from octavo.accelerator import Accelerator, CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
+from octavo.info import collect
 
 
 @pytest.fixture
@@ -67,6 +68,11 @@ def test_a_device_that_is_absent(only, detection):
     detection.setenv("OCTAVO_ACCELERATOR", "xpu")
     with pytest.raises(NotImplementedError, match=r"OCTAVO_ACCELERATOR=xpu .*got none: nobody bought one$"):
         octavo.get_accelerator()
+
+
+def test_info_shows_why_it_cannot_be_had(detection):
+    detection.setenv("OCTAVO_ACCELERATOR", "abacus")
+    assert "got 'abacus'" in collect()["accelerator"]
 
 
 def test_what_is_set_stays_until_none_is(detection):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from octavo import _C
 from octavo.accelerator import CPU_Accelerator
 
 CPU = CPU_Accelerator()
@@ -33,6 +34,17 @@ def test_streams_and_events_are_classes():
 def test_memory_is_what_linux_says():
     assert CPU.total_memory() <= field_bytes("/proc/meminfo", "MemTotal")
     assert CPU.memory_allocated() == pytest.approx(field_bytes("/proc/self/status", "VmRSS"), rel=0.05)
+
+
+def test_the_kernel_counts_the_locked_pages():
+    before = field_bytes("/proc/self/status", "VmLck")
+    pinned = CPU.pinned_zeros((_C.page_bytes() + 1,), torch.uint8)
+    assert field_bytes("/proc/self/status", "VmLck") == before + 2 * _C.page_bytes()
+    CPU.unpin_memory(pinned)
+    assert field_bytes("/proc/self/status", "VmLck") == before
+    pinned = CPU.pinned_zeros((1,), torch.uint8)
+    del pinned
+    assert field_bytes("/proc/self/status", "VmLck") == before
 
 
 def test_float16_is_what_onednn_says():

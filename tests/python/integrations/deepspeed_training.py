@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank trains by DeepSpeed under Octavo's accelerator and by torch alone, in float32, and compares the losses.
 
-Arguments: the stage of ZeRO. Prints "equal" at the end.
+OCTAVO_ACCELERATOR says on which device. Arguments: the stage of ZeRO. Prints "equal" at the end.
 """
 
 import sys
@@ -10,15 +10,15 @@ import deepspeed
 import torch
 
 import octavo.integrations.deepspeed
-from octavo.accelerator import CPU_Accelerator
 
+DEVICE = octavo.get_accelerator().device()
 STEPS = 5
-BATCH = torch.linspace(-1, 1, 4 * 8).reshape(4, 8)
+BATCH = torch.linspace(-1, 1, 4 * 8).reshape(4, 8).to(DEVICE)
 
 
 def new_model() -> torch.nn.Module:
     torch.manual_seed(3)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 2))
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 2)).to(DEVICE)
 
 
 def losses_of_torch() -> list[float]:
@@ -46,7 +46,7 @@ def losses_of_deepspeed(zero_stage: int) -> list[float]:
     return losses
 
 
-handed = octavo.integrations.deepspeed.install(CPU_Accelerator())
+handed = octavo.integrations.deepspeed.install()
 assert deepspeed.accelerator.get_accelerator() is handed
 # one rank does not need it, and it would be compiled
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -68,12 +68,21 @@ def test_packbits_has_deepspeeds_name(integration):
 TRAIN = Path(__file__).with_name("deepspeed_training.py")
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
-def test_deepspeed_trains_as_torch_does(integration, zero_stage):
+@pytest.mark.parametrize(("device", "zero_stage"), [("cpu", 0), ("cpu", 1), ("cpu", 2), ("cpu", 3), ("sycl", 3)])
+def test_deepspeed_trains_as_torch_does(integration, device, zero_stage):
+    if device == "sycl" and octavo.sycl.why_missing():
+        pytest.skip(octavo.sycl.why_missing())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    rank = {
+        "OCTAVO_ACCELERATOR": device,
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     done = subprocess.run(
         [sys.executable, TRAIN, str(zero_stage)], env=os.environ | rank, capture_output=True, text=True, timeout=100
     )
