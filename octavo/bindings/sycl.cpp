@@ -16,10 +16,16 @@ void bind_sycl(py::module_& parent) {
   py::module_ m = parent.def_submodule("sycl");
   m.def("register_device", &register_sycl_device);
   m.def("device_count", &sycl_device::count_devices, no_gil);
-  m.def("was_used", &sycl_device::was_used);
+  m.def("is_in_bad_fork", &sycl_device::is_in_bad_fork);
   m.def("set_memory_limit", &sycl_device::set_memory_limit);
   m.def("memory_limit", &sycl_device::memory_limit);
   m.def("default_generator", &sycl_device::default_generator_of);
+  m.def("seed_all", &sycl_device::seed_all);
+  m.def("empty", &sycl_device::empty_of_kind);
+  py::enum_<MemoryKind>(m, "MemoryKind")
+      .value("device", MemoryKind::device)
+      .value("shared", MemoryKind::shared)
+      .value("host", MemoryKind::host);
   m.def("facts", &sycl_device::facts, no_gil);
   py::class_<HostBackend, c10d::Backend, c10::intrusive_ptr<HostBackend>>(m, "HostBackend")
       .def(py::init<c10::intrusive_ptr<c10d::Backend>>(), py::arg("on_cpu"));

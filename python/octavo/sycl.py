@@ -7,10 +7,10 @@ other accelerator: torch serves one at a time to ``torch.accelerator``. ``regist
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
 on that memory, without a copy. Devices are numbered from 0; ``device`` arguments take an index, ``"sycl:1"``, a
 ``torch.device`` or None, the current one. Collectives on its tensors are Gloo's, on the same memory:
-``init_process_group()`` or ``init_process_group("cpu:gloo,sycl:octavo")``. Where SYCL is missing they raise NotImplementedError with the reason.
+``init_process_group()`` or ``init_process_group("cpu:gloo,sycl:octavo")``. Where SYCL is missing all of it raises
+NotImplementedError with the reason.
 """
 
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -29,8 +29,6 @@ DeviceFacts = _C.sycl.DeviceFacts
 
 COLLECTIVES = "cpu:gloo,sycl:octavo"
 """The back ends of a process group whose collectives take tensors of the CPU and of ``sycl``."""
-
-_forked = False
 
 
 def is_installed() -> bool:
@@ -54,20 +52,14 @@ def register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=[])
     if dist.is_available():
         dist.Backend.register_backend("octavo", _gloo_on_device, devices=["sycl"])
-    os.register_at_fork(after_in_child=_note_fork)
 
 
 def _gloo_on_device(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> "dist.Backend":
     return _C.sycl.HostBackend(dist.ProcessGroupGloo(store, rank, size, timeout=timeout))
 
 
-def _note_fork() -> None:
-    global _forked
-    _forked = _C.sycl.was_used()
-
-
 def _is_in_bad_fork() -> bool:
-    return _forked
+    return _C.sycl.is_in_bad_fork()
 
 
 # ---- devices
@@ -144,7 +136,8 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 def default_stream(device: Device = None) -> torch.Stream:
     """The stream in which work is done that names none."""
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=_device(device).type)
+    index = _index(device)
+    return torch.Stream(stream_id=0, device_index=index, device_type=current_stream(index).device_type)
 
 
 def set_stream(stream: torch.Stream) -> None:
@@ -219,6 +212,15 @@ def get_memory_limit(device: Device = None) -> int | None:
     return _C.sycl.memory_limit(_index(device))
 
 
+def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", device: Device = None) -> Tensor:
+    """An uninitialized tensor [*size] in memory of a kind that SYCL knows: ``"shared"`` by host and device, as all
+    tensors are, ``"host"``, page-locked, or ``"device"``, which on a GPU only kernels and copies can use."""
+    kinds = _C.sycl.MemoryKind.__members__
+    if kind not in kinds:
+        raise ValueError(f"[sycl.empty] expected kind {', '.join(kinds)}, got '{kind}'")
+    return _C.sycl.empty(size, dtype or torch.get_default_dtype(), kinds[kind], _index(device))
+
+
 def empty_cache() -> None:
     """Gives memory that no tensor holds back to the driver; waits for all work."""
     torch.accelerator.empty_cache()
@@ -237,8 +239,8 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    for index in range(device_count()):
-        _generator(index).manual_seed(seed)
+    """Of all devices. ``torch.manual_seed`` calls it: it looks for no device, so as to cost nothing without one."""
+    _C.sycl.seed_all(seed % 2**64)
 
 
 def seed() -> int:

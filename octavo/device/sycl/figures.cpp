@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/figures.h"
 
+#include "octavo/device/sycl/allocator.h"
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/memory_pool.h"
 #include "octavo/device/sycl/streams.h"
@@ -18,11 +19,24 @@ c10::DeviceIndex checked(int device) {
 
 int count_devices() noexcept { return device_count(); }
 
-bool was_used() noexcept { return is_initialized(); }
+bool is_in_bad_fork() noexcept { return is_forked(); }
 
 DeviceFacts facts(int device) { return runtime().facts(checked(device)); }
 
 at::Generator default_generator_of(int device) { return default_generator(checked(device)); }
+
+void seed_all(std::uint64_t seed) { seed_default_generators(seed); }
+
+at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device) {
+  const c10::Device on(kType, checked(device));
+  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate(on.index(), kind, bytes, on), &allocator(),
+                       /*resizable=*/false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
 
 void set_memory_limit(int device, std::optional<std::uint64_t> bytes) {
   MemoryPool::instance().set_limit(checked(device), bytes);

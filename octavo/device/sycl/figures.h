@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
@@ -15,11 +16,16 @@ namespace octavo::sycl_device {
 
 /// 0 where SYCL is missing.
 OCTAVO_API int count_devices() noexcept;
-/// Whether the device was used in this process: one forked from it cannot use it.
-OCTAVO_API bool was_used() noexcept;
+/// Whether this process was forked from one that had used the device: it cannot.
+OCTAVO_API bool is_in_bad_fork() noexcept;
 OCTAVO_API DeviceFacts facts(int device);
 /// Draws the numbers that a CPU generator of the same seed draws.
 OCTAVO_API at::Generator default_generator_of(int device);
+/// Of the default generators of all devices; looks for no device.
+OCTAVO_API void seed_all(std::uint64_t seed);
+/// An uninitialized contiguous tensor on `sycl` in memory of that kind. `device` on a GPU: for kernels and copies
+/// alone, since other operators run on the host, which cannot read it.
+OCTAVO_API at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device);
 
 /// The most bytes that may be reserved on the device; nothing: what it has. What is cached and too much goes at the
 /// next allocation.

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <deque>
+#include <mutex>
 
 #include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
@@ -33,6 +34,38 @@ class Generator final : public c10::GeneratorImpl {
   at::Generator cpu_;
 };
 
+class DefaultGenerators {
+ public:
+  static DefaultGenerators& instance() {
+    static auto* only = new DefaultGenerators;
+    return *only;
+  }
+
+  const at::Generator& at(c10::DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    for (auto next = static_cast<c10::DeviceIndex>(all_.size()); next <= device; ++next) {
+      all_.push_back(make_generator(next));
+      all_.back().set_current_seed(seed_);
+    }
+    return all_[static_cast<std::size_t>(device)];
+  }
+
+  void seed(std::uint64_t seed) {
+    const std::lock_guard lock(mutex_);
+    seed_ = seed;
+    for (at::Generator& generator : all_) {
+      at::Generator cpu = generator.get<Generator>()->cpu();
+      const std::lock_guard in_use(cpu.mutex());
+      generator.set_current_seed(seed);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::uint64_t seed_ = c10::default_rng_seed_val;
+  std::deque<at::Generator> all_;  // grows without moving
+};
+
 }  // namespace
 
 at::Generator make_generator(c10::DeviceIndex device) {
@@ -42,13 +75,10 @@ at::Generator make_generator(c10::DeviceIndex device) {
 const at::Generator& default_generator(c10::DeviceIndex device) {
   if (device < 0) device = current_device();
   require_device(device);
-  static const auto* all = [] {
-    auto* made = new std::deque<at::Generator>;
-    for (c10::DeviceIndex i = 0; i < device_count(); ++i) made->push_back(make_generator(i));
-    return made;
-  }();
-  return (*all)[static_cast<std::size_t>(device)];
+  return DefaultGenerators::instance().at(device);
 }
+
+void seed_default_generators(std::uint64_t seed) { DefaultGenerators::instance().seed(seed); }
 
 at::Generator cpu_generator_of(const at::Generator& generator, c10::DeviceIndex device) {
   if (generator.device() == c10::Device(kType, device)) return generator.get<Generator>()->cpu();

@@ -110,8 +110,8 @@ void MemoryPool::refuse(const Block& block) {
   const auto allocated = block.figures->allocated_bytes.current, active = block.figures->active_bytes.current;
   const auto reserved = block.figures->reserved_bytes.current;
   const auto free = limit ? *limit - std::min<std::uint64_t>(*limit, reserved) : runtime().free_bytes(block.device);
-  const auto place = (block.kind == MemoryKind::host ? "the host of sycl:" : "sycl:") + std::to_string(block.device);
-  const auto most = limit ? ", the limit is " + std::to_string(*limit) : "";
+  const std::string place = c10::str(block.kind == MemoryKind::host ? "the host of sycl:" : "sycl:", int{block.device});
+  const std::string most = limit ? c10::str(", the limit is ", *limit) : "";
   C10_THROW_ERROR(OutOfMemoryError, c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size,
                                              ") on ", place, ", got none: ", free, " are free, ", allocated,
                                              " allocated, ", reserved - active, " cached", most));

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/streams.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <pthread.h>
 
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
@@ -16,7 +18,7 @@ constexpr int kPool = 32;
 constexpr int kStreams = 1 + 2 * kPool;  // the default, the pool, the urgent pool
 constexpr int kDevices = 64;
 
-std::atomic<bool> initialized = false;
+std::atomic<bool> initialized = false, forked = false;
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<std::uint8_t, kDevices> stream_of_thread = {};
 
@@ -64,10 +66,17 @@ const DeviceRuntime& runtime() {
     const DeviceRuntime* table = backend("sycl").runtime;
     if (table == nullptr) fail(ErrorCode::internal, "device.sycl", "the sycl back end has no run time of a device");
     initialized = true;
+    pthread_atfork(nullptr, nullptr, [] { forked = true; });
     return *table;
   }();
+  if (forked) {
+    fail(ErrorCode::unsupported, "device.sycl", "expected the process that first used the device, got one forked from ",
+         "it: start processes that use it with 'spawn'");
+  }
   return found;
 }
+
+bool is_forked() noexcept { return forked; }
 
 bool is_initialized() noexcept { return initialized; }
 

@@ -12,11 +12,12 @@ namespace octavo::sycl_device {
 
 inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
-/// Throws Error unsupported, with the reason, where SYCL is missing.
+/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it.
 const DeviceRuntime& runtime();
 
-/// Whether runtime() was called: a process forked after that cannot use the device.
 bool is_initialized() noexcept;
+/// Whether this process was forked from one that had used the device: SYCL's threads are not there.
+bool is_forked() noexcept;
 
 /// 0 where SYCL is missing.
 c10::DeviceIndex device_count() noexcept;

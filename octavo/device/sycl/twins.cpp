@@ -5,6 +5,7 @@
 
 #include "octavo/device/sycl/allocator.h"
 #include "octavo/device/sycl/cpu_allocator.h"
+#include "octavo/device/sycl/memory_pool.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
 
@@ -21,6 +22,15 @@ at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const at::Ten
   if (like.is_neg()) impl->_set_neg(true);
   if (old->is_wrapped_number()) impl->set_wrapped_number(true);
   return at::Tensor(std::move(impl));
+}
+
+/// What a GPU keeps to itself is the only memory that the host cannot read.
+void require_readable(const c10::Storage& storage) {
+  static const bool is_cpu = runtime().facts(0).is_cpu;  // SYCL's devices are GPUs, or the CPU
+  if (is_cpu) return;
+  if (MemoryPool::instance().kind_of(storage.data()) != MemoryKind::device) return;
+  fail(ErrorCode::unsupported, "device.fallback", "expected memory that the host can read, got a tensor in memory of ",
+       storage.device().str(), " alone: only Octavo's kernels and copies work on it");
 }
 
 void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }
@@ -49,6 +59,7 @@ c10::Storage Twins::twin_storage(const c10::Storage& original) {
   for (const SharedStorage& known : storages_) {
     if (known.original.unsafeGetStorageImpl() == impl) return known.twin;
   }
+  require_readable(original);
   void* memory = impl->mutable_data();  // first, so that memory shared for copy-on-write becomes the storage's own
   c10::raw::intrusive_ptr::incref(impl);
   c10::DataPtr data(memory, impl, &release_storage, c10::kCPU);
