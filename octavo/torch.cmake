@@ -9,8 +9,37 @@ if(NOT TARGET octavo::torch)
 endif()
 
 add_library(octavo SHARED
+  device/accelerator.cpp
   device/dispatch.cpp
+  device/stream_event.cpp
+  device/host_alias.cpp
+  device/host_memory.cpp
   device/huge_pages.cpp
+  device/locked_pages.cpp
+  device/pinned.cpp
+  device/pinned_regions.cpp
+  device/accelerator/cpu.cpp
+  device/accelerator/memory.cpp
+  device/accelerator/random.cpp
+  device/accelerator/sycl.cpp
+  device/sycl/allocator.cpp
+  device/sycl/attention.cpp
+  device/sycl/autocast.cpp
+  device/sycl/convolution.cpp
+  device/sycl/copy.cpp
+  device/sycl/cpu_allocator.cpp
+  device/sycl/device.cpp
+  device/sycl/dropout.cpp
+  device/sycl/fallback.cpp
+  device/sycl/figures.cpp
+  device/sycl/generator.cpp
+  device/sycl/guard.cpp
+  device/sycl/hooks.cpp
+  device/sycl/memory_pool.cpp
+  device/sycl/pinned.cpp
+  device/sycl/storage.cpp
+  device/sycl/streams.cpp
+  device/sycl/twins.cpp
   codec/sign_bits.cpp
   codec/format.cpp
   codec/coding.cpp
@@ -25,7 +54,8 @@ add_library(octavo SHARED
   comm/compressor.cpp
   comm/all_reduce.cpp
   comm/serial_queue.cpp
-  comm/ddp_hook.cpp)
+  comm/ddp_hook.cpp
+  comm/host_backend.cpp)
 octavo_target(octavo)
 target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 # the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations
@@ -40,7 +70,7 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -5,6 +5,7 @@
 
 #include "octavo/comm/schedule/two_phase.h"
 #include "octavo/comm/wire.h"
+#include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -17,9 +18,9 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
          "expected a plan without feedback, since a single call keeps no ", "residual, got ", plan.text(),
          "; octavo.compress keeps one");
   }
-  if (!tensor.device().is_cpu() || tensor.layout() != at::kStrided) {
-    fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor on cpu, got ", tensor.layout(), " on ",
-         tensor.device().str());
+  if (!has_host_alias(tensor.device()) || tensor.layout() != at::kStrided) {
+    fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor on cpu or sycl, got ", tensor.layout(),
+         " on ", tensor.device().str());
   }
   if (!at::isFloatingType(tensor.scalar_type())) {
     fail(ErrorCode::wrong_type, "comm.all_reduce", "expected a real floating tensor, got ",
@@ -29,9 +30,10 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
 
 }  // namespace
 
-void all_reduce(at::Tensor& tensor, const Plan& plan, const c10::intrusive_ptr<c10d::ProcessGroup>& group, ReduceOp op,
-                std::chrono::milliseconds deadline) {
-  require_reducible(tensor, plan);
+void all_reduce(at::Tensor& on_device, const Plan& plan, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                ReduceOp op, std::chrono::milliseconds deadline) {
+  require_reducible(on_device, plan);
+  const at::Tensor tensor = host_alias(on_device);
   Wire wire(group->getBackend(c10::kCPU), deadline);
   const double weight = op == ReduceOp::average ? 1.0 / wire.world_size() : 1.0;
   if (plan.dense()) {

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -142,15 +143,15 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = find(name, "comm.set_momentum");
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
-      const bool fits = tensor.is_cpu() && tensor.scalar_type() == at::kFloat &&
+      const bool fits = has_host_alias(tensor.device()) && tensor.scalar_type() == at::kFloat &&
                         tensor.is_non_overlapping_and_dense() &&
                         static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count;
       if (fits) continue;
-      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 on cpu with ",
+      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 on cpu or sycl with ",
            parameters_[index].info.count, " elements for ", name, ", got ", toString(tensor.scalar_type()), " on ",
            tensor.device().str(), " with ", tensor.numel(), " and strides ", tensor.strides());
     }
-    found.emplace_back(index, std::move(momentum));
+    found.emplace_back(index, Momentum{host_alias(momentum.mean), host_alias(momentum.preconditioner)});
   }
   settle();
   for (Parameter& parameter : parameters_) parameter.momentum = {};

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "octavo/comm/serial_queue.h"
+#include "octavo/device/host_alias.h"
 #include "octavo/device/huge_pages.h"
 #include "octavo/kernels/error.h"
 
@@ -30,9 +31,13 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    queue_.push(
-        [this, future, buffer = bucket.getBuffer(), slots = slots_of(bucket), is_first = bucket.getIndex() == 0,
-         is_last = bucket.isLast()] { guarded(future, [&] { advance(future, buffer, slots, is_first, is_last); }); });
+    queue_.push([this, future, wait = mark_for_host(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
+                 slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast()] {
+      guarded(future, [&] {
+        wait();  // until the device has filled the bucket
+        advance(future, buffer, slots, is_first, is_last);
+      });
+    });
     return future;
   }
 
@@ -56,7 +61,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       }
       state_->begin_step();
     }
-    in_flight_.push_back({future, buffer, state_->send_up(buffer, slots)});
+    in_flight_.push_back({future, buffer, state_->send_up(host_alias(buffer), slots)});
     if (in_flight_.size() >= 2) send_down(in_flight_[in_flight_.size() - 2]);
     if (in_flight_.size() >= 3) finish_oldest();
     if (is_last) drain();
@@ -97,7 +102,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   /// A bucket's memory is DDP's, and stays the same from step to step.
   void prepare(const at::Tensor& buffer) {
-    if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(buffer);
+    if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(host_alias(buffer));
   }
 
   std::vector<Slot> slots_of(const c10d::GradBucket& bucket) const {

@@ -14,8 +14,9 @@ const KernelTable& kernels_for(c10::Device device) {
     case c10::DeviceType::CPU: return host_backend();
     case c10::DeviceType::CUDA: return backend("cuda");
     case c10::DeviceType::XPU: return backend("sycl");
+    case c10::DeviceType::PrivateUse1: return backend("sycl");  // the torch device of device/sycl/
     default:
-      fail(ErrorCode::unsupported, "device.dispatch", "expected a tensor on cpu, cuda or xpu, got one on ",
+      fail(ErrorCode::unsupported, "device.dispatch", "expected a tensor on cpu, cuda, xpu or sycl, got one on ",
            device.str());
   }
 }

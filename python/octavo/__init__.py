@@ -6,11 +6,13 @@
 >>> packed = octavo.packbits(gradient)                 # one bit an element
 """
 
-import torch  # noqa: F401  loads the libraries that _C links; _C then registers torch.ops.octavo
+import torch  # loads the libraries that _C links; _C then registers torch.ops.octavo
 
 from octavo import _C as _C
 from octavo import optim as optim
+from octavo import sycl as sycl
 from octavo._C import Plan
+from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
 from octavo.ddp import Handle, compress
 from octavo.ops.xpu_packbits import packbits, unpackbits
@@ -27,7 +29,14 @@ __all__ = [
     "all_reduce",
     "cmake_dir",
     "compress",
+    "get_accelerator",
     "optim",
     "packbits",
+    "pinned",
+    "set_accelerator",
+    "sycl",
     "unpackbits",
 ]
+
+if sycl.is_installed() and not torch.accelerator.is_available():
+    sycl.register()

@@ -2,8 +2,10 @@
 """Collectives that send codes instead of numbers."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -55,8 +57,24 @@ def all_reduce(
     if group not in _groups:
         _groups[group] = private_group(group, timeout_s)
     average = op == dist.ReduceOp.AVG
-    future = _queue.submit(_C.all_reduce, tensor.detach(), plan, _groups[group], average, timeout_s)
+    ready = _mark(tensor)
+    future = _queue.submit(_all_reduce, ready, tensor.detach(), plan, _groups[group], average, timeout_s)
     if async_op:
         return PendingAllReduce(future)
     future.result()
     return None
+
+
+def _mark(tensor: Tensor) -> torch.Event | None:
+    """What the tensor's device has to do before its memory may be read."""
+    if tensor.device.type == "cpu":
+        return None
+    event = torch.Event(tensor.device)
+    event.record(torch.accelerator.current_stream(tensor.device))
+    return event
+
+
+def _all_reduce(ready: torch.Event | None, *arguments: Any) -> None:
+    if ready is not None:
+        ready.synchronize()
+    _C.all_reduce(*arguments)

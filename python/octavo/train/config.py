@@ -2,7 +2,7 @@
 """The options of `octavo train`, checked once, at the door.
 
 A `TrainConfig` that exists is valid: its constructor raises `ValueError` with one sentence otherwise. What
-is not built yet (`--zero` above 0, `--compile`, devices other than the CPU) is refused, never ignored.
+is not built yet (`--zero` above 0, `--compile`, devices other than the CPU and sycl) is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _refuse_later_work(config: TrainConfig) -> None:
         _fail("--zero 0, the only stage that this version trains with", config.zero)
     if config.compile:
         _fail("no --compile, which this version does not train with", "--compile")
-    if config.device not in ("auto", "cpu"):
-        _fail("--device auto or cpu, the only one that this version trains on", f"'{config.device}'")
+    if config.device not in ("auto", "cpu", "sycl"):
+        _fail("--device auto, cpu or sycl, the ones that this version trains on", f"'{config.device}'")
 
 
 def _check_optimizer(config: TrainConfig) -> None:

@@ -23,7 +23,7 @@ CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
 _SCHEMA = 1
 # These change how often a run reports or where it lives, not what it learns.
-_FREE = ("nproc", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
+_FREE = ("nproc", "device", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
 
 
 def identity_of(config: TrainConfig, world_size: int, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:

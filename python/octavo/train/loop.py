@@ -18,7 +18,6 @@ from octavo.train.batches import IGNORE, Batches
 from octavo.train.config import TrainConfig
 from octavo.train.errors import JobError
 from octavo.train.metrics import Totals
-from octavo.train.precision import autocast
 from octavo.train.schedule import learning_rate, set_learning_rate
 from octavo.train.setup import Data, Engine
 from octavo.train.world import World
@@ -80,8 +79,7 @@ class Trainer:
             batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
             waits = ddp.no_sync() if micro + 1 < parts else contextlib.nullcontext()
             with waits:
-                with autocast(self.engine.precision):
-                    loss = ddp(**batch, use_cache=False).loss / parts
+                loss = self.engine.loss(batch) / parts
                 loss.backward()
             total += loss.item()
         return total

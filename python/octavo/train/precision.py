@@ -15,9 +15,9 @@ BF16_WIDTH = 256
 """From this hidden size on bf16 pays on a CPU that multiplies it in hardware."""
 
 
-def autocast(precision: str) -> AbstractContextManager[None]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """The context of the forward pass: bf16 where chosen, plain fp32 otherwise."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16")
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def choose(hidden_size: int) -> str:

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import octavo
+from octavo.train import device as devices
 from octavo.train import precision
 from octavo.train.batches import Batches
 from octavo.train.config import TrainConfig
@@ -43,6 +44,11 @@ class Engine:
     handle: Any
     optimizer: torch.optim.Optimizer
     precision: str
+    device: torch.device
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The mean loss of a batch, which is moved to the device, with a graph for backward."""
+        return _loss(self.ddp, batch, self.precision, self.device)
 
 
 def load_data(config: TrainConfig, world: World) -> Data:
@@ -82,13 +88,23 @@ def build_engine(
 
     Raises JobError for an unknown plan, in the words of the plan's parser.
     """
-    ddp = DistributedDataParallel(model)
+    device = world.agree(lambda: devices.choose(config.device))
+    devices.reset_peak(device)
+    ddp = DistributedDataParallel(model.to(device), process_group=devices.group_for(device, config.timeout_s))
     chosen = kept or _choose_precision(config, world, model)
     if resumed:
-        _rehearse(ddp, data, chosen)
+        _rehearse(ddp, data, chosen, device)
     handle = world.agree(lambda: octavo.compress(ddp, config.plan, timeout_s=config.timeout_s))
     optimizer = world.agree(lambda: _build_optimizer(config, model, handle))
-    return Engine(model, ddp, handle, optimizer, chosen)
+    return Engine(model, ddp, handle, optimizer, chosen, device)
+
+
+def _loss(
+    ddp: DistributedDataParallel, batch: dict[str, torch.Tensor], kind: str, device: torch.device
+) -> torch.Tensor:
+    moved = {name: value.to(device) for name, value in batch.items()}
+    with precision.autocast(kind, device):
+        return ddp(**moved, use_cache=False).loss
 
 
 def _choose_precision(config: TrainConfig, world: World, model: LlamaForCausalLM) -> str:
@@ -97,15 +113,16 @@ def _choose_precision(config: TrainConfig, world: World, model: LlamaForCausalLM
     return world.from_main(precision.choose(model.config.hidden_size))
 
 
-def _rehearse(ddp: DistributedDataParallel, data: Data, kind: str) -> None:
+def _rehearse(ddp: DistributedDataParallel, data: Data, kind: str, device: torch.device) -> None:
     """One uncompressed pass before a resumed run's first step; its gradients are thrown away.
 
     DDP sorts its buckets anew after the first backward pass. Without a rehearsal the resumed run would make
     a step with the unsorted buckets where the unbroken run had the sorted ones: sums and blocks would round
     differently.
     """
-    with torch.random.fork_rng(devices=[]), precision.autocast(kind):
-        loss = ddp(**data.train.batch(0), use_cache=False).loss
+    forked = [] if device.type == "cpu" else [device.index]
+    with torch.random.fork_rng(devices=forked, device_type=device.type):
+        loss = _loss(ddp, data.train.batch(0), kind, device)
     loss.backward()
     ddp.zero_grad(set_to_none=True)
 

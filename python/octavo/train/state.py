@@ -13,7 +13,7 @@ from safetensors.torch import load_model
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from octavo.train import durable, tree
+from octavo.train import device, durable, tree
 from octavo.train.checkpoint import MODEL, OPTIMIZER, TRAINER
 from octavo.train.metrics import Totals
 from octavo.train.setup import Engine
@@ -34,8 +34,9 @@ def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: To
 
 
 def rank_state(engine: Engine) -> dict[str, Any]:
-    """This rank's own state: the error memories of its wire and its random stream."""
-    return {"handle": engine.handle.state_dict(), "rng": torch.get_rng_state()}
+    """This rank's own state: the error memories of its wire and its random streams."""
+    rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(engine.device)}
+    return {"handle": engine.handle.state_dict(), **rng}
 
 
 def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
@@ -48,6 +49,7 @@ def restore(engine: Engine, world: World, optimizer_state: Any, own_state: dict[
     engine.handle.load_state_dict(own_state["handle"])
     engine.optimizer.load_state_dict(from_main(world, optimizer_state))
     torch.set_rng_state(own_state["rng"])
+    device.set_rng_state(engine.device, own_state["device_rng"])
 
 
 def from_main(world: World, value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import octavo
-from octavo.train import memory
+from octavo.train import device, memory
 from octavo.train.errors import JobError
 from octavo.train.loop import Trainer
 
@@ -18,8 +18,8 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     """The figures of a run that has made its last step. Called by all ranks together.
 
     Bytes are those that rank 0 handed to c10d for gradients; `dense_…` what fp32 would have been. Rates are
-    of the whole job. `peak_host_bytes` is the largest rank's; `peak_device_bytes` is 0 where the CPU is the
-    device.
+    of the whole job. `peak_host_bytes` and `peak_device_bytes` are the largest rank's; the latter is 0 where the
+    CPU is the device.
     """
     config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in engine.model.parameters())
@@ -28,7 +28,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "optimizer": config.optimizer_name,
         "zero_stage": config.zero,
         "compile": config.compile,
-        "device": "cpu",
+        "device": engine.device.type,
         "precision": engine.precision,
         "world_size": world.size,
         "model": config.model,
@@ -49,7 +49,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "dense_bytes_per_step": totals.dense_bytes / totals.step,
         "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
         "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
-        "peak_device_bytes": 0,
+        "peak_device_bytes": max(world.gather(device.peak_bytes(engine.device))),
         "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
         "state_bytes_per_param": memory.tensor_bytes(engine.optimizer.state_dict()) / parameters,
         "wire_state_bytes_per_param": memory.tensor_bytes(engine.handle.state_dict()) / parameters,
@@ -63,7 +63,7 @@ def check_replicas(trainer: Trainer) -> str:
     """The SHA-256 of the parameters. Raises JobError where a rank's bits differ from rank 0's."""
     digest = hashlib.sha256()
     for parameter in trainer.engine.model.parameters():
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy())
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
     digests = trainer.world.gather(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[0]:

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/bindings/sycl.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "octavo/comm/host_backend.h"
+#include "octavo/device/sycl/device.h"
+#include "octavo/device/sycl/figures.h"
+
+namespace py = pybind11;
+
+namespace octavo {
+
+void bind_sycl(py::module_& parent) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::module_ m = parent.def_submodule("sycl");
+  m.def("register_device", &register_sycl_device);
+  m.def("device_count", &sycl_device::count_devices, no_gil);
+  m.def("is_in_bad_fork", &sycl_device::is_in_bad_fork);
+  m.def("set_memory_limit", &sycl_device::set_memory_limit);
+  m.def("memory_limit", &sycl_device::memory_limit);
+  m.def("default_generator", &sycl_device::default_generator_of);
+  m.def("seed_all", &sycl_device::seed_all);
+  m.def("empty", &sycl_device::empty_of_kind);
+  py::enum_<MemoryKind>(m, "MemoryKind")
+      .value("device", MemoryKind::device)
+      .value("shared", MemoryKind::shared)
+      .value("host", MemoryKind::host);
+  m.def("facts", &sycl_device::facts, no_gil);
+  py::class_<HostBackend, c10d::Backend, c10::intrusive_ptr<HostBackend>>(m, "HostBackend")
+      .def(py::init<c10::intrusive_ptr<c10d::Backend>>(), py::arg("on_cpu"));
+  py::class_<DeviceFacts>(m, "DeviceFacts")
+      .def_readonly("name", &DeviceFacts::name)
+      .def_readonly("vendor", &DeviceFacts::vendor)
+      .def_readonly("driver", &DeviceFacts::driver)
+      .def_readonly("platform", &DeviceFacts::platform)
+      .def_readonly("is_cpu", &DeviceFacts::is_cpu)
+      .def_readonly("has_fp64", &DeviceFacts::has_fp64)
+      .def_readonly("has_fp16", &DeviceFacts::has_fp16)
+      .def_readonly("reads_ordinary_memory", &DeviceFacts::reads_ordinary_memory)
+      .def_readonly("total_memory", &DeviceFacts::total_bytes)
+      .def_readonly("compute_units", &DeviceFacts::compute_units)
+      .def_readonly("largest_group", &DeviceFacts::largest_group);
+}
+
+}  // namespace octavo

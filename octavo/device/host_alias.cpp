@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/host_alias.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <memory>
+
+#include "octavo/device/sycl/streams.h"
+#include "octavo/device/sycl/twins.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+bool has_host_alias(c10::Device device) { return device.is_cpu() || device.type() == sycl_device::kType; }
+
+at::Tensor host_alias(const at::Tensor& tensor) {
+  if (!has_host_alias(tensor.device())) {
+    fail(ErrorCode::unsupported, "device.host_alias", "expected a tensor on cpu or sycl, got one on ",
+         tensor.device().str());
+  }
+  if (tensor.is_cpu()) return tensor;
+  return sycl_device::Twins(tensor.device().index()).twin_of(tensor);
+}
+
+std::function<void()> mark_for_host(c10::Device device) {
+  if (device.is_cpu()) return [] {};
+  auto event = std::make_shared<c10::Event>(device.type());
+  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return [event] { event->synchronize(); };
+}
+
+}  // namespace octavo

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "octavo/export.h"
+
+/// Device memory as the host sees it, for code that works on the CPU.
+namespace octavo {
+
+/// Whether the host reads and writes a device's tensors where they lie: on cpu and sycl.
+OCTAVO_API bool has_host_alias(c10::Device device);
+
+/// The tensor itself on CPU; on sycl a CPU tensor over the same memory, which it holds. Nothing is copied or waited
+/// for. Throws Error unsupported for other devices, and for tensors that are not strided.
+OCTAVO_API at::Tensor host_alias(const at::Tensor& tensor);
+
+/// Marks what the device's current stream was given so far. The function returned waits for it, on any thread: then the
+/// host may read through an alias. On CPU it does nothing.
+OCTAVO_API std::function<void()> mark_for_host(c10::Device device);
+
+}  // namespace octavo

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/sycl/allocator.h"
+
+#include <cstring>
+
+#include "octavo/device/sycl/cpu_allocator.h"
+#include "octavo/device/sycl/memory_pool.h"
+
+namespace octavo::sycl_device {
+
+namespace {
+
+using c10::CachingDeviceAllocator::DeviceStats;
+
+void fill(c10::CachingAllocator::StatArray& all, const Gauge& gauge) {
+  all[0] = {gauge.current, gauge.peak, gauge.added, gauge.removed};  // the aggregate; there are no separate pools
+}
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    const c10::DeviceIndex device = current_device();
+    return sycl_device::allocate(device, MemoryKind::shared, bytes, {kType, device});
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    settle(current_device());
+    std::memcpy(to, from, bytes);
+  }
+
+  bool initialized() override { return is_initialized(); }
+  void emptyCache(c10::MempoolId_t) override {
+    for (c10::DeviceIndex device = 0; device < device_count(); ++device) {
+      MemoryPool::instance().empty_cache(device, /*host=*/false);
+    }
+  }
+  void recordStream(const c10::DataPtr& memory, c10::Stream stream) override {
+    MemoryPool::instance().use_on(memory.get_context(), stream);
+  }
+
+  DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    require_device(device);
+    const MemoryFigures figures = MemoryPool::instance().figures(device, /*host=*/false);
+    DeviceStats stats;
+    fill(stats.allocated_bytes, figures.allocated_bytes);
+    fill(stats.requested_bytes, figures.allocated_bytes);
+    fill(stats.reserved_bytes, figures.reserved_bytes);
+    fill(stats.active_bytes, figures.active_bytes);
+    fill(stats.allocation, figures.allocated_blocks);
+    fill(stats.segment, figures.reserved_blocks);
+    fill(stats.active, figures.active_blocks);
+    stats.num_alloc_retries = figures.retries;
+    stats.num_ooms = figures.refusals;
+    stats.num_device_alloc = figures.reserved_blocks.added;
+    stats.num_device_free = figures.reserved_blocks.removed;
+    return stats;
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_sums(device, false); }
+  void resetPeakStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_peak(device, false); }
+
+  /// Free and total bytes: of the limit, where there is one.
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    require_device(device);
+    const auto limit = MemoryPool::instance().limit(device);
+    if (!limit) return {runtime().free_bytes(device), runtime().facts(device).total_bytes};
+    const auto reserved = MemoryPool::instance().figures(device, false).reserved_bytes.current;
+    return {*limit - std::min<std::uint64_t>(*limit, reserved), *limit};
+  }
+};
+
+}  // namespace
+
+c10::DeviceAllocator& allocator() {
+  static auto* only = new Allocator;
+  return *only;
+}
+
+c10::DataPtr allocate(c10::DeviceIndex device, MemoryKind kind, std::size_t bytes, c10::Device as) {
+  void* memory = bytes == 0 ? nullptr : MemoryPool::instance().allocate(device, kind, bytes);
+  return {memory, memory, &release, as};
+}
+
+void release(void* memory) {
+  if (memory != nullptr && !MemoryPool::instance().free(memory)) release_ordinary(memory);
+}
+
+}  // namespace octavo::sycl_device

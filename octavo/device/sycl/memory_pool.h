@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "octavo/device/sycl/streams.h"
+
+namespace octavo::sycl_device {
+
+/// A figure in bytes or in blocks: now, the most since reset_peak(), and the sums since the process began.
+struct Gauge {
+  std::int64_t current = 0, peak = 0, added = 0, removed = 0;
+  void add(std::int64_t amount);
+  void remove(std::int64_t amount);
+};
+
+/// What tensors asked for is `allocated`, to the byte; what the driver gave is `reserved`: allocated memory rounded up,
+/// and memory kept for the next tensor. `active` is what is in use, or was freed while a stream may still use it.
+struct MemoryFigures {
+  Gauge allocated_bytes, reserved_bytes, active_bytes;
+  Gauge allocated_blocks, reserved_blocks, active_blocks;
+  std::int64_t retries = 0, refusals = 0;  // of allocations: after the cache was emptied; for good
+};
+
+/// Memory of the devices and page-locked memory of the host, kept for reuse. Thread-safe.
+///
+/// A block belongs to the stream that was current when it was allocated, and goes to later allocations of the same
+/// stream, device, kind and rounded size: what they do runs after what was done with it. Other streams that use it
+/// must be named by `use_on`; it is then kept back until they are done. Sizes are rounded up to 512 bytes, above 1 MiB
+/// to an eighth of the power of two below. Host memory belongs to no stream.
+class MemoryPool {
+ public:
+  static MemoryPool& instance();  // lives as long as the process
+
+  /// At a multiple of 64 bytes, uninitialized. Throws torch's OutOfMemoryError, with the figures, where neither the
+  /// driver nor the limit has room even after the cache was emptied. `bytes` above 0.
+  void* allocate(c10::DeviceIndex, MemoryKind, std::uint64_t bytes);
+  /// Whether the memory was of this pool; otherwise nothing happens.
+  bool free(void* memory);
+  std::optional<MemoryKind> kind_of(const void* memory);
+  std::optional<c10::DeviceIndex> device_of(const void* memory);
+  void use_on(void* memory, c10::Stream);
+
+  /// Gives back to the driver what is not allocated, of the device or (host) of the host.
+  void empty_cache(c10::DeviceIndex, bool host);
+
+  /// Of a device's own and shared memory; `host`: of the page-locked memory of the host.
+  MemoryFigures figures(c10::DeviceIndex, bool host);
+  void reset_peak(c10::DeviceIndex, bool host);
+  void reset_sums(c10::DeviceIndex, bool host);
+
+  /// The most that may be reserved on a device, OCTAVO_SYCL_MEMORY_BYTES at the start; nothing: what the device has.
+  void set_limit(c10::DeviceIndex, std::optional<std::uint64_t> bytes);
+  std::optional<std::uint64_t> limit(c10::DeviceIndex);
+
+ private:
+  using Place = std::pair<c10::DeviceIndex, bool>;  // a device, whether its host memory
+  struct Block {
+    c10::DeviceIndex device;
+    MemoryKind kind;
+    c10::StreamId stream;
+    std::uint64_t bytes, size;  // asked for, rounded
+    MemoryFigures* figures;     // of its place
+    std::vector<c10::Stream> other_streams;
+    Place place() const { return {device, kind == MemoryKind::host}; }
+  };
+  using Key = std::tuple<c10::DeviceIndex, MemoryKind, c10::StreamId, std::uint64_t>;
+  struct Freed {
+    void* memory;
+    Block block;
+    std::vector<Event> uses;
+  };
+
+  MemoryPool();
+  std::optional<std::uint64_t> limit_of(c10::DeviceIndex) const;
+  void* take_cached(const Block&);
+  void* reserve(const Block&);
+  bool fits(const Block&) const;
+  void keep(void* memory, const Block&);
+  void keep_what_is_done();
+  void release_cached(Place);
+  [[noreturn]] void refuse(const Block&);
+
+  std::mutex mutex_;
+  std::unordered_map<const void*, Block> used_;
+  std::map<Key, std::vector<void*>> cached_;
+  std::deque<Freed> freed_;  // while other streams use it
+  std::map<Place, MemoryFigures> figures_;
+  const std::optional<std::uint64_t> first_limit_;
+  std::map<c10::DeviceIndex, std::optional<std::uint64_t>> limits_;  // those set by a call
+};
+
+}  // namespace octavo::sycl_device

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+namespace octavo::sycl_device {
+
+/// The tensors of one call as CPU tensors over the same memory, and the way back. Tensors that share a storage on the
+/// device share one here; nothing is copied. Made for one call on one thread; the caller has settled the device.
+class Twins {
+ public:
+  explicit Twins(c10::DeviceIndex device) : device_(device) {}
+
+  /// A CPU tensor over the memory of a tensor of the device, the same for the same tensor; holds its memory.
+  at::Tensor twin_of(const at::Tensor& original);
+
+  /// The tensor of the device that a CPU kernel means by `result`: the original of a twin, a view of an original's
+  /// storage, or the result itself where it lies in device memory (OnDeviceMemory); what lies elsewhere is copied.
+  at::Tensor original_of(const at::Tensor& result);
+
+  /// After a kernel that writes to the original's twin: takes over new sizes, strides, memory and storage.
+  void update(const at::Tensor& original);
+
+ private:
+  struct SharedStorage {
+    c10::Storage original, twin;
+  };
+  struct SharedTensor {
+    at::Tensor original, twin;
+  };
+  c10::Storage twin_storage(const c10::Storage& original);
+  c10::Storage original_storage(const c10::Storage& twin);
+
+  c10::DeviceIndex device_;
+  c10::SmallVector<SharedStorage, 6> storages_;
+  c10::SmallVector<SharedTensor, 6> tensors_;
+};
+
+}  // namespace octavo::sycl_device

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fstream>
+#include <mutex>
+#include <optional>
+#include <sys/sysinfo.h>
+
+#include "octavo/kernels/sycl/devices.h"
+#include "octavo/kernels/sycl/table.h"
+
+namespace octavo::sycl_backend {
+
+namespace {
+
+constexpr const char* kWhere = "device.sycl";
+
+// ---- devices
+
+int device_count() { return static_cast<int>(devices().size()); }
+
+DeviceFacts facts(int index) {
+  const sycl::device& device = device_at(index).device;
+  return guarded(kWhere, [&] {
+    namespace info = sycl::info::device;
+    return DeviceFacts{
+        .name = device.get_info<info::name>(),
+        .vendor = device.get_info<info::vendor>(),
+        .driver = device.get_info<info::driver_version>(),
+        .platform = device.get_platform().get_info<sycl::info::platform::name>(),
+        .is_cpu = device.is_cpu(),
+        .has_fp64 = device.has(sycl::aspect::fp64),
+        .has_fp16 = device.has(sycl::aspect::fp16),
+        .reads_ordinary_memory = device.has(sycl::aspect::usm_system_allocations),
+        .counts_free_memory = device.has(sycl::aspect::ext_intel_free_memory),
+        .total_bytes = device.get_info<info::global_mem_size>(),
+        .compute_units = device.get_info<info::max_compute_units>(),
+        .largest_group = static_cast<std::uint32_t>(device.get_info<info::max_work_group_size>()),
+    };
+  });
+}
+
+/// What the system could hand out without swapping.
+std::uint64_t available_bytes_of_machine() {
+  std::ifstream file("/proc/meminfo");
+  for (std::string name; file >> name;) {
+    std::uint64_t kibibytes = 0;
+    if (name == "MemAvailable:" && file >> kibibytes) return kibibytes * 1024;
+    file.ignore(256, '\n');
+  }
+  struct sysinfo machine = {};
+  return sysinfo(&machine) == 0 ? std::uint64_t{machine.freeram} * machine.mem_unit : 0;
+}
+
+std::uint64_t free_bytes(int index) {
+  const sycl::device& device = device_at(index).device;
+  if (!device.has(sycl::aspect::ext_intel_free_memory)) return available_bytes_of_machine();
+  return guarded(kWhere, [&] { return device.get_info<sycl::ext::intel::info::device::free_memory>(); });
+}
+
+// ---- memory
+
+void* allocate(int index, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment) {
+  const Device& at = device_at(index);
+  return guarded(kWhere, [&]() -> void* {
+    switch (kind) {
+      case MemoryKind::device: return sycl::aligned_alloc_device(alignment, bytes, at.device, at.context);
+      case MemoryKind::shared: return sycl::aligned_alloc_shared(alignment, bytes, at.device, at.context);
+      case MemoryKind::host: return sycl::aligned_alloc_host(alignment, bytes, at.context);
+    }
+    return nullptr;
+  });
+}
+
+void free_memory(int index, void* memory) {
+  guarded(kWhere, [&] { sycl::free(memory, device_at(index).context); });
+}
+
+// ---- streams
+
+Stream create_stream(int index, bool is_urgent) {
+  namespace property = sycl::property::queue;
+  const Device& at = device_at(index);
+  return guarded(kWhere, [&]() -> Stream {
+    if (!is_urgent) return new sycl::queue(at.context, at.device, {property::in_order(), property::enable_profiling()});
+    return new sycl::queue(
+        at.context, at.device,
+        {property::in_order(), property::enable_profiling(), sycl::ext::oneapi::property::queue::priority_high()});
+  });
+}
+
+void destroy_stream(Stream stream) { delete &queue_of(stream); }
+
+bool is_idle(Stream stream) {
+  return guarded(kWhere, [&] { return queue_of(stream).ext_oneapi_empty(); });
+}
+
+void wait(Stream stream) {
+  guarded(kWhere, [&] { queue_of(stream).wait_and_throw(); });
+}
+
+void copy(Stream stream, void* to, const void* from, std::uint64_t bytes) {
+  guarded(kWhere, [&] { queue_of(stream).memcpy(to, from, bytes); });
+}
+
+void fill(Stream stream, void* to, std::uint8_t value, std::uint64_t bytes) {
+  guarded(kWhere, [&] { queue_of(stream).memset(to, value, bytes); });
+}
+
+void prefetch(Stream stream, const void* memory, std::uint64_t bytes) {
+  guarded(kWhere, [&] { queue_of(stream).prefetch(memory, bytes); });
+}
+
+// ---- events
+
+/// A place for the event of the latest record.
+class Marker {
+ public:
+  void set(sycl::event event) {
+    const std::lock_guard lock(mutex_);
+    event_ = std::move(event);
+  }
+  std::optional<sycl::event> get() {
+    const std::lock_guard lock(mutex_);
+    return event_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<sycl::event> event_;
+};
+
+Marker& marker_of(Event event) { return *static_cast<Marker*>(event); }
+
+Event create_event() { return new Marker; }
+
+void destroy_event(Event event) { delete &marker_of(event); }
+
+void record(Event event, Stream stream) {
+  guarded(kWhere,
+          [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(queue_of(stream))); });
+}
+
+bool is_done(Event event) {
+  const auto recorded = marker_of(event).get();
+  return !recorded || guarded(kWhere, [&] {
+    return recorded->get_info<sycl::info::event::command_execution_status>() ==
+           sycl::info::event_command_status::complete;
+  });
+}
+
+void wait_for(Event event) {
+  auto recorded = marker_of(event).get();
+  if (recorded) guarded(kWhere, [&] { recorded->wait_and_throw(); });
+}
+
+void block(Stream stream, Event event) {
+  const auto recorded = marker_of(event).get();
+  if (recorded) guarded(kWhere, [&] { queue_of(stream).ext_oneapi_submit_barrier({*recorded}); });
+}
+
+double elapsed_ms(Event start, Event end) {
+  const auto first = marker_of(start).get(), last = marker_of(end).get();
+  if (!first || !last) fail(ErrorCode::invalid_argument, kWhere, "expected two recorded events, got one that was not");
+  return guarded(kWhere, [&] {
+    const auto end_ns = [](const sycl::event& event) {
+      return static_cast<double>(event.get_profiling_info<sycl::info::event_profiling::command_end>());
+    };
+    return (end_ns(*last) - end_ns(*first)) * 1e-6;
+  });
+}
+
+}  // namespace
+
+const DeviceRuntime runtime = {
+    .device_count = device_count,
+    .facts = facts,
+    .free_bytes = free_bytes,
+    .allocate = allocate,
+    .free = free_memory,
+    .create_stream = create_stream,
+    .destroy_stream = destroy_stream,
+    .is_idle = is_idle,
+    .wait = wait,
+    .copy = copy,
+    .fill = fill,
+    .prefetch = prefetch,
+    .create_event = create_event,
+    .destroy_event = destroy_event,
+    .record = record,
+    .is_done = is_done,
+    .wait_for = wait_for,
+    .block = block,
+    .elapsed_ms = elapsed_ms,
+};
+
+}  // namespace octavo::sycl_backend

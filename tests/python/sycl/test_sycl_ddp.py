@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two ranks on sycl: collectives over Gloo on the device's memory, DDP and the compressed hook, with the CPU's bits."""
+
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+
+
+def group_of(device: str) -> dist.ProcessGroup:
+    backend = "gloo" if device == "cpu" else octavo.sycl.COLLECTIVES
+    return dist.new_group(backend=backend, timeout=timedelta(seconds=30))
+
+
+def train(rank: int, device: str, plan: str | None) -> tuple[list[float], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 101), nn.ReLU(), nn.Linear(101, 64), nn.LayerNorm(64)).to(device)
+    ddp = DistributedDataParallel(model, process_group=group_of(device), bucket_cap_mb=0.02)
+    handle = octavo.compress(ddp, plan) if plan else None
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(6):
+        x = torch.randn(16, 64, generator=generator).to(device)
+        loss = (ddp(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if handle:
+        assert handle.stats()["steps"] == 6
+    return losses, [p.detach().cpu() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("plan", [None, "dense", "int4+ef", "sign-vote"])
+def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str | None) -> None:
+    expected, got = two_ranks.run(train, "cpu", plan), two_ranks.run(train, "sycl", plan)
+    for (losses, weights), (cpu_losses, cpu_weights) in zip(got, expected, strict=True):
+        assert losses == cpu_losses
+        assert all(torch.equal(a, b) for a, b in zip(weights, cpu_weights, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(got[0][1], got[1][1], strict=True))
+
+
+def onebit(rank: int, device: str) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Linear(256, 64).to(device)
+    ddp = DistributedDataParallel(model, process_group=group_of(device))
+    handle = octavo.compress(ddp, "sign+ef")
+    optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=3, handle=handle)
+    for step in range(8):
+        ddp(torch.full((4, 256), 0.1 * (rank + step), device=device)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach().cpu() for p in model.parameters()]
+
+
+def test_momenta_on_the_wire(two_ranks) -> None:
+    expected, got = two_ranks.run(onebit, "cpu"), two_ranks.run(onebit, "sycl")
+    for weights in got:
+        assert all(torch.equal(a, b) for a, b in zip(weights, expected[0], strict=True))
+
+
+def collectives(rank: int) -> None:
+    group = group_of("sycl")
+    mine = torch.full((4,), float(rank + 1), device="sycl")
+
+    total = mine.clone()
+    dist.all_reduce(total, group=group)
+    assert total.tolist() == [3.0] * 4 and total.device.type == "sycl"
+    work = dist.all_reduce(total, async_op=True, group=group)
+    work.wait()
+    assert total.tolist() == [6.0] * 4 and work.get_future().wait()[0].device.type == "sycl"
+
+    sent = mine.clone()
+    dist.broadcast(sent, src=1, group=group)
+    assert sent.tolist() == [2.0] * 4
+    dist.reduce(mine.clone(), dst=0, group=group)
+
+    parts = [torch.empty(4, device="sycl") for _ in range(2)]
+    dist.all_gather(parts, mine, group=group)
+    whole = torch.empty(8, device="sycl")
+    dist.all_gather_into_tensor(whole, mine, group=group)
+    assert torch.cat(parts).tolist() == whole.tolist() == [1.0] * 4 + [2.0] * 4
+
+    half = torch.empty(4, device="sycl")
+    dist.reduce_scatter_tensor(half, whole, group=group)
+    assert half.tolist() == [2.0 + 2 * rank] * 4
+    swapped = torch.empty(8, device="sycl")
+    dist.all_to_all_single(swapped, whole, group=group)
+    assert swapped.tolist() == [rank + 1.0] * 8
+
+    if rank == 0:
+        dist.send(mine, dst=1, group=group)
+        dist.scatter(half, [mine, mine * 5], src=0, group=group)
+        dist.gather(half, parts, dst=0, group=group)
+        assert parts[1].tolist() == [5.0] * 4
+    else:
+        dist.recv(half, src=0, group=group)
+        assert half.tolist() == [1.0] * 4
+        dist.scatter(half, src=0, group=group)
+        assert half.tolist() == [5.0] * 4
+        dist.gather(half, dst=0, group=group)
+    dist.barrier(group=group)
+
+
+def test_collectives(two_ranks) -> None:
+    two_ranks.run(collectives)
+
+
+def queued_before_a_collective(rank: int) -> None:
+    group, x = group_of("sycl"), torch.zeros(1 << 20, device="sycl")
+    for value in range(10):
+        ready = torch.full((1 << 20,), float(value)).pin_memory()
+        for _ in range(5):
+            x.copy_(ready, non_blocking=True)
+        dist.all_reduce(x, group=group)
+        assert (x == 2 * value).all()
+        x.copy_(ready, non_blocking=True)
+        octavo.all_reduce(x, "bf16")
+        assert (x == 2 * value).all()
+
+
+def test_a_collective_waits_for_the_stream(two_ranks) -> None:
+    two_ranks.run(queued_before_a_collective)
+
+
+def default_backends(rank: int) -> str:
+    dist.destroy_process_group()
+    store = dist.HashStore()
+    dist.init_process_group(store=store, rank=0, world_size=1)
+    x = torch.ones(3, device="sycl")
+    dist.all_reduce(x)
+    return dist.get_backend_config()
+
+
+def test_a_group_without_a_named_backend_serves_sycl(two_ranks) -> None:
+    assert all("sycl:octavo" in config for config in two_ranks.run(default_backends))

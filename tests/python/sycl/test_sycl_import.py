@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `import octavo` costs, and what is said where the device cannot be used."""
+
+import os
+import subprocess
+import sys
+
+import torch
+
+import octavo
+
+
+def run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_and_seeds_load_no_run_time() -> None:
+    use = "import torch, octavo; torch.manual_seed(3); torch.device('sycl');"
+    assert run(use + "print('libsycl' in open('/proc/self/maps').read())") == "False"
+    assert run("import torch, octavo; torch.manual_seed(3); print(torch.sycl.initial_seed())") == "3"
+
+
+def test_a_forked_process_is_told_to_use_spawn() -> None:
+    code = """
+import os, torch, octavo
+x = torch.ones(2, device="sycl")
+if os.fork() == 0:
+    try:
+        x + 1
+    except RuntimeError as error:
+        os.write(1, str(error).encode())
+    os.write(1, str(torch.sycl._is_in_bad_fork()).encode())
+    os._exit(0)
+os.wait()
+"""
+    assert "start processes that use it with 'spawn'True" in run(code)
+
+
+def test_no_device_is_one_sentence() -> None:
+    code = """
+import torch, octavo
+print(torch.sycl.is_available(), torch.sycl.device_count())
+try:
+    torch.ones(2, device="sycl")
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+    words = run(code, ONEAPI_DEVICE_SELECTOR="cuda:*").splitlines()
+    assert words[0] == "False 0" and "the sycl back end is missing" in words[1]
+
+
+def test_torch_knows_the_device() -> None:
+    assert torch.sycl is octavo.sycl and torch.sycl.is_available() and not octavo.sycl.why_missing()
+    assert torch.accelerator.current_accelerator() == torch.device("sycl")
+    assert torch.accelerator.device_count() == torch.sycl.device_count()
+    assert torch.sycl.get_amp_supported_dtype() == [torch.bfloat16, torch.float16] and torch.sycl.is_bf16_supported()
+    octavo.sycl.register()  # a second time: nothing

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of memory, the cap, the kinds, and memory that other streams still use."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from sycl_work import keep_busy
+
+MIB = 1 << 20
+
+
+def bytes_tensor(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device="sycl")
+
+
+@pytest.fixture
+def limit():
+    """Sets the cap to what is reserved and so many bytes more; takes it away afterwards."""
+    torch.sycl.empty_cache()
+    yield lambda more: torch.sycl.set_memory_limit(torch.sycl.memory_reserved() + more)
+    torch.sycl.set_memory_limit(None)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_allocated_is_what_tensors_asked_for(seed: int) -> None:
+    rng, held = random.Random(seed), []
+    start = torch.sycl.memory_allocated()
+    torch.sycl.reset_peak_memory_stats()
+    most = 0
+    for _ in range(300):
+        if held and rng.random() < 0.45:
+            held.pop(rng.randrange(len(held)))
+        else:
+            held.append(bytes_tensor(rng.choice([0, 1, 7, 511, 512, 513, 4097, MIB, MIB + 1, 3 * MIB + 5])))
+        now = sum(t.numel() for t in held)
+        most = max(most, now)
+        assert torch.sycl.memory_allocated() - start == now
+        assert torch.sycl.memory_reserved() >= torch.sycl.memory_allocated()
+    assert torch.sycl.max_memory_allocated() - start == most
+    assert torch.accelerator.memory_stats()["requested_bytes.all.current"] - start == now
+
+
+def test_an_operator_counts_its_result_and_frees_what_it_needed_besides() -> None:
+    x = torch.randn(100, 30, device="sycl")
+    before = torch.sycl.memory_allocated()
+    sorted_, order = torch.sort(x.t(), dim=0)
+    assert torch.sycl.memory_allocated() - before == 3000 * 4 + 3000 * 8
+    view = sorted_[3:].t()
+    assert torch.sycl.memory_allocated() - before == 3000 * 4 + 3000 * 8
+    del sorted_, order
+    assert torch.sycl.memory_allocated() - before == 3000 * 4
+    del view
+
+
+def test_freed_memory_is_reused_and_given_back() -> None:
+    torch.sycl.empty_cache()
+    reserved = torch.sycl.memory_reserved()
+    first = bytes_tensor(5 * MIB)
+    address = first.data_ptr()
+    held = torch.sycl.memory_reserved() - reserved
+    assert 5 * MIB <= held <= 5 * MIB * 9 / 8
+    del first
+    assert torch.sycl.memory_reserved() - reserved == held
+    assert bytes_tensor(5 * MIB).data_ptr() == address
+    torch.sycl.empty_cache()
+    assert torch.sycl.memory_reserved() == reserved
+
+
+def test_the_cap_is_real(limit) -> None:
+    limit(4 * MIB)
+    x = bytes_tensor(3 * MIB)
+    with pytest.raises(torch.OutOfMemoryError, match=rf"expected {2 * MIB} bytes .* the limit is"):
+        bytes_tensor(2 * MIB)
+    free, total = torch.sycl.mem_get_info()
+    assert free == MIB and total == torch.sycl.get_memory_limit()
+    del x
+    bytes_tensor(4 * MIB)  # what is cached is given back before memory is refused
+    assert torch.sycl.memory_stats()["num_ooms"] >= 1
+
+
+def test_an_operator_out_of_memory_leaves_its_arguments_alone(limit) -> None:
+    x = torch.ones(MIB, device="sycl")
+    limit(MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        x.exp()
+    torch.sycl.set_memory_limit(None)
+    assert x.exp().shape == x.shape and (x == 1).all()
+
+
+@pytest.mark.parametrize("text, outcome", [("1048576", "OutOfMemoryError"), ("lots", "expected a number of bytes")])
+def test_the_cap_by_environment(text: str, outcome: str) -> None:
+    code = "import torch, octavo; torch.empty(1 << 20, device='sycl')"
+    environment = {**os.environ, "OCTAVO_SYCL_MEMORY_BYTES": text}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1 and outcome in run.stderr
+
+
+def test_a_negative_cap_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a number of bytes or None, got -1"):
+        torch.sycl.set_memory_limit(-1)
+
+
+def test_figures_of_the_device() -> None:
+    facts = torch.sycl.get_device_properties()
+    free, total = torch.sycl.mem_get_info()
+    assert 0 < free <= total == facts.total_memory
+    assert torch.sycl.get_device_name() == facts.name != ""
+
+
+@pytest.mark.parametrize("kind", ["device", "shared", "host"])
+def test_kinds_of_memory(kind: str) -> None:
+    x = torch.sycl.empty(3, 5, dtype=torch.float64, kind=kind)
+    assert (x.device.type, x.shape, x.dtype) == ("sycl", (3, 5), torch.float64)
+    source = torch.randn(3, 5, dtype=torch.float64).pin_memory()
+    assert torch.equal(x.copy_(source, non_blocking=True).to("cpu"), source)
+    with pytest.raises(ValueError, match="expected kind device, shared, host, got 'texture'"):
+        torch.sycl.empty(1, kind="texture")
+
+
+def test_memory_in_use_on_another_stream_is_not_reused() -> None:
+    side = torch.sycl.Stream()
+    x = bytes_tensor(MIB)
+    address = x.data_ptr()
+    keep_busy(side)
+    x.record_stream(side)
+    del x
+    during = bytes_tensor(MIB)
+    assert not side.query(), "the other stream ended too early for this test to say anything"
+    assert during.data_ptr() != address
+    side.synchronize()
+    assert address in [t.data_ptr() for t in [bytes_tensor(MIB), bytes_tensor(MIB)]]
+
+
+def test_without_record_stream_memory_is_reused_at_once() -> None:
+    x = bytes_tensor(MIB)
+    address = x.data_ptr()
+    del x
+    assert bytes_tensor(MIB).data_ptr() == address
+
+
+def test_pinned_memory_waits_for_its_copies() -> None:
+    side, target = torch.sycl.Stream(), torch.empty(MIB, device="sycl")
+    source = torch.ones(MIB).pin_memory()
+    assert source.is_pinned() and source[5:].is_pinned() and not torch.ones(3).is_pinned()
+    address = source.data_ptr()
+    with side:
+        keep_busy(side)
+        target.copy_(source, non_blocking=True)
+    del source
+    other = torch.zeros(MIB).pin_memory()
+    assert not side.query(), "the other stream ended too early for this test to say anything"
+    assert other.data_ptr() != address
+    side.synchronize()
+    assert (target == 1).all()

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events: order in a stream, between streams by events, between kernels and the host's operators."""
+
+import random
+import threading
+import time
+
+import pytest
+import torch
+from sycl_work import keep_busy
+
+import octavo
+
+
+class Program:
+    """Random operations on a few buffers; each may run on another stream, after the events of what it touches."""
+
+    SIZE = 4096
+
+    def __init__(self, seed: int, device: str, streams: int = 0):
+        self.rng = random.Random(seed)
+        self.buffers = [torch.full((self.SIZE,), float(i), device=device) for i in range(6)]
+        self.streams = [torch.sycl.Stream() for _ in range(streams)]
+        self.used = [None] * len(self.buffers)  # the event of the last operation on a buffer
+        for stream in self.streams:
+            stream.wait_stream(torch.sycl.current_stream())
+
+    def step(self) -> None:
+        to, source = self.rng.sample(range(len(self.buffers)), 2)
+        kind, where = self.rng.randrange(5), self.rng.randrange(8)
+        if not self.streams:
+            self.apply(kind, self.buffers[to], self.buffers[source])
+            return
+        stream = self.streams[where % len(self.streams)]
+        for event in (self.used[to], self.used[source]):
+            if event is not None:
+                stream.wait_event(event)
+        with stream:
+            self.apply(kind, self.buffers[to], self.buffers[source])
+        self.used[to] = self.used[source] = stream.record_event()
+
+    @staticmethod
+    def apply(kind: int, to: torch.Tensor, source: torch.Tensor) -> None:
+        if kind == 0:  # a copy by the queue
+            to.copy_(source, non_blocking=True)
+        elif kind == 1:  # two kernels of the device, and one operator of the host
+            to.mul_(octavo.unpackbits(octavo.packbits(source), Program.SIZE))
+        elif kind == 2:
+            torch.ops.octavo.unpackbits.out(octavo.packbits(source), out=to)
+        elif kind == 3:  # the host
+            to.add_(source).remainder_(97.0).sub_(31.0)
+        else:
+            to[: Program.SIZE // 2].copy_(source[Program.SIZE // 2 :], non_blocking=True)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_random_programs_give_the_sequential_result(seed: int) -> None:
+    print("seed", seed)
+    here, there = Program(seed, "cpu"), Program(seed, "sycl", streams=4)
+    for _ in range(2000):
+        here.step()
+        there.step()
+    torch.sycl.synchronize()
+    for expected, got in zip(here.buffers, there.buffers, strict=True):
+        assert torch.equal(expected, got.cpu())
+
+
+def test_an_operator_waits_for_the_kernels_before_it() -> None:
+    x, y = torch.zeros(1 << 22, device="sycl"), torch.ones(1 << 22, device="sycl")
+    for i in range(50):
+        y.fill_(i)
+        x.copy_(y, non_blocking=True)
+        assert (x + 1).min().item() == i + 1
+
+
+def test_wait_stream_orders_two_streams() -> None:
+    first, second = torch.sycl.Stream(), torch.sycl.Stream()
+    source, target = torch.ones(1 << 20, device="sycl"), torch.zeros(1 << 20, device="sycl")
+    keep_busy(first)
+    with first:
+        source.copy_(torch.full((1 << 20,), 7.0).pin_memory(), non_blocking=True)
+    second.wait_stream(first)
+    with second:
+        target.copy_(source, non_blocking=True)
+        assert (target == 7).all()  # an operator of the host, on the second stream
+
+
+def test_events_tell_when_and_how_long() -> None:
+    stream = torch.sycl.Stream()
+    start, end = (torch.sycl.Event(enable_timing=True) for _ in range(2))
+    assert start.query()  # never recorded
+    begin = time.perf_counter()
+    start.record(stream)
+    keep_busy(stream)
+    end.record(stream)
+    assert not end.query()
+    end.synchronize()
+    wall_ms = 1e3 * (time.perf_counter() - begin)
+    assert end.query() and 0 < start.elapsed_time(end) <= wall_ms + 1
+    assert start.elapsed_time(end) > 0.3 * wall_ms
+
+
+def test_current_streams() -> None:
+    assert torch.sycl.current_stream() == torch.sycl.default_stream() == torch.accelerator.current_stream()
+    side, urgent = torch.sycl.Stream(), torch.sycl.Stream(priority=-1)
+    assert len({torch.sycl.default_stream(), side, urgent}) == 3
+    with torch.sycl.stream(side):
+        assert torch.sycl.current_stream() == side
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.sycl.current_stream()))
+        thread.start()
+        thread.join()
+        assert seen == [torch.sycl.default_stream()]
+    assert torch.sycl.current_stream() == torch.sycl.default_stream()
+    with torch.sycl.stream(None), torch.sycl.device(0):
+        assert torch.sycl.current_device() == 0
+
+
+def test_backward_runs_on_the_stream_of_the_forward_pass() -> None:
+    side = torch.sycl.Stream()
+    x = torch.randn(1000, device="sycl", requires_grad=True)
+    side.wait_stream(torch.sycl.current_stream())
+    with side:
+        keep_busy(side, copies=5)
+        loss = (x * x).sum()
+    loss.backward()
+    assert torch.equal(x.grad, 2 * x.detach())
+
+
+def test_a_device_that_is_not_there() -> None:
+    count = torch.sycl.device_count()
+    with pytest.raises(RuntimeError, match=f"expected a device from sycl:0 to sycl:{count - 1}, got sycl:{count}"):
+        torch.empty(1, device=f"sycl:{count}")
+    with pytest.raises(ValueError, match="expected a device sycl, sycl:N or N, got 'cpu'"):
+        torch.sycl.set_device("cpu")
