@@ -64,6 +64,7 @@ class OCTAVO_API Accelerator {
   virtual void set_device(std::int64_t index) const;
   /// Waits for all work on all streams of the device.
   virtual void synchronize(WhichDevice index = std::nullopt) const;
+  virtual bool on_accelerator(const at::Tensor& tensor) const { return tensor.device().type() == type_; }
 
   // ---- random numbers
 
@@ -93,7 +94,13 @@ class OCTAVO_API Accelerator {
   /// Taken from the driver: live tensors and the allocator's cache.
   virtual std::int64_t memory_reserved(WhichDevice index = std::nullopt) const;
   virtual std::int64_t max_memory_reserved(WhichDevice index = std::nullopt) const;
+  /// All peaks together, as torch's allocators do.
   virtual void reset_peak_memory_stats(WhichDevice index = std::nullopt) const;
+  // older names
+  virtual std::int64_t memory_cached(WhichDevice index = std::nullopt) const { return memory_reserved(index); }
+  virtual std::int64_t max_memory_cached(WhichDevice index = std::nullopt) const { return max_memory_reserved(index); }
+  virtual void reset_max_memory_allocated(WhichDevice index = std::nullopt) const { reset_peak_memory_stats(index); }
+  virtual void reset_max_memory_cached(WhichDevice index = std::nullopt) const { reset_peak_memory_stats(index); }
   /// torch's keys, `allocated_bytes.all.peak` and so on; bytes and counts.
   virtual std::map<std::string, std::int64_t> memory_stats(WhichDevice index = std::nullopt) const;
   virtual std::int64_t total_memory(WhichDevice index = std::nullopt) const;

@@ -42,6 +42,8 @@ const ControlGroupFiles kVersion1 = {"/sys/fs/cgroup/memory", "memory.limit_in_b
                                      "total_inactive_file"};
 const ControlGroupFiles kVersion2 = {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"};
 
+const std::string kController = ":memory:";
+
 struct ControlGroup {
   const ControlGroupFiles* files;
   std::string path;
@@ -52,8 +54,8 @@ std::optional<ControlGroup> group_of_process(const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
   std::optional<ControlGroup> found;
   for (std::string line; std::getline(file, line);) {
-    if (const auto at = line.find(":memory:"); at != std::string::npos)
-      return ControlGroup{&kVersion1, line.substr(at + 8)};
+    const auto found_at = line.find(kController);
+    if (found_at != std::string::npos) return ControlGroup{&kVersion1, line.substr(found_at + kController.size())};
     if (line.starts_with("0::")) found = ControlGroup{&kVersion2, line.substr(3)};
   }
   return found;
@@ -63,8 +65,9 @@ std::optional<ControlGroup> group_of_process(const std::string& root) {
 
 std::int64_t HostMemory::kilobytes_field(const std::string& path, const std::string& name) const {
   const auto kilobytes = field(root_ + path, name);
-  if (!kilobytes)
+  if (!kilobytes) {
     fail(ErrorCode::unsupported, "device.host_memory", "expected ", name, " in ", path, ", got no such line");
+  }
   return *kilobytes * 1024;
 }
 
@@ -75,8 +78,9 @@ std::int64_t HostMemory::peak_resident_bytes() const { return kilobytes_field("/
 void HostMemory::reset_peak_resident() const {
   std::ofstream file(root_ + "/proc/self/clear_refs");
   file << 5 << std::flush;  // 5: VmHWM becomes VmRSS, and nothing else changes (proc(5))
-  if (!file)
+  if (!file) {
     fail(ErrorCode::unsupported, "device.host_memory", "expected to write to /proc/self/clear_refs, got refused");
+  }
 }
 
 std::int64_t HostMemory::total_bytes() const {

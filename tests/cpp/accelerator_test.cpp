@@ -23,6 +23,9 @@ TEST(Accelerator, TheHostHasOneDevice) {
   EXPECT_THROW(cpu->set_device(-1), Error);
   EXPECT_LE(cpu->available_memory(), cpu->total_memory());
   EXPECT_GE(cpu->max_memory_allocated(), cpu->memory_allocated());
+  EXPECT_GT(cpu->memory_cached(), 0);
+  EXPECT_TRUE(cpu->on_accelerator(at::rand({1})));
+  EXPECT_FALSE(make_accelerator("cuda")->on_accelerator(at::rand({1})));
 }
 
 TEST(Accelerator, StreamsOfTheHostAreCurrentByThread) {
