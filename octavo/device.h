@@ -14,3 +14,4 @@
 #include "octavo/device/stream_event.h"
 #include "octavo/device/sycl/device.h"
 #include "octavo/device/sycl/figures.h"
+#include "octavo/device/sycl_kernel.h"

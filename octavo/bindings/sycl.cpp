@@ -6,10 +6,23 @@
 #include "octavo/comm/host_backend.h"
 #include "octavo/device/sycl/device.h"
 #include "octavo/device/sycl/figures.h"
+#include "octavo/device/sycl_kernel.h"
 
 namespace py = pybind11;
 
 namespace octavo {
+
+namespace {
+
+/// `arguments`: each as it lies in memory, and whether it is a pointer.
+void launch(SyclKernel& kernel, c10::Device device, std::uint64_t groups, std::uint64_t group_size,
+            const std::vector<std::pair<std::string, bool>>& arguments) {
+  std::vector<KernelArgument> all;
+  for (const auto& [value, is_pointer] : arguments) all.push_back({value.data(), value.size(), is_pointer});
+  kernel.launch(device, groups, group_size, all.data(), all.size());
+}
+
+}  // namespace
 
 void bind_sycl(py::module_& parent) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
@@ -29,6 +42,9 @@ void bind_sycl(py::module_& parent) {
   m.def("facts", &sycl_device::facts, no_gil);
   py::class_<HostBackend, c10d::Backend, c10::intrusive_ptr<HostBackend>>(m, "HostBackend")
       .def(py::init<c10::intrusive_ptr<c10d::Backend>>(), py::arg("on_cpu"));
+  py::class_<SyclKernel>(m, "Kernel")
+      .def(py::init<std::string, std::string>(), py::arg("source"), py::arg("function"))
+      .def("launch", &launch, no_gil);
   py::class_<DeviceFacts>(m, "DeviceFacts")
       .def_readonly("name", &DeviceFacts::name)
       .def_readonly("vendor", &DeviceFacts::vendor)

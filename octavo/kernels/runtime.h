@@ -11,6 +11,15 @@ using Stream = void*;
 /// An event of a DeviceRuntime; it may be recorded many times.
 using Event = void*;
 
+/// A kernel that a DeviceRuntime compiled; it lives as long as the process.
+using Kernel = const void*;
+/// An argument of a kernel, by value, as it lies in memory.
+struct KernelArgument {
+  const void* value;
+  std::uint64_t bytes;
+  bool is_pointer;
+};
+
 /// Where memory lies: `device` belongs to the device, `shared` moves to who reads it, `host` is page-locked memory of
 /// the host that the device can read.
 enum class MemoryKind { device, shared, host };
@@ -59,6 +68,13 @@ struct DeviceRuntime {
   void (*wait_for)(Event);                       // blocks the caller
   void (*block)(Stream, Event);                  // what the stream is given from now on runs after the event
   double (*elapsed_ms)(Event start, Event end);  // both done, of one device
+
+  /// Compiles device source of a user's own, of which `function` is a kernel, for the stream's device; null for
+  /// ordinary memory. Throws Error invalid_argument with the compiler's first error.
+  Kernel (*compile)(Stream, const std::string& source, const std::string& function);
+  /// Enqueues `groups` groups of `group_size` items; without a stream it returns when they have run.
+  void (*launch)(Stream, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,
+                 std::uint64_t argument_count);
 };
 
 }  // namespace octavo

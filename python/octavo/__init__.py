@@ -17,6 +17,7 @@ from octavo.collectives import all_reduce
 from octavo.ddp import Handle, compress
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
+from octavo.sycl_kernel import SyclKernel
 from octavo.version import __version__, cmake_dir
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Handle",
     "Plan",
     "SignSGDCompressor",
+    "SyclKernel",
     "__version__",
     "all_reduce",
     "cmake_dir",

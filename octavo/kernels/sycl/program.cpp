@@ -51,35 +51,45 @@ void require_fp64(const sycl::device& device) {
        device.get_info<sycl::info::device::name>());
 }
 
-Executable compile(const sycl::queue& queue, const KernelName& name) {
+struct Source {
+  std::string text, options;
+  std::string name;       // for the sentence that says why it does not compile
+  ErrorCode its_failure;  // invalid_argument where the text is a user's
+};
+
+Executable compile(const sycl::queue& queue, const Source& source) {
   const sycl::device device = queue.get_device();
-  require_fp64(device);
   ext::include_files headers;
   for (const SourceFile& file : embedded_files) headers.add(file.name, file.text);
-  const std::string text = std::string("#include \"octavo/kernels/sycl/") + name.program + ".sycl\"\n";
   // the order of floating-point operations is part of a rule
   std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off",
                                       "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
-  if (!name.options.empty()) options.push_back(name.options);
+  if (!source.options.empty()) options.push_back(source.options);
   std::string log;
   try {
-    auto source = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl, text,
+    auto bundle = ext::create_kernel_bundle_from_source(queue.get_context(), ext::source_language::sycl, source.text,
                                                         ext::properties{headers});
-    return ext::build(source, std::vector{device}, ext::properties{ext::build_options{options}, ext::save_log{&log}});
+    return ext::build(bundle, std::vector{device}, ext::properties{ext::build_options{options}, ext::save_log{&log}});
   } catch (const sycl::exception& error) {
-    fail(ErrorCode::internal, "kernels.sycl", name.program, ".sycl does not compile for ",
+    fail(source.its_failure, "kernels.sycl", source.name, " does not compile for ",
          device.get_info<sycl::info::device::name>(), ": ", first_error(log.empty() ? error.what() : log));
   }
 }
 
 /// SYCL's cache keeps a program that it compiled from source under another key than the one by which the next process
 /// will look for it. Compiled once more, from the cache and in a third of a second, it is found.
-Executable compile_for_cache(const sycl::queue& queue, const KernelName& name) {
+Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kLongestFromCache = std::chrono::milliseconds(1000);
   const auto start = Clock::now();
-  Executable kernels = compile(queue, name);
-  return Clock::now() - start < kLongestFromCache ? kernels : compile(queue, name);
+  Executable kernels = compile(queue, source);
+  return Clock::now() - start < kLongestFromCache ? kernels : compile(queue, source);
+}
+
+Executable compile_own(const sycl::queue& queue, const KernelName& name) {
+  require_fp64(queue.get_device());
+  const std::string file = std::string("octavo/kernels/sycl/") + name.program + ".sycl";
+  return compile_for_cache(queue, {"#include \"" + file + "\"\n", name.options, file, ErrorCode::internal});
 }
 
 }  // namespace
@@ -99,13 +109,22 @@ sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
   }();
   std::call_once(slot.once, [&] {
     try {
-      slot.program.emplace(compile_for_cache(queue, name));
+      slot.program.emplace(compile_own(queue, name));
     } catch (...) {
       slot.failure = std::current_exception();
     }
   });
   if (slot.failure) std::rethrow_exception(slot.failure);
   return slot.program->kernel(name.function);
+}
+
+sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source, const std::string& function) {
+  Executable kernels = compile_for_cache(queue, {source, "", "the source of " + function, ErrorCode::invalid_argument});
+  if (!kernels.ext_oneapi_has_kernel(function)) {
+    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected a kernel ", function,
+         " of C linkage in the source, got none");
+  }
+  return kernels.ext_oneapi_get_kernel(function);
 }
 
 std::uint64_t lanes(const sycl::queue& queue) {

@@ -26,6 +26,10 @@ struct KernelName {
 /// Thread-safe. Throws Error internal with the compiler's first error where it does not compile, every time.
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
 
+/// The kernel `function` of a source of a user's own, which may include the files that are embedded. Throws Error
+/// invalid_argument with the compiler's first error.
+sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source, const std::string& function);
+
 /// Items of a sub-group, for which the kernels are compiled: 16, or the most that the device has. Wider ones are slow
 /// on the CPU, whose compiler takes shuffles of more than a register apart.
 std::uint64_t lanes(const sycl::queue& queue);

@@ -190,6 +190,8 @@ const DeviceRuntime runtime = {
     .wait_for = wait_for,
     .block = block,
     .elapsed_ms = elapsed_ms,
+    .compile = compile_user_kernel,
+    .launch = launch_user_kernel,
 };
 
 }  // namespace octavo::sycl_backend

@@ -16,6 +16,11 @@ void adamw(Stream, const rules::AdamWStep& step, std::uint64_t count, const floa
            float* mean, float* square);
 void frozen_adamw(Stream, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
 
+// user_kernel.cpp: DeviceRuntime::compile and launch
+Kernel compile_user_kernel(Stream, const std::string& source, const std::string& function);
+void launch_user_kernel(Stream, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,
+                        std::uint64_t argument_count);
+
 extern const DeviceRuntime runtime;
 extern const KernelTable table;
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -23,16 +24,26 @@ Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes
 
 @app.command()
 def kernels(
-    elements: Annotated[int, typer.Option(min=1024, help="Elements to pack and unpack.")] = 64 * 2**20,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, sycl, cuda or xpu: every kernel against a copy there.")
+    ] = None,
+    elements: Annotated[
+        int | None,
+        typer.Option(min=1024, help="Elements to pack and unpack.  [default: 64 M; of a device 1, 10, 100 M]"),
+    ] = None,
     rounds: Rounds = 15,
     json_file: JsonFile = None,
 ) -> None:
-    """Kernels against the memory bandwidth, NumPy and torch."""
+    """Kernels against the memory bandwidth: the CPU's, NumPy and torch, or a device's."""
     from octavo.bench import kernels as bench
 
     _check_place(json_file)
-    rows = bench.as_dicts(bench.bench(elements, rounds))
-    _show(f"kernels, {octavo._C.isa()}", rows, bench.HEADINGS, json_file)
+    if device is None:
+        rows, where = bench.bench(elements or 64 * 2**20, rounds), octavo._C.isa()
+    else:
+        sizes = bench.SIZES if elements is None else (elements,)
+        rows, where = bench.bench_device(_device(device), sizes, rounds), device
+    _show(f"kernels, {where}", bench.as_dicts(rows), bench.HEADINGS, json_file)
 
 
 @app.command()
@@ -66,6 +77,19 @@ def ddp(
         _show(
             "a step of 25.2 M parameters; alone: without communication", bench.as_dicts(rows), bench.HEADINGS, json_file
         )
+
+
+def _device(name: str) -> torch.device:
+    """The device to measure; refuses one that is not here, with the reason."""
+    kinds = {"cpu": "CPU", "sycl": "SYCL", "cuda": "CUDA", "xpu": "XPU"}
+    if name not in kinds:
+        _refuse(f"[bench] expected --device {', '.join(kinds)}, got '{name}'")
+    accelerator = getattr(octavo.accelerator, f"{kinds[name]}_Accelerator")()
+    if not accelerator.is_available():
+        _refuse(f"[bench] expected a device that is here, got {name}; octavo info says what is")
+    if name == "sycl":
+        octavo.sycl.register()
+    return torch.device(name)
 
 
 def _refuse(error: object) -> NoReturn:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels against the memory of this machine and against NumPy.
+"""Kernels on a device, and on the CPU against NumPy and torch too.
 
-The limits are measured in the same run: reading is a plain sum, writing a fill. A codec with error feedback reads a
+The limits are measured in the same run. On every device that is a copy of the same tensor: ``of_limit`` is then the
+bytes that the kernel must move in a second over those that the copy copies. On the CPU reading is also held to a plain
+sum, writing to a fill. A codec with error feedback reads a
 float32 gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum
 over one half of the bucket, an add over the other, and a fill of the whole move.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -16,6 +19,7 @@ from octavo import _C
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 
 BUCKET = 6_553_600  # elements: 26.2 MB, DDP's default bucket
+SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,17 @@ HEADINGS = {
 
 
 def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
-    """`elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB."""
+    """The CPU against its memory, NumPy and torch. `elements`: of the buffers for packing and unpacking; the codecs take a
+    bucket of 26 MB."""
     torch.manual_seed(0)
     return [*_bits(elements, rounds), *_codecs(rounds), *_steps(rounds)]
+
+
+def bench_device(device: torch.device, sizes: Sequence[int] = SIZES, rounds: int = 15) -> list[Row]:
+    """Every kernel on a device against a copy there: packing at all of `sizes` (in elements), the rest at 26 MB."""
+    torch.manual_seed(0)
+    rows = [row for elements in sizes for row in _bits_on(device, elements, rounds)]
+    return rows + _codecs_on(device, rounds) + _steps_on(device, rounds)
 
 
 def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
@@ -52,6 +64,76 @@ def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
 def _row(seconds: Seconds, kernel: str, elements: int, bytes_each: float, limit: str) -> Row:
     time = typical(seconds, kernel)
     return Row(kernel, elements, 1e3 * time, bytes_each * elements / time / 1e9, limit, ratio(seconds, limit, kernel))
+
+
+def _against_copy(
+    device: torch.device, elements: int, kernels: Mapping[str, tuple[float, Callable[[], object]]], rounds: int
+) -> list[Row]:
+    """`kernels`: by name, the bytes that one must move for each element, and how it is run."""
+    source, target = (torch.randn(elements).to(device) for _ in range(2))
+    synchronize = _synchronizer(device)
+
+    def finished(run: Callable[[], object]) -> Callable[[], None]:
+        def timed() -> None:
+            run()
+            synchronize()
+
+        return timed
+
+    contenders = {"copy": finished(lambda: target.copy_(source))}
+    contenders |= {name: finished(run) for name, (_, run) in kernels.items()}
+    seconds = take_turns(contenders, rounds)
+    rows = []
+    for name, (bytes_each, _) in kernels.items():
+        time, copied_each = typical(seconds, name), source.element_size()
+        of_copy = ratio(seconds, "copy", name) * bytes_each / copied_each
+        rows.append(Row(name, elements, 1e3 * time, bytes_each * elements / time / 1e9, "copy", of_copy))
+    return rows
+
+
+def _synchronizer(device: torch.device) -> Callable[[], None]:
+    if device.type == "cpu":
+        return lambda: None
+    return lambda: torch.get_device_module(device).synchronize(device)
+
+
+def _bits_on(device: torch.device, elements: int, rounds: int) -> list[Row]:
+    values, out = torch.randn(elements).to(device), torch.empty(elements, device=device)
+    packed = octavo.packbits(values)
+    kernels = {
+        "packbits": (4.125, lambda: octavo.packbits(values)),
+        "unpackbits": (4.125, lambda: octavo.unpackbits(packed, elements, out=out)),
+    }
+    return _against_copy(device, elements, kernels, rounds)
+
+
+def _codecs_on(device: torch.device, rounds: int) -> list[Row]:
+    gradient, out = (torch.randn(BUCKET).to(device) for _ in range(2))
+    residual, following = (torch.zeros(BUCKET, dtype=torch.bfloat16, device=device) for _ in range(2))
+    kernels: dict[str, tuple[float, Callable[[], object]]] = {}
+    for text in ("sign+ef", "sign:262144+ef", "sign-vote", "int4+ef", "bf16", "fp32"):
+        plan = octavo.Plan("dense" if text == "fp32" else text)
+        payload = torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8, device=device)
+        feedback = (residual, following) if plan.error_feedback else (None, None)
+        code = payload.numel() / BUCKET
+        kernels[f"encode {text}"] = (
+            4 + code + (4 if plan.error_feedback else 0),
+            lambda plan=plan, payload=payload, feedback=feedback: _C.encode(plan, gradient, payload, *feedback),
+        )
+        kernels[f"decode {text}"] = (
+            4 + code,
+            lambda plan=plan, payload=payload: _C.decode(plan, payload, out),
+        )
+    return _against_copy(device, BUCKET, kernels, rounds)
+
+
+def _steps_on(device: torch.device, rounds: int) -> list[Row]:
+    p, g, m, v = (torch.randn(BUCKET).abs().to(device) for _ in range(4))
+    kernels = {
+        "adamw": (28.0, lambda: torch.ops.octavo.adamw_(p, g, m, v, 1, 1e-3, 0.9, 0.999, 1e-8, 0.01)),
+        "frozen adamw": (20.0, lambda: torch.ops.octavo.frozen_adamw_(p, g, m, 1e-3, 0.999)),
+    }
+    return _against_copy(device, BUCKET, kernels, rounds)
 
 
 def _bits(elements: int, rounds: int) -> list[Row]:

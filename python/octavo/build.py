@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own operator, in C++ and SYCL, built against Octavo.
+
+>>> octavo.build.load("gated_add", ["gated_add.cpp", "gated_add.sycl"])     # now torch.ops.example.gated_add is there
+
+or in a ``setup.py``, for a package that is installed:
+
+>>> from octavo.build import BuildExtension, extension
+>>> setup(ext_modules=[extension("gated_add", [...])], cmdclass={"build_ext": BuildExtension})
+
+A source ``NAME.sycl`` is the device's: it is compiled at run time, for the device at hand, by ``octavo::SyclKernel``
+(``<octavo/device.h>``). The build puts it into the library as ``extern const char* const NAME_sycl;``, so that the
+built file stands alone. ``examples/extension`` is a whole one.
+"""
+
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension
+from torch.utils import cpp_extension
+
+from octavo import _C
+
+_PACKAGE = Path(_C.__file__).parent
+_DELIMITER = "__octavo__"
+
+
+def include_dirs() -> list[str]:
+    """Where ``<octavo/device.h>`` and the other headers are."""
+    return [str(_PACKAGE / "include")]
+
+
+def library_dirs() -> list[str]:
+    """Where liboctavo and liboctavo_core are; an extension finds them there at run time too."""
+    return [str(_PACKAGE / "lib")]
+
+
+def link_arguments() -> list[str]:
+    return [f"-L{folder}" for folder in library_dirs()] + [
+        "-loctavo",
+        "-loctavo_core",
+        *(f"-Wl,-rpath,{folder}" for folder in library_dirs()),
+    ]
+
+
+def extension(name: str, sources: Sequence[str | os.PathLike[str]], **options: Any) -> Extension:
+    """A setuptools Extension that is compiled and linked against torch and Octavo; ``options`` are Extension's."""
+    return cpp_extension.CppExtension(name, [str(source) for source in sources], **options)
+
+
+class BuildExtension(cpp_extension.BuildExtension):
+    """torch's ``build_ext``, with Octavo's headers and libraries and with ``.sycl`` among the sources."""
+
+    def build_extensions(self) -> None:
+        """Builds every Extension of the package."""
+        for ext in self.extensions:
+            ext.sources = _with_embedded(ext.sources, Path(self.build_temp))
+            ext.include_dirs = include_dirs() + list(ext.include_dirs)
+            ext.extra_link_args = link_arguments() + list(ext.extra_link_args or [])
+            _ask_for_cxx20(ext)
+        super().build_extensions()
+
+
+def load(name: str, sources: Sequence[str | os.PathLike[str]], verbose: bool = False) -> None:
+    """Compiles the sources, where they changed since the last time, and loads them: their operators are there then.
+
+    ``name``: of the library, among all that this user builds. Takes half a minute the first time: torch's headers are
+    large. Raises ValueError for a source that is not there, RuntimeError with the compiler's words.
+    """
+    for source in sources:
+        if not Path(source).is_file():
+            raise ValueError(f"[build.load] expected source files, got {source}, which is not there")
+    with _tools_on_path():
+        folder = Path(cpp_extension._get_build_directory(name, verbose))
+        cpp_extension.load(
+            name,
+            _with_embedded([str(Path(source).absolute()) for source in sources], folder),
+            extra_cflags=["-std=c++20"],
+            extra_ldflags=link_arguments(),
+            extra_include_paths=include_dirs(),
+            is_python_module=False,
+            verbose=verbose,
+        )
+
+
+def _with_embedded(sources: Sequence[str], folder: Path) -> list[str]:
+    """The sources, with a C++ file in place of each ``.sycl``."""
+    return [_embed(Path(source), folder) if source.endswith(".sycl") else source for source in sources]
+
+
+def _embed(source: Path, folder: Path) -> str:
+    name, text = source.stem, source.read_text()
+    if not name.isidentifier() or f"){_DELIMITER}" in text:
+        raise ValueError(f"[build] expected a .sycl file whose name is an identifier, got {source}")
+    symbol = f"extern const char* const {name}_sycl;\nconst char* const {name}_sycl = "
+    content = f'// From {source.name}.\n{symbol}R"{_DELIMITER}({text}){_DELIMITER}";\n'
+    target = folder / f"{name}_sycl.cpp"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.read_text() != content:  # an old date spares a compilation
+        target.write_text(content)
+    return str(target)
+
+
+def _ask_for_cxx20(ext: Extension) -> None:
+    flags = ext.extra_compile_args
+    cxx = flags.setdefault("cxx", []) if isinstance(flags, dict) else flags
+    if not any(flag.startswith("-std=") for flag in cxx):
+        cxx.append("-std=c++20")
+
+
+@contextmanager
+def _tools_on_path() -> Iterator[None]:
+    """Ninja as installed beside this Python, also where its environment is not activated."""
+    before = os.environ.get("PATH", "")
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), before])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's own operators: the worked example, a package with a setup.py, and kernels from text."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import octavo
+from octavo import build
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"
+missing = octavo.sycl.why_missing()
+needs_sycl = pytest.mark.skipif(bool(missing), reason=missing)
+
+SCALE = """
+#include "octavo/kernels/sycl/device.h"
+OCTAVO_KERNEL scale(float* x, float by, std::int64_t count) {
+  const std::int64_t i = octavo::sycl_device::item().get_global_id(0);
+  if (i < count) x[i] *= by;
+}
+"""
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@needs_sycl
+@pytest.mark.timeout(400)
+def test_the_example_is_built_and_equals_torch_on_cpu_and_sycl(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    said = run(sys.executable, EXAMPLE / "run.py")
+    assert said.splitlines() == [f"{device}: equal to torch, bit by bit" for device in ("cpu", "sycl")]
+
+
+@pytest.mark.timeout(400)
+def test_a_package_is_built_by_the_class_that_the_accelerator_names(tmp_path):
+    (tmp_path / "one.sycl").write_text("// the device's half\n")
+    (tmp_path / "one.cpp").write_text(
+        "#include <octavo/codec.h>\n#include <torch/extension.h>\nextern const char* const one_sycl;\n"
+        "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n"
+        '  m.def("packed", [](const at::Tensor& x) { return octavo::packbits(x, x.numel(), 0); });\n'
+        '  m.attr("device_source") = one_sycl;\n}\n'
+    )
+    (tmp_path / "setup.py").write_text(
+        "from setuptools import setup\nimport octavo\nfrom octavo.build import extension\n"
+        "build_ext = octavo.get_accelerator().build_extension()\n"
+        'setup(name="one", ext_modules=[extension("one", ["one.cpp", "one.sycl"])],'
+        ' cmdclass={"build_ext": build_ext.with_options(use_ninja=False)})\n'
+    )
+    run(sys.executable, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path)
+    program = "import torch, one; print(one.packed(torch.ones(9)).tolist(), one.device_source)"
+    assert run(sys.executable, "-c", program, cwd=tmp_path).strip() == "[255, 128] // the device's half"
+
+
+def test_sources_that_cannot_be_built_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"\[build.load\] expected source files, got .*nothing.cpp"):
+        build.load("nothing", [tmp_path / "nothing.cpp"])
+    (tmp_path / "not-a-name.sycl").write_text("")
+    with pytest.raises(ValueError, match="whose name is an identifier, got .*not-a-name.sycl"):
+        build._embed(tmp_path / "not-a-name.sycl", tmp_path)
+
+
+@needs_sycl
+@pytest.mark.parametrize("device", ["cpu", "sycl"])
+def test_a_kernel_from_text_runs_in_order_with_torch(device):
+    kernel = octavo.SyclKernel(SCALE, "scale")
+    x = torch.arange(1000, dtype=torch.float32, device=device)
+    y = x + 1
+    kernel(4, 256, y, 0.5, y.numel())
+    assert torch.equal((y * 2).cpu(), torch.arange(1000, dtype=torch.float32) + 1)
+    kernel(4, 256, y, ctypes.c_float(2), ctypes.c_int64(1))
+    assert y[:2].tolist() == [1.0, 1.0]
+
+
+@needs_sycl
+def test_a_kernel_that_cannot_run_says_why():
+    x = torch.ones(8)
+    with pytest.raises(ValueError, match=r"the source of scale does not compile for .*: .*error: .*undeclared"):
+        octavo.SyclKernel(SCALE.replace("by;", "nothing;"), "scale")(1, 8, x, 1.0, 8)
+    with pytest.raises(ValueError, match="expected a kernel other of C linkage"):
+        octavo.SyclKernel(SCALE, "other")(1, 8, x, 1.0, 8)
+    kernel = octavo.SyclKernel(SCALE, "scale")
+    with pytest.raises(ValueError, match="expected 3 arguments for scale, got 2"):
+        kernel(1, 8, x, 1.0)
+    with pytest.raises(ValueError, match="expected tensors of one device, got no tensor"):
+        kernel(1, 8, 1.0, 8)
+    with pytest.raises(TypeError, match="a value of ctypes, got str"):
+        kernel(1, 8, x, "1", 8)
+    assert x.tolist() == [1.0] * 8
