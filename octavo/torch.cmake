@@ -27,6 +27,7 @@ add_library(octavo SHARED
   device/sycl/hooks.cpp
   device/sycl/memory_pool.cpp
   device/sycl/pinned.cpp
+  device/sycl/recurrent.cpp
   device/sycl/storage.cpp
   device/sycl/streams.cpp
   device/sycl/twins.cpp

@@ -22,13 +22,21 @@ namespace {
 
 using torch::jit::Stack;
 
+constexpr const char* kWhat = "octavo: the CPU's kernel on memory of sycl";
+
+void keep(c10::RegistrationHandleRAII registration) {
+  static auto* all = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
+  all->push_back(std::move(registration));
+}
+
 /// Operators that take tensors of the CPU beside those of the device: indices.
 constexpr std::array kMixed = {"aten::index",      "aten::_unsafe_index",    "aten::index_put",
                                "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
 
 /// What is known of an operator from its schema.
 struct Traits {
-  explicit Traits(const c10::OperatorHandle& op) : arguments(op.schema().arguments().size()) {
+  explicit Traits(const c10::OperatorHandle& op, bool is_sparse = false)
+      : arguments(op.schema().arguments().size()), is_sparse(is_sparse) {
     const c10::FunctionSchema& schema = op.schema();
     is_mixed = std::find(kMixed.begin(), kMixed.end(), schema.name()) != kMixed.end();
     const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
@@ -46,6 +54,7 @@ struct Traits {
   std::vector<std::size_t> written;      // positions
   std::optional<std::size_t> generator;  // none there means the default one
   bool is_mixed;
+  bool is_sparse;  // whether a tensor may be
 };
 
 /// One call: the arguments' way to the CPU, the results' way back.
@@ -67,7 +76,10 @@ class Call {
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+      if (traits_.is_sparse)
+        op_.callBoxed(stack_);  // with strided tensors among them: the twins decide which kernel
+      else
+        op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
     }
     for (const at::Tensor& tensor : written) twins_.update(tensor);
     for (std::size_t i = first_; i < stack_->size(); ++i) to_device((*stack_)[i]);
@@ -163,7 +175,7 @@ class Call {
 /// The kernel of one operator.
 class Fallback final : public c10::OperatorKernel {
  public:
-  explicit Fallback(const c10::OperatorHandle& op) : traits_(op) {}
+  Fallback(const c10::OperatorHandle& op, bool is_sparse) : traits_(op, is_sparse) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { Call(op, traits_, stack).run(); }
 
  private:
@@ -171,6 +183,22 @@ class Fallback final : public c10::OperatorKernel {
 };
 
 void fall_back(const c10::OperatorHandle& op, Stack* stack) { run_on_cpu(op, stack); }
+
+void fall_back_sparse(const c10::OperatorHandle& op, Stack* stack) {
+  const Traits traits(op, /*is_sparse=*/true);
+  Call(op, traits, stack).run();
+}
+
+/// Gives `key` every operator that `cpu_key` has and `key` has not.
+void mirror(c10::DispatchKey cpu_key, c10::DispatchKey key, bool is_sparse) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(cpu_key)) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || op->hasKernelForDispatchKey(key)) continue;
+    auto kernel = c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Fallback>(*op, is_sparse));
+    keep(dispatcher.registerImpl(name, key, std::move(kernel), std::nullopt, nullptr, kWhat));
+  }
+}
 
 }  // namespace
 
@@ -180,20 +208,15 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void register_fallback() {
-  constexpr auto kKey = c10::DispatchKey::PrivateUse1;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  static auto* kept = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
   // An operator that the CPU has is registered by itself: else one with a functional and an out= form goes through
   // both.
-  for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(c10::DispatchKey::CPU)) {
-    const auto op = dispatcher.findSchema(name);
-    if (!op || op->hasKernelForDispatchKey(kKey)) continue;
-    kept->push_back(dispatcher.registerImpl(name, kKey,
-                                            c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Fallback>(*op)),
-                                            std::nullopt, nullptr, "octavo sycl fallback"));
-  }
-  kept->push_back(dispatcher.registerFallback(kKey, c10::KernelFunction::makeFromBoxedFunction<&fall_back>(),
-                                              "octavo sycl fallback"));
+  mirror(c10::DispatchKey::CPU, c10::DispatchKey::PrivateUse1, /*is_sparse=*/false);
+  mirror(c10::DispatchKey::SparseCPU, c10::DispatchKey::SparsePrivateUse1, /*is_sparse=*/true);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  keep(dispatcher.registerFallback(c10::DispatchKey::PrivateUse1,
+                                   c10::KernelFunction::makeFromBoxedFunction<&fall_back>(), kWhat));
+  keep(dispatcher.registerFallback(c10::DispatchKey::SparsePrivateUse1,
+                                   c10::KernelFunction::makeFromBoxedFunction<&fall_back_sparse>(), kWhat));
 }
 
 }  // namespace octavo::sycl_device
