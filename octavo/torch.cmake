@@ -9,9 +9,19 @@ if(NOT TARGET octavo::torch)
 endif()
 
 add_library(octavo SHARED
+  device/accelerator.cpp
   device/dispatch.cpp
+  device/stream_event.cpp
   device/host_alias.cpp
+  device/host_memory.cpp
   device/huge_pages.cpp
+  device/locked_pages.cpp
+  device/pinned.cpp
+  device/pinned_regions.cpp
+  device/accelerator/cpu.cpp
+  device/accelerator/memory.cpp
+  device/accelerator/random.cpp
+  device/accelerator/sycl.cpp
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
   device/sycl/autocast.cpp
@@ -63,7 +73,7 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/sycl.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

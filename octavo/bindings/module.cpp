@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "octavo/bindings/accelerator.h"
 #include "octavo/bindings/sycl.h"
 #include "octavo/codec/coding.h"
 #include "octavo/comm/all_reduce.h"
@@ -183,5 +184,6 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_plan(m);
   octavo::bind_coding(m);
   octavo::bind_compressor(m);
+  octavo::bind_accelerator(m);
   octavo::bind_sycl(m);
 }

@@ -29,7 +29,8 @@ Stream current_stream(c10::Device device) {
 void for_parts(c10::Device device, std::int64_t count, std::int64_t grain,
                const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (count == 0) return;
-  if (!device.is_cpu()) return body(0, count);
+  const bool kernels_are_parallel = !device.is_cpu() || host_backend().runtime != nullptr;
+  if (kernels_are_parallel) return body(0, count);
   at::parallel_for(0, count, grain, [&](std::int64_t first, std::int64_t last) { body(first, last); });
 }
 

@@ -11,8 +11,8 @@ using Stream = void*;
 /// An event of a DeviceRuntime; it may be recorded many times.
 using Event = void*;
 
-/// Where memory lies: `device` belongs to the device, `shared` moves to who reads it, `host` is page-locked memory of the
-/// host that the device can read.
+/// Where memory lies: `device` belongs to the device, `shared` moves to who reads it, `host` is page-locked memory of
+/// the host that the device can read.
 enum class MemoryKind { device, shared, host };
 
 struct DeviceFacts {
@@ -26,12 +26,12 @@ struct DeviceFacts {
 };
 
 /// What a back end with devices of its own provides besides kernels: its devices, their memory, streams and events, as
-/// plain functions over opaque handles. A device's headers and torch's need not meet in one file: device/ builds a torch
-/// device upon this table.
+/// plain functions over opaque handles. A device's headers and torch's need not meet in one file: device/ builds a
+/// torch device upon this table.
 ///
 /// Thread-safe. A stream runs what it is given in order; only `wait`, `wait_for` and `free` may block. Devices are
-/// numbered from 0. All functions throw Error invalid_argument for a device that is not there, internal for a failure of
-/// the driver, with its words.
+/// numbered from 0. All functions throw Error invalid_argument for a device that is not there, internal for a failure
+/// of the driver, with its words.
 struct DeviceRuntime {
   int (*device_count)();
   DeviceFacts (*facts)(int device);
@@ -55,9 +55,9 @@ struct DeviceRuntime {
   Event (*create_event)();
   void (*destroy_event)(Event);
   void (*record)(Event, Stream);
-  bool (*is_done)(Event);         // true where it was never recorded
-  void (*wait_for)(Event);        // blocks the caller
-  void (*block)(Stream, Event);   // what the stream is given from now on runs after the event
+  bool (*is_done)(Event);                        // true where it was never recorded
+  void (*wait_for)(Event);                       // blocks the caller
+  void (*block)(Stream, Event);                  // what the stream is given from now on runs after the event
   double (*elapsed_ms)(Event start, Event end);  // both done, of one device
 };
 

@@ -11,9 +11,9 @@
 /// device.
 ///
 /// Common contract: buffers do not overlap unless said; any alignment; any count, 0 included; no allocation, no locks,
-/// no exceptions but Error at the first use of a device whose kernels do not compile. `stream` is the native handle of the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is
-/// enqueued there and not waited for. On CPU it is null, a call runs to its end on the calling thread, and calls on
-/// disjoint ranges may run at once.
+/// no exceptions but Error at the first use of a device whose kernels do not compile. `stream` is the native handle of
+/// the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is enqueued there and not waited for. On CPU it is
+/// null, a call runs to its end on the calling thread, and calls on disjoint ranges may run at once.
 namespace octavo {
 
 /// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to

@@ -12,6 +12,7 @@ from octavo import _C as _C
 from octavo import optim as optim
 from octavo import sycl as sycl
 from octavo._C import Plan
+from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
 from octavo.ddp import Handle, compress
 from octavo.ops.xpu_packbits import packbits, unpackbits
@@ -28,8 +29,11 @@ __all__ = [
     "all_reduce",
     "cmake_dir",
     "compress",
+    "get_accelerator",
     "optim",
     "packbits",
+    "pinned",
+    "set_accelerator",
     "sycl",
     "unpackbits",
 ]

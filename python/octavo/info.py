@@ -29,6 +29,7 @@ def collect() -> dict[str, Any]:
         "isa": octavo._C.isa(),
         "threads": torch.get_num_threads(),
         "devices": _devices(),
+        "accelerator": _accelerator(),
         "backends": [dict(backend) for backend in octavo._C.backends()],
     }
 
@@ -46,6 +47,13 @@ def info(
     console.print(_backends_table(facts["backends"]))
 
 
+def _accelerator() -> str:
+    try:
+        return octavo.get_accelerator().current_device_name()
+    except (ValueError, NotImplementedError) as refused:  # what the environment asks for is not here
+        return str(refused)
+
+
 def _devices() -> list[str]:
     devices = ["cpu"]
     for module in (torch.cuda, torch.xpu, octavo.sycl):
@@ -57,7 +65,7 @@ def _devices() -> list[str]:
 
 def _facts_table(facts: dict[str, Any]) -> Table:
     table = Table(title="octavo", show_header=False)
-    for name in ("octavo", "torch", "python", "system", "isa", "threads"):
+    for name in ("octavo", "torch", "python", "system", "isa", "threads", "accelerator"):
         table.add_row(name, str(facts[name]))
     table.add_row("devices", "\n".join(facts["devices"]))
     return table

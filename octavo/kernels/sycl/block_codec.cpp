@@ -10,33 +10,43 @@ namespace {
 
 using sycl_span::Blocks, sycl_span::divide_up;
 
-/// A block is then so wide, and so few of them are there, that whole blocks would leave cores of the device idle.
-bool go_by_chunks(Stream stream, const Blocks& blocks) {
-  return blocks.chunks_of_block() > 1 && blocks.blocks() < groups_at_once(stream);
+unsigned what_it_has(const EncodeInput& in, const rules::Residual* next) {
+  using namespace sycl_span;
+  return (in.residual ? kHasResidual : 0U) | (in.momentum ? kHasMomentum : 0U) | (in.others ? kHasOthers : 0U) |
+         (next ? kWantsNext : 0U);
 }
 
-std::uint64_t spans(const Blocks& blocks) { return divide_up(blocks.blocks(), blocks.blocks_of_group()); }
+std::uint64_t spans(const Blocks& blocks) { return divide_up(blocks.blocks, blocks.blocks_of_group); }
 
 }  // namespace
 
-void encode_blocks(const std::string& name, Stream stream, const EncodeInput& in, std::uint64_t count,
+void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, std::uint64_t count,
                    std::uint64_t block, Payload payload, rules::Residual* next) {
   if (count == 0) return;
-  const Blocks blocks{count, block, payload};
-  if (!go_by_chunks(stream, blocks)) return launch_groups(stream, name + "_encode_blocks", spans(blocks), in, blocks, next);
-  const std::uint64_t chunks = blocks.blocks() * blocks.chunks_of_block();
-  launch_groups(stream, name + "_summarize_chunks", chunks, in, blocks);
-  launch_groups(stream, name + "_add_summaries", blocks.blocks(), in, blocks);
-  launch_groups(stream, name + "_encode_chunks", chunks, in, blocks, next);
-  launch_elements(stream, name + "_write_scales", blocks.blocks(), blocks);
+  const Blocks blocks = Blocks::of(count, block, payload);
+  const std::string options = "-DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
+  const auto kernel = [&](const char* part) {
+    return KernelName{name.program, std::string(name.codec) + part, options};
+  };
+  if (blocks.chunks_of_block == 1) {
+    return launch_groups(stream, kernel("_encode_blocks"), spans(blocks), in, blocks, next);
+  }
+  const std::uint64_t chunks = blocks.blocks * blocks.chunks_of_block;
+  launch_groups(stream, kernel("_summarize_chunks"), chunks, in, blocks);
+  launch_groups(stream, kernel("_add_summaries"), blocks.blocks, in, blocks);
+  launch_groups(stream, kernel("_encode_chunks"), chunks, in, blocks, next);
+  launch_elements(stream, kernel("_write_scales"), blocks.blocks, blocks);
 }
 
-void decode_blocks(const std::string& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
+void decode_blocks(const CodecName& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out) {
   if (count == 0) return;
-  const Blocks blocks{count, block, payload};
-  if (!go_by_chunks(stream, blocks)) return launch_groups(stream, name + "_decode_blocks", spans(blocks), blocks, how, out);
-  launch_groups(stream, name + "_decode_chunks", blocks.blocks() * blocks.chunks_of_block(), blocks, how, out);
+  const Blocks blocks = Blocks::of(count, block, payload);
+  const auto kernel = [&](const char* part) { return KernelName{name.program, std::string(name.codec) + part}; };
+  if (blocks.chunks_of_block == 1) {
+    return launch_groups(stream, kernel("_decode_blocks"), spans(blocks), blocks, how, out);
+  }
+  launch_groups(stream, kernel("_decode_chunks"), blocks.blocks * blocks.chunks_of_block, blocks, how, out);
 }
 
 }  // namespace octavo::sycl_backend

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string>
-
 #include "octavo/kernels/table.h"
 
-/// Launches the kernels that blocks.h makes of a codec. `name`: the codec's, which its kernels' names begin with.
+/// Launches the kernels that blocks.h makes of a codec.
 namespace octavo::sycl_backend {
 
-void encode_blocks(const std::string& name, Stream stream, const EncodeInput& in, std::uint64_t count,
+struct CodecName {
+  const char* program;
+  const char* codec;  // what its kernels' names begin with
+};
+
+void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, std::uint64_t count,
                    std::uint64_t block, Payload payload, rules::Residual* next);
-void decode_blocks(const std::string& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
+void decode_blocks(const CodecName& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out);
 
 }  // namespace octavo::sycl_backend

@@ -1,18 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <sycl/sycl.hpp>
 
 #include "octavo/kernels/operands.h"
+#include "octavo/kernels/sycl/span.h"
 
 /// What every kernel's device source begins with. Only the run-time compiler reads this file.
 ///
-/// A group of items is one sub-group of kLanes items (program.cpp chooses the largest that the device has), which takes a
-/// span of elements: what depends on the group alone is then known to be the same in all of its items, and an element an
-/// item lets loads and stores be whole vectors. OCTAVO_LANES is given on the compiler's command line.
-#define OCTAVO_KERNEL                                                                                  \
+/// A group of items is one sub-group of kLanes items (program.cpp chooses the largest that the device has), which takes
+/// a span of elements: what depends on the group alone is then known to be the same in all of its items, and an element
+/// an item lets loads and stores be whole vectors. OCTAVO_LANES is given on the compiler's command line.
+#define OCTAVO_KERNEL                                                                                 \
   extern "C" SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::nd_range_kernel<1>)) \
       SYCL_EXT_ONEAPI_FUNCTION_PROPERTY((sycl::ext::oneapi::experimental::sub_group_size<OCTAVO_LANES>)) void
+
+/// The fields of structs as parameters of their own, in the order of launch.h: the compiler takes what a struct holds
+/// for a lane's own, and would make a mask of every branch and a loop of every bound on it.
+#define OCTAVO_INPUT_PARAMETERS                                                                                       \
+  const float *gradient, const octavo::rules::Residual *residual, const float *momentum, const float *preconditioner, \
+      const float *others, float gradient_weight, float momentum_weight, float sum_weight
+#define OCTAVO_INPUT                                                                                   \
+  octavo::EncodeInput {                                                                                \
+    gradient, residual, momentum, preconditioner, others, gradient_weight, momentum_weight, sum_weight \
+  }
 
 namespace octavo::sycl_device {
 
@@ -21,15 +33,38 @@ static_assert(kLanes == 8 || kLanes == 16 || kLanes == 32 || kLanes == 64);
 
 inline sycl::nd_item<1> item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
 inline std::uint64_t group_index() { return item().get_group_linear_id(); }
-inline std::uint64_t lane() { return item().get_sub_group().get_local_linear_id(); }
+inline std::uint64_t lane() { return item().get_local_id(0); }
 
-/// Calls body(i, inside) for the lanes' elements of [0, count), kLanes at a time: whole steps first, where every lane is
-/// inside, then the rest, where the body must not touch memory unless it is `inside`.
+template <class T>
+inline T* assume_there(T* pointer) {
+  __builtin_assume(pointer != nullptr);
+  return pointer;
+}
+
+/// A step of all lanes: what the compiler then knows makes its loads and stores whole vectors.
+struct WholeStep {
+  static constexpr std::uint64_t count = kLanes;
+  static constexpr bool inside() { return true; }
+};
+/// The last step, of fewer elements than lanes. A lane that is not inside must not touch memory.
+struct LastStep {
+  std::uint64_t count;
+  bool inside() const { return lane() < count; }
+};
+
+/// Calls body(i, step) for the elements of [0, count), kLanes at a time: lane l has element i + l.
 template <class Body>
 inline void for_lanes(std::uint64_t count, Body body) {
   const std::uint64_t whole = count / kLanes * kLanes;
-  for (std::uint64_t i = 0; i < whole; i += kLanes) body(i, std::true_type());
-  if (whole < count) body(whole, whole + lane() < count);
+  for (std::uint64_t i = 0; i < whole; i += kLanes) body(i, WholeStep());
+  if (whole < count) body(whole, LastStep{count - whole});
+}
+
+/// The same for the span of [0, count) that is this group's.
+template <class Body>
+inline void for_span(std::uint64_t count, Body body) {
+  const std::uint64_t first = group_index() * sycl_span::kSpan;
+  for_lanes(std::min(sycl_span::kSpan, count - first), [&](std::uint64_t i, auto step) { body(first + i, step); });
 }
 
 /// The lanes' flags as packed signs, lane 0 in the highest bit of the first byte; the same in all lanes.
@@ -41,15 +76,16 @@ inline std::uint64_t packed_ballot(bool flag) {
   return (word >> 4 & 0x0F0F0F0F0F0F0F0FU) | (word & 0x0F0F0F0F0F0F0F0FU) << 4;
 }
 
-/// Writes the lanes' flags to `bits`: `count` of them, kLanes or fewer.
-inline void store_ballot(bool flag, std::uint64_t count, std::uint8_t* bits) {
+/// Writes the lanes' flags to `bits`, which is the same in all lanes. All of them write the same: a branch that one
+/// lane takes alone costs more.
+inline void store_ballot(bool flag, WholeStep, std::uint8_t* bits) {
   const std::uint64_t word = packed_ballot(flag);
-  if (lane() != 0) return;
-  if (count == kLanes) {
-    __builtin_memcpy(bits, &word, kLanes / 8);
-  } else {
-    for (std::uint64_t byte = 0; byte < (count + 7) / 8; ++byte) bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
-  }
+  __builtin_memcpy(bits, &word, kLanes / 8);
+}
+
+inline void store_ballot(bool flag, LastStep step, std::uint8_t* bits) {
+  const std::uint64_t word = packed_ballot(flag && step.inside());
+  for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte) bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
 }
 
 }  // namespace octavo::sycl_device

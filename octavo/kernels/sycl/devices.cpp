@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/sycl/devices.h"
 
-#include <dlfcn.h>
-#include <unistd.h>
-
 #include <cstdlib>
+#include <dlfcn.h>
 #include <string>
+#include <unistd.h>
 
 namespace octavo::sycl_backend {
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sycl/sycl.hpp>
-
 #include <string_view>
+#include <sycl/sycl.hpp>
 #include <vector>
 
 #include "octavo/kernels/error.h"

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sycl/sycl.hpp>
-
 #include <cstdint>
 #include <string>
+#include <sycl/sycl.hpp>
+#include <tuple>
 
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/program.h"
@@ -16,14 +16,28 @@ namespace octavo::sycl_backend {
 
 inline sycl::queue& queue_or_host(Stream stream) { return stream ? queue_of(stream) : host_queue(); }
 
+// A kernel's arguments, with structs taken apart (device.h says why).
+inline auto flat(const EncodeInput& in) {
+  return std::tuple(in.gradient, in.residual, in.momentum, in.preconditioner, in.others, in.gradient_weight,
+                    in.momentum_weight, in.sum_weight);
+}
+inline auto flat(const sycl_span::Blocks& b) {
+  return std::tuple(b.count, b.block, b.payload.scales, b.payload.codes, b.blocks, b.chunks_of_block,
+                    b.blocks_of_group);
+}
+template <class Argument>
+auto flat(const Argument& argument) {
+  return std::tuple(argument);
+}
+
 template <class... Arguments>
-void launch(Stream stream, const std::string& name, std::uint64_t groups, std::uint64_t group_size,
+void launch(Stream stream, const KernelName& name, std::uint64_t groups, std::uint64_t group_size,
             const Arguments&... arguments) {
   guarded("kernels.sycl", [&] {
     sycl::queue& queue = queue_or_host(stream);
     const sycl::kernel code = kernel(queue, name);
     sycl::event done = queue.submit([&](sycl::handler& handler) {
-      handler.set_args(arguments...);
+      std::apply([&](const auto&... all) { handler.set_args(all...); }, std::tuple_cat(flat(arguments)...));
       handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
     });
     if (stream == nullptr) done.wait_and_throw();
@@ -32,21 +46,22 @@ void launch(Stream stream, const std::string& name, std::uint64_t groups, std::u
 
 /// For kernels that give each group a span of their own: groups of one sub-group.
 template <class... Arguments>
-void launch_groups(Stream stream, const std::string& name, std::uint64_t groups, const Arguments&... arguments) {
+void launch_groups(Stream stream, const KernelName& name, std::uint64_t groups, const Arguments&... arguments) {
   if (groups > 0) launch(stream, name, groups, lanes(queue_or_host(stream)), arguments...);
+}
+
+/// For kernels whose groups take a span of elements each.
+template <class... Arguments>
+void launch_spans(Stream stream, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
+  launch_groups(stream, name, sycl_span::divide_up(count, sycl_span::kSpan), arguments...);
 }
 
 /// For kernels that take an item an element.
 template <class... Arguments>
-void launch_elements(Stream stream, const std::string& name, std::uint64_t count, const Arguments&... arguments) {
+void launch_elements(Stream stream, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
   if (count == 0) return;
   const std::uint64_t size = largest_group(queue_or_host(stream));
   launch(stream, name, sycl_span::divide_up(count, size), size, arguments...);
-}
-
-/// Groups that the device runs at the same time, about.
-inline std::uint64_t groups_at_once(Stream stream) {
-  return queue_or_host(stream).get_device().get_info<sycl::info::device::max_compute_units>();
 }
 
 }  // namespace octavo::sycl_backend

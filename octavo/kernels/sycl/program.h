@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <sycl/sycl.hpp>
-
 #include <cstdint>
 #include <string>
+#include <sycl/sycl.hpp>
 #include <vector>
 
 /// The kernels of this back end, compiled for the device of a queue.
@@ -15,17 +14,20 @@ struct SourceFile {
   const char* name;  // as it is included
   const char* text;
 };
-/// The rules, the operands and every NAME.sycl.
 extern const std::vector<SourceFile> embedded_files;
-/// The source that includes every NAME.sycl.
-extern const char* const program_text;
 
-/// The kernel of that name. The first call for a device compiles all kernels for it, some two seconds, or takes them from
-/// SYCL's persistent cache. Thread-safe. Throws Error internal with the compiler's first error where they do not compile,
-/// once and every time.
-sycl::kernel kernel(const sycl::queue& queue, const std::string& name);
+struct KernelName {
+  const char* program;  // the basename of its source: "int4" is octavo/kernels/sycl/int4.sycl
+  std::string function;
+  std::string options = {};  // of the compiler: the same source with other definitions is another program
+};
 
-/// Items of a sub-group, for which the kernels are compiled: the most that the device has.
+/// The first call for a program and a device compiles it, some two seconds, or takes it from SYCL's persistent cache.
+/// Thread-safe. Throws Error internal with the compiler's first error where it does not compile, every time.
+sycl::kernel kernel(const sycl::queue& queue, const KernelName& name);
+
+/// Items of a sub-group, for which the kernels are compiled: 16, or the most that the device has. Wider ones are slow
+/// on the CPU, whose compiler takes shuffles of more than a register apart.
 std::uint64_t lanes(const sycl::queue& queue);
 /// Items of a group that takes an item an element: 4096, or fewer where the device allows no more.
 std::uint64_t largest_group(const sycl::queue& queue);

@@ -7,12 +7,12 @@ namespace octavo::sycl_backend {
 namespace {
 
 void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-               rules::Residual* next) {
-  encode_blocks("scaled_sign", stream, in, count, block, payload, next);
+            rules::Residual* next) {
+  encode_blocks({"scaled_sign", "scaled_sign"}, stream, in, count, block, payload, next);
 }
 
 void decode(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
-  decode_blocks("scaled_sign", stream, payload, count, block, how, out);
+  decode_blocks({"scaled_sign", "scaled_sign"}, stream, payload, count, block, how, out);
 }
 
 }  // namespace

@@ -5,12 +5,12 @@
 namespace octavo::sycl_backend {
 
 void pack_sign_bits(Stream stream, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits) {
-  const std::string name = "pack_sign_bits_" + std::to_string(value_bytes);
-  launch_elements(stream, name, count, values, count, bits);
+  const KernelName name{"sign_bits", "pack_sign_bits_" + std::to_string(value_bytes)};
+  launch_spans(stream, name, count, values, count, bits);
 }
 
 void unpack_sign_bits(Stream stream, const std::uint8_t* bits, std::uint64_t count, float* values) {
-  launch_elements(stream, "unpack_sign_bits", count, bits, count, values);
+  launch_spans(stream, {"sign_bits", "unpack_sign_bits"}, count, bits, count, values);
 }
 
 }  // namespace octavo::sycl_backend

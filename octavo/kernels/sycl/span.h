@@ -14,6 +14,9 @@ inline constexpr std::uint64_t kChunk = 4096;
 /// Elements that a group takes at least, so that it is worth starting.
 inline constexpr std::uint64_t kSpan = 8192;
 
+/// What an encoder is compiled for.
+enum Input : unsigned { kHasResidual = 1, kHasMomentum = 2, kHasOthers = 4, kWantsNext = 8 };
+
 OCTAVO_RULE constexpr std::uint64_t divide_up(std::uint64_t count, std::uint64_t by) {
   return count / by + (count % by != 0);
 }
@@ -24,14 +27,20 @@ struct Chunk {
   bool is_last() const { return offset + count == block_count; }
 };
 
-/// What the kernels of a codec go over.
+/// What the kernels of a codec go over. The quotients are formed once, on the host: a group has no time for divisions.
 struct Blocks {
   std::uint64_t count, block;
   Payload payload;
+  std::uint64_t blocks, chunks_of_block, blocks_of_group;
 
-  std::uint64_t blocks() const { return divide_up(count, block); }
-  std::uint64_t chunks_of_block() const { return divide_up(std::min(block, count), kChunk); }
-  std::uint64_t blocks_of_group() const { return divide_up(kSpan, block); }
+  static Blocks of(std::uint64_t count, std::uint64_t block, Payload payload) {
+    return {count,
+            block,
+            payload,
+            divide_up(count, block),
+            divide_up(std::min(block, count), kChunk),
+            divide_up(kSpan, block)};
+  }
 
   /// The chunk may be empty: the last block is shorter.
   Chunk chunk(std::uint64_t number, std::uint64_t of_block) const {

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/device/accelerator.h"
+
+namespace octavo {
+
+/// GPUs under the name of CUDA, ROCm's too.
+class OCTAVO_API CudaAccelerator : public Accelerator {
+ public:
+  CudaAccelerator() : Accelerator(c10::DeviceType::CUDA, "cuda") {}
+
+  bool is_triton_supported() const override { return true; }
+  std::string communication_backend_name() const override { return "nccl"; }
+  std::vector<std::string> visible_devices_envs() const override { return {"CUDA_VISIBLE_DEVICES"}; }
+  std::vector<std::string> export_envs() const override { return {"NCCL"}; }
+};
+
+}  // namespace octavo

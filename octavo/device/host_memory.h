@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// The memory of this process and of its machine, in bytes, as Linux accounts for it. Throws Error unsupported where
+/// the system does not say. Stateless: any thread.
+class OCTAVO_API HostMemory {
+ public:
+  /// `root`: where /proc and /sys are looked for; another one is for tests.
+  explicit HostMemory(std::string root = "") : root_(std::move(root)) {}
+
+  /// Resident pages of this process (VmRSS); Linux counts them to some 64 pages a thread.
+  std::int64_t resident_bytes() const;
+  /// The most that was ever resident (VmHWM, kept by the kernel: nothing is missed between two calls).
+  std::int64_t peak_resident_bytes() const;
+  void reset_peak_resident() const;
+  /// RAM, or the limit of the control group that this process is in.
+  std::int64_t total_bytes() const;
+  /// What can be allocated without swapping (MemAvailable), within the control group.
+  std::int64_t available_bytes() const;
+
+ private:
+  struct Limit {
+    std::int64_t total_bytes;
+    std::int64_t available_bytes;
+  };
+  Limit control_group() const;
+  std::int64_t kilobytes_field(const std::string& path, const std::string& name) const;
+
+  std::string root_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/locked_pages.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sstream>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include "octavo/device/pinned.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr auto kWhere = "device.pinned";
+
+std::uintptr_t round_up(std::uintptr_t value, std::size_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+std::string memlock_limit() {
+  rlimit limit{};
+  getrlimit(RLIMIT_MEMLOCK, &limit);
+  return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur) + " bytes";
+}
+
+/// Maps `bytes` at a multiple of `alignment_bytes`: maps more, and gives back what lies before and behind.
+void* map_aligned(std::size_t bytes, std::size_t alignment_bytes) {
+  const std::size_t slack = alignment_bytes - static_cast<std::size_t>(page_bytes());
+  void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    fail(ErrorCode::out_of_memory, kWhere, "expected ", bytes, " bytes of memory, got ", std::strerror(errno));
+  }
+  const auto start = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::uintptr_t first = round_up(start, alignment_bytes);
+  if (first > start) munmap(mapped, first - start);
+  if (start + slack > first) munmap(reinterpret_cast<void*>(first + bytes), start + slack - first);
+  return reinterpret_cast<void*>(first);
+}
+
+}  // namespace
+
+LockedPages::LockedPages(std::size_t bytes, std::size_t alignment_bytes) {
+  const auto page = static_cast<std::size_t>(page_bytes());
+  // pages of its own: mlock and munlock act on whole pages, whatever else lies on them
+  bytes_ = round_up(std::max<std::size_t>(bytes, 1), page);
+  data_ = map_aligned(bytes_, std::max(alignment_bytes, page));
+  if (mlock(data_, bytes_) == 0) return;
+  const int error = errno;
+  munmap(data_, bytes_);
+  fail(ErrorCode::out_of_memory, kWhere, "expected to lock ", bytes_, " bytes in RAM beside the ", pinned_bytes(),
+       " bytes of live pinned tensors, got ", std::strerror(error), ": RLIMIT_MEMLOCK is ", memlock_limit(),
+       "; 'ulimit -l' shows it in KiB and raises it");
+}
+
+LockedPages::~LockedPages() { munmap(data_, bytes_); }  // which unlocks them
+
+void LockedPages::unlock() { munlock(data_, bytes_); }
+
+}  // namespace octavo

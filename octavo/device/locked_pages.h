@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+/// Zeroed pages of memory, locked, aligned; owned: unlocked and given back when destroyed. Not thread-safe.
+class LockedPages {
+ public:
+  /// Whole pages for `bytes` bytes at a multiple of `alignment_bytes`, a power of two. Throws Error out_of_memory where
+  /// the system refuses, with its limit.
+  LockedPages(std::size_t bytes, std::size_t alignment_bytes);
+  ~LockedPages();
+  LockedPages(const LockedPages&) = delete;
+  LockedPages& operator=(const LockedPages&) = delete;
+
+  void* data() const { return data_; }
+  /// In whole pages.
+  std::size_t bytes() const { return bytes_; }
+  void unlock();
+
+ private:
+  void* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace octavo

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/Stream.h>
+
+#include <memory>
+
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// A point in a stream's work, also on the CPU, where torch has none. Not thread-safe, as torch's own.
+class OCTAVO_API StreamEvent {
+ public:
+  virtual ~StreamEvent() = default;
+  /// Marks the work submitted to the stream so far; a later call moves the mark.
+  virtual void record(c10::Stream stream) = 0;
+  /// Work submitted to the stream from now on waits for the mark.
+  virtual void block(c10::Stream stream) const = 0;
+  /// Whether the mark has been reached; true where none was set.
+  virtual bool query() const = 0;
+  virtual void synchronize() const = 0;
+  /// Milliseconds from this mark to `later`'s. Throws Error invalid_argument unless both were recorded and made with
+  /// timing, on the same device type.
+  virtual double elapsed_ms(const StreamEvent& later) const = 0;
+};
+
+/// An event of the device type. On the CPU it is a time of the host's steady clock: operations there are finished when
+/// they return, so its mark has always been reached.
+OCTAVO_API std::unique_ptr<StreamEvent> make_event(c10::DeviceType type, bool timing);
+
+}  // namespace octavo

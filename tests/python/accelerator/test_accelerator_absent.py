@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An accelerator whose device is not here: its constants, and one sentence where it needs the device."""
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from accelerator_classes import ABSENT
+
+from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator, packages
+
+CONSTANTS = {
+    CUDA_Accelerator: ("cuda", "nccl", ["CUDA_VISIBLE_DEVICES"], True),
+    XPU_Accelerator: ("xpu", "xccl", ["ZE_AFFINITY_MASK"], False),
+    SYCL_Accelerator: ("sycl", "cpu:gloo,sycl:octavo", ["ONEAPI_DEVICE_SELECTOR"], False),
+}
+
+
+@pytest.mark.parametrize("make", CONSTANTS, ids=lambda make: make.__name__)
+def test_constants_need_no_device(make):
+    name, backend, visible, triton = CONSTANTS[make]
+    accelerator = make()
+    assert (accelerator.device_name(), accelerator.device_name(3)) == (name, f"{name}:3")
+    assert accelerator.communication_backend_name() == backend
+    assert accelerator.visible_devices_envs() == visible
+    assert accelerator.is_triton_supported() is triton
+    assert not accelerator.is_synchronized_device() and not accelerator.use_host_timers()
+    assert accelerator.get_compile_backend() == "inductor"
+    assert all(type(prefix) is str for prefix in accelerator.export_envs())
+
+
+def test_xpu_has_both_half_precisions():
+    assert XPU_Accelerator().supported_dtypes() == [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("make", ABSENT, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda absent: absent.set_device(0),
+        lambda absent: absent.current_device(),
+        lambda absent: absent.synchronize(),
+        lambda absent: absent.get_rng_state(),
+        lambda absent: absent.manual_seed(1),
+        lambda absent: absent.current_stream(),
+        lambda absent: absent.default_stream(),
+        lambda absent: absent.memory_allocated(),
+        lambda absent: absent.max_memory_reserved(),
+        lambda absent: absent.available_memory(),
+        lambda absent: absent.reset_max_memory_allocated(),
+        lambda absent: absent.empty_cache(),
+        lambda absent: absent.FloatTensor(3),
+        lambda absent: absent.pin_memory(torch.ones(3)),
+    ],
+)
+def test_what_needs_the_device_says_why_it_is_absent(make, use):
+    absent = make()
+    assert absent.device_count() == 0 and absent.why_absent()
+    with pytest.raises(NotImplementedError) as raised:
+        use(absent)
+    name = absent.device_name()
+    assert str(raised.value).endswith(f"expected a device of type {name}, got none: {absent.why_absent()}")
+
+
+@pytest.mark.parametrize("make", [XPU_Accelerator, CPU_Accelerator], ids=lambda make: make.__name__)
+def test_ccl_where_its_bindings_import(make, monkeypatch):
+    assert make().communication_backend_name() != "ccl"
+    packages.has_oneccl.cache_clear()
+    monkeypatch.setitem(sys.modules, "oneccl_bindings_for_pytorch", ModuleType("oneccl_bindings_for_pytorch"))
+    assert make().communication_backend_name() == "ccl"
+    packages.has_oneccl.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("installed", "unreliable"), [("2.1.30+xpu", True), ("2.5.10", True), ("2.6.10+xpu", False), ("2.10.0", False)]
+)  # 2.10 is after 2.6, though not as a string
+def test_host_timers_where_old_extensions_make_events_unreliable(installed, unreliable, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", lambda package: installed)
+    assert XPU_Accelerator().use_host_timers() is unreliable
+
+
+def test_the_default_stream_of_xpu_is_the_current_one(monkeypatch):
+    stream = torch.Stream(stream_id=5, device_index=-1, device_type=0)
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda index: stream.__class__(device="cpu"))
+    monkeypatch.setattr(XPU_Accelerator, "_require", lambda *_: None)
+    xpu = XPU_Accelerator()
+    default, current = xpu.default_stream(), xpu.current_stream()
+    assert default is current

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory figures: the same tests on every accelerator that is here."""
+
+import gc
+
+import pytest
+import torch
+
+MIB = 1 << 20
+BYTES = 256 * MIB  # large enough that a host's other memory does not matter, and that malloc gives it back
+
+
+@pytest.fixture(autouse=True)
+def settled(accelerator):
+    gc.collect()
+    accelerator.empty_cache()
+    accelerator.synchronize()
+
+
+def allocate(accelerator) -> torch.Tensor:
+    return torch.ones(BYTES, dtype=torch.uint8, device=accelerator.device(0))
+
+
+def test_a_tensor_is_counted_while_it_lives(accelerator):
+    before = accelerator.memory_allocated()
+    tensor = allocate(accelerator)
+    assert accelerator.memory_allocated(0) - before == pytest.approx(BYTES, abs=16 * MIB)
+    assert accelerator.memory_reserved() >= BYTES and accelerator.memory_cached() >= BYTES
+    del tensor
+    assert accelerator.memory_allocated() - before < 16 * MIB
+
+
+@pytest.mark.parametrize(
+    "reset", ["reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"]
+)  # the latter two call functions of torch that do not exist, upstream on xpu
+def test_the_peak_is_seen_between_two_calls_and_reset(accelerator, reset):
+    getattr(accelerator, reset)()
+    before = accelerator.max_memory_allocated()
+    allocate(accelerator)  # gone at once: only who watches all the time sees it
+    assert accelerator.max_memory_allocated() - before == pytest.approx(BYTES, abs=16 * MIB)
+    assert accelerator.max_memory_reserved() >= BYTES and accelerator.max_memory_cached() >= BYTES
+    accelerator.empty_cache()
+    getattr(accelerator, reset)(0)
+    assert accelerator.max_memory_allocated(0) - before < 16 * MIB
+
+
+def test_stats_agree_with_the_calls(accelerator):
+    tensor = allocate(accelerator)
+    stats = accelerator.memory_stats()
+    assert stats["allocated_bytes.all.current"] == pytest.approx(accelerator.memory_allocated(), abs=MIB)
+    assert stats["allocated_bytes.all.peak"] == pytest.approx(accelerator.max_memory_allocated(), abs=MIB)
+    assert stats["reserved_bytes.all.current"] == pytest.approx(accelerator.memory_reserved(), abs=MIB)
+    assert stats["reserved_bytes.all.peak"] >= tensor.nbytes
+
+
+def test_total_and_available(accelerator):
+    assert 0 < accelerator.available_memory() <= accelerator.total_memory(0)
+    assert accelerator.memory_allocated() < accelerator.total_memory()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events: the same tests on every accelerator that is here."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+
+def test_a_stream_is_current_in_its_context_only(accelerator):
+    before = accelerator.current_stream()
+    stream = accelerator.Stream()
+    assert stream != before
+    with accelerator.stream(stream):
+        assert accelerator.current_stream() == stream
+        with accelerator.stream(None):
+            assert accelerator.current_stream() == stream
+    assert accelerator.current_stream() == before
+    with pytest.raises(KeyError), accelerator.stream(stream):
+        raise KeyError
+    assert accelerator.current_stream() == before
+
+
+def test_the_same_stream_is_the_same_object(accelerator):
+    assert accelerator.current_stream() is accelerator.current_stream(0)
+    assert accelerator.default_stream() is accelerator.default_stream(0)
+
+
+def test_another_thread_has_its_own_current_stream(accelerator):
+    seen = []
+    with accelerator.stream(accelerator.Stream()):
+        thread = threading.Thread(target=lambda: seen.append(accelerator.current_stream()))
+        thread.start()
+        thread.join()
+        assert seen[0] != accelerator.current_stream()
+
+
+def test_work_on_one_stream_is_waited_for_on_another(accelerator):
+    values = torch.ones(1 << 20, device=accelerator.device(0))
+    stream = accelerator.Stream()
+    stream.wait_stream(accelerator.current_stream())
+    with accelerator.stream(stream):
+        for _ in range(20):
+            values.add_(1)
+        done = stream.record_event()
+    accelerator.current_stream().wait_event(done)
+    assert values.sum().item() == 21 << 20
+    stream.synchronize()
+    accelerator.synchronize()
+    assert stream.query() and done.query()
+
+
+def test_events_measure_time(accelerator):
+    start, end = accelerator.Event(enable_timing=True), accelerator.Event(enable_timing=True)
+    begun = time.perf_counter()
+    start.record()
+    start.synchronize()
+    time.sleep(0.02)
+    end.record(accelerator.current_stream())
+    end.synchronize()
+    wall_ms = (time.perf_counter() - begun) * 1000
+    assert start.query() and end.query()
+    assert 18 <= start.elapsed_time(end) <= wall_ms + 1
+    assert end.elapsed_time(start) <= -18
+
+
+def test_events_without_timing_say_so(accelerator):
+    start, end = accelerator.Event(), accelerator.Event()
+    start.record()
+    end.record()
+    accelerator.synchronize()
+    with pytest.raises((ValueError, RuntimeError)):
+        start.elapsed_time(end)
