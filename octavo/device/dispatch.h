@@ -19,8 +19,8 @@ OCTAVO_API const KernelTable& kernels_for(c10::Device device);
 OCTAVO_API Stream current_stream(c10::Device device);
 
 /// Runs body(first, last) over disjoint parts of [0, count). On CPU the parts are at least `grain` long and run on
-/// torch's intra-op threads; elsewhere, and with OCTAVO_BACKEND=sycl, there is one part, because a kernel is parallel in
-/// itself.
+/// torch's intra-op threads; elsewhere, and with OCTAVO_BACKEND=sycl, there is one part, because a kernel is parallel
+/// in itself.
 OCTAVO_API void for_parts(c10::Device device, std::int64_t count, std::int64_t grain,
                           const std::function<void(std::int64_t first, std::int64_t last)>& body);
 
