@@ -26,6 +26,7 @@ add_library(octavo SHARED
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
   device/sycl/autocast.cpp
+  device/sycl/call.cpp
   device/sycl/convolution.cpp
   device/sycl/copy.cpp
   device/sycl/cpu_allocator.cpp
@@ -36,8 +37,10 @@ add_library(octavo SHARED
   device/sycl/generator.cpp
   device/sycl/guard.cpp
   device/sycl/hooks.cpp
+  device/sycl/memory_figures.cpp
   device/sycl/memory_pool.cpp
   device/sycl/pinned.cpp
+  device/sycl/recurrent.cpp
   device/sycl/storage.cpp
   device/sycl/streams.cpp
   device/sycl/twins.cpp

@@ -67,7 +67,7 @@ def test_sources_that_cannot_be_built_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"\[build.load\] expected source files, got .*nothing.cpp"):
         build.load("nothing", [tmp_path / "nothing.cpp"])
     (tmp_path / "not-a-name.sycl").write_text("")
-    with pytest.raises(ValueError, match="whose name is an identifier, got .*not-a-name.sycl"):
+    with pytest.raises(ValueError, match=r"whose name is an identifier, got .*not-a-name\.sycl"):
         build._embed(tmp_path / "not-a-name.sycl", tmp_path)
 
 

@@ -80,7 +80,7 @@ def test_version_and_cmake_dir(octavo_cli):
     [
         ("--zero 1", "expected --zero 0, the only stage that this version trains with, got 1"),
         ("--compile", "expected no --compile"),
-        ("--device xpu", "expected --device auto or cpu"),
+        ("--device xpu", "expected --device auto, cpu or sycl"),
         ("--steps 0", "expected --steps of at least 1, got 0"),
         ("--optimizer lion", "expected --optimizer auto, adamw or onebit-adamw, got 'lion'"),
         ("--nproc 999", "expected --nproc of at most"),

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.timeout(30)
         (dict(zero=1), "--zero 0, the only stage"),
         (dict(zero=4), "--zero 0, 1, 2 or 3, got 4"),
         (dict(compile=True), "no --compile"),
-        (dict(device="cuda"), "--device auto or cpu"),
+        (dict(device="cuda"), "--device auto, cpu or sycl"),
         (dict(optimizer="onebit-adamw", plan="dense"), "onebit-adamw only with plan sign or sign+ef"),
         (dict(optimizer="onebit-adamw", compare=("sign", "dense")), "got plan 'dense'"),
     ],

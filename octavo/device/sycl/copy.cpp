@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/copy_native.h>
 #include <ATen/ops/copy_ops.h>
 #include <torch/library.h>
 
@@ -67,6 +68,9 @@ void register_copy() {
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("copy_", copy_);
+  static auto* sparse =
+      new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
+  sparse->impl("copy_", at::native::copy_sparse_wrapper_);  // copies indices and values by the above
 }
 
 }  // namespace octavo::sycl_device

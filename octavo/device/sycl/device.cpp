@@ -31,6 +31,7 @@ void register_sycl_device() {
     register_convolution();
     register_attention();
     register_dropout();
+    register_recurrent();
     register_autocast();
     register_fallback();  // last: what is registered above stays
   });

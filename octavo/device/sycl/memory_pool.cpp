@@ -39,17 +39,6 @@ std::optional<std::uint64_t> limit_of_environment() {
 
 }  // namespace
 
-void Gauge::add(std::int64_t amount) {
-  current += amount;
-  added += amount;
-  peak = std::max(peak, current);
-}
-
-void Gauge::remove(std::int64_t amount) {
-  current -= amount;
-  removed += amount;
-}
-
 MemoryPool& MemoryPool::instance() {
   static auto* pool = new MemoryPool;  // tensors may be freed after statics are
   return *pool;
@@ -188,7 +177,9 @@ std::optional<c10::DeviceIndex> MemoryPool::device_of(const void* memory) {
 void MemoryPool::use_on(void* memory, c10::Stream stream) {
   const std::lock_guard lock(mutex_);
   const auto found = used_.find(memory);
-  if (found == used_.end() || found->second.stream == stream.id()) return;  // runs after its allocation
+  if (found == used_.end()) return;
+  const Block& block = found->second;
+  if (block.device == stream.device_index() && block.stream == stream.id()) return;  // its own: in order
   auto& streams = found->second.other_streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
@@ -199,27 +190,14 @@ MemoryFigures MemoryPool::figures(c10::DeviceIndex device, bool host) {
   return figures_[{device, host}];
 }
 
-namespace {
-
-template <class Change>
-void for_gauges(MemoryFigures& figures, Change change) {
-  for (Gauge* gauge : {&figures.allocated_bytes, &figures.reserved_bytes, &figures.active_bytes,
-                       &figures.allocated_blocks, &figures.reserved_blocks, &figures.active_blocks}) {
-    change(*gauge);
-  }
-}
-
-}  // namespace
-
 void MemoryPool::reset_peak(c10::DeviceIndex device, bool host) {
   const std::lock_guard lock(mutex_);
-  for_gauges(figures_[{device, host}], [](Gauge& gauge) { gauge.peak = gauge.current; });
+  figures_[{device, host}].reset_peak();
 }
 
 void MemoryPool::reset_sums(c10::DeviceIndex device, bool host) {
   const std::lock_guard lock(mutex_);
-  for_gauges(figures_[{device, host}], [](Gauge& gauge) { gauge.added = gauge.removed = 0; });
-  figures_[{device, host}].retries = figures_[{device, host}].refusals = 0;
+  figures_[{device, host}].reset_sums();
 }
 
 void MemoryPool::set_limit(c10::DeviceIndex device, std::optional<std::uint64_t> bytes) {

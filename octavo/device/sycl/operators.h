@@ -9,6 +9,7 @@ void register_copy();               // between devices, dtypes and strides
 void register_convolution();
 void register_attention();
 void register_dropout();
+void register_recurrent();  // LSTM and GRU
 void register_autocast();
 
 }  // namespace octavo::sycl_device

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/twins.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/native/SparseTensorUtils.h>
+#include <ATen/ops/empty_like.h>
 
 #include "octavo/device/sycl/allocator.h"
 #include "octavo/device/sycl/cpu_allocator.h"
@@ -22,6 +23,23 @@ at::Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const at::Ten
   if (like.is_neg()) impl->_set_neg(true);
   if (old->is_wrapped_number()) impl->set_wrapped_number(true);
   return at::Tensor(std::move(impl));
+}
+
+at::Tensor sparse_over(c10::DispatchKey key, const at::Tensor& like, const at::Tensor& indices,
+                       const at::Tensor& values) {
+  auto tensor = at::detail::make_tensor<at::SparseTensorImpl>(c10::DispatchKeySet(key), like.dtype());
+  auto* impl = at::sparse::get_sparse_impl(tensor);
+  const auto* old = at::sparse::get_sparse_impl(like);
+  impl->raw_resize_(old->sparse_dim(), old->dense_dim(), like.sizes());
+  impl->set_indices_and_values_unsafe(indices, values);
+  impl->set_coalesced(old->coalesced());
+  return tensor;
+}
+
+void require_layout(const at::Tensor& tensor) {
+  if ((tensor.layout() == at::kStrided || tensor.layout() == at::kSparse) && !tensor.is_quantized()) return;
+  fail(ErrorCode::unsupported, "device.fallback", "expected a strided or sparse COO tensor on sycl, got layout ",
+       c10::str(tensor.layout()), tensor.is_quantized() ? ", quantized" : "");
 }
 
 /// What a GPU keeps to itself is the only memory that the host cannot read.
@@ -45,13 +63,19 @@ at::Tensor Twins::twin_of(const at::Tensor& original) {
   for (const SharedTensor& known : tensors_) {
     if (known.original.is_same(original)) return known.twin;
   }
-  if (original.layout() != at::kStrided || original.is_quantized()) {
-    fail(ErrorCode::unsupported, "device.fallback", "expected a strided tensor on sycl, got layout ",
-         c10::str(original.layout()), original.is_quantized() ? ", quantized" : "");
-  }
-  at::Tensor twin = tensor_over(twin_storage(original.storage()), c10::DispatchKey::CPU, original);
+  require_layout(original);
+  at::Tensor twin = original.is_sparse() ? sparse_twin(original) : strided_twin(original);
   tensors_.push_back({original, twin});
   return twin;
+}
+
+at::Tensor Twins::strided_twin(const at::Tensor& original) {
+  return tensor_over(twin_storage(original.storage()), c10::DispatchKey::CPU, original);
+}
+
+at::Tensor Twins::sparse_twin(const at::Tensor& original) {
+  const auto* impl = at::sparse::get_sparse_impl(original);
+  return sparse_over(c10::DispatchKey::SparseCPU, original, twin_of(impl->indices()), twin_of(impl->values()));
 }
 
 c10::Storage Twins::twin_storage(const c10::Storage& original) {
@@ -86,34 +110,53 @@ at::Tensor Twins::original_of(const at::Tensor& result) {
   for (const SharedTensor& known : tensors_) {
     if (known.twin.is_same(result)) return known.original;
   }
-  if (result.layout() != at::kStrided || result.is_quantized()) {
-    fail(ErrorCode::unsupported, "device.fallback", "expected a strided result on sycl, got layout ",
-         c10::str(result.layout()), result.is_quantized() ? ", quantized" : "");
-  }
+  require_layout(result);
+  return result.is_sparse() ? sparse_original(result) : strided_original(result);
+}
+
+at::Tensor Twins::strided_original(const at::Tensor& result) {
   c10::Storage storage = original_storage(result.storage());
   if (storage) return tensor_over(std::move(storage), c10::DispatchKey::PrivateUse1, result);
-  return original_of(at::empty_like(result).copy_(result));  // in device memory: we are inside of OnDeviceMemory
+  return strided_original(at::empty_like(result).copy_(result));  // device memory: we are inside of OnDeviceMemory
+}
+
+at::Tensor Twins::sparse_original(const at::Tensor& result) {
+  const auto* impl = at::sparse::get_sparse_impl(result);
+  return sparse_over(c10::DispatchKey::SparsePrivateUse1, result, original_of(impl->indices()),
+                     original_of(impl->values()));
 }
 
 void Twins::update(const at::Tensor& original) {
   for (const SharedTensor& known : tensors_) {
     if (!known.original.is_same(original)) continue;
-    c10::TensorImpl* impl = original.unsafeGetTensorImpl();
-    c10::StorageImpl* twin = known.twin.storage().unsafeGetStorageImpl();
-    const c10::Storage storage = original_storage(known.twin.storage());
-    if (storage.unsafeGetStorageImpl() != impl->storage().unsafeGetStorageImpl()) impl->set_storage_keep_dtype(storage);
-    if (storage.unsafeGetStorageImpl() != twin &&
-        twin->_mutable_data_ptr_no_checks().get_deleter() != &release_storage) {
-      c10::DataPtr grown = twin->set_data_ptr(c10::DataPtr());
-      grown.unsafe_set_device({kType, device_});
-      storage.set_data_ptr_noswap(std::move(grown));
-      storage.set_nbytes(twin->nbytes());
-    }
-    if (!have_same_shape(original, known.twin)) {
-      impl->set_sizes_and_strides(known.twin.sizes(), known.twin.strides(), known.twin.storage_offset());
-    }
-    return;
+    const at::Tensor twin = known.twin;  // what follows may move the list
+    return original.is_sparse() ? update_sparse(original, twin) : update_strided(original, twin);
   }
+}
+
+void Twins::update_strided(const at::Tensor& original, const at::Tensor& twin) {
+  c10::TensorImpl* impl = original.unsafeGetTensorImpl();
+  c10::StorageImpl* written = twin.storage().unsafeGetStorageImpl();
+  const c10::Storage storage = original_storage(twin.storage());
+  if (storage.unsafeGetStorageImpl() != impl->storage().unsafeGetStorageImpl()) impl->set_storage_keep_dtype(storage);
+  if (storage.unsafeGetStorageImpl() != written &&
+      written->_mutable_data_ptr_no_checks().get_deleter() != &release_storage) {
+    c10::DataPtr grown = written->set_data_ptr(c10::DataPtr());
+    grown.unsafe_set_device({kType, device_});
+    storage.set_data_ptr_noswap(std::move(grown));
+    storage.set_nbytes(written->nbytes());
+  }
+  if (!have_same_shape(original, twin)) {
+    impl->set_sizes_and_strides(twin.sizes(), twin.strides(), twin.storage_offset());
+  }
+}
+
+void Twins::update_sparse(const at::Tensor& original, const at::Tensor& twin) {
+  const auto* written = at::sparse::get_sparse_impl(twin);
+  auto* impl = at::sparse::get_sparse_impl(original);
+  impl->raw_resize_(written->sparse_dim(), written->dense_dim(), twin.sizes());
+  impl->set_indices_and_values_unsafe(original_of(written->indices()), original_of(written->values()));
+  impl->set_coalesced(written->coalesced());
 }
 
 }  // namespace octavo::sycl_device

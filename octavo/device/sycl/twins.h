@@ -6,8 +6,9 @@
 
 namespace octavo::sycl_device {
 
-/// The tensors of one call as CPU tensors over the same memory, and the way back. Tensors that share a storage on the
-/// device share one here; nothing is copied. Made for one call on one thread; the caller has settled the device.
+/// The tensors of one call, strided or sparse COO, as CPU tensors over the same memory, and the way back. Tensors that
+/// share a storage on the device share one here; nothing is copied. Made for one call on one thread; the caller has
+/// settled the device.
 class Twins {
  public:
   explicit Twins(c10::DeviceIndex device) : device_(device) {}
@@ -29,6 +30,12 @@ class Twins {
   struct SharedTensor {
     at::Tensor original, twin;
   };
+  at::Tensor strided_twin(const at::Tensor& original);
+  at::Tensor strided_original(const at::Tensor& result);
+  at::Tensor sparse_twin(const at::Tensor& original);
+  at::Tensor sparse_original(const at::Tensor& result);
+  void update_strided(const at::Tensor& original, const at::Tensor& twin);
+  void update_sparse(const at::Tensor& original, const at::Tensor& twin);
   c10::Storage twin_storage(const c10::Storage& original);
   c10::Storage original_storage(const c10::Storage& twin);
 

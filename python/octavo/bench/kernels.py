@@ -44,8 +44,10 @@ HEADINGS = {
 
 
 def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
-    """The CPU against its memory, NumPy and torch. `elements`: of the buffers for packing and unpacking; the codecs take a
-    bucket of 26 MB."""
+    """The CPU against its memory, NumPy and torch.
+
+    `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB.
+    """
     torch.manual_seed(0)
     return [*_bits(elements, rounds), *_codecs(rounds), *_steps(rounds)]
 

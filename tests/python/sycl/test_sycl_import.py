@@ -8,6 +8,7 @@ import sys
 import torch
 
 import octavo
+import octavo.info
 
 
 def run(code: str, **environment: str) -> str:
@@ -59,3 +60,7 @@ def test_torch_knows_the_device() -> None:
     assert torch.accelerator.device_count() == torch.sycl.device_count()
     assert torch.sycl.get_amp_supported_dtype() == [torch.bfloat16, torch.float16] and torch.sycl.is_bf16_supported()
     octavo.sycl.register()  # a second time: nothing
+
+
+def test_info_shows_the_devices() -> None:
+    assert f"sycl:0 {torch.sycl.get_device_name(0)}" in octavo.info.collect()["devices"]

@@ -215,3 +215,16 @@ def test_octavos_kernels() -> None:
     packed = octavo.packbits(x)
     assert packed.device.type == "sycl" and torch.equal(packed.cpu(), octavo.packbits(x.cpu()))
     assert torch.equal(octavo.unpackbits(packed, 1001).cpu(), octavo.unpackbits(packed.cpu(), 1001))
+
+
+def test_sparse_tensors() -> None:
+    eye = torch.eye(3, device="sycl").to_sparse()
+    assert eye.device.type == "sycl" and torch.equal(eye.to_dense().cpu(), torch.eye(3))
+    assert torch.sparse.mm(eye, torch.full((3, 2), 2.0, device="sycl")).tolist() == [[2, 2]] * 3
+    again = eye.cpu().to("sycl")
+    eye.mul_(2).add_(again)
+    assert eye.coalesce().values().tolist() == [3, 3, 3]
+    dense = torch.ones(3, 3, device="sycl").add_(again)
+    assert dense.trace().item() == 6 and dense.sum().item() == 12
+    with pytest.raises(RuntimeError, match="expected a strided or sparse COO tensor on sycl"):
+        dense.to_sparse_csr()

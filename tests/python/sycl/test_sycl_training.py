@@ -138,3 +138,25 @@ def test_batches_from_pinned_memory(workers: int) -> None:
         assert batch.is_pinned()
         total += batch.to("sycl", non_blocking=True).sum().item()
     assert total == 190
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False}, {"bidirectional": True, "num_layers": 2}], ids=str)
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers(kind: type[nn.Module], options: dict) -> None:
+    here, there = pair(lambda: kind(4, 5, **options))
+    x = torch.randn(3, 2, 4)
+    here(x)[0].square().sum().backward()
+    there(x.to("sycl"))[0].square().sum().backward()
+    for p, q in zip(here.parameters(), there.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad.cpu())
+
+
+def test_sparse_gradients() -> None:
+    here, there = pair(lambda: nn.Embedding(10, 4, sparse=True))
+    for model, device in ((here, "cpu"), (there, "sycl")):
+        optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.tensor([1, 2, 1], device=device)).square().sum().backward()
+            optimizer.step()
+    assert torch.equal(here.weight, there.weight.cpu())

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/sycl/call.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <array>
+
+#include "octavo/device/sycl/cpu_allocator.h"
+#include "octavo/device/sycl/generator.h"
+#include "octavo/device/sycl/streams.h"
+#include "octavo/device/sycl/twins.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::sycl_device {
+
+namespace {
+
+using torch::jit::Stack;
+
+// with indices that may lie on the CPU
+constexpr std::array kMixed = {"aten::index",      "aten::_unsafe_index",    "aten::index_put",
+                               "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+
+/// One call: the arguments' way to the CPU, the results' way back.
+class Call {
+ public:
+  Call(const c10::OperatorHandle& op, const Traits& traits, Stack* stack)
+      : op_(op),
+        traits_(traits),
+        stack_(stack),
+        first_(stack->size() - traits.arguments),
+        device_(device_of_call()),
+        twins_(device_) {}
+
+  void run() {
+    settle(device_);
+    const OnDeviceMemory scope(device_);
+    const auto written = written_tensors();
+    for (std::size_t i = first_; i < stack_->size(); ++i) to_cpu((*stack_)[i], i - first_);
+    {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+      if (traits_.is_sparse)
+        op_.callBoxed(stack_);  // with strided tensors among them: the twins decide which kernel
+      else
+        op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
+    }
+    for (const at::Tensor& tensor : written) twins_.update(tensor);
+    for (std::size_t i = first_; i < stack_->size(); ++i) to_device((*stack_)[i]);
+  }
+
+ private:
+  static bool is_ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kType; }
+
+  c10::DeviceIndex device_of_call() const {
+    for (std::size_t i = first_; i < stack_->size(); ++i) {
+      const c10::IValue& value = (*stack_)[i];
+      if (value.isTensor() && is_ours(value.toTensor())) return value.toTensor().device().index();
+      if (value.isTensorList()) {
+        for (const at::Tensor& tensor : value.toTensorVector()) {
+          if (is_ours(tensor)) return tensor.device().index();
+        }
+      }
+      if (value.isDevice() && value.toDevice().type() == kType && value.toDevice().has_index()) {
+        return value.toDevice().index();
+      }
+    }
+    return current_device();
+  }
+
+  std::vector<at::Tensor> written_tensors() const {
+    std::vector<at::Tensor> written;
+    for (const std::size_t position : traits_.written) {
+      const c10::IValue& value = (*stack_)[first_ + position];
+      if (value.isTensor()) written.push_back(value.toTensor());
+      if (value.isTensorList()) {
+        for (at::Tensor& tensor : value.toTensorVector()) written.push_back(std::move(tensor));
+      }
+    }
+    for (const at::Tensor& tensor : written) {
+      if (tensor.defined() && !is_ours(tensor)) refuse(tensor);
+    }
+    return written;
+  }
+
+  at::Tensor twin_of(const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    if (is_ours(tensor) && tensor.device().index() == device_) return twins_.twin_of(tensor);
+    if (tensor.device().is_cpu() && (tensor.dim() == 0 || traits_.is_mixed)) return tensor;
+    refuse(tensor);
+  }
+
+  void to_cpu(c10::IValue& value, std::size_t position) {
+    if (value.isTensor()) {
+      value = twin_of(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> twins;
+      for (const at::Tensor& tensor : value.toTensorVector()) twins.push_back(twin_of(tensor));
+      value = std::move(twins);
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> twins;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        twins.push_back(tensor ? std::optional(twin_of(*tensor)) : std::nullopt);
+      }
+      value = std::move(twins);
+    } else if (value.isDevice()) {
+      value = c10::Device(c10::kCPU);
+    } else if (value.isGenerator()) {
+      value = cpu_generator_of(value.toGenerator(), device_);
+    } else if (value.isNone() && traits_.generator == position) {
+      value = cpu_generator_of(default_generator(device_), device_);
+    }
+  }
+
+  void to_device(c10::IValue& value) {
+    if (value.isTensor()) {
+      value = twins_.original_of(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> originals;
+      for (const at::Tensor& tensor : value.toTensorVector()) originals.push_back(twins_.original_of(tensor));
+      value = std::move(originals);
+    }
+  }
+
+  [[noreturn]] void refuse(const at::Tensor& tensor) const {
+    fail(ErrorCode::invalid_argument, "device.fallback", "expected all tensors of ", op_.schema().name(),
+         " on sycl:", static_cast<int>(device_), ", got one of ", c10::str(tensor.sizes()), " on ",
+         tensor.device().str(), ": move it with .to('sycl:", static_cast<int>(device_), "')");
+  }
+
+  const c10::OperatorHandle& op_;
+  const Traits& traits_;
+  Stack* stack_;
+  std::size_t first_;
+  c10::DeviceIndex device_;
+  Twins twins_;
+};
+
+}  // namespace
+
+Traits::Traits(const c10::OperatorHandle& op, bool is_sparse)
+    : arguments(op.schema().arguments().size()), is_sparse(is_sparse) {
+  const c10::FunctionSchema& schema = op.schema();
+  is_mixed = std::find(kMixed.begin(), kMixed.end(), schema.name()) != kMixed.end();
+  const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
+  for (std::size_t i = 0; i < arguments; ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) written.push_back(i);
+    const auto* optional = argument.type()->castRaw<c10::OptionalType>();
+    const bool is_generator = optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+    if (is_random && is_generator) generator = i;
+  }
+}
+
+void call_on_cpu(const c10::OperatorHandle& op, const Traits& traits, Stack* stack) { Call(op, traits, stack).run(); }
+
+}  // namespace octavo::sycl_device

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/sycl/events.h"
+
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "octavo/kernels/sycl/devices.h"
+
+namespace octavo::sycl_backend {
+
+namespace {
+
+constexpr const char* kWhere = "device.sycl";
+
+/// A place for the event of the latest record.
+class Marker {
+ public:
+  void set(sycl::event event) {
+    const std::lock_guard lock(mutex_);
+    event_ = std::move(event);
+  }
+  std::optional<sycl::event> get() {
+    const std::lock_guard lock(mutex_);
+    return event_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::optional<sycl::event> event_;
+};
+
+Marker& marker_of(Event event) { return *static_cast<Marker*>(event); }
+
+}  // namespace
+
+Event create_event() { return new Marker; }
+
+void destroy_event(Event event) { delete &marker_of(event); }
+
+void record(Event event, Stream stream) {
+  guarded(kWhere,
+          [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(queue_of(stream))); });
+}
+
+bool is_done(Event event) {
+  const auto recorded = marker_of(event).get();
+  return !recorded || guarded(kWhere, [&] {
+    return recorded->get_info<sycl::info::event::command_execution_status>() ==
+           sycl::info::event_command_status::complete;
+  });
+}
+
+void wait_for(Event event) {
+  auto recorded = marker_of(event).get();
+  if (recorded) guarded(kWhere, [&] { recorded->wait_and_throw(); });
+}
+
+void block(Stream stream, Event event) {
+  const auto recorded = marker_of(event).get();
+  if (recorded) guarded(kWhere, [&] { queue_of(stream).ext_oneapi_submit_barrier({*recorded}); });
+}
+
+double elapsed_ms(Event start, Event end) {
+  const auto first = marker_of(start).get(), last = marker_of(end).get();
+  if (!first || !last) fail(ErrorCode::invalid_argument, kWhere, "expected two recorded events, got one that was not");
+  return guarded(kWhere, [&] {
+    const auto end_ns = [](const sycl::event& event) {
+      return static_cast<double>(event.get_profiling_info<sycl::info::event_profiling::command_end>());
+    };
+    return (end_ns(*last) - end_ns(*first)) * 1e-6;
+  });
+}
+
+}  // namespace octavo::sycl_backend

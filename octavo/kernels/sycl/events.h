@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/kernels/runtime.h"
+
+/// The events of DeviceRuntime, as it describes them.
+namespace octavo::sycl_backend {
+
+Event create_event();
+void destroy_event(Event);
+void record(Event, Stream);
+bool is_done(Event);
+void wait_for(Event);
+void block(Stream, Event);
+double elapsed_ms(Event start, Event end);
+
+}  // namespace octavo::sycl_backend

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``torch.sycl``: the device ``sycl``, with the names that users know from ``torch.cuda``.
+
+``import octavo`` makes the device where its run time is installed (``pip install octavo[sycl]``) and torch has no
+other accelerator: torch serves one at a time to ``torch.accelerator``. ``register()`` makes it anyway.
+
+Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
+on that memory, without a copy. Devices are numbered from 0; ``device`` arguments take an index, ``"sycl:1"``, a
+``torch.device`` or None, the current one. Collectives on its tensors are Gloo's, on the same memory:
+``init_process_group()`` or ``init_process_group("cpu:gloo,sycl:octavo")``. Where SYCL is missing all of it raises
+NotImplementedError with the reason.
+"""
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from octavo import _C
+from octavo.sycl.devices import (
+    DeviceFacts,
+    current_device,
+    device,
+    device_count,
+    get_amp_supported_dtype,
+    get_device_name,
+    get_device_properties,
+    is_available,
+    is_bf16_supported,
+    set_device,
+)
+from octavo.sycl.memory import (
+    empty,
+    empty_cache,
+    get_memory_limit,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+    set_memory_limit,
+)
+from octavo.sycl.random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    set_rng_state,
+    set_rng_state_all,
+)
+from octavo.sycl.streams import (
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+    synchronize,
+)
+
+__all__ = [
+    "COLLECTIVES",
+    "DeviceFacts",
+    "Event",
+    "Stream",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "empty",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_name",
+    "get_device_properties",
+    "get_memory_limit",
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_installed",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "register",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "set_device",
+    "set_memory_limit",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "why_missing",
+]
+
+COLLECTIVES = "cpu:gloo,sycl:octavo"
+"""The back ends of a process group whose collectives take tensors of the CPU and of ``sycl``."""
+
+
+def is_installed() -> bool:
+    """Whether this installation has the back end; whether it finds a device, ``is_available()`` says."""
+    return (Path(_C.__file__).parent / "lib" / "liboctavo_sycl.so").exists()
+
+
+def why_missing() -> str:
+    """The reason why there is no device ``sycl`` here, in a sentence; empty where there is one."""
+    found = next(backend for backend in _C.backends() if backend["name"] == "sycl")
+    return "" if found["available"] else found["reason"]
+
+
+def register() -> None:
+    """Makes the device ``sycl``. Later calls change nothing. RuntimeError where another library has made one."""
+    if getattr(torch, "sycl", None) is sys.modules[__name__]:
+        return
+    torch.utils.rename_privateuse1_backend("sycl")
+    _C.sycl.register_device()
+    torch._register_device_module("sycl", sys.modules[__name__])
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=[])
+    if dist.is_available():
+        dist.Backend.register_backend("octavo", _gloo_on_device, devices=["sycl"])
+
+
+def _gloo_on_device(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> "dist.Backend":
+    return _C.sycl.HostBackend(dist.ProcessGroupGloo(store, rank, size, timeout=timeout))
+
+
+def _is_in_bad_fork() -> bool:
+    return _C.sycl.is_in_bad_fork()

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which devices there are, and which is current."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from octavo import _C
+
+Device = torch.device | str | int | None
+"""An index, a name, a ``torch.device``, or None for the current one."""
+DeviceFacts = _C.sycl.DeviceFacts
+
+
+def is_available() -> bool:
+    """Whether there is a device."""
+    return device_count() > 0
+
+
+def device_count() -> int:
+    return _C.sycl.device_count()
+
+
+def current_device() -> int:
+    return torch.accelerator.current_device_index()
+
+
+def set_device(device: Device) -> None:
+    torch.accelerator.set_device_index(index_of(device))
+
+
+@contextmanager
+def device(device: Device) -> Iterator[None]:
+    """Makes a device current within a ``with``."""
+    before = current_device()
+    set_device(device)
+    try:
+        yield
+    finally:
+        set_device(before)
+
+
+def get_device_properties(device: Device = None) -> "DeviceFacts":
+    """Name, driver, memory and sizes of a device, as SYCL tells them."""
+    return _C.sycl.facts(index_of(device))
+
+
+def get_device_name(device: Device = None) -> str:
+    return get_device_properties(device).name
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """What ``torch.autocast("sycl")`` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def device_of(device: Device) -> torch.device:
+    """What a ``device`` argument means, with its index."""
+    return torch.device("sycl", index_of(device))
+
+
+def index_of(device: Device) -> int:
+    """The number of that device. Raises ValueError for one of another type."""
+    if device is None:
+        return current_device()
+    if isinstance(device, int):
+        return device if device >= 0 else current_device()
+    device = torch.device(device)
+    if device.type != "sycl":
+        raise ValueError(f"[sycl] expected a device sycl, sycl:N or N, got '{device}'")
+    return current_device() if device.index is None else device.index

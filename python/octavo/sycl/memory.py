@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the devices: figures, in bytes, and the cap."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import _C
+from octavo.sycl.devices import Device, index_of
+
+
+def memory_allocated(device: Device = None) -> int:
+    """What tensors asked for and still hold, to the byte."""
+    return torch.accelerator.memory_allocated(index_of(device))
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    """The most since the start or ``reset_peak_memory_stats()``."""
+    return torch.accelerator.max_memory_allocated(index_of(device))
+
+
+def memory_reserved(device: Device = None) -> int:
+    """What the driver gave: tensors' memory rounded up, and memory kept for the next ones."""
+    return torch.accelerator.memory_reserved(index_of(device))
+
+
+def max_memory_reserved(device: Device = None) -> int:
+    return torch.accelerator.max_memory_reserved(index_of(device))
+
+
+def memory_stats(device: Device = None) -> dict[str, Any]:
+    return torch.accelerator.memory_stats(index_of(device))
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    torch.accelerator.reset_peak_memory_stats(index_of(device))
+
+
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    torch.accelerator.reset_accumulated_memory_stats(index_of(device))
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Free and total bytes: of the limit where there is one, else of the device."""
+    return torch.accelerator.get_memory_info(index_of(device))
+
+
+def set_memory_limit(bytes: int | None, device: Device = None) -> None:
+    """The most that may be reserved on the device, so that a large one can stand for a small one; None: all it has.
+
+    Beyond it ``torch.OutOfMemoryError`` is raised. ``OCTAVO_SYCL_MEMORY_BYTES`` sets it from outside, for every device.
+    """
+    if bytes is not None and bytes < 0:
+        raise ValueError(f"[sycl.set_memory_limit] expected a number of bytes or None, got {bytes}")
+    _C.sycl.set_memory_limit(index_of(device), bytes)
+
+
+def get_memory_limit(device: Device = None) -> int | None:
+    return _C.sycl.memory_limit(index_of(device))
+
+
+def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", device: Device = None) -> Tensor:
+    """An uninitialized tensor [*size] in memory of a kind that SYCL knows: ``"shared"`` by host and device, as all
+    tensors are, ``"host"``, page-locked, or ``"device"``, which on a GPU only kernels and copies can use."""
+    kinds = _C.sycl.MemoryKind.__members__
+    if kind not in kinds:
+        raise ValueError(f"[sycl.empty] expected kind {', '.join(kinds)}, got '{kind}'")
+    return _C.sycl.empty(size, dtype or torch.get_default_dtype(), kinds[kind], index_of(device))
+
+
+def empty_cache() -> None:
+    """Gives memory that no tensor holds back to the driver; waits for all work."""
+    torch.accelerator.empty_cache()

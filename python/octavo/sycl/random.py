@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random numbers of the devices: a seed gives those of the CPU."""
+
+from collections.abc import Iterable
+
+from torch import Generator, Tensor
+
+from octavo import _C
+from octavo.sycl.devices import Device, device_count, index_of
+
+
+def _generator(device: Device = None) -> Generator:
+    return _C.sycl.default_generator(index_of(device))
+
+
+def manual_seed(seed: int) -> None:
+    """Of the current device."""
+    _generator().manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Of all devices. ``torch.manual_seed`` calls it: it looks for no device, so as to cost nothing without one."""
+    _C.sycl.seed_all(seed % 2**64)
+
+
+def seed() -> int:
+    return _generator().seed()
+
+
+def initial_seed() -> int:
+    return _generator().initial_seed()
+
+
+def get_rng_state(device: Device = None) -> Tensor:
+    return _generator(device).get_state()
+
+
+def set_rng_state(new_state: Tensor, device: Device = None) -> None:
+    _generator(device).set_state(new_state)
+
+
+def get_rng_state_all() -> list[Tensor]:
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events: torch's own, made for ``sycl``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from octavo.sycl.devices import Device, device_of, index_of
+
+
+class Stream(torch.Stream):
+    """A queue of work, done in order: ``with stream:`` makes it the thread's current one."""
+
+    def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> "Stream":
+        if kwargs:  # a stream that is there already, by its numbers
+            return super().__new__(cls, **kwargs)
+        return super().__new__(cls, device=device_of(device), priority=priority)
+
+
+class Event(torch.Event):
+    """A mark in a stream: makes a ``torch.Event``, since torch times no class derived from it."""
+
+    def __new__(cls, enable_timing: bool = False, blocking: bool = False) -> torch.Event:
+        return torch.Event(device="sycl", enable_timing=enable_timing, blocking=blocking)
+
+
+def current_stream(device: Device = None) -> torch.Stream:
+    return torch.accelerator.current_stream(index_of(device))
+
+
+def default_stream(device: Device = None) -> torch.Stream:
+    """The stream in which work is done that names none."""
+    index = index_of(device)
+    return torch.Stream(stream_id=0, device_index=index, device_type=current_stream(index).device_type)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    torch.accelerator.set_stream(stream)
+
+
+@contextmanager
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    """Makes a stream, and its device, current within a ``with``; None changes nothing."""
+    if stream is None:
+        yield
+        return
+    with stream:
+        yield
+
+
+def synchronize(device: Device = None) -> None:
+    """Waits for all work of the device."""
+    torch.accelerator.synchronize(index_of(device))
