@@ -6,6 +6,7 @@
 
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/sycl/span.h"
+#include "octavo/rules/sign_bits.h"
 
 /// What every kernel's device source begins with. Only the run-time compiler reads this file.
 ///
@@ -86,6 +87,17 @@ inline void store_ballot(bool flag, WholeStep, std::uint8_t* bits) {
 inline void store_ballot(bool flag, LastStep step, std::uint8_t* bits) {
   const std::uint64_t word = packed_ballot(flag && step.inside());
   for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte) bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
+}
+
+/// The lanes' own flags among those that are packed from `bits` on, which is the same in all lanes.
+inline bool load_ballot(const std::uint8_t* bits, WholeStep) {
+  std::uint64_t word = 0;
+  __builtin_memcpy(&word, bits, kLanes / 8);
+  return rules::is_positive(static_cast<std::uint8_t>(word >> lane() / 8 * 8), lane());
+}
+
+inline bool load_ballot(const std::uint8_t* bits, LastStep step) {
+  return step.inside() && rules::is_positive(bits[lane() / 8], lane());
 }
 
 }  // namespace octavo::sycl_device
