@@ -26,6 +26,15 @@ Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
+Stream sycl_queue(c10::Device device) {
+  const c10::DeviceType type = device.type();
+  if (type != c10::kCPU && type != c10::kXPU && type != c10::kPrivateUse1) {
+    fail(ErrorCode::invalid_argument, "device.sycl_queue", "expected a device cpu, sycl or xpu, got ", device.str());
+  }
+  const DeviceRuntime& runtime = *backend("sycl").runtime;
+  return device.is_cpu() ? runtime.host_stream() : current_stream(device);
+}
+
 void for_parts(c10::Device device, std::int64_t count, std::int64_t grain,
                const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (count == 0) return;

@@ -18,6 +18,11 @@ OCTAVO_API const KernelTable& kernels_for(c10::Device device);
 /// The native handle of the device's current stream; null on CPU.
 OCTAVO_API Stream current_stream(c10::Device device);
 
+/// The sycl::queue behind the current stream of `sycl` or `xpu`; on `cpu` the one of calls without a stream, which must
+/// be waited for before torch goes on. Throws Error unsupported where SYCL is missing, invalid_argument for another
+/// device.
+OCTAVO_API Stream sycl_queue(c10::Device device);
+
 /// Runs body(first, last) over disjoint parts of [0, count). On CPU the parts are at least `grain` long and run on
 /// torch's intra-op threads; elsewhere, and with OCTAVO_BACKEND=sycl, there is one part, because a kernel is parallel
 /// in itself.

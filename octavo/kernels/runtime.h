@@ -55,6 +55,9 @@ struct DeviceRuntime {
   /// `is_urgent`: work of the stream goes first, where the device knows priorities.
   Stream (*create_stream)(int device, bool is_urgent);
   void (*destroy_stream)(Stream);  // its work is done before
+  /// The stream of calls that are given none, whose kernels read ordinary memory. Throws Error unsupported where no
+  /// device does.
+  Stream (*host_stream)();
   bool (*is_idle)(Stream);
   void (*wait)(Stream);
   void (*copy)(Stream, void* to, const void* from, std::uint64_t bytes);

@@ -14,6 +14,7 @@ built file stands alone. ``examples/extension`` is a whole one.
 """
 
 import os
+import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,50 +27,59 @@ from torch.utils import cpp_extension
 from octavo import _C
 
 _PACKAGE = Path(_C.__file__).parent
+_SYCL = Path(sys.prefix)  # its packages put themselves there
+_FLAGS = ["-std=c++20", "-DSYCL_DISABLE_FSYCL_SYCLHPP_WARNING"]
 _DELIMITER = "__octavo__"
 
 
-def include_dirs() -> list[str]:
-    """Where ``<octavo/device.h>`` and the other headers are."""
-    return [str(_PACKAGE / "include")]
+def include_dirs(sycl: bool = False) -> list[str]:
+    """Where ``<octavo/device.h>`` and the other headers are.
+
+    ``sycl``: SYCL's own too, which ``<octavo/sycl.h>`` needs. Raises NotImplementedError where they are not installed.
+    """
+    own = [str(_PACKAGE / "include")]
+    if not sycl:
+        return own
+    if not (_SYCL / "include" / "sycl" / "sycl.hpp").exists():
+        raise NotImplementedError("[build] expected SYCL's headers, got none: pip install octavo[sycl]")
+    return [*own, str(_SYCL / "include")]
 
 
-def library_dirs() -> list[str]:
-    """Where liboctavo and liboctavo_core are; an extension finds them there at run time too."""
-    return [str(_PACKAGE / "lib")]
+def link_arguments(sycl: bool = False) -> list[str]:
+    """Link liboctavo, liboctavo_core and, with ``sycl``, libsycl, which are then found where they lie at run time."""
+    folders = [_PACKAGE / "lib", *([_SYCL / "lib"] if sycl else [])]
+    libraries = ["-loctavo", "-loctavo_core", *(["-lsycl"] if sycl else [])]
+    return [f"-L{folder}" for folder in folders] + libraries + [f"-Wl,-rpath,{folder}" for folder in folders]
 
 
-def link_arguments() -> list[str]:
-    return [f"-L{folder}" for folder in library_dirs()] + [
-        "-loctavo",
-        "-loctavo_core",
-        *(f"-Wl,-rpath,{folder}" for folder in library_dirs()),
-    ]
+def extension(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = False, **options: Any) -> Extension:
+    """A setuptools Extension that is compiled and linked against torch and Octavo; ``options`` are Extension's.
 
-
-def extension(name: str, sources: Sequence[str | os.PathLike[str]], **options: Any) -> Extension:
-    """A setuptools Extension that is compiled and linked against torch and Octavo; ``options`` are Extension's."""
-    return cpp_extension.CppExtension(name, [str(source) for source in sources], **options)
+    ``sycl``: a source includes ``<octavo/sycl.h>``.
+    """
+    ext = cpp_extension.CppExtension(name, [str(source) for source in sources], **options)
+    ext.include_dirs = include_dirs(sycl) + list(ext.include_dirs)
+    ext.extra_link_args = link_arguments(sycl) + list(ext.extra_link_args or [])
+    _add_flags(ext)
+    return ext
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """torch's ``build_ext``, with Octavo's headers and libraries and with ``.sycl`` among the sources."""
+    """torch's ``build_ext``, with ``.sycl`` among the sources of what ``extension()`` gave."""
 
     def build_extensions(self) -> None:
         """Builds every Extension of the package."""
         for ext in self.extensions:
             ext.sources = _with_embedded(ext.sources, Path(self.build_temp))
-            ext.include_dirs = include_dirs() + list(ext.include_dirs)
-            ext.extra_link_args = link_arguments() + list(ext.extra_link_args or [])
-            _ask_for_cxx20(ext)
         super().build_extensions()
 
 
-def load(name: str, sources: Sequence[str | os.PathLike[str]], verbose: bool = False) -> None:
+def load(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = False, verbose: bool = False) -> None:
     """Compiles the sources, where they changed since the last time, and loads them: their operators are there then.
 
-    ``name``: of the library, among all that this user builds. Takes half a minute the first time: torch's headers are
-    large. Raises ValueError for a source that is not there, RuntimeError with the compiler's words.
+    ``name``: of the library, among all that this user builds. ``sycl``: a source includes ``<octavo/sycl.h>``. The
+    first time takes half a minute: torch's headers are large. Raises ValueError for a source that is not there,
+    RuntimeError with the compiler's words.
     """
     for source in sources:
         if not Path(source).is_file():
@@ -79,9 +89,9 @@ def load(name: str, sources: Sequence[str | os.PathLike[str]], verbose: bool = F
         cpp_extension.load(
             name,
             _with_embedded([str(Path(source).absolute()) for source in sources], folder),
-            extra_cflags=["-std=c++20"],
-            extra_ldflags=link_arguments(),
-            extra_include_paths=include_dirs(),
+            extra_cflags=_FLAGS,
+            extra_ldflags=link_arguments(sycl),
+            extra_include_paths=include_dirs(sycl),
             is_python_module=False,
             verbose=verbose,
         )
@@ -105,11 +115,10 @@ def _embed(source: Path, folder: Path) -> str:
     return str(target)
 
 
-def _ask_for_cxx20(ext: Extension) -> None:
+def _add_flags(ext: Extension) -> None:
     flags = ext.extra_compile_args
     cxx = flags.setdefault("cxx", []) if isinstance(flags, dict) else flags
-    if not any(flag.startswith("-std=") for flag in cxx):
-        cxx.append("-std=c++20")
+    cxx[:0] = _FLAGS  # first: the user's own count
 
 
 @contextmanager

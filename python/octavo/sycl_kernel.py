@@ -22,7 +22,7 @@ class SyclKernel:
     >>> scale = octavo.SyclKernel('''
     ... #include "octavo/kernels/sycl/device.h"
     ... OCTAVO_KERNEL scale(float* x, float by, std::int64_t count) {
-    ...   const std::int64_t i = octavo::sycl_device::item().get_global_id(0);
+    ...   const std::int64_t i = octavo::sycl_code::item().get_global_id(0);
     ...   if (i < count) x[i] *= by;
     ... }''', "scale")
     >>> scale((x.numel() + 255) // 256, 256, x, 0.5, x.numel())

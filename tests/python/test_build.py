@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import subprocess
 import sys
@@ -21,7 +22,7 @@ needs_sycl = pytest.mark.skipif(bool(missing), reason=missing)
 SCALE = """
 #include "octavo/kernels/sycl/device.h"
 OCTAVO_KERNEL scale(float* x, float by, std::int64_t count) {
-  const std::int64_t i = octavo::sycl_device::item().get_global_id(0);
+  const std::int64_t i = octavo::sycl_code::item().get_global_id(0);
   if (i < count) x[i] *= by;
 }
 """
@@ -41,6 +42,29 @@ def test_the_example_is_built_and_equals_torch_on_cpu_and_sycl(tmp_path, monkeyp
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     said = run(sys.executable, EXAMPLE / "run.py")
     assert said.splitlines() == [f"{device}: equal to torch, bit by bit" for device in ("cpu", "sycl")]
+
+
+@needs_sycl
+@pytest.mark.timeout(400)
+def test_an_operator_reaches_the_queue_of_the_current_stream(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    source = tmp_path / "doubled.cpp"
+    source.write_text(
+        "#include <ATen/ATen.h>\n#include <octavo/sycl.h>\n#include <torch/library.h>\n"
+        "at::Tensor copied(const at::Tensor& x) {\n"
+        "  at::Tensor out = at::empty_like(x);\n"
+        "  sycl::queue queue = octavo::get_current_queue(x.device());\n"
+        "  auto copy = queue.memcpy(out.mutable_data_ptr(), x.const_data_ptr(), x.nbytes());\n"
+        "  if (x.is_cpu()) copy.wait_and_throw();\n"
+        "  return out;\n}\n"
+        'TORCH_LIBRARY(octavo_test_queue, m) { m.def("copied(Tensor x) -> Tensor"); }\n'
+        'TORCH_LIBRARY_IMPL(octavo_test_queue, CompositeExplicitAutograd, m) { m.impl("copied", copied); }\n'
+    )
+    build.load("octavo_test_queue", [source], sycl=True)
+    for device in ("cpu", "sycl"):
+        x = torch.randn(1000).to(device)
+        with torch.Stream(device) if device == "sycl" else contextlib.nullcontext():
+            assert torch.equal(torch.ops.octavo_test_queue.copied(x * 2) + 1, x * 2 + 1)
 
 
 @pytest.mark.timeout(400)

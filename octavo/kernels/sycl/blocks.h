@@ -14,7 +14,7 @@
 ///   Scale Scale(bits)                           `sent` is what crosses the wire code_bytes(count) of a block
 ///   encode(in, chunk, scale, codes, next)
 ///   decode(chunk, sent scale, codes, how, out)
-namespace octavo::sycl_device {
+namespace octavo::sycl_code {
 
 using sycl_span::Blocks, sycl_span::Chunk, sycl_span::kChunk;
 
@@ -129,7 +129,7 @@ inline void decode_chunks(const Blocks& blocks, Store how, float* out) {
   });
 }
 
-}  // namespace octavo::sycl_device
+}  // namespace octavo::sycl_code
 
 #define OCTAVO_BLOCKS_PARAMETERS                                                                             \
   std::uint64_t count, std::uint64_t block, float *scales, std::uint8_t *codes, std::uint64_t blocks_of_all, \
@@ -141,7 +141,7 @@ inline void decode_chunks(const Blocks& blocks, Store how, float* out) {
 /// compiled, as bits of OCTAVO_INPUT_HAS; a program without it has the decoders.
 #if defined(OCTAVO_INPUT_HAS)
 
-namespace octavo::sycl_device {
+namespace octavo::sycl_code {
 
 /// The input without the branches on what it has.
 inline EncodeInput known(EncodeInput in) {
@@ -155,28 +155,26 @@ inline rules::Residual* known(rules::Residual* next) {
   return OCTAVO_INPUT_HAS & sycl_span::kWantsNext ? assume_there(next) : nullptr;
 }
 
-}  // namespace octavo::sycl_device
+}  // namespace octavo::sycl_code
 
-#define OCTAVO_BLOCK_ENCODER(name, Codec)                                                                  \
-  OCTAVO_KERNEL name##_encode_blocks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS,                    \
-                                     octavo::rules::Residual* next) {                                      \
-    using namespace octavo::sycl_device;                                                                   \
-    encode_blocks<Codec>(known(OCTAVO_INPUT), OCTAVO_BLOCKS, known(next));                                 \
-  }                                                                                                        \
-  OCTAVO_KERNEL name##_summarize_chunks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS) {               \
-    octavo::sycl_device::summarize_chunks<Codec>(octavo::sycl_device::known(OCTAVO_INPUT), OCTAVO_BLOCKS); \
-  }                                                                                                        \
-  OCTAVO_KERNEL name##_add_summaries(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS) {                  \
-    octavo::sycl_device::add_summaries<Codec>(octavo::sycl_device::known(OCTAVO_INPUT), OCTAVO_BLOCKS);    \
-  }                                                                                                        \
-  OCTAVO_KERNEL name##_encode_chunks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS,                    \
-                                     octavo::rules::Residual* next) {                                      \
-    using namespace octavo::sycl_device;                                                                   \
-    encode_chunks<Codec>(known(OCTAVO_INPUT), OCTAVO_BLOCKS, known(next));                                 \
-  }                                                                                                        \
-  OCTAVO_KERNEL name##_write_scales(OCTAVO_BLOCKS_PARAMETERS) {                                            \
-    octavo::sycl_device::write_scales<Codec>(OCTAVO_BLOCKS);                                               \
-  }
+#define OCTAVO_BLOCK_ENCODER(name, Codec)                                                              \
+  OCTAVO_KERNEL name##_encode_blocks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS,                \
+                                     octavo::rules::Residual* next) {                                  \
+    using namespace octavo::sycl_code;                                                                 \
+    encode_blocks<Codec>(known(OCTAVO_INPUT), OCTAVO_BLOCKS, known(next));                             \
+  }                                                                                                    \
+  OCTAVO_KERNEL name##_summarize_chunks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS) {           \
+    octavo::sycl_code::summarize_chunks<Codec>(octavo::sycl_code::known(OCTAVO_INPUT), OCTAVO_BLOCKS); \
+  }                                                                                                    \
+  OCTAVO_KERNEL name##_add_summaries(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS) {              \
+    octavo::sycl_code::add_summaries<Codec>(octavo::sycl_code::known(OCTAVO_INPUT), OCTAVO_BLOCKS);    \
+  }                                                                                                    \
+  OCTAVO_KERNEL name##_encode_chunks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS,                \
+                                     octavo::rules::Residual* next) {                                  \
+    using namespace octavo::sycl_code;                                                                 \
+    encode_chunks<Codec>(known(OCTAVO_INPUT), OCTAVO_BLOCKS, known(next));                             \
+  }                                                                                                    \
+  OCTAVO_KERNEL name##_write_scales(OCTAVO_BLOCKS_PARAMETERS) { octavo::sycl_code::write_scales<Codec>(OCTAVO_BLOCKS); }
 #define OCTAVO_BLOCK_DECODER(name, Codec)
 
 #else
@@ -184,10 +182,10 @@ inline rules::Residual* known(rules::Residual* next) {
 #define OCTAVO_BLOCK_ENCODER(name, Codec)
 #define OCTAVO_BLOCK_DECODER(name, Codec)                                                       \
   OCTAVO_KERNEL name##_decode_blocks(OCTAVO_BLOCKS_PARAMETERS, octavo::Store how, float* out) { \
-    octavo::sycl_device::decode_blocks<Codec>(OCTAVO_BLOCKS, how, out);                         \
+    octavo::sycl_code::decode_blocks<Codec>(OCTAVO_BLOCKS, how, out);                           \
   }                                                                                             \
   OCTAVO_KERNEL name##_decode_chunks(OCTAVO_BLOCKS_PARAMETERS, octavo::Store how, float* out) { \
-    octavo::sycl_device::decode_chunks<Codec>(OCTAVO_BLOCKS, how, out);                         \
+    octavo::sycl_code::decode_chunks<Codec>(OCTAVO_BLOCKS, how, out);                           \
   }
 
 #endif

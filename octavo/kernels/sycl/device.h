@@ -27,7 +27,7 @@
     gradient, residual, momentum, preconditioner, others, gradient_weight, momentum_weight, sum_weight \
   }
 
-namespace octavo::sycl_device {
+namespace octavo::sycl_code {
 
 inline constexpr std::uint64_t kLanes = OCTAVO_LANES;
 static_assert(kLanes == 8 || kLanes == 16 || kLanes == 32 || kLanes == 64);
@@ -100,4 +100,4 @@ inline bool load_ballot(const std::uint8_t* bits, LastStep step) {
   return step.inside() && rules::is_positive(bits[lane() / 8], lane());
 }
 
-}  // namespace octavo::sycl_device
+}  // namespace octavo::sycl_code

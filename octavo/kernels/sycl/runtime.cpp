@@ -119,6 +119,7 @@ const DeviceRuntime runtime = {
     .free = free_memory,
     .create_stream = create_stream,
     .destroy_stream = destroy_stream,
+    .host_stream = []() -> Stream { return &host_queue(); },
     .is_idle = is_idle,
     .wait = wait,
     .copy = copy,
