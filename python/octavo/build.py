@@ -70,7 +70,7 @@ class BuildExtension(cpp_extension.BuildExtension):
     def build_extensions(self) -> None:
         """Builds every Extension of the package."""
         for ext in self.extensions:
-            ext.sources = _with_embedded(ext.sources, Path(self.build_temp))
+            ext.sources = _with_embedded(ext.sources, Path(self.build_temp) / ext.name)
         super().build_extensions()
 
 
@@ -81,6 +81,8 @@ def load(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = Fals
     first time takes half a minute: torch's headers are large. Raises ValueError for a source that is not there,
     RuntimeError with the compiler's words.
     """
+    if isinstance(sources, str | os.PathLike) or not sources:
+        raise ValueError(f"[build.load] expected a list of source files, got {sources!r}")
     for source in sources:
         if not Path(source).is_file():
             raise ValueError(f"[build.load] expected source files, got {source}, which is not there")
@@ -99,6 +101,9 @@ def load(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = Fals
 
 def _with_embedded(sources: Sequence[str], folder: Path) -> list[str]:
     """The sources, with a C++ file in place of each ``.sycl``."""
+    stems = [Path(source).stem for source in sources if source.endswith(".sycl")]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"[build] expected .sycl files of different names, got {', '.join(sorted(stems))}")
     return [_embed(Path(source), folder) if source.endswith(".sycl") else source for source in sources]
 
 

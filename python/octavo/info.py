@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import octavo
@@ -66,13 +67,13 @@ def _devices() -> list[str]:
 def _facts_table(facts: dict[str, Any]) -> Table:
     table = Table(title="octavo", show_header=False)
     for name in ("octavo", "torch", "python", "system", "isa", "threads", "accelerator"):
-        table.add_row(name, str(facts[name]))
-    table.add_row("devices", "\n".join(facts["devices"]))
+        table.add_row(name, escape(str(facts[name])))
+    table.add_row("devices", escape("\n".join(facts["devices"])))
     return table
 
 
 def _backends_table(backends: list[dict[str, Any]]) -> Table:
     table = Table("back end", "here", "how, or why not", title="back ends")
     for backend in backends:
-        table.add_row(backend["name"], "yes" if backend["available"] else "no", backend["reason"] or "")
+        table.add_row(backend["name"], "yes" if backend["available"] else "no", escape(backend["reason"]))
     return table

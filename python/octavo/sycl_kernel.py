@@ -38,10 +38,19 @@ class SyclKernel:
     def __call__(self, groups: int, group_size: int, *arguments: Argument) -> None:
         """Enqueues ``groups * group_size`` items on the current stream; on the CPU returns when they have run.
 
-        A tensor is passed as the pointer to its first element, an int as ``std::int64_t``, a float as ``float``, and a
-        value of ``ctypes`` as it is. Nothing tells what the function's parameters are: types must match them exactly.
+        A contiguous tensor is passed as the pointer to its first element, an int as ``std::int64_t``, a float as
+        ``float``, and a value of ``ctypes`` as it is. Nothing tells what the function's parameters are: types, the
+        tensors' too, must match them exactly. No groups: nothing is done.
         """
+        self._check_range(groups, group_size)
         self._kernel.launch(self._device_of(arguments), groups, group_size, [_in_memory(value) for value in arguments])
+
+    def _check_range(self, groups: int, group_size: int) -> None:
+        for name, value, least in (("groups", groups, 0), ("group_size", group_size, 1)):
+            if not isinstance(value, int) or not least <= value < 2**31:
+                raise ValueError(
+                    f"[sycl_kernel.{self._function}] expected {name} as an int from {least} to 2^31-1, got {value!r}"
+                )
 
     def _device_of(self, arguments: tuple[Argument, ...]) -> torch.device:
         devices = {argument.device for argument in arguments if isinstance(argument, Tensor)}
@@ -54,10 +63,14 @@ class SyclKernel:
 def _in_memory(argument: Argument) -> tuple[bytes, bool]:
     """The bytes of an argument, and whether they are a pointer."""
     if isinstance(argument, Tensor):
+        if not argument.is_contiguous():
+            raise ValueError(f"[sycl_kernel] expected a contiguous tensor, got strides {argument.stride()}")
         return struct.pack("P", argument.data_ptr()), True
     if isinstance(argument, float):
         return struct.pack("f", argument), False
     if isinstance(argument, int) and not isinstance(argument, bool):
+        if not -(2**63) <= argument < 2**63:
+            raise ValueError(f"[sycl_kernel] expected an int of 64 bits, got {argument}")
         return struct.pack("q", argument), False
     if isinstance(argument, ctypes._SimpleCData):
         return bytes(argument), False

@@ -90,6 +90,11 @@ def test_a_package_is_built_by_the_class_that_the_accelerator_names(tmp_path):
 def test_sources_that_cannot_be_built_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"\[build.load\] expected source files, got .*nothing.cpp"):
         build.load("nothing", [tmp_path / "nothing.cpp"])
+    for not_a_list in ("x.cpp", []):
+        with pytest.raises(ValueError, match="expected a list of source files"):
+            build.load("nothing", not_a_list)
+    with pytest.raises(ValueError, match="different names, got same, same"):
+        build._with_embedded(["one/same.sycl", "two/same.sycl"], tmp_path)
     (tmp_path / "not-a-name.sycl").write_text("")
     with pytest.raises(ValueError, match=r"whose name is an identifier, got .*not-a-name\.sycl"):
         build._embed(tmp_path / "not-a-name.sycl", tmp_path)
@@ -119,6 +124,16 @@ def test_a_kernel_that_cannot_run_says_why():
         kernel(1, 8, x, 1.0)
     with pytest.raises(ValueError, match="expected tensors of one device, got no tensor"):
         kernel(1, 8, 1.0, 8)
+    with pytest.raises(ValueError, match=r"parameters of scale and .*a pointer, a value of 8 bytes, a value of 8 bytes"):
+        kernel(1, 8, x, 1, 8)
+    with pytest.raises(ValueError, match="expected group_size as an int from 1"):
+        kernel(1, 0, x, 1.0, 8)
+    with pytest.raises(ValueError, match="expected groups as an int from 0"):
+        kernel(-1, 8, x, 1.0, 8)
+    with pytest.raises(ValueError, match="expected a contiguous tensor"):
+        kernel(1, 8, x[::2], 1.0, 4)
+    with pytest.raises(ValueError, match="expected an int of 64 bits"):
+        kernel(1, 8, x, 1.0, 2**63)
     with pytest.raises(TypeError, match="a value of ctypes, got str"):
         kernel(1, 8, x, "1", 8)
     assert x.tolist() == [1.0] * 8

@@ -40,7 +40,7 @@ class Program {
 std::string first_error(const std::string& log) {
   const auto start = log.find("error:");
   if (start == std::string::npos) return log.substr(0, log.find('\n'));
-  const auto line = log.rfind('\n', start) + 1;
+  const auto line = log.find_first_not_of(" \t", log.rfind('\n', start) + 1);
   return log.substr(line, log.find('\n', start) - line);
 }
 

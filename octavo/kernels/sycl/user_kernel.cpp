@@ -8,6 +8,11 @@ namespace octavo::sycl_backend {
 
 namespace {
 
+struct UserKernel {
+  std::string function;
+  sycl::kernel code;
+};
+
 void set_argument(sycl::handler& handler, int index, const KernelArgument& argument) {
   if (argument.is_pointer) {
     void* memory = nullptr;
@@ -18,29 +23,43 @@ void set_argument(sycl::handler& handler, int index, const KernelArgument& argum
   }
 }
 
+/// What was passed, since the driver's words name neither the kernel nor its argument.
+std::string described(const KernelArgument* arguments, std::uint64_t count) {
+  std::string all;
+  for (std::uint64_t i = 0; i < count; ++i) {
+    all += i == 0 ? "" : ", ";
+    all += arguments[i].is_pointer ? "a pointer" : "a value of " + std::to_string(arguments[i].bytes) + " bytes";
+  }
+  return all;
+}
+
 }  // namespace
 
 Kernel compile_user_kernel(Stream stream, const std::string& source, const std::string& function) {
   return guarded("kernels.sycl",
-                 [&] { return new sycl::kernel(compile_kernel(queue_or_host(stream), source, function)); });
+                 [&] { return new UserKernel{function, compile_kernel(queue_or_host(stream), source, function)}; });
 }
 
 void launch_user_kernel(Stream stream, Kernel kernel, std::uint64_t groups, std::uint64_t group_size,
                         const KernelArgument* arguments, std::uint64_t argument_count) {
   if (groups == 0) return;
-  const auto& code = *static_cast<const sycl::kernel*>(kernel);
+  const auto& [function, code] = *static_cast<const UserKernel*>(kernel);
   const auto expected = code.get_info<sycl::info::kernel::num_args>();
   if (expected != argument_count) {
-    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected ", expected, " arguments for ",
-         code.get_info<sycl::info::kernel::function_name>(), ", got ", argument_count);
+    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected ", expected, " arguments for ", function, ", got ",
+         argument_count);
   }
-  guarded("kernels.sycl", [&] {
+  try {
     sycl::event done = queue_or_host(stream).submit([&](sycl::handler& handler) {
       for (std::uint64_t i = 0; i < argument_count; ++i) set_argument(handler, static_cast<int>(i), arguments[i]);
       handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
     });
     if (stream == nullptr) done.wait_and_throw();
-  });
+  } catch (const sycl::exception& error) {
+    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected arguments that are the parameters of ", function,
+         " and groups that the device can run, got ", described(arguments, argument_count), " and groups of ",
+         group_size, " items (", error.what(), ")");
+  }
 }
 
 }  // namespace octavo::sycl_backend

@@ -50,7 +50,9 @@ def kernels(
 def ddp(
     plans: Annotated[
         list[str] | None,
-        typer.Argument(help="Plans to measure: dense, bf16, int4+ef, sign+ef, ...  [default: these four]"),
+        typer.Argument(
+            help="Plans to measure: dense, bf16, int4+ef, sign+ef, ...", show_default="dense bf16 int4+ef sign+ef"
+        ),
     ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,
     rounds: Rounds = 8,
@@ -83,12 +85,11 @@ def _device(name: str) -> torch.device:
     """The device to measure; refuses one that is not here, with the reason."""
     kinds = {"cpu": "CPU", "sycl": "SYCL", "cuda": "CUDA", "xpu": "XPU"}
     if name not in kinds:
-        _refuse(f"[bench] expected --device {', '.join(kinds)}, got '{name}'")
+        _refuse(f"[bench] expected --device cpu, sycl, cuda or xpu, got '{name}'")
     accelerator = getattr(octavo.accelerator, f"{kinds[name]}_Accelerator")()
+    accelerator.make_present()
     if not accelerator.is_available():
-        _refuse(f"[bench] expected a device that is here, got {name}; octavo info says what is")
-    if name == "sycl":
-        octavo.sycl.register()
+        _refuse(f"[bench] expected a device that is here, got {name}: {accelerator.why_absent()}")
     return torch.device(name)
 
 

@@ -49,7 +49,7 @@ def restore(engine: Engine, world: World, optimizer_state: Any, own_state: dict[
     engine.handle.load_state_dict(own_state["handle"])
     engine.optimizer.load_state_dict(from_main(world, optimizer_state))
     torch.set_rng_state(own_state["rng"])
-    device.set_rng_state(engine.device, own_state["device_rng"])
+    device.set_rng_state(engine.device, own_state.get("device_rng"))
 
 
 def from_main(world: World, value: Any) -> Any:
