@@ -29,7 +29,6 @@ struct DeviceFacts {
   bool is_cpu;
   bool has_fp64, has_fp16;
   bool reads_ordinary_memory;  // kernels may read and write what malloc gave
-  bool counts_free_memory;     // free_bytes is the device's own figure
   std::uint64_t total_bytes;
   std::uint32_t compute_units, largest_group;
 };
@@ -38,13 +37,13 @@ struct DeviceFacts {
 /// plain functions over opaque handles. A device's headers and torch's need not meet in one file: device/ builds a
 /// torch device upon this table.
 ///
-/// Thread-safe. A stream runs what it is given in order; only `wait`, `wait_for` and `free` may block. Devices are
-/// numbered from 0. All functions throw Error invalid_argument for a device that is not there, internal for a failure
-/// of the driver, with its words.
+/// Thread-safe. A stream runs what it is given in order, and nothing waits for it but `wait`, `wait_for`, `free` and,
+/// of the host stream, `launch`. Devices are numbered from 0. All functions throw Error invalid_argument for a device
+/// that is not there, internal for a failure of the driver, with its words.
 struct DeviceRuntime {
   int (*device_count)();
   DeviceFacts (*facts)(int device);
-  /// Bytes that the device has left; where it cannot tell (counts_free_memory), those of the machine.
+  /// Bytes that the device has left; where it cannot tell, those of the machine.
   std::uint64_t (*free_bytes)(int device);
 
   /// Uninitialized memory at a multiple of `alignment` (a power of two); null where there is none left.
@@ -54,15 +53,12 @@ struct DeviceRuntime {
 
   /// `is_urgent`: work of the stream goes first, where the device knows priorities.
   Stream (*create_stream)(int device, bool is_urgent);
-  void (*destroy_stream)(Stream);  // its work is done before
   /// The stream of calls that are given none, whose kernels read ordinary memory. Throws Error unsupported where no
   /// device does.
   Stream (*host_stream)();
   bool (*is_idle)(Stream);
   void (*wait)(Stream);
   void (*copy)(Stream, void* to, const void* from, std::uint64_t bytes);
-  void (*fill)(Stream, void* to, std::uint8_t value, std::uint64_t bytes);
-  void (*prefetch)(Stream, const void* memory, std::uint64_t bytes);  // of shared memory, to the stream's device
 
   Event (*create_event)();
   void (*destroy_event)(Event);
@@ -72,8 +68,8 @@ struct DeviceRuntime {
   void (*block)(Stream, Event);                  // what the stream is given from now on runs after the event
   double (*elapsed_ms)(Event start, Event end);  // both done, of one device
 
-  /// Compiles device source of a user's own, of which `function` is a kernel, for the stream's device; null for
-  /// ordinary memory. Throws Error invalid_argument with the compiler's first error.
+  /// Compiles, which takes seconds, device source of a user's own, of which `function` is a kernel, for the stream's
+  /// device; null for ordinary memory. Throws Error invalid_argument with the compiler's first error.
   Kernel (*compile)(Stream, const std::string& source, const std::string& function);
   /// Enqueues `groups` groups of `group_size` items; without a stream it returns when they have run.
   void (*launch)(Stream, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,

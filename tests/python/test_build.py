@@ -124,7 +124,9 @@ def test_a_kernel_that_cannot_run_says_why():
         kernel(1, 8, x, 1.0)
     with pytest.raises(ValueError, match="expected tensors of one device, got no tensor"):
         kernel(1, 8, 1.0, 8)
-    with pytest.raises(ValueError, match=r"parameters of scale and .*a pointer, a value of 8 bytes, a value of 8 bytes"):
+    with pytest.raises(
+        ValueError, match=r"parameters of scale and .*a pointer, a value of 8 bytes, a value of 8 bytes"
+    ):
         kernel(1, 8, x, 1, 8)
     with pytest.raises(ValueError, match="expected group_size as an int from 1"):
         kernel(1, 0, x, 1.0, 8)

@@ -15,6 +15,7 @@ from train_runs import nano_config, run_octavo
 from typer.testing import CliRunner
 
 import octavo
+import octavo.info
 from octavo import cli
 from octavo.train.cli import train
 from octavo.train.config import TrainConfig
@@ -124,9 +125,18 @@ def test_info_is_a_table_or_json(octavo_cli):
     assert all(backend["reason"] for backend in facts["backends"] if not backend["available"])
 
 
+def test_infos_table_shows_reasons_as_they_are(monkeypatch, capsys):
+    reason = "[kernels.sycl] expected a device, got none"
+    monkeypatch.setattr(octavo._C, "backends", lambda: [{"name": "sycl", "available": False, "reason": reason}])
+    octavo.info.info()
+    assert "[kernels.sycl] expected a device" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ("kernels --device tpu", "expected --device cpu, sycl, cuda or xpu, got 'tpu'"),
+        ("kernels --device xpu", "expected a device that is here, got xpu: "),
         ("ddp --nproc 999", "expected --nproc of at most"),
         ("ddp sing", "sing"),
         ("kernels --json no/such/folder/b.json", "expected --json to name a file that can be written"),

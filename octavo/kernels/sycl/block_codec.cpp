@@ -26,7 +26,7 @@ void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, 
   const Blocks blocks = Blocks::of(count, block, payload);
   const std::string options = "-DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
   const auto kernel = [&](const char* part) {
-    return KernelName{name.program, std::string(name.codec) + part, options};
+    return KernelName{name.program, std::string(name.codec) + part, options, name.needs_fp64};
   };
   if (blocks.chunks_of_block == 1) {
     return launch_groups(stream, kernel("_encode_blocks"), spans(blocks), in, blocks, next);

@@ -8,7 +8,8 @@ namespace octavo::sycl_backend {
 
 struct CodecName {
   const char* program;
-  const char* codec;  // what its kernels' names begin with
+  const char* codec;        // what its kernels' names begin with
+  bool needs_fp64 = false;  // to encode
 };
 
 void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, std::uint64_t count,

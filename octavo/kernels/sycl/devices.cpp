@@ -55,16 +55,23 @@ const Device& device_at(int index) {
 }
 
 sycl::queue& host_queue() {
-  static auto* queue = [] {
-    for (const Device& d : devices()) {
-      if (d.device.has(sycl::aspect::usm_system_allocations)) {
-        return new sycl::queue(d.context, d.device, sycl::property::queue::in_order());
-      }
+  static auto* queue = guarded("kernels.sycl", [] {
+    std::vector<sycl::device> candidates;
+    for (const Device& d : devices()) candidates.push_back(d.device);
+    for (const sycl::device& cpu : sycl::device::get_devices(sycl::info::device_type::cpu)) candidates.push_back(cpu);
+    for (const sycl::device& device : candidates) {
+      if (!device.has(sycl::aspect::usm_system_allocations)) continue;
+      const sycl::context context = device.get_platform().khr_get_default_context();
+      return new sycl::queue(context, device, rethrow, sycl::property::queue::in_order());
     }
-    fail(ErrorCode::unsupported, "kernels.sycl", "expected a device that reads ordinary memory, got ", devices().size(),
-         " that read only SYCL's own");
-  }();
+    fail(ErrorCode::unsupported, "kernels.sycl", "expected a device that reads ordinary memory, got ",
+         candidates.size(), " that read only SYCL's own; intel-opencl-rt provides the CPU");
+  });
   return *queue;
+}
+
+void rethrow(sycl::exception_list failures) {
+  for (const std::exception_ptr& failure : failures) std::rethrow_exception(failure);
 }
 
 }  // namespace octavo::sycl_backend

@@ -23,9 +23,12 @@ const std::vector<Device>& devices();
 /// Throws Error invalid_argument where there is no such device.
 const Device& device_at(int index);
 
-/// The queue of calls without a stream, whose memory is ordinary: of the first device that can read it. Throws Error
-/// unsupported where none can.
+/// The queue of calls without a stream, whose memory is ordinary: of the first device that can read it, or of the CPU
+/// where only GPUs are numbered. Throws Error unsupported where there is none.
 sycl::queue& host_queue();
+
+/// For queues: what failed on the device leaves wait_and_throw(), and does not end the process.
+void rethrow(sycl::exception_list failures);
 
 inline sycl::queue& queue_of(Stream stream) { return *static_cast<sycl::queue*>(stream); }
 

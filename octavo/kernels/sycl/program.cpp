@@ -7,7 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
-#include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "octavo/kernels/sycl/devices.h"
@@ -62,7 +62,7 @@ Executable compile(const sycl::queue& queue, const Source& source) {
   ext::include_files headers;
   for (const SourceFile& file : embedded_files) headers.add(file.name, file.text);
   // the order of floating-point operations is part of a rule
-  std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off",
+  std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off", "-fno-sycl-id-queries-fit-in-int",
                                       "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
   if (!source.options.empty()) options.push_back(source.options);
   std::string log;
@@ -77,7 +77,8 @@ Executable compile(const sycl::queue& queue, const Source& source) {
 }
 
 /// SYCL's cache keeps a program that it compiled from source under another key than the one by which the next process
-/// will look for it. Compiled once more, from the cache and in a third of a second, it is found.
+/// will look for it. Compiled once more, from the cache and in a third of a second, it is found. A stopwatch tells
+/// where it came from; where it errs, only time is lost.
 Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kLongestFromCache = std::chrono::milliseconds(1000);
@@ -87,25 +88,40 @@ Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
 }
 
 Executable compile_own(const sycl::queue& queue, const KernelName& name) {
-  require_fp64(queue.get_device());
+  if (name.needs_fp64) require_fp64(queue.get_device());
   const std::string file = std::string("octavo/kernels/sycl/") + name.program + ".sycl";
   return compile_for_cache(queue, {"#include \"" + file + "\"\n", name.options, file, ErrorCode::internal});
 }
 
+/// What a program was compiled for.
+struct Key {
+  std::string_view program;
+  std::string options;
+  sycl::context context;
+  sycl::device device;
+  bool operator==(const Key&) const = default;
+};
+struct KeyHash {
+  std::size_t operator()(const Key& key) const {
+    return std::hash<std::string_view>()(key.program) ^ std::hash<std::string>()(key.options) << 1 ^
+           std::hash<sycl::context>()(key.context) << 2 ^ std::hash<sycl::device>()(key.device) << 3;
+  }
+};
+
+struct Slot {
+  std::once_flag once;
+  std::optional<Program> program;
+  std::exception_ptr failure;
+};
+
 }  // namespace
 
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
-  struct Slot {
-    std::once_flag once;
-    std::optional<Program> program;
-    std::exception_ptr failure;
-  };
-  using Key = std::tuple<std::string_view, std::string, std::size_t>;  // program, options, device
-  static auto* slots = new std::map<Key, Slot>;                        // SYCL's own statics may go before ours
+  static auto* slots = new std::unordered_map<Key, Slot, KeyHash>;  // SYCL's own statics may go before ours
   static std::mutex mutex;
   Slot& slot = [&]() -> Slot& {
     const std::lock_guard lock(mutex);
-    return (*slots)[{name.program, name.options, std::hash<sycl::device>()(queue.get_device())}];
+    return (*slots)[{name.program, name.options, queue.get_context(), queue.get_device()}];
   }();
   std::call_once(slot.once, [&] {
     try {

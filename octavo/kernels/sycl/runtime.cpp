@@ -30,7 +30,6 @@ DeviceFacts facts(int index) {
         .has_fp64 = device.has(sycl::aspect::fp64),
         .has_fp16 = device.has(sycl::aspect::fp16),
         .reads_ordinary_memory = device.has(sycl::aspect::usm_system_allocations),
-        .counts_free_memory = device.has(sycl::aspect::ext_intel_free_memory),
         .total_bytes = device.get_info<info::global_mem_size>(),
         .compute_units = device.get_info<info::max_compute_units>(),
         .largest_group = static_cast<std::uint32_t>(device.get_info<info::max_work_group_size>()),
@@ -80,14 +79,14 @@ Stream create_stream(int index, bool is_urgent) {
   namespace property = sycl::property::queue;
   const Device& at = device_at(index);
   return guarded(kWhere, [&]() -> Stream {
-    if (!is_urgent) return new sycl::queue(at.context, at.device, {property::in_order(), property::enable_profiling()});
+    if (!is_urgent) {
+      return new sycl::queue(at.context, at.device, rethrow, {property::in_order(), property::enable_profiling()});
+    }
     return new sycl::queue(
-        at.context, at.device,
+        at.context, at.device, rethrow,
         {property::in_order(), property::enable_profiling(), sycl::ext::oneapi::property::queue::priority_high()});
   });
 }
-
-void destroy_stream(Stream stream) { delete &queue_of(stream); }
 
 bool is_idle(Stream stream) {
   return guarded(kWhere, [&] { return queue_of(stream).ext_oneapi_empty(); });
@@ -101,14 +100,6 @@ void copy(Stream stream, void* to, const void* from, std::uint64_t bytes) {
   guarded(kWhere, [&] { queue_of(stream).memcpy(to, from, bytes); });
 }
 
-void fill(Stream stream, void* to, std::uint8_t value, std::uint64_t bytes) {
-  guarded(kWhere, [&] { queue_of(stream).memset(to, value, bytes); });
-}
-
-void prefetch(Stream stream, const void* memory, std::uint64_t bytes) {
-  guarded(kWhere, [&] { queue_of(stream).prefetch(memory, bytes); });
-}
-
 }  // namespace
 
 const DeviceRuntime runtime = {
@@ -118,13 +109,10 @@ const DeviceRuntime runtime = {
     .allocate = allocate,
     .free = free_memory,
     .create_stream = create_stream,
-    .destroy_stream = destroy_stream,
     .host_stream = []() -> Stream { return &host_queue(); },
     .is_idle = is_idle,
     .wait = wait,
     .copy = copy,
-    .fill = fill,
-    .prefetch = prefetch,
     .create_event = create_event,
     .destroy_event = destroy_event,
     .record = record,

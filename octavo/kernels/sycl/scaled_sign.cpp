@@ -8,7 +8,8 @@ namespace {
 
 void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
             rules::Residual* next) {
-  encode_blocks({"scaled_sign", "scaled_sign"}, stream, in, count, block, payload, next);
+  encode_blocks({.program = "scaled_sign", .codec = "scaled_sign", .needs_fp64 = true}, stream, in, count, block,
+                payload, next);
 }
 
 void decode(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
