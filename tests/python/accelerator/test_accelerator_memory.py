@@ -53,6 +53,21 @@ def test_stats_agree_with_the_calls(accelerator):
     assert stats["reserved_bytes.all.peak"] >= tensor.nbytes
 
 
+def test_live_tensors_are_not_available_even_before_they_are_used(accelerator):
+    if accelerator.is_synchronized_device():
+        pytest.skip("the host's allocator keeps no account of its tensors: Linux counts pages once they are used")
+
+    def reserve(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=accelerator.device(0))
+
+    available, total = accelerator.available_memory(), accelerator.total_memory()
+    untouched = [reserve(4 * BYTES) for _ in range((total - available // 2) // (4 * BYTES) + 1)]
+    before = accelerator.available_memory()
+    assert before <= available // 2
+    untouched.append(reserve(BYTES))
+    assert before - accelerator.available_memory() == pytest.approx(BYTES, abs=16 * MIB)
+
+
 def test_total_and_available(accelerator):
     assert 0 < accelerator.available_memory() <= accelerator.total_memory(0)
     assert accelerator.memory_allocated() < accelerator.total_memory()
