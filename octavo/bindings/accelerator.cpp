@@ -4,9 +4,8 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include <charconv>
-
 #include "octavo/bindings/accelerator.h"
+#include "octavo/bindings/device_index.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
@@ -19,37 +18,6 @@ namespace {
 
 using Class = py::class_<Accelerator, std::shared_ptr<Accelerator>>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
-
-constexpr auto kWhere = "device.device_index";
-
-WhichDevice index_on(const Accelerator& accelerator, c10::Device device) {
-  accelerator.require_type("device_index", device);
-  return device.has_index() ? WhichDevice(device.index()) : std::nullopt;
-}
-
-WhichDevice index_in(const Accelerator& accelerator, const std::string& text) {
-  std::int64_t index = 0;
-  const char* const end = text.data() + text.size();
-  const auto read = std::from_chars(text.data(), end, index);
-  if (read.ec == std::errc() && read.ptr == end) return index;
-  try {
-    return index_on(accelerator, c10::Device(text));
-  } catch (const c10::Error&) {
-    fail(ErrorCode::invalid_argument, kWhere, "expected an index or a device of type ", accelerator.name(), ", got '",
-         text, "'");
-  }
-}
-
-/// What Python's callers have at hand: an index, also as text (LOCAL_RANK), a torch.device or its name, or None. A
-/// device without an index is the current one.
-WhichDevice index_of(const Accelerator& accelerator, const py::object& asked) {
-  if (asked.is_none()) return std::nullopt;
-  if (PyIndex_Check(asked.ptr())) return asked.cast<std::int64_t>();
-  if (py::isinstance<py::str>(asked)) return index_in(accelerator, asked.cast<std::string>());
-  if (THPDevice_Check(asked.ptr())) return index_on(accelerator, asked.cast<c10::Device>());
-  fail(ErrorCode::wrong_type, kWhere, "expected an int, a str, a torch.device or None, got ",
-       Py_TYPE(asked.ptr())->tp_name);
-}
 
 /// The method for Python, which may run long and without Python's lock.
 template <class Result>
@@ -65,7 +33,8 @@ py::arg_v which_device() { return py::arg("device_index") = py::none(); }
 
 /// A device without an index is the current one already.
 void set_device(const Accelerator& self, const py::object& device) {
-  self.set_device(index_of(self, device).value_or(self.current_device()));
+  const WhichDevice index = index_of(self, device);
+  self.set_device(index ? *index : self.current_device());
 }
 
 void bind_devices(Class& accelerator) {
