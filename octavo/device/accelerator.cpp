@@ -23,6 +23,7 @@ c10::impl::VirtualGuardImpl guard(c10::Device device) { return c10::impl::Virtua
 // ---- devices
 
 std::string Accelerator::why_absent() const {
+  if (is_available()) return "";
   return c10::impl::hasDeviceGuardImpl(type_) ? "no such device is visible to this process"
                                               : "this torch is built without " + name_;
 }
@@ -41,8 +42,14 @@ c10::Device Accelerator::require(std::string_view function, WhichDevice index) c
   return index ? device(index) : c10::impl::VirtualGuardImpl(type_).getDevice();
 }
 
+void Accelerator::require_type(std::string_view function, c10::Device device) const {
+  if (device.type() == type_) return;
+  fail(ErrorCode::invalid_argument, "device." + std::string(function), "expected a device of type ", name_, ", got ",
+       device.str());
+}
+
 std::string Accelerator::device_name(WhichDevice index) const {
-  return index ? name_ + ":" + std::to_string(*index) : name_;
+  return index ? name_ + ":" + std::to_string(device(index).index()) : name_;
 }
 
 c10::Device Accelerator::device(WhichDevice index) const {
@@ -87,6 +94,7 @@ c10::Stream Accelerator::new_stream(WhichDevice index, int priority) const {
 }
 
 c10::Stream Accelerator::exchange_stream(c10::Stream stream) const {
+  require_type("exchange_stream", stream.device());
   return guard(require("exchange_stream", stream.device_index())).exchangeStream(stream);
 }
 

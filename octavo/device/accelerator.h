@@ -51,10 +51,12 @@ class OCTAVO_API Accelerator {
   // ---- devices
 
   virtual bool is_available() const { return device_count() > 0; }
-  /// Why is_available() is false.
+  /// Why is_available() is false; empty where it is true.
   virtual std::string why_absent() const;
   /// The device with its index, initialized. Throws `[device.function]` where it is absent.
   virtual c10::Device require(std::string_view function, WhichDevice index = std::nullopt) const;
+  /// Throws `[device.function]` invalid_argument for a device of another type.
+  void require_type(std::string_view function, c10::Device device) const;
   /// `name` or `name:index`.
   virtual std::string device_name(WhichDevice index = std::nullopt) const;
   virtual c10::Device device(WhichDevice index = std::nullopt) const;
@@ -81,7 +83,8 @@ class OCTAVO_API Accelerator {
   virtual c10::Stream current_stream(WhichDevice index = std::nullopt) const;
   virtual c10::Stream default_stream(WhichDevice index = std::nullopt) const;
   virtual c10::Stream new_stream(WhichDevice index = std::nullopt, int priority = 0) const;
-  /// Makes the stream current on its device and returns the one that was.
+  /// Makes the stream current on its device and returns the one that was. Throws Error invalid_argument for a stream of
+  /// another device type.
   virtual c10::Stream exchange_stream(c10::Stream stream) const;
   virtual std::unique_ptr<StreamEvent> new_event(bool timing) const { return make_event(type_, timing); }
 
@@ -104,7 +107,9 @@ class OCTAVO_API Accelerator {
   /// torch's keys, `allocated_bytes.all.peak` and so on; bytes and counts.
   virtual std::map<std::string, std::int64_t> memory_stats(WhichDevice index = std::nullopt) const;
   virtual std::int64_t total_memory(WhichDevice index = std::nullopt) const;
-  /// What this process could still allocate: free on the device, other processes accounted for, and its own cache.
+  /// What this process could still allocate: free on the device, other processes accounted for, and its own cache; at
+  /// most what its live tensors leave of the total, for a system that hands out pages at their first use counts those
+  /// not yet used as free.
   virtual std::int64_t available_memory(WhichDevice index = std::nullopt) const;
 
   /// Zeros on the CPU in page-locked memory that this device's driver knows; see octavo::pinned_zeros.

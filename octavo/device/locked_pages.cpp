@@ -32,7 +32,8 @@ void* map_aligned(std::size_t bytes, std::size_t alignment_bytes) {
   const std::size_t slack = alignment_bytes - static_cast<std::size_t>(page_bytes());
   void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    fail(ErrorCode::out_of_memory, kWhere, "expected ", bytes, " bytes of memory, got ", std::strerror(errno));
+    fail(ErrorCode::out_of_memory, kWhere, "expected ", bytes + slack, " bytes of memory (", bytes, " aligned to ",
+         alignment_bytes, "), got ", std::strerror(errno));
   }
   const auto start = reinterpret_cast<std::uintptr_t>(mapped);
   const std::uintptr_t first = round_up(start, alignment_bytes);

@@ -4,6 +4,7 @@
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <bit>
@@ -55,7 +56,7 @@ void free_by_driver(void* context) { PinnedRegions::all().remove(context).value(
 /// allocator's: by them it learns of copies in flight, and keeps the memory until they are done.
 c10::DataPtr allocate_by_driver(c10::DeviceType type, std::size_t bytes, std::size_t alignment) {
   at::HostAllocator* const allocator = at::getHostAllocator(type);
-  std::size_t room = bytes;
+  std::size_t room = std::max<std::size_t>(bytes, 1);  // an empty tensor has a region, too
   c10::DataPtr memory = allocator->allocate(room);
   if (offset_to(alignment, memory.get()) != 0) {  // rarely: most allocators start at a page
     room += alignment;
@@ -102,9 +103,14 @@ at::Tensor pinned_zeros(c10::IntArrayRef shape, at::ScalarType dtype, std::int64
       fail(ErrorCode::out_of_memory, kWhere, "expected a tensor that memory can hold, got shape ", shape);
     }
   }
-  c10::DataPtr memory = for_device == c10::DeviceType::CPU ? lock_pages(bytes, alignment)
-                                                           : allocate_by_driver(for_device, bytes, alignment);
-  return on_memory(std::move(memory), bytes, alignment, shape, dtype);
+  try {
+    c10::DataPtr memory = for_device == c10::DeviceType::CPU ? lock_pages(bytes, alignment)
+                                                             : allocate_by_driver(for_device, bytes, alignment);
+    return on_memory(std::move(memory), bytes, alignment, shape, dtype);
+  } catch (const c10::OutOfMemoryError& refused) {
+    fail(ErrorCode::out_of_memory, kWhere, "expected ", bytes, " bytes of pinned memory for ", for_device,
+         ", got: ", refused.what_without_backtrace());
+  }
 }
 
 bool is_pinned(const at::Tensor& tensor) { return region_of(tensor).has_value() || tensor.is_pinned(); }

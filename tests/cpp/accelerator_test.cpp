@@ -20,7 +20,10 @@ TEST(Accelerator, TheHostHasOneDevice) {
   EXPECT_EQ(cpu->device(3), c10::Device("cpu"));
   EXPECT_EQ(cpu->device_name(3), "cpu");
   EXPECT_EQ(cpu->current_device(), 0);
+  EXPECT_EQ(cpu->why_absent(), "");
   EXPECT_THROW(cpu->set_device(-1), Error);
+  EXPECT_THROW(cpu->device_name(-1), Error);
+  EXPECT_THROW(cpu->memory_allocated(-1), Error);
   EXPECT_LE(cpu->available_memory(), cpu->total_memory());
   EXPECT_GE(cpu->max_memory_allocated(), cpu->memory_allocated());
   EXPECT_GT(cpu->memory_cached(), 0);
@@ -38,6 +41,7 @@ TEST(Accelerator, StreamsOfTheHostAreCurrentByThread) {
   cpu->exchange_stream(before);
   EXPECT_EQ(cpu->current_stream(), before);
   EXPECT_NE(cpu->new_stream(), stream);
+  EXPECT_THROW(cpu->exchange_stream(c10::Stream(c10::Stream::DEFAULT, c10::Device("cuda:0"))), Error);
 }
 
 TEST(Accelerator, AGeneratorsStateComesBack) {
@@ -71,6 +75,7 @@ TEST(Accelerator, AnAbsentDeviceIsASentence) {
         error.what(),
         "[device.memory_allocated] expected a device of type mtia, got none: this torch is built without mtia");
   }
+  EXPECT_THROW(accelerator->manual_seed_all(1), Error);
   EXPECT_THROW(make_accelerator("abacus"), Error);
 }
 

@@ -72,6 +72,7 @@ TEST(Pinned, ThreadsShareTheRegister) {
 class AwkwardAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
+    TORCH_CHECK_WITH(OutOfMemoryError, bytes <= kMost, "no more");
     auto* const block = new std::vector<char>(bytes + 64, 7);
     live.insert(block);
     const auto start = reinterpret_cast<std::uintptr_t>(block->data());
@@ -89,6 +90,7 @@ class AwkwardAllocator final : public at::HostAllocator {
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
 
+  static constexpr std::size_t kMost = 1 << 20;
   static inline std::set<void*> live;
 };
 
@@ -109,6 +111,13 @@ TEST(Pinned, ADevicesAllocatorKeepsItsContextAndFrees) {
   tensor.reset();
   EXPECT_EQ(AwkwardAllocator::live.size(), 1U);
   view.reset();
+  EXPECT_TRUE(is_pinned(pinned_zeros({0}, at::kByte, 1, kDevice)));
+  try {
+    pinned_zeros({AwkwardAllocator::kMost + 1}, at::kByte, 1, kDevice);
+    ADD_FAILURE() << "expected an Error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+  }
   EXPECT_TRUE(AwkwardAllocator::live.empty());
   EXPECT_EQ(pinned_bytes(), before);
 }

@@ -30,23 +30,71 @@ c10::Device CpuAccelerator::require(std::string_view function, WhichDevice index
   return c10::Device(c10::DeviceType::CPU);
 }
 
-c10::Stream CpuAccelerator::current_stream(WhichDevice) const { return numbered(current_id); }
+std::string CpuAccelerator::device_name(WhichDevice index) const { return require("device_name", index).str(); }
 
-c10::Stream CpuAccelerator::default_stream(WhichDevice) const { return numbered(0); }
+c10::Device CpuAccelerator::device(WhichDevice index) const { return require("device", index); }
 
-c10::Stream CpuAccelerator::new_stream(WhichDevice, int) const { return numbered(++last_id); }
+c10::Stream CpuAccelerator::current_stream(WhichDevice index) const {
+  require("current_stream", index);
+  return numbered(current_id);
+}
+
+c10::Stream CpuAccelerator::default_stream(WhichDevice index) const {
+  require("default_stream", index);
+  return numbered(0);
+}
+
+c10::Stream CpuAccelerator::new_stream(WhichDevice index, int) const {
+  require("new_stream", index);
+  return numbered(++last_id);
+}
 
 c10::Stream CpuAccelerator::exchange_stream(c10::Stream stream) const {
+  require_type("exchange_stream", stream.device());
   return numbered(std::exchange(current_id, stream.id()));
 }
 
-std::map<std::string, std::int64_t> CpuAccelerator::memory_stats(WhichDevice) const {
+std::int64_t CpuAccelerator::memory_allocated(WhichDevice index) const {
+  return memory("memory_allocated", index).resident_bytes();
+}
+
+std::int64_t CpuAccelerator::max_memory_allocated(WhichDevice index) const {
+  return memory("max_memory_allocated", index).peak_resident_bytes();
+}
+
+std::int64_t CpuAccelerator::memory_reserved(WhichDevice index) const {
+  return memory("memory_reserved", index).resident_bytes();
+}
+
+std::int64_t CpuAccelerator::max_memory_reserved(WhichDevice index) const {
+  return memory("max_memory_reserved", index).peak_resident_bytes();
+}
+
+void CpuAccelerator::reset_peak_memory_stats(WhichDevice index) const {
+  memory("reset_peak_memory_stats", index).reset_peak_resident();
+}
+
+std::int64_t CpuAccelerator::total_memory(WhichDevice index) const {
+  return memory("total_memory", index).total_bytes();
+}
+
+std::int64_t CpuAccelerator::available_memory(WhichDevice index) const {
+  return memory("available_memory", index).available_bytes();
+}
+
+std::map<std::string, std::int64_t> CpuAccelerator::memory_stats(WhichDevice index) const {
+  const HostMemory& host = memory("memory_stats", index);
   std::map<std::string, std::int64_t> stats;
   for (const std::string name : {"allocated_bytes", "reserved_bytes"}) {
-    stats[name + ".all.current"] = memory_.resident_bytes();
-    stats[name + ".all.peak"] = memory_.peak_resident_bytes();
+    stats[name + ".all.current"] = host.resident_bytes();
+    stats[name + ".all.peak"] = host.peak_resident_bytes();
   }
   return stats;
+}
+
+const HostMemory& CpuAccelerator::memory(std::string_view function, WhichDevice index) const {
+  require(function, index);
+  return memory_;
 }
 
 bool CpuAccelerator::is_fp16_supported() const {

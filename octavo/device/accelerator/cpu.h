@@ -16,8 +16,8 @@ class OCTAVO_API CpuAccelerator : public Accelerator {
 
   c10::Device require(std::string_view function, WhichDevice index = std::nullopt) const override;
   bool is_synchronized_device() const override { return true; }
-  std::string device_name(WhichDevice = std::nullopt) const override { return "cpu"; }
-  c10::Device device(WhichDevice = std::nullopt) const override { return c10::Device(c10::DeviceType::CPU); }
+  std::string device_name(WhichDevice index = std::nullopt) const override;
+  c10::Device device(WhichDevice index = std::nullopt) const override;
   std::int64_t device_count() const override { return 1; }
   std::int64_t current_device() const override { return 0; }
   void set_device(std::int64_t index) const override { require("set_device", index); }
@@ -29,15 +29,15 @@ class OCTAVO_API CpuAccelerator : public Accelerator {
   c10::Stream exchange_stream(c10::Stream stream) const override;
 
   void empty_cache() const override {}
-  std::int64_t memory_allocated(WhichDevice = std::nullopt) const override { return memory_.resident_bytes(); }
-  std::int64_t max_memory_allocated(WhichDevice = std::nullopt) const override { return memory_.peak_resident_bytes(); }
-  std::int64_t memory_reserved(WhichDevice = std::nullopt) const override { return memory_.resident_bytes(); }
-  std::int64_t max_memory_reserved(WhichDevice = std::nullopt) const override { return memory_.peak_resident_bytes(); }
-  void reset_peak_memory_stats(WhichDevice = std::nullopt) const override { memory_.reset_peak_resident(); }
+  std::int64_t memory_allocated(WhichDevice index = std::nullopt) const override;
+  std::int64_t max_memory_allocated(WhichDevice index = std::nullopt) const override;
+  std::int64_t memory_reserved(WhichDevice index = std::nullopt) const override;
+  std::int64_t max_memory_reserved(WhichDevice index = std::nullopt) const override;
+  void reset_peak_memory_stats(WhichDevice index = std::nullopt) const override;
   std::map<std::string, std::int64_t> memory_stats(WhichDevice index = std::nullopt) const override;
   /// Of the machine, or of the control group that the process is in.
-  std::int64_t total_memory(WhichDevice = std::nullopt) const override { return memory_.total_bytes(); }
-  std::int64_t available_memory(WhichDevice = std::nullopt) const override { return memory_.available_bytes(); }
+  std::int64_t total_memory(WhichDevice index = std::nullopt) const override;
+  std::int64_t available_memory(WhichDevice index = std::nullopt) const override;
 
   /// Whether oneDNN computes in float16 on this processor; elsewhere float16 is only emulated.
   bool is_fp16_supported() const override;
@@ -45,6 +45,9 @@ class OCTAVO_API CpuAccelerator : public Accelerator {
   std::vector<std::string> visible_devices_envs() const override { return {"CUDA_VISIBLE_DEVICES"}; }
 
  private:
+  /// Once the index is one of a device.
+  const HostMemory& memory(std::string_view function, WhichDevice index) const;
+
   HostMemory memory_;
 };
 

@@ -5,7 +5,8 @@
 
 namespace octavo {
 
-/// GPUs under the name of CUDA, ROCm's too.
+/// GPUs under the name of CUDA, ROCm's too. Half precisions and Triton are said to be supported, as on all of today's;
+/// what the GPU at hand is capable of, torch.cuda tells and the Python class asks.
 class OCTAVO_API CudaAccelerator : public Accelerator {
  public:
   CudaAccelerator() : Accelerator(c10::DeviceType::CUDA, "cuda") {}

@@ -2,6 +2,8 @@
 // The defaults of Accelerator for memory: the figures of torch's allocator for the device type.
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
+
 #include "octavo/device/accelerator.h"
 #include "octavo/device/pinned.h"
 
@@ -71,10 +73,13 @@ std::int64_t Accelerator::total_memory(WhichDevice index) const {
 
 std::int64_t Accelerator::available_memory(WhichDevice index) const {
   const c10::Device device = require("available_memory", index);
-  const auto free = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index()).first;
+  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
   const auto stats = stats_of(device);
-  return static_cast<std::int64_t>(free) + all_pools(stats.reserved_bytes).current -
-         all_pools(stats.allocated_bytes).current;
+  const std::int64_t allocated = all_pools(stats.allocated_bytes).current;
+  const std::int64_t cached = all_pools(stats.reserved_bytes).current - allocated;
+  const std::int64_t available =
+      std::min(static_cast<std::int64_t>(free) + cached, static_cast<std::int64_t>(total) - allocated);
+  return std::max<std::int64_t>(available, 0);
 }
 
 at::Tensor Accelerator::pinned_zeros(c10::IntArrayRef shape, at::ScalarType dtype, std::int64_t alignment_bytes) const {

@@ -31,6 +31,7 @@ void Accelerator::manual_seed(std::uint64_t seed) const {
 }
 
 void Accelerator::manual_seed_all(std::uint64_t seed) const {
+  require("manual_seed_all");
   for (std::int64_t index = 0; index < device_count(); ++index) {
     at::Generator generator = default_generator(index);
     const std::lock_guard lock(generator.mutex());

@@ -20,6 +20,7 @@ bool is_registered() {
 std::int64_t SyclAccelerator::device_count() const { return is_registered() ? Accelerator::device_count() : 0; }
 
 std::string SyclAccelerator::why_absent() const {
+  if (is_available()) return "";
   for (const BackendStatus& status : backends()) {
     if (status.name == "sycl" && !status.available) return status.reason;
   }

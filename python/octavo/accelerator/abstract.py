@@ -18,6 +18,9 @@ from octavo.accelerator.op_builders import OpBuilders
 from octavo.accelerator.pinned import Pinning
 from octavo.accelerator.tensors import TensorTypes
 
+DeviceIndex = int | str | torch.device | None
+"""An index, also as text; a ``torch.device`` or its name; or None, the current one."""
+
 
 class Accelerator(TensorTypes, Pinning, OpBuilders, _C.Accelerator):
     """Every method has a default here or in C++ (``octavo/device/accelerator.h`` documents those, in bytes).
@@ -25,7 +28,8 @@ class Accelerator(TensorTypes, Pinning, OpBuilders, _C.Accelerator):
     A subclass for another device type gives its name in torch and overrides what differs; it goes on working when a
     method is added here. An accelerator can be made, and asked for its constants, where its device is absent; what
     needs the device raises NotImplementedError, which says why it is absent. Any thread may call it; the current
-    device and stream are the thread's own.
+    device and stream are the thread's own. A ``device_index`` may be any ``DeviceIndex``; ValueError for an index that
+    the device type does not have and for a device of another type.
     """
 
     supports_nvtx_domain = False  # DeepSpeed asks for it; ranges here have no domains
@@ -49,6 +53,10 @@ class Accelerator(TensorTypes, Pinning, OpBuilders, _C.Accelerator):
 
     def is_available(self) -> bool:
         return self.device_count() > 0
+
+    def is_host_processor(self) -> bool:
+        """Whether the device is the processor that this program runs on, which all local ranks share."""
+        return False
 
     def is_chosen_by_itself(self) -> bool:
         """Whether ``octavo.get_accelerator()`` may take this device type where nobody asks for one by name."""
@@ -87,32 +95,36 @@ class Accelerator(TensorTypes, Pinning, OpBuilders, _C.Accelerator):
         return self._torch_module().Event
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """The context in which ``stream`` is current; None changes nothing."""
-        return nullcontext() if stream is None else self._torch_module().stream(stream)
+        """The context in which ``stream`` is current; None changes nothing. ValueError for another device's stream."""
+        if stream is None:
+            return nullcontext()
+        if stream.device.type != self._name:
+            raise ValueError(f"[accelerator.stream] expected a stream of {self._name}, got one of {stream.device}")
+        return self._torch_module().stream(stream)
 
-    def current_stream(self, device_index: int | None = None) -> Any:
+    def current_stream(self, device_index: DeviceIndex = None) -> Any:
         """The current stream; asked again while it is the same and somebody has it, the same object."""
-        self._require("current_stream", device_index)
-        stream = self._torch_module().current_stream(device_index)
+        device = self._require("current_stream", device_index)
+        stream = self._torch_module().current_stream(device)
         return self._known_streams.setdefault((stream.device_index, stream.stream_id), stream)
 
-    def default_stream(self, device_index: int | None = None) -> Any:
-        self._require("default_stream", device_index)
-        stream = self._torch_module().default_stream(device_index)
+    def default_stream(self, device_index: DeviceIndex = None) -> Any:
+        device = self._require("default_stream", device_index)
+        stream = self._torch_module().default_stream(device)
         return self._known_streams.setdefault((stream.device_index, stream.stream_id), stream)
 
     # ---- memory; the allocators of torch reserve what they cache, and reset all peaks together
 
-    def memory_cached(self, device_index: int | None = None) -> int:
+    def memory_cached(self, device_index: DeviceIndex = None) -> int:
         return self.memory_reserved(device_index)
 
-    def max_memory_cached(self, device_index: int | None = None) -> int:
+    def max_memory_cached(self, device_index: DeviceIndex = None) -> int:
         return self.max_memory_reserved(device_index)
 
-    def reset_max_memory_allocated(self, device_index: int | None = None) -> None:
+    def reset_max_memory_allocated(self, device_index: DeviceIndex = None) -> None:
         self.reset_peak_memory_stats(device_index)
 
-    def reset_max_memory_cached(self, device_index: int | None = None) -> None:
+    def reset_max_memory_cached(self, device_index: DeviceIndex = None) -> None:
         self.reset_peak_memory_stats(device_index)
 
     # ---- ranges in a profile

@@ -42,13 +42,18 @@ def get_accelerator() -> Accelerator:
 
 
 def set_accelerator(accelerator: Accelerator | None) -> None:
-    """Makes every later ``get_accelerator()`` of this process return it; None detects anew."""
+    """Makes every later ``get_accelerator()`` of this process return it; None detects anew.
+
+    Raises NotImplementedError for one whose device is absent, with the reason.
+    """
     global _chosen
     if accelerator is not None and not isinstance(accelerator, Accelerator):
         raise TypeError(
             "[accelerator.set_accelerator] expected an octavo.accelerator.Accelerator or None, "
             f"got {type(accelerator).__name__}"
         )
+    if accelerator is not None:
+        _require_present(accelerator, "set_accelerator", f"of type {accelerator._name}")
     with _lock:
         _chosen = accelerator
 
@@ -61,13 +66,16 @@ def _named_by_environment() -> Accelerator | None:
     if name not in _CLASSES:
         raise ValueError(f"[accelerator.get_accelerator] expected {variable} as one of {_names()}, got {name!r}")
     accelerator = _CLASSES[name]()
+    _require_present(accelerator, "get_accelerator", f"that {variable}={name} asks for")
+    return accelerator
+
+
+def _require_present(accelerator: Accelerator, function: str, which: str) -> None:
     accelerator.make_present()
     if not accelerator.is_available():
         raise NotImplementedError(
-            f"[accelerator.get_accelerator] expected the device that {variable}={name} asks for, got none: "
-            + accelerator.why_absent()
+            f"[accelerator.{function}] expected the device {which}, got none: {accelerator.why_absent()}"
         )
-    return accelerator
 
 
 def _detected() -> Accelerator:

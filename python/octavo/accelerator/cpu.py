@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from octavo import _C
-from octavo.accelerator.abstract import Accelerator
+from octavo.accelerator.abstract import Accelerator, DeviceIndex
 from octavo.accelerator.packages import has_oneccl
 
 
@@ -18,11 +18,29 @@ class Event(_C.HostEvent):
     """A time of the host's steady clock. Operations on the CPU are finished when they return: nothing ever waits.
 
     ``elapsed_time(end_event)`` is in milliseconds and raises ValueError unless both were made with
-    ``enable_timing=True`` and recorded, as on any device.
+    ``enable_timing=True`` and recorded, as on any device; TypeError for another device's event. ``interprocess=True``
+    raises NotImplementedError.
     """
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        device: DeviceIndex = None,
+    ) -> None:
+        _HOST._require("event", device)
+        if interprocess:
+            raise NotImplementedError("[accelerator.event] expected interprocess=False on the cpu, got True")
+        super().__init__(enable_timing)
 
     def record(self, stream: torch.Stream | None = None) -> None:
         self._record()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        if not isinstance(end_event, Event):
+            raise TypeError(f"[accelerator.event] expected end_event as an event of the cpu, got {end_event!r}")
+        return super().elapsed_time(end_event)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
         """Operations are finished when they return: there is nothing to wait for."""
@@ -62,6 +80,9 @@ class CPU_Accelerator(Accelerator):
     def __init__(self) -> None:
         super().__init__("cpu")
 
+    def is_host_processor(self) -> bool:
+        return True
+
     def communication_backend_name(self) -> str:
         return "ccl" if has_oneccl() else super().communication_backend_name()
 
@@ -84,10 +105,10 @@ class CPU_Accelerator(Accelerator):
         finally:
             self._exchange_stream(previous)
 
-    def current_stream(self, device_index: int | None = None) -> Any:
+    def current_stream(self, device_index: DeviceIndex = None) -> Any:
         return self._stream_object(_C.Accelerator.current_stream(self, device_index))
 
-    def default_stream(self, device_index: int | None = None) -> Any:
+    def default_stream(self, device_index: DeviceIndex = None) -> Any:
         return self._stream_object(_C.Accelerator.default_stream(self, device_index))
 
     def _stream_object(self, stream: torch.Stream) -> Stream:

@@ -12,13 +12,24 @@ from octavo.accelerator.abstract import Accelerator
 
 
 class CUDA_Accelerator(Accelerator):
-    """Where no GPU can be asked, both half precisions are said to be supported: all of today's have them."""
+    """Where no GPU can be asked, half precisions and Triton are said to be supported, as on all of today's."""
 
     def __init__(self) -> None:
         super().__init__("cuda")
 
     def is_bf16_supported(self) -> bool:
         return not self.is_available() or torch.cuda.is_bf16_supported()
+
+    def is_fp16_supported(self) -> bool:
+        """From Volta (7.0) on; what came before computes in float16 more slowly than in float32."""
+        return self._has_capability(7)
+
+    def is_triton_supported(self) -> bool:
+        """From Ampere (8.0) on."""
+        return self._has_capability(8)
+
+    def _has_capability(self, major: int) -> bool:
+        return not self.is_available() or torch.cuda.get_device_capability()[0] >= major
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
         """A range in torch's profile and in NVTX, for the tools that read it."""

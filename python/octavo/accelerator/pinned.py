@@ -15,7 +15,7 @@ class Pinning:
     """The part of an accelerator that pins.
 
     ``align_bytes``: 1 asks for no alignment, 0 for a page, another power of two for itself. Raises MemoryError where
-    the system locks no more (``ulimit -l``), ValueError for another alignment.
+    the system locks no more (``ulimit -l``) or has no more, ValueError for another alignment, TypeError for a bool.
     """
 
     pinned_zeros: Callable[..., Tensor]
@@ -28,6 +28,8 @@ class Pinning:
         Without ``match_shape`` it is flat. A tensor that is pinned and aligned already is copied all the same: whoever
         asks for a copy may write to it.
         """
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"[accelerator.pin_memory] expected a torch.Tensor, got {type(tensor).__name__}")
         shape = tensor.shape if match_shape else (tensor.numel(),)
         pinned = self.pinned_zeros(shape, tensor.dtype, align_bytes)
         return pinned.copy_(tensor.detach().reshape(shape)) if make_copy else pinned

@@ -22,9 +22,12 @@ class SYCL_Accelerator(Accelerator):
         if sycl.is_installed():
             sycl.register()
 
+    def is_host_processor(self) -> bool:
+        return self.is_available() and sycl.get_device_properties(0).is_cpu
+
     def is_chosen_by_itself(self) -> bool:
         """Not over a processor: ``cpu`` is the same processor, without a detour."""
-        return self.is_available() and not sycl.get_device_properties(0).is_cpu
+        return self.is_available() and not self.is_host_processor()
 
     def is_fp64_supported(self) -> bool:
         return not self.is_available() or sycl.get_device_properties(0).has_fp64

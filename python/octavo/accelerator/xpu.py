@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.accelerator.abstract import Accelerator
+from octavo.accelerator.abstract import Accelerator, DeviceIndex
 from octavo.accelerator.packages import has_oneccl, release
 
 
@@ -24,6 +24,6 @@ class XPU_Accelerator(Accelerator):
         extension = release("intel_extension_for_pytorch")
         return extension < (2, 6) if extension is not None else super().use_host_timers()
 
-    def default_stream(self, device_index: int | None = None) -> Any:
+    def default_stream(self, device_index: DeviceIndex = None) -> Any:
         """The current stream: XPU has no default stream that the others wait for, as CUDA's do."""
         return self.current_stream(device_index)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import octavo
 from octavo.accelerator import Accelerator
+from octavo.accelerator.abstract import DeviceIndex
 from octavo.ops import xpu_packbits
 
 try:
@@ -50,7 +51,11 @@ _Delegating = type(DeepSpeedAccelerator)(
 
 
 class OctavoAccelerator(_Delegating):
-    """DeepSpeed's interface over one of ``octavo.accelerator``, which is its attribute ``octavo``."""
+    """DeepSpeed's interface over one of ``octavo.accelerator``, which is its attribute ``octavo``.
+
+    DeepSpeed gives every local rank the device of its number. Ranks share a processor: where that is the device,
+    ``cpu`` or ``sycl``, ``set_device`` and ``device_name`` take the index modulo the number of devices.
+    """
 
     def __init__(self, accelerator: Accelerator) -> None:
         super().__init__()
@@ -59,15 +64,17 @@ class OctavoAccelerator(_Delegating):
         self._communication_backend_name = accelerator.communication_backend_name()
         self._compile_backend = accelerator.get_compile_backend()
 
-    # DeepSpeed hands on LOCAL_RANK as the string that it is, and whole devices.
+    def device_name(self, device_index: DeviceIndex = None) -> str:
+        return self.octavo.device_name(self._shared(device_index))
 
-    def device_name(self, device_index: int | str | None = None) -> str:
-        return self.octavo.device_name(None if device_index is None else int(device_index))
+    def set_device(self, device_index: DeviceIndex) -> None:
+        self.octavo.set_device(self._shared(device_index))
 
-    def set_device(self, device_index: int | torch.device) -> None:
-        index = device_index.index if isinstance(device_index, torch.device) else device_index
-        if index is not None:  # a device without an index is the current one
-            self.octavo.set_device(index)
+    def _shared(self, device_index: DeviceIndex) -> DeviceIndex:
+        index = self.octavo.device(device_index).index
+        if index is None or not self.octavo.is_host_processor():
+            return index
+        return index % self.octavo.device_count()
 
     def _torch_pin_memory(self, tensor: Tensor) -> Tensor:
         return self.octavo.pin_memory(tensor)

@@ -20,10 +20,17 @@ class Stream(torch.Stream):
 
 
 class Event(torch.Event):
-    """A mark in a stream: makes a ``torch.Event``, since torch times no class derived from it."""
+    """A mark in a stream: makes a ``torch.Event``, since torch times no class derived from it.
 
-    def __new__(cls, enable_timing: bool = False, blocking: bool = False) -> torch.Event:
-        return torch.Event(device="sycl", enable_timing=enable_timing, blocking=blocking)
+    Raises NotImplementedError for ``interprocess=True``: SYCL shares no events between processes.
+    """
+
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
+    ) -> torch.Event:
+        if interprocess:
+            raise NotImplementedError("[sycl.Event] expected interprocess=False, got True")
+        return torch.Event(device=device_of(device), enable_timing=enable_timing, blocking=blocking)
 
 
 def current_stream(device: Device = None) -> torch.Stream:

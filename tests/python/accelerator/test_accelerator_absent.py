@@ -34,6 +34,18 @@ def test_xpu_has_both_half_precisions():
     assert XPU_Accelerator().supported_dtypes() == [torch.float32, torch.float16, torch.bfloat16]
 
 
+@pytest.mark.parametrize(
+    ("capability", "fp16", "triton"), [((6, 1), False, False), ((7, 5), True, False), ((9, 0), True, True)]
+)
+def test_a_gpu_is_asked_what_it_is_capable_of(monkeypatch, capability, fp16, triton):
+    monkeypatch.setattr(CUDA_Accelerator, "is_available", lambda self: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: triton)
+    cuda = CUDA_Accelerator()
+    assert (cuda.is_fp16_supported(), cuda.is_triton_supported(), cuda.is_bf16_supported()) == (fp16, triton, triton)
+    assert (torch.float16 in cuda.supported_dtypes()) is fp16
+
+
 @pytest.mark.parametrize("make", ABSENT, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(
     "use",
@@ -43,6 +55,7 @@ def test_xpu_has_both_half_precisions():
         lambda absent: absent.synchronize(),
         lambda absent: absent.get_rng_state(),
         lambda absent: absent.manual_seed(1),
+        lambda absent: absent.manual_seed_all(1),
         lambda absent: absent.current_stream(),
         lambda absent: absent.default_stream(),
         lambda absent: absent.memory_allocated(),
@@ -82,8 +95,8 @@ def test_host_timers_where_old_extensions_make_events_unreliable(installed, unre
 
 def test_the_default_stream_of_xpu_is_the_current_one(monkeypatch):
     stream = torch.Stream(stream_id=5, device_index=-1, device_type=0)
-    monkeypatch.setattr(torch.xpu, "current_stream", lambda index: stream.__class__(device="cpu"))
-    monkeypatch.setattr(XPU_Accelerator, "_require", lambda *_: None)
+    monkeypatch.setattr(torch.xpu, "current_stream", lambda device: stream.__class__(device="cpu"))
+    monkeypatch.setattr(XPU_Accelerator, "_require", lambda *_: torch.device("xpu", 0))
     xpu = XPU_Accelerator()
     default, current = xpu.default_stream(), xpu.current_stream()
     assert default is current

@@ -31,9 +31,52 @@ def test_devices_are_what_torch_calls_them(accelerator):
     assert not accelerator.on_accelerator(torch.ones(3, device="meta"))
 
 
-def test_an_index_that_is_no_device(accelerator):
-    with pytest.raises(ValueError, match=r"^\[device\.synchronize\] expected .*index.*, got -3$"):
-        accelerator.synchronize(-3)
+OF_A_DEVICE = [
+    "available_memory",
+    "current_stream",
+    "default_generator",
+    "default_stream",
+    "device",
+    "device_name",
+    "get_rng_state",
+    "max_memory_allocated",
+    "max_memory_cached",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_cached",
+    "memory_reserved",
+    "memory_stats",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "reset_peak_memory_stats",
+    "set_device",
+    "synchronize",
+    "total_memory",
+]
+
+
+@pytest.mark.parametrize("name", OF_A_DEVICE)
+def test_an_index_that_is_no_device(accelerator, name):
+    for index in (-1, "-1"):
+        with pytest.raises(ValueError, match=r"^\[device\.\w+\] expected .*index.*, got -1$"):
+            getattr(accelerator, name)(index)
+
+
+@pytest.mark.parametrize("name", OF_A_DEVICE)
+def test_what_names_a_device(accelerator, name):
+    call = getattr(accelerator, name)
+    tensor = torch.ones(1, device=accelerator.device(0))
+    for asked in (0, "0", tensor.device, accelerator.device(), accelerator.device_name(0)):
+        call(asked)
+    for asked in (torch.device("meta"), "meta:0", "abacus"):
+        with pytest.raises(ValueError, match=rf"^\[device\.device_index\] expected .*{accelerator._name}, got "):
+            call(asked)
+    with pytest.raises(TypeError, match=r"^\[device\.device_index\] expected an int, .*, got float$"):
+        call(0.5)
+
+
+def test_there_is_no_reason_why_a_device_that_is_here_is_absent(accelerator):
+    assert accelerator.why_absent() == ""
 
 
 def test_the_flags_agree(accelerator):

@@ -22,6 +22,14 @@ def test_a_stream_is_current_in_its_context_only(accelerator):
     assert accelerator.current_stream() == before
 
 
+def test_a_stream_of_another_device_type_is_refused(accelerator):
+    other = torch.Stream(stream_id=0, device_index=0, device_type=0 if accelerator._name == "cuda" else 1)
+    with pytest.raises(ValueError, match=rf"expected a .*of.* {accelerator._name}, got "), accelerator.stream(other):
+        pass
+    with pytest.raises(ValueError, match=r"^\[device\.exchange_stream\] expected a device of type"):
+        accelerator._exchange_stream(other)
+
+
 def test_the_same_stream_is_the_same_object(accelerator):
     assert accelerator.current_stream() is accelerator.current_stream(0)
     assert accelerator.default_stream() is accelerator.default_stream(0)
@@ -63,6 +71,15 @@ def test_events_measure_time(accelerator):
     assert start.query() and end.query()
     assert 18 <= start.elapsed_time(end) <= wall_ms + 1
     assert end.elapsed_time(start) <= -18
+
+
+def test_events_are_made_alike(accelerator):
+    device = accelerator.device(0)
+    assert accelerator.Event(enable_timing=False, blocking=True, interprocess=False, device=device).query()
+    with pytest.raises(ValueError, match=r"expected .*, got .*meta"):
+        accelerator.Event(device=torch.device("meta"))
+    with pytest.raises(NotImplementedError, match="expected interprocess=False"):
+        accelerator.Event(interprocess=True)
 
 
 def test_events_without_timing_say_so(accelerator):

@@ -3,7 +3,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from accelerator_classes import ALL
+from accelerator_classes import ABSENT, ALL
 
 import octavo
 from octavo.accelerator import Accelerator, CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
@@ -86,6 +86,17 @@ def test_what_is_set_stays_until_none_is(detection):
     assert octavo.get_accelerator() is not mine
     with pytest.raises(TypeError, match=r"expected an octavo\.accelerator\.Accelerator or None, got str"):
         octavo.set_accelerator("cpu")
+
+
+@pytest.mark.parametrize("make", ABSENT, ids=lambda make: make.__name__)
+def test_a_device_that_is_absent_cannot_be_set(detection, make):
+    absent = make()
+    with pytest.raises(
+        NotImplementedError, match=r"^\[accelerator\.set_accelerator\] expected the device of type "
+    ) as no:
+        octavo.set_accelerator(absent)
+    assert str(no.value).endswith(f"{absent._name}, got none: {absent.why_absent()}")
+    assert octavo.get_accelerator().is_available()
 
 
 def test_all_threads_get_the_same_one(detection):

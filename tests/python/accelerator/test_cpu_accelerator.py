@@ -1,6 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What only the host does, and what DeepSpeed's CPU_Accelerator gets wrong."""
 
+import os
+import platform
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,6 +52,22 @@ def test_the_kernel_counts_the_locked_pages():
     assert field_bytes("/proc/self/status", "VmLck") == before
 
 
-def test_float16_is_what_onednn_says():
-    assert CPU.is_fp16_supported() is torch.ops.mkldnn._is_mkldnn_fp16_supported()
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flags are those of x86")
+def test_float16_is_what_the_processor_computes_in():
+    flags = set(re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    assert CPU.is_fp16_supported() is ("avx512_fp16" in flags)
     assert CPU.is_bf16_supported() is True
+
+
+def test_float16_is_what_onednn_may_use():
+    ask = "from octavo.accelerator import CPU_Accelerator; print(CPU_Accelerator().is_fp16_supported())"
+    limited = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # which has no arithmetic in float16
+    done = subprocess.run([sys.executable, "-c", ask], env=limited, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_an_event_is_timed_against_its_like():
+    start = CPU.Event(enable_timing=True)
+    start.record()
+    with pytest.raises(TypeError, match=r"^\[accelerator\.event\] expected end_event as an event of the cpu, got "):
+        start.elapsed_time(object())

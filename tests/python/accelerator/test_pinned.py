@@ -66,18 +66,24 @@ def test_views_are_pinned_and_keep_the_memory(accelerator):
 
 def test_unpinning_leaves_the_contents(accelerator):
     pinned = accelerator.pin_memory(torch.arange(9))
-    if accelerator.unpin_memory(pinned[2:]):  # a driver's memory stays pinned
-        assert not accelerator.is_pinned(pinned)
-        assert accelerator.unpin_memory(pinned) is False
+    can_unpin = accelerator.device().type == "cpu"  # a driver's memory stays pinned
+    assert accelerator.unpin_memory(pinned[2:]) is can_unpin
+    assert accelerator.is_pinned(pinned) is not can_unpin
+    assert accelerator.unpin_memory(pinned) is False
     assert torch.equal(pinned, torch.arange(9))
     assert accelerator.unpin_memory(torch.ones(3)) is False
 
 
 def test_asynchronous_copies(accelerator):
     source = accelerator.pin_memory(torch.arange(2048, dtype=torch.int32))
-    on_device = source.to(accelerator.device(0), non_blocking=True)
     back = accelerator.pinned_zeros((2048,), torch.int32)
+    here, there = torch.ones(2, 64 << 20, dtype=torch.uint8, device=accelerator.device(0))
+    for _ in range(32):  # what the copies wait behind in the stream
+        there.copy_(here, non_blocking=True)
+    on_device = source.to(accelerator.device(0), non_blocking=True)
     back.copy_(on_device, non_blocking=True)
+    is_done = accelerator.current_stream().query()
+    assert is_done == accelerator.is_synchronized_device()
     accelerator.synchronize()
     assert torch.equal(back, source)
 
@@ -120,9 +126,26 @@ def test_the_helper_pins_for_the_chosen_accelerator(accelerator):
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (1 << 61, 2), ((1 << 62) + 1,), (1 << 50,)])
-def test_a_tensor_too_large_for_memory(shape):
+def test_a_tensor_too_large_for_memory(accelerator, shape):
     with pytest.raises(MemoryError, match=r"^\[device\.pinned\] expected"):
-        octavo.accelerator.CPU_Accelerator().pinned_zeros(shape, torch.float32)
+        accelerator.pinned_zeros(shape, torch.float32)
+
+
+def test_an_alignment_too_large_for_memory_names_what_was_asked_for():
+    with pytest.raises(MemoryError, match=rf"expected {1 << 62} bytes of memory \({PAGE} aligned to {1 << 62}\)"):
+        octavo.accelerator.CPU_Accelerator().pin_memory(torch.ones(1), align_bytes=1 << 62)
+
+
+def test_an_empty_tensor_is_pinned_too(accelerator):
+    assert accelerator.is_pinned(accelerator.pin_memory(torch.ones(0, 3)))
+    assert not accelerator.is_pinned(torch.ones(0, 3))
+
+
+def test_arguments_of_another_type(accelerator):
+    with pytest.raises(TypeError, match=r"^\[device\.pinned\] expected align_bytes as an int, got a bool$"):
+        accelerator.pin_memory(torch.ones(3), False)  # as if it were make_copy
+    with pytest.raises(TypeError, match=r"^\[accelerator\.pin_memory\] expected a torch\.Tensor, got list$"):
+        accelerator.pin_memory([1.0])
 
 
 LIMITED = """

@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One rank trains by DeepSpeed under Octavo's accelerator and by torch alone, in float32, and compares the losses.
+"""A rank trains its share of a batch by DeepSpeed under Octavo's accelerator and all of it by torch alone, in float32,
+and compares the losses.
 
 OCTAVO_ACCELERATOR says on which device. Arguments: the stage of ZeRO. Prints "equal" at the end.
 """
 
+import os
 import sys
 
 import deepspeed
 import torch
+import torch.distributed as dist
 
 import octavo.integrations.deepspeed
 
 DEVICE = octavo.get_accelerator().device()
 STEPS = 5
 BATCH = torch.linspace(-1, 1, 4 * 8).reshape(4, 8).to(DEVICE)
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
 def new_model() -> torch.nn.Module:
@@ -39,16 +43,18 @@ def losses_of_deepspeed(zero_stage: int) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
     for _ in range(STEPS):
-        loss = engine(BATCH).square().mean()
+        loss = engine(BATCH.chunk(RANKS)[RANK]).square().mean()
         engine.backward(loss)
         engine.step()
-        losses.append(loss.item())
+        mean = loss.detach() / RANKS
+        dist.all_reduce(mean)
+        losses.append(mean.item())
     return losses
 
 
 handed = octavo.integrations.deepspeed.install()
 assert deepspeed.accelerator.get_accelerator() is handed
-# one rank does not need it, and it would be compiled
+# it would be compiled
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 ours, theirs = losses_of_deepspeed(int(sys.argv[1])), losses_of_torch()
 torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-5, atol=0)

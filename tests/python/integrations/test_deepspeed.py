@@ -12,7 +12,11 @@ import pytest
 import torch
 
 import octavo
-from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, XPU_Accelerator
+from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
+
+HERE = [
+    make for make in (CPU_Accelerator, CUDA_Accelerator, XPU_Accelerator, SYCL_Accelerator) if make().is_available()
+]
 
 
 @pytest.fixture
@@ -48,8 +52,28 @@ def test_any_device_is_the_current_one_without_an_index(integration):
     handed = integration.OctavoAccelerator(CPU_Accelerator())
     handed.set_device(torch.device("cpu"))
     handed.set_device(0)
-    with pytest.raises(ValueError, match="set_device"):
+    with pytest.raises(ValueError, match=r"expected an index .*, got -1$"):
         handed.set_device(-1)
+
+
+@pytest.mark.parametrize("make", HERE, ids=lambda make: make.__name__)
+def test_a_tensors_device_names_its_streams(integration, make):
+    handed = integration.OctavoAccelerator(make())
+    tensor = torch.ones(1, device=handed.device(0))
+    assert handed.current_stream(tensor.device) is handed.current_stream()
+    assert handed.default_stream(tensor.device) is handed.default_stream()
+    assert handed.memory_allocated(tensor.device) > 0
+
+
+@pytest.mark.parametrize("make", HERE, ids=lambda make: make.__name__)
+def test_ranks_share_a_processor(integration, make):
+    handed = integration.OctavoAccelerator(make())
+    if not handed.octavo.is_host_processor():
+        pytest.skip("each rank has a device of its own")
+    count = handed.device_count()
+    assert handed.device_name(str(count)) == handed.device_name(0)
+    handed.set_device(count)
+    assert handed.current_device() == 0
 
 
 def test_native_builders_are_deepspeeds(integration):
@@ -68,26 +92,40 @@ def test_packbits_has_deepspeeds_name(integration):
 TRAIN = Path(__file__).with_name("deepspeed_training.py")
 
 
-@pytest.mark.parametrize(("device", "zero_stage"), [("cpu", 0), ("cpu", 1), ("cpu", 2), ("cpu", 3), ("sycl", 3)])
-def test_deepspeed_trains_as_torch_does(integration, device, zero_stage):
+@pytest.mark.parametrize(
+    ("device", "zero_stage", "ranks"),
+    [("cpu", 0, 1), ("cpu", 1, 1), ("cpu", 2, 1), ("cpu", 3, 1), ("sycl", 3, 1), ("cpu", 3, 2), ("sycl", 3, 2)],
+)
+def test_deepspeed_trains_as_torch_does(integration, device, zero_stage, ranks):
     if device == "sycl" and octavo.sycl.why_missing():
         pytest.skip(octavo.sycl.why_missing())
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    rank = {
+    group = {
         "OCTAVO_ACCELERATOR": device,
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
+        "WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    done = subprocess.run(
-        [sys.executable, TRAIN, str(zero_stage)], env=os.environ | rank, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("equal\n")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, TRAIN, str(zero_stage)],
+            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        for process in processes:
+            output, _ = process.communicate(timeout=100)
+            assert process.returncode == 0, output
+            assert "equal\n" in output
+    finally:
+        for process in processes:
+            process.kill()
 
 
 def test_without_deepspeed_there_is_one_sentence(monkeypatch):
