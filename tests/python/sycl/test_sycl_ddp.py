@@ -180,6 +180,7 @@ def test_a_mesh_of_devices(two_ranks) -> None:
 
 
 def default_backends(rank: int) -> str:
+    dist.barrier()  # the other rank may still be connecting
     dist.destroy_process_group()
     store = dist.HashStore()
     dist.init_process_group(store=store, rank=0, world_size=1)
