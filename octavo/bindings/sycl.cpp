@@ -29,6 +29,7 @@ void bind_sycl(py::module_& parent) {
   py::module_ m = parent.def_submodule("sycl");
   m.def("register_device", &register_sycl_device);
   m.def("device_count", &sycl_device::count_devices, no_gil);
+  m.def("is_initialized", &sycl_device::has_been_used);
   m.def("is_in_bad_fork", &sycl_device::is_in_bad_fork);
   m.def("set_memory_limit", &sycl_device::set_memory_limit);
   m.def("memory_limit", &sycl_device::memory_limit);

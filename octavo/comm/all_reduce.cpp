@@ -40,7 +40,7 @@ void all_reduce(at::Tensor& on_device, const Plan& plan, const c10::intrusive_pt
     at::Tensor values = tensor.contiguous();
     if (values.is_same(tensor)) values = tensor.clone();
     wire.all_reduce(values);
-    tensor.copy_(values.mul_(weight));
+    on_device.copy_(values.mul_(weight));
     return;
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
@@ -50,7 +50,7 @@ void all_reduce(at::Tensor& on_device, const Plan& plan, const c10::intrusive_pt
       {{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(), plan.down()}});
   two_phase.send_down(static_cast<float>(weight));
   two_phase.finish();
-  tensor.copy_(values);
+  on_device.copy_(values);
 }
 
 }  // namespace octavo

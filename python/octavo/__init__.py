@@ -40,5 +40,5 @@ __all__ = [
     "unpackbits",
 ]
 
-if sycl.is_installed() and not torch.accelerator.is_available():
+if sycl.is_installed() and not sycl.why_taken() and not torch.accelerator.is_available():
     sycl.register()

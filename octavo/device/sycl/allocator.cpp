@@ -35,7 +35,7 @@ class Allocator final : public c10::DeviceAllocator {
     }
   }
   void recordStream(const c10::DataPtr& memory, c10::Stream stream) override {
-    MemoryPool::instance().use_on(memory.get_context(), stream);
+    MemoryPool::instance().use_on(memory.get(), stream);  // not the context: a lazy clone has one of its own
   }
 
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
@@ -58,13 +58,10 @@ class Allocator final : public c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_sums(device, false); }
   void resetPeakStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_peak(device, false); }
 
-  /// Free and total bytes: of the limit, where there is one.
+  /// Free and total bytes: of the limit, where there is one. A block of all that is free can be allocated.
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
     require_device(device);
-    const auto limit = MemoryPool::instance().limit(device);
-    if (!limit) return {runtime().free_bytes(device), runtime().facts(device).total_bytes};
-    const auto reserved = MemoryPool::instance().figures(device, false).reserved_bytes.current;
-    return {*limit - std::min<std::uint64_t>(*limit, reserved), *limit};
+    return {MemoryPool::instance().free_bytes(device), MemoryPool::instance().total_bytes(device)};
   }
 };
 
@@ -76,8 +73,13 @@ c10::DeviceAllocator& allocator() {
 }
 
 c10::DataPtr allocate(c10::DeviceIndex device, MemoryKind kind, std::size_t bytes, c10::Device as) {
-  void* memory = bytes == 0 ? nullptr : MemoryPool::instance().allocate(device, kind, bytes);
-  return {memory, memory, &release, as};
+  const bool is_pinned = kind == MemoryKind::host && as.is_cpu();
+  const c10::StreamId stream = is_pinned ? MemoryPool::kNoStream : current_stream(device).id();
+  void* memory = bytes == 0 ? nullptr : MemoryPool::instance().allocate(device, kind, bytes, stream);
+  c10::DataPtr data(memory, memory, &release, as);
+  // What another thread freed a moment ago the stream may still use; a CPU kernel does not wait its turn there.
+  if (OnDeviceMemory::is_here()) settle(device);
+  return data;
 }
 
 void release(void* memory) {

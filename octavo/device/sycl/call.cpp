@@ -142,6 +142,7 @@ class Call {
 Traits::Traits(const c10::OperatorHandle& op, bool is_sparse)
     : arguments(op.schema().arguments().size()), is_sparse(is_sparse) {
   const c10::FunctionSchema& schema = op.schema();
+  is_collective = schema.name().starts_with("c10d::");
   is_mixed = std::find(kMixed.begin(), kMixed.end(), schema.name()) != kMixed.end();
   const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   for (std::size_t i = 0; i < arguments; ++i) {
@@ -153,6 +154,12 @@ Traits::Traits(const c10::OperatorHandle& op, bool is_sparse)
   }
 }
 
-void call_on_cpu(const c10::OperatorHandle& op, const Traits& traits, Stack* stack) { Call(op, traits, stack).run(); }
+void call_on_cpu(const c10::OperatorHandle& op, const Traits& traits, Stack* stack) {
+  if (traits.is_sparse && traits.is_collective) {  // the sum comes as new memory, when nobody is there to take it over
+    fail(ErrorCode::unsupported, "device.fallback", "expected a strided tensor on sycl, got layout Sparse for ",
+         op.schema().name(), ": make it dense with .to_dense()");
+  }
+  Call(op, traits, stack).run();
+}
 
 }  // namespace octavo::sycl_device

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/copy_ops.h>
@@ -55,10 +56,12 @@ void copy_by_host(at::Tensor& to, const at::Tensor& from) {
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;
-  if (non_blocking && can_enqueue(self, source))
-    enqueue(self, source);
-  else
-    copy_by_host(self, source);
+  if (!non_blocking || !can_enqueue(self, source)) return copy_by_host(self, source), self;
+  switch (at::get_overlap_status(self, source)) {
+    case at::MemOverlapStatus::Full: break;  // onto itself, as DDP does with a bucket of one tensor
+    case at::MemOverlapStatus::No: enqueue(self, source); break;
+    default: copy_by_host(self, source);  // which refuses it as on the CPU
+  }
   return self;
 }
 

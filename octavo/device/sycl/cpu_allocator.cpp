@@ -29,6 +29,8 @@ OnDeviceMemory::OnDeviceMemory(c10::DeviceIndex device) : before_(scope) { scope
 
 OnDeviceMemory::~OnDeviceMemory() { scope = before_; }
 
+bool OnDeviceMemory::is_here() noexcept { return scope >= 0; }
+
 void install_cpu_allocator() {
   constexpr std::uint8_t kHighest = 255;
   ordinary = c10::GetCPUAllocator();

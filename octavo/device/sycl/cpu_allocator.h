@@ -6,11 +6,13 @@
 namespace octavo::sycl_device {
 
 /// While it lives, CPU tensors that this thread makes lie in memory of the device: what a CPU kernel returns can then
-/// become a tensor of the device without a copy. Scopes may nest; the innermost counts.
+/// become a tensor of the device without a copy. All new memory of the device is then ready for the host. Scopes may
+/// nest; the innermost counts.
 class OnDeviceMemory {
  public:
   explicit OnDeviceMemory(c10::DeviceIndex);
   ~OnDeviceMemory();
+  static bool is_here() noexcept;  // in this thread
   OnDeviceMemory(const OnDeviceMemory&) = delete;
   OnDeviceMemory& operator=(const OnDeviceMemory&) = delete;
 

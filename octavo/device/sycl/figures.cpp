@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/figures.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include "octavo/device/sycl/allocator.h"
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/memory_pool.h"
@@ -19,6 +21,8 @@ c10::DeviceIndex checked(int device) {
 
 int count_devices() noexcept { return device_count(); }
 
+bool has_been_used() noexcept { return is_initialized(); }
+
 bool is_in_bad_fork() noexcept { return is_forked(); }
 
 DeviceFacts facts(int device) { return runtime().facts(checked(device)); }
@@ -29,7 +33,8 @@ void seed_all(std::uint64_t seed) { seed_default_generators(seed); }
 
 at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device) {
   const c10::Device on(kType, checked(device));
-  const auto bytes = static_cast<std::size_t>(c10::multiply_integers(sizes)) * c10::elementSize(dtype);
+  at::detail::check_size_nonnegative(sizes);
+  const std::size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(dtype));
   c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate(on.index(), kind, bytes, on), &allocator(),
                        /*resizable=*/false);
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(

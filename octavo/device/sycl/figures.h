@@ -16,6 +16,7 @@ namespace octavo::sycl_device {
 
 /// 0 where SYCL is missing.
 OCTAVO_API int count_devices() noexcept;
+OCTAVO_API bool has_been_used() noexcept;
 /// Whether this process was forked from one that had used the device: it cannot.
 OCTAVO_API bool is_in_bad_fork() noexcept;
 OCTAVO_API DeviceFacts facts(int device);
@@ -24,7 +25,7 @@ OCTAVO_API at::Generator default_generator_of(int device);
 /// Of the default generators of all devices; looks for no device.
 OCTAVO_API void seed_all(std::uint64_t seed);
 /// An uninitialized contiguous tensor on `sycl` in memory of that kind. `device` on a GPU: for kernels and copies
-/// alone, since other operators run on the host, which cannot read it.
+/// alone, since other operators run on the host, which cannot read it. torch's c10::Error for impossible sizes.
 OCTAVO_API at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device);
 
 /// The most bytes that may be reserved on the device; nothing: what it has. What is cached and too much goes at the

@@ -28,9 +28,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { set_current_device(device.index()); }
   void synchronizeDevice(c10::DeviceIndex device) const override { synchronize(device); }
-  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
-    return {};
-  }  // every dtype: the CPU's kernels
+  // every dtype, as the CPU's kernels take
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
   c10::Stream getStream(c10::Device device) const override { return current_stream(index_of(device)); }
   c10::Stream getDefaultStream(c10::Device device) const override { return default_stream(index_of(device)); }

@@ -4,6 +4,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/Resize.h>
 
+#include "octavo/device/sycl/cpu_allocator.h"
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/memory_pool.h"
 #include "octavo/device/sycl/pinned.h"
@@ -17,7 +18,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return sycl_device::device_count() > 0; }
-  bool hasPrimaryContext(c10::DeviceIndex) const override { return is_initialized(); }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return is_initialized() && !is_forked(); }
   void init() const override { runtime(); }
 
   c10::DeviceIndex deviceCount() const override { return device_count(); }
@@ -37,7 +38,9 @@ class Hooks final : public at::PrivateUse1HooksInterface {
 
   const at::Generator& getDefaultGenerator(c10::DeviceIndex device) const override { return default_generator(device); }
   at::Generator getNewGenerator(c10::DeviceIndex device) const override {
-    return make_generator(device < 0 ? current_device() : device);
+    if (device < 0) device = current_device();
+    require_device(device);
+    return make_generator(device);
   }
 
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
@@ -50,6 +53,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {
     const c10::OptionalDeviceGuard guard(storage.device());
     settle(storage.device().index());
+    const OnDeviceMemory scope(storage.device().index());
     at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), bytes);  // both memories can be read by the host
   }
 };

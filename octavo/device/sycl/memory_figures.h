@@ -5,7 +5,7 @@
 
 namespace octavo::sycl_device {
 
-/// A figure in bytes or in blocks: now, the most since reset_peak(), and the sums since the process began.
+/// A figure in bytes or in blocks: now, the most since reset_peak(), and the sums since reset_sums().
 struct Gauge {
   std::int64_t current = 0, peak = 0, added = 0, removed = 0;
   void add(std::int64_t amount);

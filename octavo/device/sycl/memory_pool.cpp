@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <pthread.h>
 
 #include "octavo/kernels/error.h"
 
@@ -19,10 +20,14 @@ constexpr std::uint64_t kAlignment = 64;  // of torch's CPU tensors
 constexpr std::uint64_t kSmallStep = 512, kLarge = 1 << 20;
 constexpr const char* kLimitVariable = "OCTAVO_SYCL_MEMORY_BYTES";
 
+std::uint64_t step_of(std::uint64_t bytes) { return bytes <= kLarge ? kSmallStep : std::bit_floor(bytes) / 8; }
+
 std::uint64_t rounded(std::uint64_t bytes) {
-  const std::uint64_t step = bytes <= kLarge ? kSmallStep : std::bit_floor(bytes) / 8;
-  return (bytes + step - 1) / step * step;
+  const std::uint64_t step = step_of(bytes);
+  return (bytes / step + (bytes % step != 0)) * step;
 }
+
+std::uint64_t rounded_down(std::uint64_t bytes) { return bytes / step_of(bytes) * step_of(bytes); }
 
 std::optional<std::uint64_t> limit_of_environment() {
   const char* text = std::getenv(kLimitVariable);
@@ -44,13 +49,15 @@ MemoryPool& MemoryPool::instance() {
   return *pool;
 }
 
-MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {}
+MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
+  // a child frees tensors too, and no other thread is there to unlock
+  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                 [] { instance().mutex_.unlock(); });
+}
 
-void* MemoryPool::allocate(c10::DeviceIndex device, MemoryKind kind, std::uint64_t bytes) {
-  const bool host = kind == MemoryKind::host;
-  const c10::StreamId stream = host ? -1 : current_stream(device).id();
+void* MemoryPool::allocate(c10::DeviceIndex device, MemoryKind kind, std::uint64_t bytes, c10::StreamId stream) {
   const std::lock_guard lock(mutex_);
-  const Block block{device, kind, stream, bytes, rounded(bytes), &figures_[{device, host}], {}};
+  Block block{device, kind, stream, bytes, rounded(bytes), &figures_[{device, kind == MemoryKind::host}], {}};
   keep_what_is_done();
   void* memory = take_cached(block);
   if (memory == nullptr) memory = reserve(block);
@@ -62,17 +69,21 @@ void* MemoryPool::allocate(c10::DeviceIndex device, MemoryKind kind, std::uint64
   return memory;
 }
 
-void* MemoryPool::take_cached(const Block& block) {
-  const auto found = cached_.find({block.device, block.kind, block.stream, block.size});
-  if (found == cached_.end() || found->second.empty()) return nullptr;
-  void* memory = found->second.back();
-  found->second.pop_back();
+void* MemoryPool::take_cached(Block& block) {
+  const auto key = [&](std::uint64_t size) { return Key(block.device, block.kind, block.stream, size); };
+  const auto found = cached_.lower_bound(key(block.size));
+  if (found == cached_.end() || found->first > key(block.size + block.size / 8)) return nullptr;
+  block.size = std::get<std::uint64_t>(found->first);
+  void* memory = found->second;
+  cached_.erase(found);
   return memory;
 }
 
 void* MemoryPool::reserve(const Block& block) {
+  const bool host = block.kind == MemoryKind::host;
   const auto ask = [&] {
-    return fits(block) ? runtime().allocate(block.device, block.kind, block.size, kAlignment) : nullptr;
+    const bool fits = host || block.size <= unreserved(block.device);
+    return fits ? runtime().allocate(block.device, block.kind, block.size, kAlignment) : nullptr;
   };
   void* memory = ask();
   if (memory == nullptr) {
@@ -86,27 +97,21 @@ void* MemoryPool::reserve(const Block& block) {
   return memory;
 }
 
-bool MemoryPool::fits(const Block& block) const {
-  if (block.kind == MemoryKind::host) return true;
-  const auto limit = limit_of(block.device);
-  const auto reserved = static_cast<std::uint64_t>(block.figures->reserved_bytes.current);
-  return !limit || (reserved <= *limit && block.size <= *limit - reserved);
-}
-
 void MemoryPool::refuse(const Block& block) {
   ++block.figures->refusals;
   const auto limit = limit_of(block.device);
   const auto allocated = block.figures->allocated_bytes.current, active = block.figures->active_bytes.current;
   const auto reserved = block.figures->reserved_bytes.current;
-  const auto free = limit ? *limit - std::min<std::uint64_t>(*limit, reserved) : runtime().free_bytes(block.device);
-  const std::string place = c10::str(block.kind == MemoryKind::host ? "the host of sycl:" : "sycl:", int{block.device});
+  const bool host = block.kind == MemoryKind::host;
+  const auto free = host ? runtime().free_bytes(block.device) : free_of(block.device);
+  const std::string place = c10::str(host ? "the host of sycl:" : "sycl:", int{block.device});
   const std::string most = limit ? c10::str(", the limit is ", *limit) : "";
   C10_THROW_ERROR(OutOfMemoryError, c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size,
                                              ") on ", place, ", got none: ", free, " are free, ", allocated,
                                              " allocated, ", reserved - active, " cached", most));
 }
 
-bool MemoryPool::free(void* memory) {
+bool MemoryPool::free(void* memory) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = used_.find(memory);
   if (found == used_.end()) return false;
@@ -114,30 +119,40 @@ bool MemoryPool::free(void* memory) {
   used_.erase(found);
   block.figures->allocated_bytes.remove(static_cast<std::int64_t>(block.bytes));
   block.figures->allocated_blocks.remove(1);
-  if (block.other_streams.empty()) {
-    keep(memory, block);
-    return true;
+  if (is_forked()) return true;
+  try {
+    retire(memory, std::move(block));
+  } catch (...) {  // a deleter must not throw; a stream may use the block as long as it likes
   }
-  std::vector<Event> uses;
-  for (const c10::Stream& stream : block.other_streams) {
-    uses.push_back(runtime().create_event());
-    runtime().record(uses.back(), queue_of(stream));
-  }
-  freed_.push_back({memory, std::move(block), std::move(uses)});
   return true;
 }
 
+void MemoryPool::retire(void* memory, Block block) {
+  if (block.other_streams.empty()) return keep(memory, block);
+  std::vector<OwnedEvent> uses;
+  for (const c10::Stream& stream : block.other_streams) {
+    uses.emplace_back(runtime().create_event());
+    runtime().record(uses.back().get(), queue_of(stream));
+  }
+  freed_.push_back({memory, std::move(block), std::move(uses)});
+}
+
+void MemoryPool::DestroyEvent::operator()(Event event) const noexcept {
+  if (!is_forked()) runtime().destroy_event(event);
+}
+
 void MemoryPool::keep(void* memory, const Block& block) {
+  const Key key(block.device, block.kind, block.stream, block.size);
+  cached_.emplace_hint(cached_.lower_bound(key), key, memory);  // first of its size: likely in a processor's cache
   block.figures->active_bytes.remove(static_cast<std::int64_t>(block.size));
   block.figures->active_blocks.remove(1);
-  cached_[{block.device, block.kind, block.stream, block.size}].push_back(memory);
 }
 
 void MemoryPool::keep_what_is_done() {
   if (freed_.empty()) return;
   std::erase_if(freed_, [&](Freed& freed) {
-    if (!std::all_of(freed.uses.begin(), freed.uses.end(), runtime().is_done)) return false;
-    std::for_each(freed.uses.begin(), freed.uses.end(), runtime().destroy_event);
+    const auto is_done = [](const OwnedEvent& use) { return runtime().is_done(use.get()); };
+    if (!std::all_of(freed.uses.begin(), freed.uses.end(), is_done)) return false;
     keep(freed.memory, freed.block);
     return true;
   });
@@ -147,14 +162,14 @@ void MemoryPool::release_cached(Place place) {
   synchronize(place.first);  // a stream may still use what the host has freed
   keep_what_is_done();
   MemoryFigures& figures = figures_[place];
-  for (auto& [key, blocks] : cached_) {
-    const auto& [device, kind, stream, size] = key;
-    if (Place{device, kind == MemoryKind::host} != place) continue;
-    for (void* memory : blocks) runtime().free(device, memory);
-    figures.reserved_bytes.remove(static_cast<std::int64_t>(size * blocks.size()));
-    figures.reserved_blocks.remove(static_cast<std::int64_t>(blocks.size()));
-    blocks.clear();
-  }
+  std::erase_if(cached_, [&](const auto& cached) {
+    const auto& [device, kind, stream, size] = cached.first;
+    if (Place{device, kind == MemoryKind::host} != place) return false;
+    runtime().free(device, cached.second);
+    figures.reserved_bytes.remove(static_cast<std::int64_t>(size));
+    figures.reserved_blocks.remove(1);
+    return true;
+  });
 }
 
 void MemoryPool::empty_cache(c10::DeviceIndex device, bool host) {
@@ -213,6 +228,31 @@ std::optional<std::uint64_t> MemoryPool::limit(c10::DeviceIndex device) {
 std::optional<std::uint64_t> MemoryPool::limit_of(c10::DeviceIndex device) const {
   const auto found = limits_.find(device);
   return found != limits_.end() ? found->second : first_limit_;
+}
+
+std::uint64_t MemoryPool::total_bytes(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  return total_of(device);
+}
+
+std::uint64_t MemoryPool::free_bytes(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  return free_of(device);
+}
+
+std::uint64_t MemoryPool::total_of(c10::DeviceIndex device) const {
+  const std::uint64_t there = runtime().facts(device).total_bytes;
+  return std::min(limit_of(device).value_or(there), there);
+}
+
+std::uint64_t MemoryPool::unreserved(c10::DeviceIndex device) {
+  const std::uint64_t total = total_of(device);
+  const auto reserved = figures_[{device, /*host=*/false}].reserved_bytes.current;
+  return total - std::min<std::uint64_t>(total, reserved);
+}
+
+std::uint64_t MemoryPool::free_of(c10::DeviceIndex device) {
+  return rounded_down(std::min(unreserved(device), runtime().free_bytes(device)));
 }
 
 }  // namespace octavo::sycl_device

@@ -21,16 +21,21 @@ namespace octavo::sycl_device {
 /// A block belongs to the stream that was current when it was allocated, and goes to later allocations of the same
 /// stream, device, kind and rounded size: what they do runs after what was done with it. Other streams that use it
 /// must be named by `use_on`; it is then kept back until they are done. Sizes are rounded up to 512 bytes, above 1 MiB
-/// to an eighth of the power of two below. Host memory belongs to no stream.
+/// to an eighth of the power of two below; a cached block may be an eighth larger still. After a fork the child forgets
+/// blocks that it frees: they are the parent's.
 class MemoryPool {
  public:
+  static constexpr c10::StreamId kNoStream = -1;
+
   static MemoryPool& instance();  // lives as long as the process
 
   /// At a multiple of 64 bytes, uninitialized. Throws torch's OutOfMemoryError, with the figures, where neither the
-  /// driver nor the limit has room even after the cache was emptied. `bytes` above 0.
-  void* allocate(c10::DeviceIndex, MemoryKind, std::uint64_t bytes);
-  /// Whether the memory was of this pool; otherwise nothing happens.
-  bool free(void* memory);
+  /// driver nor the limit has room even after the cache was emptied. `bytes` above 0. `stream`: whose work uses it, or
+  /// kNoStream for what the host uses at any time: all streams that do are then named by `use_on`.
+  void* allocate(c10::DeviceIndex, MemoryKind, std::uint64_t bytes, c10::StreamId stream);
+  /// Whether the memory was of this pool; otherwise nothing happens. Where the driver fails to say when the other
+  /// streams are done, the block stays active for good.
+  bool free(void* memory) noexcept;
   std::optional<MemoryKind> kind_of(const void* memory);
   std::optional<c10::DeviceIndex> device_of(const void* memory);
   void use_on(void* memory, c10::Stream);
@@ -46,6 +51,10 @@ class MemoryPool {
   /// The most that may be reserved on a device, OCTAVO_SYCL_MEMORY_BYTES at the start; nothing: what the device has.
   void set_limit(c10::DeviceIndex, std::optional<std::uint64_t> bytes);
   std::optional<std::uint64_t> limit(c10::DeviceIndex);
+  /// The most that can be reserved: the limit, and no more than the device has.
+  std::uint64_t total_bytes(c10::DeviceIndex);
+  /// What can still be reserved: that many bytes can be allocated in one block, of the limit and of what is left.
+  std::uint64_t free_bytes(c10::DeviceIndex);
 
  private:
   using Place = std::pair<c10::DeviceIndex, bool>;  // a device, whether its host memory
@@ -59,17 +68,24 @@ class MemoryPool {
     Place place() const { return {device, kind == MemoryKind::host}; }
   };
   using Key = std::tuple<c10::DeviceIndex, MemoryKind, c10::StreamId, std::uint64_t>;
+  struct DestroyEvent {
+    void operator()(Event event) const noexcept;
+  };
+  using OwnedEvent = std::unique_ptr<void, DestroyEvent>;
   struct Freed {
     void* memory;
     Block block;
-    std::vector<Event> uses;
+    std::vector<OwnedEvent> uses;
   };
 
   MemoryPool();
   std::optional<std::uint64_t> limit_of(c10::DeviceIndex) const;
-  void* take_cached(const Block&);
+  std::uint64_t total_of(c10::DeviceIndex) const;
+  std::uint64_t unreserved(c10::DeviceIndex);
+  std::uint64_t free_of(c10::DeviceIndex);
+  void* take_cached(Block&);
   void* reserve(const Block&);
-  bool fits(const Block&) const;
+  void retire(void* memory, Block);
   void keep(void* memory, const Block&);
   void keep_what_is_done();
   void release_cached(Place);
@@ -77,7 +93,7 @@ class MemoryPool {
 
   std::mutex mutex_;
   std::unordered_map<const void*, Block> used_;
-  std::map<Key, std::vector<void*>> cached_;
+  std::multimap<Key, void*> cached_;
   std::deque<Freed> freed_;  // while other streams use it
   std::map<Place, MemoryFigures> figures_;
   const std::optional<std::uint64_t> first_limit_;

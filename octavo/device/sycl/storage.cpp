@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "octavo/device/sycl/allocator.h"
+#include "octavo/device/sycl/cpu_allocator.h"
 #include "octavo/device/sycl/operators.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
@@ -46,6 +47,7 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::opti
 const at::Tensor& resize_(const at::Tensor& self, at::IntArrayRef size, std::optional<at::MemoryFormat> format) {
   const c10::OptionalDeviceGuard guard(self.device());
   settle(self.device().index());
+  const OnDeviceMemory scope(self.device().index());
   return at::native::resize_(self, size, format);
 }
 

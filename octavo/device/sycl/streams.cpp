@@ -18,7 +18,7 @@ constexpr int kPool = 32;
 constexpr int kStreams = 1 + 2 * kPool;  // the default, the pool, the urgent pool
 constexpr int kDevices = 64;
 
-std::atomic<bool> initialized = false, forked = false;
+std::atomic<bool> used = false, forked = false;
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<std::uint8_t, kDevices> stream_of_thread = {};
 
@@ -51,6 +51,7 @@ class Streams {
 };
 
 Streams& streams_of(c10::DeviceIndex device) {
+  require_device(device);
   static auto* all = new std::array<Streams, kDevices>;  // streams outlive what is destroyed at the end of the process
   return (*all)[device];
 }
@@ -59,14 +60,22 @@ c10::Stream stream_with(c10::DeviceIndex device, c10::StreamId id) {
   return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device), id);
 }
 
-}  // namespace
+std::uint8_t& stream_of_this_thread(c10::DeviceIndex device) {
+  require_device(device);
+  return stream_of_thread[device];
+}
 
-const DeviceRuntime& runtime() {
-  static const DeviceRuntime& found = [&]() -> const DeviceRuntime& {
+void require_stream(c10::Stream stream) {
+  if (stream.id() >= 0 && stream.id() < kStreams) return;
+  fail(ErrorCode::invalid_argument, "device.sycl", "expected a stream from 0 to ", kStreams - 1,
+       " of sycl:", int{stream.device_index()}, ", got ", stream.id());
+}
+
+/// The back end's table, as `runtime` gives it; to look at it is not yet to use the device.
+const DeviceRuntime& table() {
+  static const DeviceRuntime& found = []() -> const DeviceRuntime& {
     const DeviceRuntime* table = backend("sycl").runtime;
     if (table == nullptr) fail(ErrorCode::internal, "device.sycl", "the sycl back end has no run time of a device");
-    initialized = true;
-    pthread_atfork(nullptr, nullptr, [] { forked = true; });
     return *table;
   }();
   if (forked) {
@@ -76,14 +85,26 @@ const DeviceRuntime& runtime() {
   return found;
 }
 
+}  // namespace
+
+const DeviceRuntime& runtime() {
+  const DeviceRuntime& found = table();
+  static std::once_flag first_use;
+  std::call_once(first_use, [] {
+    used = true;
+    pthread_atfork(nullptr, nullptr, [] { forked = true; });
+  });
+  return found;
+}
+
 bool is_forked() noexcept { return forked; }
 
-bool is_initialized() noexcept { return initialized; }
+bool is_initialized() noexcept { return used; }
 
 c10::DeviceIndex device_count() noexcept {
   static const int count = [] {
     try {
-      return std::min(runtime().device_count(), kDevices);
+      return std::min(table().device_count(), kDevices);
     } catch (const std::exception&) {  // torch wants a number; who uses the device gets the reason
       return 0;
     }
@@ -92,7 +113,8 @@ c10::DeviceIndex device_count() noexcept {
 }
 
 void require_device(int device) {
-  const int count = runtime().device_count();
+  table();  // the reason, where there is none
+  const int count = device_count();
   if (device >= 0 && device < count) return;
   fail(ErrorCode::invalid_argument, "device.sycl", "expected a device from sycl:0 to sycl:", count - 1,
        ", got sycl:", device);
@@ -102,26 +124,31 @@ c10::DeviceIndex current_device() noexcept { return device_of_thread; }
 
 void set_current_device(c10::DeviceIndex device) noexcept { device_of_thread = device; }
 
-c10::Stream current_stream(c10::DeviceIndex device) { return stream_with(device, stream_of_thread[device]); }
+c10::Stream current_stream(c10::DeviceIndex device) { return stream_with(device, stream_of_this_thread(device)); }
 
-c10::Stream default_stream(c10::DeviceIndex device) { return stream_with(device, 0); }
+c10::Stream default_stream(c10::DeviceIndex device) {
+  require_device(device);
+  return stream_with(device, 0);
+}
 
 c10::Stream stream_from_pool(c10::DeviceIndex device, bool is_urgent) {
   return stream_with(device, streams_of(device).next(is_urgent));
 }
 
 c10::Stream exchange_stream(c10::Stream stream) {
+  require_stream(stream);
   const c10::Stream before = current_stream(stream.device_index());
   stream_of_thread[stream.device_index()] = static_cast<std::uint8_t>(stream.id());
   return before;
 }
 
 octavo::Stream queue_of(c10::Stream stream) {
+  require_stream(stream);
   return streams_of(stream.device_index()).at(stream.device_index(), stream.id());
 }
 
 void settle(c10::DeviceIndex device) {
-  octavo::Stream queue = streams_of(device).at(device, stream_of_thread[device]);
+  octavo::Stream queue = queue_of(current_stream(device));
   if (!runtime().is_idle(queue)) runtime().wait(queue);
 }
 

@@ -12,9 +12,11 @@ namespace octavo::sycl_device {
 
 inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 
-/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it.
+/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it. Who
+/// asks for it uses the device; to count devices is no use: torch does so in a program that stays on the CPU.
 const DeviceRuntime& runtime();
 
+/// Whether this process, or the one that it was forked from, used the device.
 bool is_initialized() noexcept;
 /// Whether this process was forked from one that had used the device: SYCL's threads are not there.
 bool is_forked() noexcept;
@@ -28,6 +30,7 @@ void require_device(int device);
 c10::DeviceIndex current_device() noexcept;
 void set_current_device(c10::DeviceIndex) noexcept;  // unchecked
 
+// All of these throw as `require_device` does, and Error invalid_argument for a stream that is not there.
 c10::Stream current_stream(c10::DeviceIndex);
 c10::Stream default_stream(c10::DeviceIndex);
 /// The next of a pool; after 32 calls streams are shared.

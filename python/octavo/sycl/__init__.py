@@ -29,6 +29,7 @@ from octavo.sycl.devices import (
     get_device_properties,
     is_available,
     is_bf16_supported,
+    is_initialized,
     set_device,
 )
 from octavo.sycl.memory import (
@@ -86,6 +87,7 @@ __all__ = [
     "initial_seed",
     "is_available",
     "is_bf16_supported",
+    "is_initialized",
     "is_installed",
     "manual_seed",
     "manual_seed_all",
@@ -107,6 +109,7 @@ __all__ = [
     "stream",
     "synchronize",
     "why_missing",
+    "why_taken",
 ]
 
 COLLECTIVES = "cpu:gloo,sycl:octavo"
@@ -120,14 +123,26 @@ def is_installed() -> bool:
 
 def why_missing() -> str:
     """The reason why there is no device ``sycl`` here, in a sentence; empty where there is one."""
+    if taken := why_taken():
+        return taken
     found = next(backend for backend in _C.backends() if backend["name"] == "sycl")
     return "" if found["available"] else found["reason"]
+
+
+def why_taken() -> str:
+    """The reason why torch has no room for ``sycl``: its one place for a device from outside is another library's."""
+    name = torch._C._get_privateuse1_backend_name()
+    if name in ("privateuseone", "sycl"):
+        return ""
+    return f"[sycl] expected torch's PrivateUse1 to be free, got the device '{name}' of another library"
 
 
 def register() -> None:
     """Makes the device ``sycl``. Later calls change nothing. RuntimeError where another library has made one."""
     if getattr(torch, "sycl", None) is sys.modules[__name__]:
         return
+    if taken := why_taken():
+        raise RuntimeError(taken)
     torch.utils.rename_privateuse1_backend("sycl")
     _C.sycl.register_device()
     torch._register_device_module("sycl", sys.modules[__name__])

@@ -22,6 +22,11 @@ def device_count() -> int:
     return _C.sycl.device_count()
 
 
+def is_initialized() -> bool:
+    """Whether the device has been used; to count devices does not count."""
+    return _C.sycl.is_initialized()
+
+
 def current_device() -> int:
     return torch.accelerator.current_device_index()
 

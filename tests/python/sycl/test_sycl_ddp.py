@@ -128,7 +128,59 @@ def test_a_collective_waits_for_the_stream(two_ranks) -> None:
     two_ranks.run(queued_before_a_collective)
 
 
+def one_tensor_a_bucket(rank: int) -> list[float]:
+    model = nn.Linear(4, 1, bias=False).to("sycl")
+    nn.init.constant_(model.weight, rank + 1.0)
+    DistributedDataParallel(model, process_group=group_of("sycl"))
+    return model.weight.flatten().tolist()
+
+
+def test_ddp_of_one_tensor(two_ranks) -> None:
+    assert two_ranks.run(one_tensor_a_bucket) == [[1.0] * 4] * 2
+
+
+def sparse(rank: int) -> None:
+    group = group_of("sycl")
+    x = torch.sparse_coo_tensor([[rank, 2]], [1.0, 2.0], (4,), device="sycl")
+    with pytest.raises(RuntimeError, match="expected a strided tensor on sycl, got layout Sparse"):
+        dist.all_reduce(x, group=group)
+    for plan in (None, "int4+ef"):
+        model = nn.Embedding(4, 2, sparse=True).to("sycl")
+        ddp = DistributedDataParallel(model, process_group=group_of("sycl"))
+        handle = octavo.compress(ddp, plan) if plan else None
+        with pytest.raises(RuntimeError, match="expected a strided tensor on sycl, got layout Sparse"):
+            ddp(torch.tensor([rank, 2], device="sycl")).sum().backward()
+        del handle
+
+
+def test_sparse_sums_are_refused(two_ranks) -> None:
+    two_ranks.run(sparse)
+
+
+def versions(rank: int) -> None:
+    x = torch.ones(4, device="sycl", requires_grad=True)
+    for plan in ("bf16", "dense"):
+        h = x * 1
+        y = (h * h).sum()
+        octavo.all_reduce(h.detach(), plan)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.backward()
+
+
+def test_autograd_sees_that_an_all_reduce_writes(two_ranks) -> None:
+    two_ranks.run(versions)
+
+
+def mesh(rank: int) -> list[int]:
+    return dist.device_mesh.init_device_mesh("sycl", (2,)).mesh.tolist()
+
+
+def test_a_mesh_of_devices(two_ranks) -> None:
+    assert two_ranks.run(mesh) == [[0, 1]] * 2
+
+
 def default_backends(rank: int) -> str:
+    dist.barrier()  # the other rank may still be connecting
     dist.destroy_process_group()
     store = dist.HashStore()
     dist.init_process_group(store=store, rank=0, world_size=1)

@@ -41,6 +41,51 @@ os.wait()
     assert "start processes that use it with 'spawn'True" in run(code)
 
 
+def test_a_program_that_stays_on_the_cpu_may_fork() -> None:
+    code = """
+import os, torch, octavo
+torch.ones(3, requires_grad=True).sum().backward()
+assert torch.sycl.device_count() == 1 and not torch.sycl.is_initialized()
+if os.fork() == 0:
+    total = torch.ones(2, device="sycl").sum().item()
+    os.write(1, f"{total} {torch.sycl.is_initialized()}".encode())
+    os._exit(0)
+os.wait()
+"""
+    assert run(code) == "2.0 True"
+
+
+def test_a_forked_process_frees_and_differentiates() -> None:
+    code = """
+import os, torch, octavo
+pinned, x = torch.ones(1 << 20).pin_memory(), torch.empty(1 << 20, device="sycl")
+x.copy_(pinned, non_blocking=True)
+torch.sycl.synchronize()
+if os.fork() == 0:
+    del pinned, x
+    torch.ones(3, requires_grad=True).sum().backward()
+    os.write(1, b"freed")
+    os._exit(0)
+print(os.wait()[1], torch.sycl.memory_allocated())
+"""
+    assert run(code) == f"freed0 {4 << 20}"
+
+
+def test_torch_serves_one_device_from_outside() -> None:
+    code = """
+import torch
+torch.utils.rename_privateuse1_backend("other")
+import octavo
+print(hasattr(torch, "sycl"), octavo.sycl.why_missing())
+try:
+    octavo.sycl.register()
+except RuntimeError as error:
+    print(error)
+"""
+    sentence = "[sycl] expected torch's PrivateUse1 to be free, got the device 'other' of another library"
+    assert run(code).splitlines() == [f"False {sentence}", sentence]
+
+
 def test_no_device_is_one_sentence() -> None:
     code = """
 import torch, octavo

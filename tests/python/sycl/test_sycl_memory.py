@@ -82,6 +82,46 @@ def test_the_cap_is_real(limit) -> None:
     assert torch.sycl.memory_stats()["num_ooms"] >= 1
 
 
+@pytest.mark.parametrize("more", [5 * MIB - 1, 777, 1 << 44])
+def test_all_that_is_free_can_be_allocated(limit, more: int) -> None:
+    limit(more)
+    free, total = torch.sycl.mem_get_info()
+    assert free <= total <= torch.sycl.get_device_properties().total_memory
+    if more < 1 << 44:  # more than that the test leaves to others
+        bytes_tensor(free)
+
+
+def test_the_cache_stays_within_the_device() -> None:
+    torch.sycl.empty_cache()
+    total = torch.sycl.get_device_properties().total_memory
+    for eighths in range(8, 17):  # sizes that no cached block serves, never touched: together more than there is
+        bytes_tensor(total // 20 * eighths // 8 + eighths * MIB)
+        bytes_tensor(total // 5 * eighths // 8 + eighths * MIB)
+    assert torch.sycl.memory_reserved() <= total
+    torch.sycl.empty_cache()
+
+
+def test_a_little_less_is_served_from_the_cache() -> None:
+    torch.sycl.empty_cache()
+    reserved = torch.sycl.memory_reserved()
+    address = bytes_tensor(9 * MIB).data_ptr()
+    held = torch.sycl.memory_reserved() - reserved
+    smaller = bytes_tensor(8 * MIB)
+    assert smaller.data_ptr() == address and torch.sycl.memory_stats()["active_bytes.all.current"] == held
+    assert bytes_tensor(7 * MIB).data_ptr() != address
+    del smaller
+    torch.sycl.empty_cache()
+    assert torch.sycl.memory_reserved() == reserved
+
+
+def test_sizes_that_cannot_be() -> None:
+    for size in [(-3,), (-1, -4), (1 << 32, 1 << 32), (1 << 61,)]:
+        with pytest.raises(RuntimeError, match=r"negative|overflow"):
+            torch.sycl.empty(*size, dtype=torch.float64)
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.sycl.empty((1 << 63) - 1, dtype=torch.uint8)
+
+
 def test_an_operator_out_of_memory_leaves_its_arguments_alone(limit) -> None:
     x = torch.ones(MIB, device="sycl")
     limit(MIB)
@@ -133,6 +173,34 @@ def test_memory_in_use_on_another_stream_is_not_reused() -> None:
     assert during.data_ptr() != address
     side.synchronize()
     assert address in [t.data_ptr() for t in [bytes_tensor(MIB), bytes_tensor(MIB)]]
+
+
+def test_a_lazy_clone_in_use_on_another_stream() -> None:
+    side = torch.sycl.Stream()
+    x = bytes_tensor(MIB)
+    address, clone = x.data_ptr(), torch._lazy_clone(x)
+    keep_busy(side)
+    clone.record_stream(side)
+    del x, clone
+    during = bytes_tensor(MIB)
+    assert not side.query(), "the other stream ended too early for this test to say anything"
+    assert during.data_ptr() != address
+    side.synchronize()
+
+
+def test_host_memory_of_a_stream_is_not_pinned_anew() -> None:
+    source = torch.sycl.empty(MIB, dtype=torch.float32, kind="host").fill_(1.0)
+    target = torch.zeros(MIB, device="sycl")
+    address, stream = source.data_ptr(), torch.sycl.current_stream()
+    keep_busy(stream)
+    target.copy_(source, non_blocking=True)
+    del source
+    pinned = torch.empty(MIB, pin_memory=True)
+    assert not stream.query(), "the stream ended too early for this test to say anything"
+    assert pinned.data_ptr() != address
+    assert torch.sycl.empty(MIB, dtype=torch.float32, kind="host").data_ptr() == address  # in the stream's order
+    stream.synchronize()
+    assert (target == 1).all()
 
 
 def test_without_record_stream_memory_is_reused_at_once() -> None:

@@ -73,6 +73,37 @@ def test_an_operator_waits_for_the_kernels_before_it() -> None:
         assert (x + 1).min().item() == i + 1
 
 
+def test_a_stream_of_two_threads() -> None:
+    count, stop = 1 << 20, threading.Event()
+    sevens = torch.full((count,), 7, device="sycl")
+    x, expected = torch.ones(count, device="sycl"), torch.arange(count)
+
+    def free_what_the_stream_still_writes() -> None:
+        while not stop.is_set():
+            for _ in range(4):
+                torch.empty_like(sevens).copy_(sevens, non_blocking=True)
+            torch.sycl.synchronize()
+
+    thread = threading.Thread(target=free_what_the_stream_still_writes)
+    thread.start()
+    try:
+        for _ in range(60):  # nonzero allocates its result inside of the CPU's kernel
+            assert torch.equal(x.nonzero().view(-1).cpu(), expected)
+            grown = torch.zeros(8, device="sycl", dtype=torch.int64)
+            assert not grown.resize_(count)[:8].any()
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_tensor_copied_onto_itself() -> None:
+    x = torch.arange(8.0, device="sycl")
+    assert x.view(-1).copy_(x.view(-1), non_blocking=True).tolist() == list(range(8))
+    with pytest.raises(RuntimeError, match="refer to a single memory location"):
+        x[1:].copy_(x[:-1], non_blocking=True)
+    assert (x + 1).tolist() == list(range(1, 9))
+
+
 def test_wait_stream_orders_two_streams() -> None:
     first, second = torch.sycl.Stream(), torch.sycl.Stream()
     source, target = torch.ones(1 << 20, device="sycl"), torch.zeros(1 << 20, device="sycl")
@@ -131,5 +162,20 @@ def test_a_device_that_is_not_there() -> None:
     count = torch.sycl.device_count()
     with pytest.raises(RuntimeError, match=f"expected a device from sycl:0 to sycl:{count - 1}, got sycl:{count}"):
         torch.empty(1, device=f"sycl:{count}")
+    for use in (
+        lambda: torch.accelerator.current_stream(100),
+        lambda: torch.sycl.Stream(device=100),
+        lambda: torch.Stream(device="sycl:100").synchronize(),
+        lambda: torch.Generator(device="sycl:100"),
+        lambda: torch.sycl.synchronize(100),
+    ):
+        with pytest.raises((RuntimeError, ValueError), match="got sycl:100"):
+            use()
     with pytest.raises(ValueError, match="expected a device sycl, sycl:N or N, got 'cpu'"):
         torch.sycl.set_device("cpu")
+
+
+def test_a_stream_that_is_not_there() -> None:
+    stream = torch.Stream(stream_id=1000, device_index=0, device_type=torch.sycl.current_stream().device_type)
+    with pytest.raises(RuntimeError, match="expected a stream from 0 to 64 of sycl:0, got 1000"):
+        stream.synchronize()
