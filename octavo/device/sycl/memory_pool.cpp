@@ -17,10 +17,12 @@ namespace octavo::sycl_device {
 namespace {
 
 constexpr std::uint64_t kAlignment = 64;  // of torch's CPU tensors
-constexpr std::uint64_t kSmallStep = 512, kLarge = 1 << 20;
+constexpr std::uint64_t kSmallStep = 512, kLarge = 1 << 20, kLargestStep = 2 << 20;
 constexpr const char* kLimitVariable = "OCTAVO_SYCL_MEMORY_BYTES";
 
-std::uint64_t step_of(std::uint64_t bytes) { return bytes <= kLarge ? kSmallStep : std::bit_floor(bytes) / 8; }
+std::uint64_t step_of(std::uint64_t bytes) {
+  return bytes <= kLarge ? kSmallStep : std::min(std::bit_floor(bytes) / 8, kLargestStep);
+}
 
 std::uint64_t rounded(std::uint64_t bytes) {
   const std::uint64_t step = step_of(bytes);

@@ -21,8 +21,8 @@ namespace octavo::sycl_device {
 /// A block belongs to the stream that was current when it was allocated, and goes to later allocations of the same
 /// stream, device, kind and rounded size: what they do runs after what was done with it. Other streams that use it
 /// must be named by `use_on`; it is then kept back until they are done. Sizes are rounded up to 512 bytes, above 1 MiB
-/// to an eighth of the power of two below; a cached block may be an eighth larger still. After a fork the child forgets
-/// blocks that it frees: they are the parent's.
+/// to an eighth of the power of two below, 2 MiB at most; a cached block may be an eighth larger still. After a fork
+/// the child forgets blocks that it frees: they are the parent's.
 class MemoryPool {
  public:
   static constexpr c10::StreamId kNoStream = -1;
