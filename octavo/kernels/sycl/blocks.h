@@ -8,12 +8,13 @@
 
 /// How a codec with scales goes over its blocks, a chunk at a time.
 ///
-/// A codec is a struct of static functions, which all lanes of a group call together:
-///   Summary summarize(in, first, count)   what a chunk says of its block's scale; the same in all lanes
-///   Total                                 add(Summary) of a block's chunks, in order; bits(block_count): 32 bits for
-///   Scale Scale(bits)                           `sent` is what crosses the wire code_bytes(count) of a block
-///   encode(in, chunk, scale, codes, next)
-///   decode(chunk, sent scale, codes, how, out)
+/// A codec is a struct of types and static functions; all lanes of a group call the functions together.
+/// - Summary summarize(in, first, count): what a chunk says of its block's scale; the same in all lanes.
+/// - Total: add(Summary) takes a block's chunks, in order; bits(block_count) is what a Scale is made of.
+/// - Scale(bits): `sent` is what crosses the wire.
+/// - code_bytes(count): of a block.
+/// - encode(in, chunk, Scale, codes, next)
+/// - decode(chunk, sent scale, codes, how, out)
 namespace octavo::sycl_code {
 
 using sycl_span::Blocks, sycl_span::Chunk, sycl_span::kChunk;

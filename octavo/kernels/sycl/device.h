@@ -10,7 +10,7 @@
 
 /// What every kernel's device source begins with. Only the run-time compiler reads this file.
 ///
-/// A group of items is one sub-group of kLanes items (program.cpp chooses the largest that the device has), which takes
+/// A group of items is one sub-group of kLanes items (lanes() in program.cpp chooses how many), which takes
 /// a span of elements: what depends on the group alone is then known to be the same in all of its items, and an element
 /// an item lets loads and stores be whole vectors. OCTAVO_LANES is given on the compiler's command line.
 #define OCTAVO_KERNEL                                                                                 \

@@ -45,33 +45,17 @@ class TensorType:
         return f"TensorType({self.dtype}, {self._accelerator._name})"
 
 
+def _tensor_type(dtype: torch.dtype) -> property:
+    return property(lambda accelerator: TensorType(dtype, accelerator))
+
+
 class TensorTypes:
     """The part of an accelerator that makes tensors."""
 
-    @property
-    def BFloat16Tensor(self) -> TensorType:
-        return TensorType(torch.bfloat16, self)
-
-    @property
-    def ByteTensor(self) -> TensorType:
-        return TensorType(torch.uint8, self)
-
-    @property
-    def DoubleTensor(self) -> TensorType:
-        return TensorType(torch.float64, self)
-
-    @property
-    def FloatTensor(self) -> TensorType:
-        return TensorType(torch.float32, self)
-
-    @property
-    def HalfTensor(self) -> TensorType:
-        return TensorType(torch.float16, self)
-
-    @property
-    def IntTensor(self) -> TensorType:
-        return TensorType(torch.int32, self)
-
-    @property
-    def LongTensor(self) -> TensorType:
-        return TensorType(torch.int64, self)
+    BFloat16Tensor = _tensor_type(torch.bfloat16)
+    ByteTensor = _tensor_type(torch.uint8)
+    DoubleTensor = _tensor_type(torch.float64)
+    FloatTensor = _tensor_type(torch.float32)
+    HalfTensor = _tensor_type(torch.float16)
+    IntTensor = _tensor_type(torch.int32)
+    LongTensor = _tensor_type(torch.int64)
