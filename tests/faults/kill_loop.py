@@ -12,6 +12,7 @@ import json
 import os
 import random
 import signal
+import struct
 import sys
 import time
 from datetime import timedelta
@@ -29,44 +30,48 @@ from octavo.train.config import TrainConfig
 from octavo.train.rank import run_rank
 from octavo.train.world import PARENT_STORE
 
+PORT = struct.Struct("H")
 
-def start_ranks(config: TrainConfig) -> tuple[list[int], dist.TCPStore]:
-    """Forks the ranks of a job; returns their process ids and the store that they meet at."""
+
+def run_ranks(config: TrainConfig, kill_after_s: float | None = None) -> list[int]:
+    """Forks the ranks of a job, kills them after some seconds where asked to; returns how they ended.
+
+    The store that they meet at comes after the last fork and goes with the last rank: its thread looks up the names
+    of those who connect, and a child forked meanwhile would wait for ever for the lock of libc's resolver.
+    """
+    reader, writer = os.pipe()
+    pids = [fork_rank(rank, config, reader) for rank in range(config.nproc)]
     store = dist.TCPStore("127.0.0.1", 0, config.nproc, True, timedelta(seconds=60), wait_for_workers=False)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), PARENT_STORE: "1"}
-    pids = []
-    for rank in range(config.nproc):
-        pid = os.fork()
-        if pid == 0:
-            os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(config.nproc))
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os._exit(run_rank(config))
-        pids.append(pid)
-    return pids, store
+    os.write(writer, PORT.pack(store.port) * config.nproc)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    os.close(reader)
+    os.close(writer)
+    return codes
 
 
-def end(pids: list[int]) -> list[int]:
-    """Waits for the ranks; returns how they ended, as `subprocess` does."""
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+def fork_rank(rank: int, config: TrainConfig, reader: int) -> int:
+    """Starts a rank, which reads the store's port from the pipe; returns its process id."""
+    pid = os.fork()
+    if pid == 0:
+        (port,) = PORT.unpack(os.read(reader, PORT.size))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT_STORE: "1"}
+        os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(config.nproc))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os._exit(run_rank(config))
+    return pid
 
 
 def run_whole(config: TrainConfig) -> float:
     """Runs a job to its end; returns the seconds it took. Raises RuntimeError where a rank failed."""
     start = time.monotonic()
-    pids, _store = start_ranks(config)
-    codes = end(pids)
+    codes = run_ranks(config)
     if any(codes):
         raise RuntimeError(f"the ranks ended with {codes}")
     return time.monotonic() - start
-
-
-def run_killed(config: TrainConfig, seconds: float) -> bool:
-    """Starts a job, kills all its ranks after `seconds`; returns whether they were still at it."""
-    pids, _store = start_ranks(config)
-    time.sleep(seconds)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    return -signal.SIGKILL in end(pids)
 
 
 def check_curve(victim: TrainConfig, golden: TrainConfig) -> None:
@@ -80,7 +85,7 @@ def kill_at_random(golden: TrainConfig, whole_s: float, kills: int) -> None:
     moments, hits, runs = random.Random(1), 0, 0
     while hits < kills:
         victim = dataclasses.replace(golden, out=f"{golden.out}-victim-{runs}")
-        if run_killed(victim, moments.uniform(0.1, 1.0) * whole_s):
+        if -signal.SIGKILL in run_ranks(victim, kill_after_s=moments.uniform(0.1, 1.0) * whole_s):
             hits += 1
         else:  # it came to its end in time: the next victim begins anew
             check_curve(victim, golden)
@@ -100,8 +105,7 @@ def kill_after(golden: TrainConfig, last: int) -> None:
         return real(trainer)
 
     loop.Trainer.step = step  # the forked ranks inherit it
-    pids, _store = start_ranks(victim)
-    if end(pids) != [-signal.SIGKILL] * golden.nproc:
+    if run_ranks(victim) != [-signal.SIGKILL] * golden.nproc:
         raise RuntimeError(f"the ranks did not reach step {last}")
     loop.Trainer.step = real
     run_whole(victim)
