@@ -18,6 +18,7 @@ add_library(octavo SHARED
   device/locked_pages.cpp
   device/pinned.cpp
   device/pinned_regions.cpp
+  device/scratch.cpp
   device/sycl_kernel.cpp
   device/accelerator/cpu.cpp
   device/accelerator/memory.cpp

@@ -18,9 +18,8 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
          "expected a plan without feedback, since a single call keeps no ", "residual, got ", plan.text(),
          "; octavo.compress keeps one");
   }
-  if (!has_host_alias(tensor.device()) || tensor.layout() != at::kStrided) {
-    fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor on cpu or sycl, got ", tensor.layout(),
-         " on ", tensor.device().str());
+  if (tensor.layout() != at::kStrided) {
+    fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor, got ", tensor.layout());
   }
   if (!at::isFloatingType(tensor.scalar_type())) {
     fail(ErrorCode::wrong_type, "comm.all_reduce", "expected a real floating tensor, got ",
@@ -30,27 +29,26 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
 
 }  // namespace
 
-void all_reduce(at::Tensor& on_device, const Plan& plan, const c10::intrusive_ptr<c10d::ProcessGroup>& group,
-                ReduceOp op, std::chrono::milliseconds deadline) {
-  require_reducible(on_device, plan);
-  const at::Tensor tensor = host_alias(on_device);
+void all_reduce(at::Tensor& result, const Plan& plan, const c10::intrusive_ptr<c10d::ProcessGroup>& group, ReduceOp op,
+                std::chrono::milliseconds deadline) {
+  require_reducible(result, plan);
+  const at::Tensor tensor = where_kernels_run(result);
   Wire wire(group->getBackend(c10::kCPU), deadline);
   const double weight = op == ReduceOp::average ? 1.0 / wire.world_size() : 1.0;
   if (plan.dense()) {
-    at::Tensor values = tensor.contiguous();
-    if (values.is_same(tensor)) values = tensor.clone();
+    at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
     wire.all_reduce(values);
-    on_device.copy_(values.mul_(weight));
+    result.copy_(values.mul_(weight));
     return;
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  TwoPhase two_phase(wire, seconds);
+  TwoPhase two_phase(wire, seconds, tensor.device());
   two_phase.send_up(
       {{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(), plan.down()}});
   two_phase.send_down(static_cast<float>(weight));
   two_phase.finish();
-  on_device.copy_(values);
+  result.copy_(values);
 }
 
 }  // namespace octavo

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/compressor.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/device/host_alias.h"
+#include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -12,6 +14,15 @@ namespace {
 
 constexpr const char* kWorker = "worker/";
 constexpr const char* kOwner = "owner/";
+
+/// Where a momentum lies for kernels of the device.
+const float* readable_on(c10::Device device, const at::Tensor& momentum) {
+  if (momentum.device() != device && !(device.is_cpu() && has_host_alias(momentum.device()))) {
+    fail(ErrorCode::invalid_argument, "comm.compressor", "expected momenta on the gradients' device ", device.str(),
+         ", got them on ", momentum.device().str());
+  }
+  return momentum.const_data_ptr<float>();
+}
 
 }  // namespace
 
@@ -48,9 +59,7 @@ void Compressor::settle() {
 
 std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vector<Slot> slots) {
   const std::lock_guard lock(mutex_);
-  if (!bucket.device().is_cpu()) {
-    fail(ErrorCode::unsupported, "comm.compressor", "expected gradients on cpu, got ", bucket.device().str());
-  }
+  const c10::Device device = bucket.device();
   const auto elements = bucket.is_sparse() ? bucket._values().numel() : bucket.numel();
   dense_bytes_ += wire_->dense_bytes(static_cast<std::uint64_t>(elements));
   auto job = std::make_unique<Job>();
@@ -63,10 +72,10 @@ std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vec
   job->slots = std::move(slots);
   auto* data = job->values.mutable_data_ptr<float>();
   std::vector<Contribution> tensors;
-  for (const Slot& slot : job->slots) tensors.push_back(contribution(parameters_[slot.parameter], data + slot.offset));
-  if (idle_.empty()) idle_.push_back(std::make_unique<TwoPhase>(*wire_, seconds_));
-  job->two_phase = std::move(idle_.back());
-  idle_.pop_back();
+  for (const Slot& slot : job->slots) {
+    tensors.push_back(contribution(parameters_[slot.parameter], data + slot.offset, device));
+  }
+  job->two_phase = take_idle(device);
   job->two_phase->send_up(std::move(tensors));
   return job;
 }
@@ -86,7 +95,10 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     parameter.power = outcome.power[i];
     parameter.pending = outcome.power[i] != 0;
   }
-  if (!job->values.is_same(job->bucket)) job->bucket.copy_(job->values);
+  if (!job->values.is_same(job->bucket)) {
+    job->bucket.copy_(job->values);
+    wait_for_stream(job->bucket.device());
+  }
   idle_.push_back(std::move(job->two_phase));
 }
 
@@ -98,15 +110,29 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
 
 void Compressor::reduce_dense(at::Tensor& bucket) {
   bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
-  if (wire_->world_size() > 1) wire_->all_reduce(bucket);
+  if (wire_->world_size() == 1) return wait_for_stream(bucket.device());
+  if (bucket.is_cpu()) return wire_->all_reduce(bucket);
+  at::Tensor on_host = bucket.cpu();  // waits for the stream
+  wire_->all_reduce(on_host);
+  bucket.copy_(on_host.to(bucket.device()));
+  wait_for_stream(bucket.device());
 }
 
-Contribution Compressor::contribution(Parameter& parameter, float* values) {
+std::unique_ptr<TwoPhase> Compressor::take_idle(c10::Device device) {
+  const auto fits = [&](const std::unique_ptr<TwoPhase>& idle) { return idle->device() == device; };
+  const auto found = std::find_if(idle_.begin(), idle_.end(), fits);
+  if (found == idle_.end()) return std::make_unique<TwoPhase>(*wire_, seconds_, device);
+  std::unique_ptr<TwoPhase> idle = std::move(*found);
+  idle_.erase(found);
+  return idle;
+}
+
+Contribution Compressor::contribution(Parameter& parameter, float* values, c10::Device device) {
   Contribution tensor{values, parameter.info.count, plan_.up(), plan_.down()};
   if (parameter.info.exempt) tensor.up = tensor.down = default_format(Codec::fp32);
   if (parameter.momentum.mean.defined()) {
-    tensor.momentum = parameter.momentum.mean.const_data_ptr<float>();
-    tensor.preconditioner = parameter.momentum.preconditioner.const_data_ptr<float>();
+    tensor.momentum = readable_on(device, parameter.momentum.mean);
+    tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);
     tensor.gradient_weight = static_cast<float>(1.0 - beta_);
     tensor.momentum_weight = static_cast<float>(beta_);
   }
@@ -143,15 +169,14 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = find(name, "comm.set_momentum");
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
-      const bool fits = has_host_alias(tensor.device()) && tensor.scalar_type() == at::kFloat &&
-                        tensor.is_non_overlapping_and_dense() &&
+      const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
                         static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count;
       if (fits) continue;
-      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 on cpu or sycl with ",
+      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 with ",
            parameters_[index].info.count, " elements for ", name, ", got ", toString(tensor.scalar_type()), " on ",
            tensor.device().str(), " with ", tensor.numel(), " and strides ", tensor.strides());
     }
-    found.emplace_back(index, Momentum{host_alias(momentum.mean), host_alias(momentum.preconditioner)});
+    found.emplace_back(index, std::move(momentum));
   }
   settle();
   for (Parameter& parameter : parameters_) parameter.momentum = {};

@@ -52,8 +52,9 @@ class OCTAVO_API Compressor {
   /// Ends a step that was broken off: its residuals are rolled back.
   void abandon_step();
 
-  /// A bucket of gradients (any real floating dtype, dense or sparse, CPU) on its way to be replaced by the average
-  /// over all ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner).
+  /// A bucket of gradients (any real floating dtype, dense or sparse) on its way to be replaced by the average over all
+  /// ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
+  /// do the work, on the current stream, where residuals are kept too.
   class Job {
     friend class Compressor;
     at::Tensor bucket;
@@ -61,7 +62,8 @@ class OCTAVO_API Compressor {
     std::vector<Slot> slots;
     std::unique_ptr<TwoPhase> two_phase;  // null: the bucket is done
   };
-  /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way.
+  /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way. Throws
+  /// Error unsupported for a device without kernels.
   std::unique_ptr<Job> send_up(at::Tensor bucket, std::vector<Slot> slots);
   void send_down(Job& job);
   void finish(std::unique_ptr<Job> job);
@@ -76,11 +78,11 @@ class OCTAVO_API Compressor {
     at::Tensor mean;            // of preconditioned gradients
     at::Tensor preconditioner;  // what a gradient is multiplied by
   };
-  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32 on CPU,
-  /// equal on all ranks, in the memory order of the parameter; shared, not copied: their owner updates them between
-  /// steps. A parameter without one goes on with its gradient. Residuals are kept: call drop_residuals() where
-  /// gradients become momenta, which are of another size. Throws Error invalid_argument for an unknown name, a wrong
-  /// size or a plan that votes.
+  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32 on the
+  /// parameter's device, equal on all ranks, in the memory order of the parameter; shared, not copied: their owner
+  /// updates them between steps. A parameter without one goes on with its gradient. Residuals are kept: call
+  /// drop_residuals() where gradients become momenta, which are of another size. Throws Error invalid_argument for an
+  /// unknown name, a wrong size or a plan that votes.
   void set_momentum(std::map<std::string, Momentum> momenta, double beta);
 
   void drop_residuals();
@@ -91,8 +93,8 @@ class OCTAVO_API Compressor {
 
   CompressorStats stats() const;
 
-  /// Residuals by key, "worker/NAME" and "owner/NAME". The tensors are this object's own: copy them before the next
-  /// step.
+  /// Residuals by key, "worker/NAME" and "owner/NAME", where they were last used. The tensors are this object's own:
+  /// copy them before the next step.
   std::map<std::string, at::Tensor> residuals();
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals);
@@ -111,7 +113,8 @@ class OCTAVO_API Compressor {
 
   void settle();
   void reduce_dense(at::Tensor& bucket);
-  Contribution contribution(Parameter& parameter, float* values);
+  std::unique_ptr<TwoPhase> take_idle(c10::Device device);
+  Contribution contribution(Parameter& parameter, float* values, c10::Device device);
   void clear_residuals();
   std::size_t find(const std::string& name, const char* where) const;
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/ddp_hook.h"
 
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <deque>
 #include <exception>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -13,6 +16,7 @@
 #include "octavo/comm/serial_queue.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/device/huge_pages.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -31,10 +35,11 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    queue_.push([this, future, wait = mark_for_host(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
+    queue_.push([this, future, filled = mark_filled(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
                  slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast()] {
+      const c10::OptionalStreamGuard on_own_stream(stream_);
       guarded(future, [&] {
-        wait();  // until the device has filled the bucket
+        if (stream_) filled->block(*stream_);
         advance(future, buffer, slots, is_first, is_last);
       });
     });
@@ -61,7 +66,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       }
       state_->begin_step();
     }
-    in_flight_.push_back({future, buffer, state_->send_up(host_alias(buffer), slots)});
+    in_flight_.push_back({future, buffer, state_->send_up(where_kernels_run(buffer), slots)});
     if (in_flight_.size() >= 2) send_down(in_flight_[in_flight_.size() - 2]);
     if (in_flight_.size() >= 3) finish_oldest();
     if (is_last) drain();
@@ -100,9 +105,18 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     }
   }
 
+  /// Marks what backward's stream was given so far: the bucket's gradients are among it.
+  std::shared_ptr<StreamEvent> mark_filled(c10::Device device) {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    if (!stream_ && !device.is_cpu()) stream_ = guard.getStreamFromGlobalPool(device);
+    std::shared_ptr<StreamEvent> filled = make_event(device.type(), /*timing=*/false);
+    filled->record(guard.getStream(device));
+    return filled;
+  }
+
   /// A bucket's memory is DDP's, and stays the same from step to step.
   void prepare(const at::Tensor& buffer) {
-    if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(host_alias(buffer));
+    if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(where_kernels_run(buffer));
   }
 
   std::vector<Slot> slots_of(const c10d::GradBucket& bucket) const {
@@ -124,6 +138,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
   std::unordered_set<const void*> buffers_;  // seen so far
+  std::optional<c10::Stream> stream_;        // of the queue's thread, beside backward's; none on the CPU
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;

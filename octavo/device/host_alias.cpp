@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "octavo/device/scratch.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/device/sycl/twins.h"
 #include "octavo/kernels/error.h"
@@ -25,6 +26,14 @@ at::Tensor host_alias(const at::Tensor& tensor) {
          c10::str(tensor.layout()), ": make it dense with .to_dense()");
   }
   return sycl_device::Twins(tensor.device().index()).twin_of(tensor);
+}
+
+at::Tensor where_kernels_run(const at::Tensor& tensor) {
+  const c10::Device device = tensor.device();
+  if (device.type() != sycl_device::kType || tensor.layout() != at::kStrided) return tensor;
+  if (!sycl_device::runtime().facts(device.index()).is_cpu || std::getenv("OCTAVO_X")) return tensor;
+  wait_for_stream(device);
+  return host_alias(tensor);
 }
 
 std::function<void()> mark_for_host(c10::Device device) {

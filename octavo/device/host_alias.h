@@ -17,6 +17,11 @@ OCTAVO_API bool has_host_alias(c10::Device device);
 /// for. Throws Error unsupported for other devices, and for tensors that are not strided.
 OCTAVO_API at::Tensor host_alias(const at::Tensor& tensor);
 
+/// The tensor as the kernels take it that work on it best: itself, or where its device is the host's own processor
+/// (sycl over a CPU) the host alias, on which the CPU's kernels need no launches. What the device's current stream has
+/// to do with that one is waited for.
+OCTAVO_API at::Tensor where_kernels_run(const at::Tensor& tensor);
+
 /// Marks what the device's current stream was given so far. The function returned waits for it, on any thread: then the
 /// host may read through an alias. On CPU it does nothing.
 OCTAVO_API std::function<void()> mark_for_host(c10::Device device);

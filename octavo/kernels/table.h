@@ -46,6 +46,10 @@ struct KernelTable {
   CodecKernels majority_vote;  // majority_vote: the outcome
   CodecKernels int4;
 
+  // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
+  // multiple of `stride` below `count`
+  void (*chunk_powers)(Stream, const float* values, std::uint64_t count, std::uint64_t stride, float* powers);
+
   // adamw
   void (*adamw)(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);

@@ -4,16 +4,14 @@
 #include <cstdint>
 
 #include "octavo/rules/float_bits.h"
+#include "octavo/rules/lane_sum.h"
 
 /// Scaled sign: a block is sent as its mean magnitude and one sign bit an element (EF-SignSGD, Karimireddy et al.
 /// 2019).
 ///
-/// The sum has a fixed order, so that every back end and instruction set finds the same bits: 64 float lanes take the
-/// elements of a chunk in turn (element i goes to lane i % 64), the lanes are added pairwise in halves, and the
-/// chunks' sums are added in double, in order.
+/// The magnitudes of a chunk are added by lane_sum, the sums of the chunks in double, in order.
 namespace octavo::rules {
 
-inline constexpr std::uint64_t kSumLanes = 64;
 inline constexpr std::uint64_t kSumChunk = 4096;
 
 /// The scale of a block: 0 for a block of zeros, NaN where any element was NaN or infinite (or the sum overflows).

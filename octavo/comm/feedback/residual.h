@@ -16,16 +16,16 @@ namespace octavo {
 /// rolls back. A step with a NaN anywhere is rolled back on every rank, and leaves no trace. Not thread-safe.
 class OCTAVO_API Residual {
  public:
-  /// The values that the next encoding adds; null before the first commit (all zeros).
-  const rules::Residual* now() const;
-  /// Memory for the values that the encoding leaves over; every element must be written before commit().
-  rules::Residual* next(std::uint64_t count);
+  /// The values that the next encoding adds, in the device's memory; null before the first commit (all zeros).
+  const rules::Residual* now(c10::Device device);
+  /// Memory of the device for the values that the encoding leaves over; every element must be written before commit().
+  rules::Residual* next(std::uint64_t count, c10::Device device);
 
   void commit();
   void roll_back();
   void clear();
 
-  /// bfloat16[count], or an undefined tensor where there is nothing yet.
+  /// bfloat16[count] where it was last used, or an undefined tensor where there is nothing yet.
   const at::Tensor& tensor() const { return now_; }
   void restore(at::Tensor values);
 

@@ -11,7 +11,7 @@ namespace octavo {
 /// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
 /// momentum_weight*momentum.
 struct Contribution {
-  float* values;  // float32[count] on CPU; in: the gradient, out: the result
+  float* values;  // float32[count] on the schedule's device; in: the gradient, out: the result
   std::uint64_t count;
   Format up, down;
   const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two

@@ -2,69 +2,87 @@
 #include "octavo/comm/schedule/gradient_power.h"
 
 #include <algorithm>
-#include <limits>
 
-#include "octavo/rules/float_bits.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
+#include "octavo/rules/gradient_power.h"
 
 namespace octavo {
 
 namespace {
 
-constexpr std::uint64_t kChunk = 256;
+using rules::kPowerChunk;
+
 /// From this size on only every 32nd chunk is read: a scale needs no more, and memory is slow.
 constexpr std::uint64_t kSampledCount = 1U << 16;
-constexpr std::uint64_t kSampledStride = 32 * kChunk;
+constexpr std::uint64_t kSampledStride = 32 * kPowerChunk;
+/// Chunks that a thread takes at least.
+constexpr std::int64_t kGrain = 256;
 
-/// The power of what is not zero: a normal number, which stays one where denormals are flushed to zero.
-constexpr float kSmallest = std::numeric_limits<float>::min();
+std::uint64_t stride_of(const Contribution& tensor) {
+  return tensor.count < kSampledCount ? kPowerChunk : kSampledStride;
+}
 
-double square_sum(const float* values, std::uint64_t count) {
-  float lanes[16] = {};  // a chain of additions would wait for each; sixteen run at once
-  for (std::uint64_t i = 0; i < count; i += 16) {
-    const std::uint64_t row = std::min<std::uint64_t>(16, count - i);
-    for (std::uint64_t j = 0; j < row; ++j) lanes[j] += values[i + j] * values[i + j];
-  }
+std::uint64_t chunks_of(std::uint64_t count, std::uint64_t stride) { return (count + stride - 1) / stride; }
+
+void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
+  const auto kernel = kernels_for(device).chunk_powers;
+  const Stream stream = current_stream(device);
+  const auto chunks = static_cast<std::int64_t>(chunks_of(tensor.count, stride));
+  for_parts(device, chunks, kGrain, [&](std::int64_t from, std::int64_t to) {
+    const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
+    const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, tensor.count);
+    kernel(stream, tensor.values + first, last - first, stride, powers + from);
+  });
+}
+
+float mean(std::span<const float> chunks, std::uint64_t count, std::uint64_t stride) {
   double sum = 0;
-  for (const float lane : lanes) sum += static_cast<double>(lane);
-  return sum;
+  for (const float power : chunks) sum += static_cast<double>(power);
+  if (sum == 0) return 0.0F;
+  const std::uint64_t before_last = chunks.size() - 1;
+  const std::uint64_t taken = before_last * kPowerChunk + std::min(kPowerChunk, count - before_last * stride);
+  return std::max(static_cast<float>(sum / static_cast<double>(taken)), rules::kLeastPower);
 }
 
-void prefetch(const float* values) {
-  constexpr std::uint64_t kCacheLine = 16;
-  for (std::uint64_t i = 0; i < kChunk; i += kCacheLine) __builtin_prefetch(values + i);
-}
-
-bool any_nonzero(const float* values, std::uint64_t count) {
-  for (std::uint64_t first = 0; first < count; first += kChunk) {
-    std::uint32_t seen = 0;
-    for (std::uint64_t i = first; i < std::min(count, first + kChunk); ++i) seen |= rules::magnitude_bits(values[i]);
-    if (seen != 0) return true;
-  }
-  return false;
+/// All chunks of a tensor whose sample is zero.
+float exact_power(const Contribution& tensor, c10::Device device, at::Tensor& buffer) {
+  const std::uint64_t chunks = chunks_of(tensor.count, kPowerChunk);
+  auto* powers = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
+  measure(tensor, kPowerChunk, device, powers);
+  wait_for_stream(device);
+  return mean({powers, chunks}, tensor.count, kPowerChunk);
 }
 
 }  // namespace
 
-float gradient_power(const float* values, std::uint64_t count) {
-  const std::uint64_t stride = count < kSampledCount ? kChunk : kSampledStride;
-  double sum = 0;
-  std::uint64_t taken = 0;
-  for (std::uint64_t first = 0; first < count; first += stride) {
-    if (stride == kSampledStride) prefetch(values + first + stride);  // no hardware foresees these strides
-    const std::uint64_t size = std::min(count - first, kChunk);
-    sum += square_sum(values + first, size);
-    taken += size;
+std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::Device device, at::Tensor& buffer) {
+  std::uint64_t chunks = 0;
+  for (const Contribution& tensor : tensors) chunks += chunks_of(tensor.count, stride_of(tensor));
+  auto* next = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
+  std::vector<std::span<const float>> sampled;
+  for (const Contribution& tensor : tensors) {
+    measure(tensor, stride_of(tensor), device, next);
+    sampled.emplace_back(next, chunks_of(tensor.count, stride_of(tensor)));
+    next += sampled.back().size();
   }
-  const float power = taken == 0 ? 0.0F : static_cast<float>(sum / static_cast<double>(taken));
-  if (power != 0) return std::max(power, kSmallest);
-  return any_nonzero(values, count) ? kSmallest : 0.0F;
+  wait_for_stream(device);
+  std::vector<float> powers;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    powers.push_back(mean(sampled[t], tensors[t].count, stride_of(tensors[t])));
+  }
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const bool was_sampled = stride_of(tensors[t]) != kPowerChunk;
+    if (powers[t] == 0 && was_sampled) powers[t] = exact_power(tensors[t], device, buffer);
+  }
+  return powers;
 }
 
 float mean_power(std::span<const float> powers) {
   double sum = 0;
   for (const float power : powers) sum += static_cast<double>(power);
   const auto mean = static_cast<float>(sum / static_cast<double>(powers.size()));
-  return sum == 0 ? 0.0F : std::max(mean, kSmallest);
+  return sum == 0 ? 0.0F : std::max(mean, rules::kLeastPower);
 }
 
 }  // namespace octavo

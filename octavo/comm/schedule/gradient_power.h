@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
-#include <span>
+#include <ATen/core/Tensor.h>
 
-/// How large a gradient is: its mean square. A tensor of power 0 is not sent, so it is 0 for zeros alone.
+#include <span>
+#include <vector>
+
+#include "octavo/comm/schedule/contribution.h"
+
+/// How large gradients are: their mean squares. A tensor of power 0 is not sent, so it is 0 for zeros alone.
 namespace octavo {
 
-/// The power of one rank's gradient. An estimate for large tensors, from a 32nd of their elements.
-float gradient_power(const float* values, std::uint64_t count);
+/// The powers of one rank's gradients, by tensor; what the device's current stream was given before is waited for. An
+/// estimate for large tensors, from a 32nd of their elements. `buffer` keeps memory for the next call.
+std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::Device device, at::Tensor& buffer);
 
 /// Over all ranks, in double and in the order given: 0 only where all are.
 float mean_power(std::span<const float> powers);

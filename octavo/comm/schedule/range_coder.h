@@ -12,11 +12,13 @@
 namespace octavo {
 
 /// The arithmetic of the two-phase schedule on a range of a tensor that one rank owns: the sender encodes it, the
-/// owner adds it up and encodes the sum, everybody decodes the sum. Residuals are written, but neither committed nor
-/// rolled back. Not thread-safe: it keeps memory for the next range.
+/// owner adds it up and encodes the sum, everybody decodes the sum. Tensors and residuals lie on the device, payloads
+/// in memory of reserve_on_host. Kernels are enqueued on the device's current stream: wait_for_stream before a payload
+/// is sent. Residuals are written, but neither committed nor rolled back. Not thread-safe: it keeps memory for the next
+/// range.
 class RangeCoder {
  public:
-  RangeCoder(int rank, int world_size) : rank_(rank), world_size_(world_size) {}
+  RangeCoder(int rank, int world_size, c10::Device device) : rank_(rank), world_size_(world_size), device_(device) {}
 
   /// Encodes what this rank has to say of another's range.
   void encode_up(const Contribution& tensor, Range range, std::uint8_t* out) const;
@@ -26,19 +28,22 @@ class RangeCoder {
   void reduce(const Contribution& tensor, Range range, const std::vector<std::uint8_t*>& payloads, std::uint8_t* out,
               float result_weight);
 
-  /// Decodes the sum into the tensor. Returns whether it is finite.
+  /// Decodes the sum, which is there, into the tensor. Returns whether it is finite.
   bool decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const;
+
+  /// The result of a tensor that need not cross the wire, in its place. Returns whether it is finite.
+  bool combine(const Contribution& tensor);
 
  private:
   EncodeInput own_votes(const Contribution& tensor, Range range, Range part);
   const float* sum_of_others(const Contribution& tensor, Range range, Range part,
                              const std::vector<std::uint8_t*>& payloads);
 
-  int rank_, world_size_;
-  at::Tensor sum_, signs_, votes_;  // of a part of a range, as bytes: float32, float32, codes
-};
+  std::uint64_t part_size(Format up, Format down) const;
 
-/// Memory of at least `bytes` bytes in a buffer that is kept: what it held is lost where it must grow.
-std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes);
+  int rank_, world_size_;
+  c10::Device device_;
+  at::Tensor sum_, signs_, votes_, exact_;  // of a part of a range, as bytes: float32, float32, codes, float32
+};
 
 }  // namespace octavo

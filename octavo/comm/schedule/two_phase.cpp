@@ -8,8 +8,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
-#include "octavo/rules/contribution.h"
-#include "octavo/rules/float_bits.h"
+#include "octavo/device/scratch.h"
 
 namespace octavo {
 
@@ -30,19 +29,6 @@ class Stopwatch {
 
 /// A float a tensor: the mean square of the sender's gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
-
-/// The result of a tensor that need not cross the wire. Returns whether it is finite.
-bool combine(const Contribution& tensor) {
-  const EncodeInput in = tensor.input(0);
-  bool finite = true;
-  for (std::uint64_t i = 0; i < tensor.count; ++i) {
-    tensor.values[i] = in.momentum ? rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i],
-                                                         in.momentum_weight, in.momentum[i])
-                                   : rules::contribution(in.gradient_weight, in.gradient[i]);
-    finite &= rules::is_finite(tensor.values[i]);
-  }
-  return finite;
-}
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {
   std::vector<std::uint64_t> bytes;
@@ -70,12 +56,12 @@ std::vector<Message> cut_for(const std::vector<Contribution>& tensors, Format Co
 void TwoPhase::send_up(std::vector<Contribution> tensors) {
   Stopwatch watch;
   tensors_ = std::move(tensors);
-  power_.clear();
-  for (const Contribution& tensor : tensors_) power_.push_back(gradient_power(tensor.values, tensor.count));
+  power_ = gradient_powers(tensors_, device_, chunk_powers_);
   if (stays_here()) return;
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
   down_ = cut_for(tensors_, &Contribution::down, wire_.world_size(), 0);
   encode_all();
+  wait_for_stream(device_);
   exchange(sent_up_, sizes(up_), got_up_, std::vector(up_.size(), own(up_).bytes));
   watch.lap(seconds_.encode);
 }
@@ -96,7 +82,7 @@ void TwoPhase::exchange(at::Tensor& send, std::vector<std::uint64_t> send_bytes,
                         std::vector<std::uint64_t> receive_bytes) {
   const auto self = static_cast<std::size_t>(wire_.rank());
   send_bytes[self] = receive_bytes[self] = 0;
-  reserve(receive, total(receive_bytes));
+  reserve_on_host(receive, total(receive_bytes), device_);
   at::Tensor out = prefix(send, total(send_bytes)), in = prefix(receive, total(receive_bytes));
   transfer_ = wire_.exchange(out, send_bytes, in, receive_bytes);
 }
@@ -107,6 +93,7 @@ Outcome TwoPhase::finish() {
   transfer_->wait();
   watch.lap(seconds_.wait_down);
   const bool finite = decode_all();
+  wait_for_stream(device_);
   watch.lap(seconds_.decode);
   return {finite, power_};
 }
@@ -120,7 +107,8 @@ bool TwoPhase::stays_here() const {
 
 Outcome TwoPhase::finish_here() {
   bool finite = true;
-  for (const Contribution& tensor : tensors_) finite &= combine(tensor);
+  for (const Contribution& tensor : tensors_) finite &= coder_.combine(tensor);
+  wait_for_stream(device_);
   return {finite, power_};
 }
 
@@ -134,7 +122,7 @@ std::uint8_t* TwoPhase::received_from(int sender) {
 }
 
 void TwoPhase::encode_all() {
-  std::uint8_t* message_bytes = reserve(sent_up_, total(sizes(up_)));
+  std::uint8_t* message_bytes = reserve_on_host(sent_up_, total(sizes(up_)), device_);
   for (const Message& message : up_) {
     if (&message == &own(up_)) continue;
     std::memcpy(message_bytes, power_.data(), header_bytes(power_.size()));
@@ -161,7 +149,7 @@ void TwoPhase::merge_powers() {
 void TwoPhase::reduce_own(float result_weight) {
   const Message& result = own(down_);
   const std::uint64_t receivers = std::max<std::uint64_t>(1, down_.size() - 1);
-  std::uint8_t* out = reserve(sent_down_, result.bytes * receivers);
+  std::uint8_t* out = reserve_on_host(sent_down_, result.bytes * receivers, device_);
   std::vector<std::uint8_t*> payloads;
   for (std::size_t p = 0; p < result.pieces.size(); ++p) {
     const Piece& piece = own(up_).pieces[p];
@@ -171,6 +159,7 @@ void TwoPhase::reduce_own(float result_weight) {
     }
     coder_.reduce(tensors_[piece.tensor], piece.range, payloads, out + result.pieces[p].offset, result_weight);
   }
+  wait_for_stream(device_);
   for (std::uint64_t receiver = 1; receiver < receivers && result.bytes > 0; ++receiver) {
     std::memcpy(out + receiver * result.bytes, out, result.bytes);
   }
@@ -189,7 +178,7 @@ bool TwoPhase::decode_all() {
     if (!is_own) got += message.bytes;
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    if (power_[t] == 0) finite &= combine(tensors_[t]);
+    if (power_[t] == 0) finite &= coder_.combine(tensors_[t]);
   }
   return finite;
 }

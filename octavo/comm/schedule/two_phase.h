@@ -38,11 +38,15 @@ struct Outcome {
 /// its residuals must be rolled back. Both phases are all-to-alls: Gloo's all-gather takes several times as long.
 ///
 /// An object does one bucket at a time, in three steps, so that one bucket's bytes travel while another is encoded; its
-/// buffers are kept for the next. Not thread-safe; the steps of all buckets come in the same order on all ranks.
+/// buffers are kept for the next. Kernels run on the device's current stream and write codes to memory of the host,
+/// whose network sends them; each step returns when they are done. Not thread-safe; the steps of all buckets come in
+/// the same order on all ranks.
 class OCTAVO_API TwoPhase {
  public:
-  TwoPhase(Wire& wire, PhaseSeconds& seconds)
-      : wire_(wire), seconds_(seconds), coder_(wire.rank(), wire.world_size()) {}
+  /// `device`: where the contributions lie.
+  TwoPhase(Wire& wire, PhaseSeconds& seconds, c10::Device device = c10::kCPU)
+      : wire_(wire), seconds_(seconds), device_(device), coder_(wire.rank(), wire.world_size(), device) {}
+  c10::Device device() const { return device_; }
 
   /// Encodes the contributions and sends them to the owners.
   void send_up(std::vector<Contribution> tensors);
@@ -66,11 +70,13 @@ class OCTAVO_API TwoPhase {
 
   Wire& wire_;
   PhaseSeconds& seconds_;
+  c10::Device device_;
   RangeCoder coder_;
   std::vector<Contribution> tensors_;
   std::vector<float> power_;                            // by tensor
   std::vector<Message> up_, down_;                      // by owner
-  at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8
+  at::Tensor sent_up_, got_up_, sent_down_, got_down_;  // uint8, on the host
+  at::Tensor chunk_powers_;
   std::optional<Transfer> transfer_;
 };
 

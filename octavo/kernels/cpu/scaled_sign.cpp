@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/scaled_sign.h"
 
+#include "octavo/kernels/cpu/lane_sum.h"
 #include "octavo/kernels/cpu/table.h"
 #include "octavo/kernels/cpu/values.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
-
-static_assert(kGroup == rules::kSumLanes);
 
 /// values[i] = the value at first + i; zeros up to the end of the last group.
 template <class V>
@@ -18,19 +17,6 @@ OCTAVO_INLINE void work_out(V value, std::uint64_t first, std::uint64_t count, f
     for (std::uint64_t j = 0; j < size; ++j) values[i + j] = value(first + i + j);
     for (std::uint64_t j = size; j < kGroup; ++j) values[i + j] = 0.0F;
   });
-}
-
-/// The sum of magnitudes of whole groups, by lanes.
-OCTAVO_INLINE float magnitude_sum(const float* values, std::uint64_t count) {
-  constexpr std::uint64_t kVectors = kGroup / kVectorFloats;
-  FloatVector lanes[kVectors] = {};
-  for (std::uint64_t i = 0; i < count; i += kGroup) {
-    for (std::uint64_t k = 0; k < kVectors; ++k) lanes[k] += magnitudes(load_vector(values + i + k * kVectorFloats));
-  }
-  for (std::uint64_t half = kVectors / 2; half > 0; half /= 2) {
-    for (std::uint64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-  }
-  return add_halves<kVectorFloats>(lanes[0]);
 }
 
 /// Packs the signs of a chunk, and keeps what they and the scale leave over where `next` is not null.
@@ -56,7 +42,7 @@ OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t siz
   double sum = 0;
   for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t count) {
     work_out(value, first + chunk, count, values);
-    sum += static_cast<double>(magnitude_sum(values, count));
+    sum += static_cast<double>(lane_sum(values, count, magnitudes));
   });
   const float scale = rules::sign_scale(sum, size);
   if (next && !rules::is_finite(scale)) {

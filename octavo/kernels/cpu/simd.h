@@ -47,18 +47,6 @@ OCTAVO_INLINE FloatVector magnitudes(FloatVector values) {
   return reinterpret_cast<FloatVector>(reinterpret_cast<Words>(values) & ~rules::kSignMask);
 }
 
-/// The sum of the elements, pairwise in halves.
-template <std::uint64_t kFloats>
-OCTAVO_INLINE float add_halves(typename Register<kFloats>::Floats vector) {
-  if constexpr (kFloats == 2) {
-    return vector[0] + vector[1];
-  } else {
-    typename Register<kFloats / 2>::Floats halves[2];
-    std::memcpy(halves, &vector, sizeof halves);
-    return add_halves<kFloats / 2>(halves[0] + halves[1]);
-  }
-}
-
 /// Reverses the bits of each byte: masks count elements from the lowest bit, packed signs from the highest.
 OCTAVO_INLINE std::uint64_t reverse_bits_in_bytes(std::uint64_t x) {
   x = (x >> 4 & 0x0F0F0F0F0F0F0F0FU) | (x & 0x0F0F0F0F0F0F0F0FU) << 4;

@@ -10,12 +10,7 @@ namespace octavo::reference {
 namespace {
 
 float chunk_sum(const EncodeInput& in, std::uint64_t first, std::uint64_t count) {
-  float lanes[rules::kSumLanes] = {};
-  for (std::uint64_t i = 0; i < count; ++i) lanes[i % rules::kSumLanes] += rules::magnitude(value_at(in, first + i));
-  for (std::uint64_t half = rules::kSumLanes / 2; half > 0; half /= 2) {
-    for (std::uint64_t lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  }
-  return lanes[0];
+  return rules::lane_sum(count, [&](std::uint64_t i) { return rules::magnitude(value_at(in, first + i)); });
 }
 
 void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,

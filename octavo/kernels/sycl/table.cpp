@@ -22,6 +22,7 @@ const KernelTable table = {
     .ballot = ballot,
     .majority_vote = majority_vote,
     .int4 = int4,
+    .chunk_powers = chunk_powers,
     .adamw = adamw,
     .frozen_adamw = frozen_adamw,
 };

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/scratch.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "octavo/device/pinned.h"
+
+namespace octavo {
+
+namespace {
+
+bool has_room(const at::Tensor& buffer, std::int64_t bytes) { return buffer.defined() && buffer.numel() >= bytes; }
+
+}  // namespace
+
+std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes, c10::Device device) {
+  const auto size = static_cast<std::int64_t>(bytes);
+  if (!has_room(buffer, size)) buffer = at::empty({size}, at::TensorOptions(at::kByte).device(device));
+  return buffer.mutable_data_ptr<std::uint8_t>();
+}
+
+std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Device device) {
+  if (device.is_cpu()) return reserve(buffer, bytes, device);
+  constexpr std::int64_t kAnyAlignment = 1;
+  const auto size = static_cast<std::int64_t>(bytes);
+  if (!has_room(buffer, size)) {
+    wait_for_stream(device);  // its kernels may be at the smaller one
+    buffer = pinned_zeros({size}, at::kByte, kAnyAlignment, device.type());
+  }
+  return buffer.mutable_data_ptr<std::uint8_t>();
+}
+
+void wait_for_stream(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
+}  // namespace octavo
