@@ -38,10 +38,12 @@ add_library(octavo SHARED
   device/sycl/generator.cpp
   device/sycl/guard.cpp
   device/sycl/hooks.cpp
+  device/sycl/host_access.cpp
   device/sycl/memory_figures.cpp
   device/sycl/memory_pool.cpp
   device/sycl/pinned.cpp
   device/sycl/recurrent.cpp
+  device/sycl/staging.cpp
   device/sycl/storage.cpp
   device/sycl/streams.cpp
   device/sycl/twins.cpp

@@ -6,6 +6,7 @@
 #include "octavo/comm/host_backend.h"
 #include "octavo/device/sycl/device.h"
 #include "octavo/device/sycl/figures.h"
+#include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl_kernel.h"
 
 namespace py = pybind11;
@@ -36,6 +37,7 @@ void bind_sycl(py::module_& parent) {
   m.def("default_generator", &sycl_device::default_generator_of);
   m.def("seed_all", &sycl_device::seed_all);
   m.def("empty", &sycl_device::empty_of_kind);
+  m.def("keep_device_memory_private", &sycl_device::keep_device_memory_private);
   py::enum_<MemoryKind>(m, "MemoryKind")
       .value("device", MemoryKind::device)
       .value("shared", MemoryKind::shared)

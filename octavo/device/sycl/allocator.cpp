@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/allocator.h"
 
-#include <cstring>
-
 #include "octavo/device/sycl/cpu_allocator.h"
 #include "octavo/device/sycl/memory_pool.h"
 
@@ -24,8 +22,9 @@ class Allocator final : public c10::DeviceAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    settle(current_device());
-    std::memcpy(to, from, bytes);
+    const octavo::Stream queue = queue_of(current_stream(current_device()));
+    runtime().copy(queue, to, from, bytes);  // of any kind of memory, which the host may not read
+    runtime().wait(queue);
   }
 
   bool initialized() override { return is_initialized(); }

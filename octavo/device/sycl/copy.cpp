@@ -5,8 +5,10 @@
 #include <ATen/ops/copy_ops.h>
 #include <torch/library.h>
 
+#include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl/operators.h"
 #include "octavo/device/sycl/pinned.h"
+#include "octavo/device/sycl/staging.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/device/sycl/twins.h"
 
@@ -15,6 +17,8 @@ namespace octavo::sycl_device {
 namespace {
 
 bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
+
+bool is_private(const at::Tensor& tensor) { return is_ours(tensor) && !host_reads(tensor.storage()); }
 
 /// Whether the queue can copy: the same bytes in the same order, in memory that stays where it is.
 bool can_enqueue(const at::Tensor& to, const at::Tensor& from) {
@@ -33,15 +37,16 @@ void keep_for(const at::Tensor& tensor, c10::Stream stream) {
   pinned_allocator().record_event(memory.get(), memory.get_context(), stream);
 }
 
-void enqueue(at::Tensor& to, const at::Tensor& from) {
+void enqueue(at::Tensor& to, const at::Tensor& from, bool is_waited_for) {
   const c10::Stream stream = current_stream((is_ours(to) ? to : from).device().index());
   runtime().copy(queue_of(stream), to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  if (is_waited_for) return runtime().wait(queue_of(stream));
   keep_for(to, stream);
   keep_for(from, stream);
 }
 
 /// On the CPU, over the same memory, after what the streams have to do.
-void copy_by_host(at::Tensor& to, const at::Tensor& from) {
+void copy_by_host(const at::Tensor& to, const at::Tensor& from) {
   Twins twins(0);  // no results: which device does not matter
   const auto twin_of = [&](const at::Tensor& tensor) {
     if (!is_ours(tensor)) return tensor;
@@ -54,14 +59,28 @@ void copy_by_host(at::Tensor& to, const at::Tensor& from) {
   at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), target, source, /*non_blocking=*/false);
 }
 
+/// The same where the host cannot read one of them, or both.
+void copy_by_staging(const at::Tensor& to, const at::Tensor& from) {
+  at::assert_no_internal_overlap(to);  // as the host's copy does, which sees no two tensors of one memory here
+  at::assert_no_partial_overlap(to, from);
+  const at::Tensor source = is_private(from) ? download(from) : from;
+  if (!is_private(to)) return copy_by_host(to, source);
+  const at::Tensor target = to.is_non_overlapping_and_dense() ? staging_for(to) : download(to);
+  copy_by_host(target, source);
+  upload(target, to);
+}
+
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;
-  if (!non_blocking || !can_enqueue(self, source)) return copy_by_host(self, source), self;
-  switch (at::get_overlap_status(self, source)) {
-    case at::MemOverlapStatus::Full: break;  // onto itself, as DDP does with a bucket of one tensor
-    case at::MemOverlapStatus::No: enqueue(self, source); break;
-    default: copy_by_host(self, source);  // which refuses it as on the CPU
+  const bool by_host = !is_private(self) && !is_private(source);
+  if ((non_blocking || !by_host) && can_enqueue(self, source)) {
+    switch (at::get_overlap_status(self, source)) {
+      case at::MemOverlapStatus::Full: return self;  // onto itself, as DDP does with a bucket of one tensor
+      case at::MemOverlapStatus::No: return enqueue(self, source, /*is_waited_for=*/!non_blocking), self;
+      default: break;  // refused below, as on the CPU
+    }
   }
+  by_host ? copy_by_host(self, source) : copy_by_staging(self, source);
   return self;
 }
 

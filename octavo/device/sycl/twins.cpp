@@ -6,7 +6,7 @@
 
 #include "octavo/device/sycl/allocator.h"
 #include "octavo/device/sycl/cpu_allocator.h"
-#include "octavo/device/sycl/memory_pool.h"
+#include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
 
@@ -42,11 +42,8 @@ void require_layout(const at::Tensor& tensor) {
        c10::str(tensor.layout()), tensor.is_quantized() ? ", quantized" : "");
 }
 
-/// What a GPU keeps to itself is the only memory that the host cannot read.
 void require_readable(const c10::Storage& storage) {
-  static const bool is_cpu = runtime().facts(0).is_cpu;  // SYCL's devices are GPUs, or the CPU
-  if (is_cpu) return;
-  if (MemoryPool::instance().kind_of(storage.data()) != MemoryKind::device) return;
+  if (host_reads(storage)) return;
   fail(ErrorCode::unsupported, "device.fallback", "expected memory that the host can read, got a tensor in memory of ",
        storage.device().str(), " alone: only Octavo's kernels and copies work on it");
 }
