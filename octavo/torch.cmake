@@ -59,6 +59,7 @@ add_library(octavo SHARED
   comm/schedule/range_coder.cpp
   comm/schedule/two_phase.cpp
   comm/compressor.cpp
+  comm/compressor_state.cpp
   comm/all_reduce.cpp
   comm/serial_queue.cpp
   comm/ddp_hook.cpp

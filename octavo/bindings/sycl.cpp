@@ -37,7 +37,7 @@ void bind_sycl(py::module_& parent) {
   m.def("default_generator", &sycl_device::default_generator_of);
   m.def("seed_all", &sycl_device::seed_all);
   m.def("empty", &sycl_device::empty_of_kind);
-  m.def("keep_device_memory_private", &sycl_device::keep_device_memory_private);
+  m.def("act_as_gpu", &sycl_device::act_as_gpu);
   py::enum_<MemoryKind>(m, "MemoryKind")
       .value("device", MemoryKind::device)
       .value("shared", MemoryKind::shared)

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "octavo/device/scratch.h"
+#include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/device/sycl/twins.h"
 #include "octavo/kernels/error.h"
@@ -31,7 +32,7 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 at::Tensor where_kernels_run(const at::Tensor& tensor) {
   const c10::Device device = tensor.device();
   if (device.type() != sycl_device::kType || tensor.layout() != at::kStrided) return tensor;
-  if (!sycl_device::runtime().facts(device.index()).is_cpu || std::getenv("OCTAVO_X")) return tensor;
+  if (!sycl_device::is_host_processor()) return tensor;
   wait_for_stream(device);
   return host_alias(tensor);
 }

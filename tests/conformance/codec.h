@@ -83,11 +83,13 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
   }
 }
 
-/// Outputs larger than the caches, aligned to vectors and not.
+/// Outputs larger than the caches, aligned to vectors and not, in every size of block.
 inline void expect_large_codec_conforms(const CodecUnderTest& codec) {
-  for (const std::uint64_t offset : {0, 1}) {
-    const Shape shape{kLargeCount, codec.blocks.back(), offset, true, true, true, codec.scales};
-    expect_codec_equals_reference(codec, shape, finite_values(kLargeCount + offset, 9));
+  for (const std::uint64_t block : codec.blocks) {
+    for (const std::uint64_t offset : {0, 1}) {
+      const Shape shape{kLargeCount, block, offset, true, true, true, codec.scales};
+      expect_codec_equals_reference(codec, shape, finite_values(kLargeCount + offset, 9));
+    }
   }
 }
 

@@ -7,7 +7,7 @@ namespace octavo::conformance {
 
 namespace {
 
-const CodecUnderTest kCodec = {&KernelTable::int4, rules::packed_int4_bytes, true, {2, 64, 256, 1000}};
+const CodecUnderTest kCodec = {&KernelTable::int4, rules::packed_int4_bytes, true, {2, 64, 256, 1000, 5000, 1U << 19}};
 
 TEST(Int4, EqualsReference) { expect_codec_conforms(kCodec); }
 

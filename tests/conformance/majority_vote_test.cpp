@@ -11,11 +11,11 @@ namespace {
 std::uint64_t outcome_bytes(std::uint64_t count) { return 2 * rules::packed_sign_bytes(count); }
 
 TEST(MajorityVote, BallotEqualsReference) {
-  expect_codec_conforms({&KernelTable::ballot, rules::packed_sign_bytes, true, {64, 1000, 1U << 18}});
+  expect_codec_conforms({&KernelTable::ballot, rules::packed_sign_bytes, true, {64, 1000, 5000, 1U << 19}});
 }
 
 TEST(MajorityVote, OutcomeEqualsReference) {
-  expect_codec_conforms({&KernelTable::majority_vote, outcome_bytes, true, {64, 1000, 1U << 18}});
+  expect_codec_conforms({&KernelTable::majority_vote, outcome_bytes, true, {64, 1000, 5000, 1U << 19}});
 }
 
 TEST(MajorityVote, ATieIsZero) {

@@ -9,7 +9,7 @@ namespace octavo::conformance {
 namespace {
 
 const CodecUnderTest kCodec = {
-    &KernelTable::scaled_sign, rules::packed_sign_bytes, true, {64, 256, 1000, 4096, 1U << 18}};
+    &KernelTable::scaled_sign, rules::packed_sign_bytes, true, {64, 256, 1000, 4096, 5000, 1U << 19}};
 
 TEST(ScaledSign, EqualsReference) { expect_codec_conforms(kCodec); }
 

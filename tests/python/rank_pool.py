@@ -30,6 +30,7 @@ def _serve(rank: int, world_size: int, pipe: Any) -> None:
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout_s),
             )
+            dist.barrier()  # a rank that is done at once must not leave while another still connects to it
             pipe.send(("ok", function(rank, *args)))
         except BaseException:
             pipe.send(("error", traceback.format_exc()))

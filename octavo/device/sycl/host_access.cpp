@@ -10,17 +10,20 @@ namespace octavo::sycl_device {
 
 namespace {
 
-std::atomic<bool> is_private_anyway = false;
+std::atomic<bool> acts_as_gpu = false;
 
 }  // namespace
 
-bool host_reads(const c10::Storage& storage) {
-  if (storage.device_type() != kType) return true;
+bool is_host_processor() {
   static const bool is_cpu = runtime().facts(0).is_cpu;  // SYCL's devices are GPUs, or the CPU
-  if (is_cpu && !is_private_anyway) return true;
-  return MemoryPool::instance().kind_of(storage.data()) != MemoryKind::device;
+  return is_cpu && !acts_as_gpu;
 }
 
-void keep_device_memory_private(bool is_private) noexcept { is_private_anyway = is_private; }
+bool host_reads(const c10::Storage& storage) {
+  if (storage.device_type() != kType) return true;
+  return is_host_processor() || MemoryPool::instance().kind_of(storage.data()) != MemoryKind::device;
+}
+
+void act_as_gpu(bool is_gpu) noexcept { acts_as_gpu = is_gpu; }
 
 }  // namespace octavo::sycl_device

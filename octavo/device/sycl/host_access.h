@@ -10,8 +10,11 @@ namespace octavo::sycl_device {
 /// Whether the host reads and writes memory where it lies: all but that of kind `device` on a GPU. Thread-safe.
 bool host_reads(const c10::Storage&);
 
-/// From now on the CPU device, too, keeps memory of kind `device` to itself, as a GPU does: for tests, which otherwise
-/// would need one. Process-wide.
-OCTAVO_API void keep_device_memory_private(bool is_private) noexcept;
+/// Whether the devices are the host's own processor. Throws Error unsupported where SYCL is missing.
+bool is_host_processor();
+
+/// From now on the CPU device is worked with as if it were a GPU: memory of kind `device` is its own, and gradients are
+/// encoded by its kernels. For tests, which otherwise would need one. Process-wide.
+OCTAVO_API void act_as_gpu(bool is_gpu) noexcept;
 
 }  // namespace octavo::sycl_device

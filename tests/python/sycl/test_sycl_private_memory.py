@@ -19,9 +19,9 @@ REFUSED = "expected memory that the host can read, got a tensor in memory of syc
 
 @pytest.fixture(autouse=True)
 def private() -> Iterator[None]:
-    octavo._C.sycl.keep_device_memory_private(True)
+    octavo._C.sycl.act_as_gpu(True)
     yield
-    octavo._C.sycl.keep_device_memory_private(False)
+    octavo._C.sycl.act_as_gpu(False)
 
 
 def on_device(values: torch.Tensor) -> torch.Tensor:
