@@ -16,13 +16,6 @@ unsigned what_it_has(const EncodeInput& in, const rules::Residual* next) {
          (next ? kWantsNext : 0U);
 }
 
-/// A group takes a block that it finds in its processor's own cache when it reads it again. Groups of a GPU share
-/// theirs, and there a block of many chunks is too much work for one of many groups.
-bool stays_in_cache(Stream stream, const Blocks& blocks) {
-  constexpr std::uint64_t kMostOnCpu = 1U << 18;  // 1 MiB of gradients
-  return blocks.chunks_of_block == 1 || (blocks.block <= kMostOnCpu && queue_or_host(stream).get_device().is_cpu());
-}
-
 std::uint64_t spans(const Blocks& blocks) { return divide_up(blocks.blocks, blocks.blocks_of_group); }
 
 }  // namespace
@@ -35,7 +28,7 @@ void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, 
   const auto kernel = [&](const char* part) {
     return KernelName{name.program, std::string(name.codec) + part, options, name.needs_fp64};
   };
-  if (stays_in_cache(stream, blocks)) {
+  if (blocks.chunks_of_block == 1) {
     return launch_groups(stream, kernel("_encode_blocks"), spans(blocks), in, blocks, next);
   }
   const std::uint64_t chunks = blocks.blocks * blocks.chunks_of_block;

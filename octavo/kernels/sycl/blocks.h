@@ -24,7 +24,7 @@ inline std::uint8_t* codes_of(const Blocks& blocks, std::uint64_t number) {
   return blocks.payload.codes + number * Codec::code_bytes(blocks.block);
 }
 
-/// Calls body(number, whole block as a chunk) for the blocks that this group takes.
+/// Calls body(number, chunk) for the blocks of one chunk that this group takes.
 template <class Body>
 inline void for_blocks(const Blocks& blocks, Body body) {
   const std::uint64_t from = group_index() * blocks.blocks_of_group;
@@ -35,25 +35,15 @@ inline void for_blocks(const Blocks& blocks, Body body) {
   }
 }
 
-/// Calls body(chunk) for the chunks of a block, in order.
-template <class Body>
-inline void for_chunks(const Blocks& blocks, std::uint64_t number, Body body) {
-  for (std::uint64_t i = 0; i < blocks.chunks_of_block; ++i) {
-    const Chunk chunk = blocks.chunk(number, i);
-    if (chunk.count > 0) body(chunk);
-  }
-}
-
-/// Blocks that stay in the cache: a group takes some, and reads each twice.
+/// Blocks of one chunk: a group takes some, and reads each twice while it is in the cache.
 template <class Codec>
 inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Residual* next) {
-  for_blocks(blocks, [&](std::uint64_t number, const Chunk& block) {
+  for_blocks(blocks, [&](std::uint64_t number, const Chunk& chunk) {
     typename Codec::Total total;
-    for_chunks(blocks, number, [&](const Chunk& chunk) { total.add(Codec::summarize(in, chunk.first, chunk.count)); });
-    const typename Codec::Scale scale(total.bits(block.count));
+    total.add(Codec::summarize(in, chunk.first, chunk.count));
+    const typename Codec::Scale scale(total.bits(chunk.count));
     blocks.payload.scales[number] = scale.sent;
-    std::uint8_t* codes = codes_of<Codec>(blocks, number);
-    for_chunks(blocks, number, [&](const Chunk& chunk) { Codec::encode(in, chunk, scale, codes, next); });
+    Codec::encode(in, chunk, scale, codes_of<Codec>(blocks, number), next);
   });
 }
 

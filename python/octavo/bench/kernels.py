@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels on a device, and on the CPU against NumPy and torch too.
 
-The limits are measured in the same run. On every device that is a copy of a tensor by its queue: a kernel's bytes read
-and written in a second, over the copy's. Packing is also held to what the copy copies: bytes read over bytes copied. On the
-CPU reading is held to a plain sum and writing to a fill. A codec with error feedback reads a float32 gradient and a
-bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum over one half of the
-bucket, an add over the other, and a fill of the whole move.
+The limits are measured in the same run. On every device that is a copy of a tensor by its queue: a kernel's bytes
+read and written in a second, over the copy's. Packing is also held to what the copy copies: bytes read over bytes
+copied. On the CPU reading is held to a plain sum and writing to a fill. A codec with error feedback reads a float32
+gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum over one
+half of the bucket, an add over the other, and a fill of the whole move.
 """
 
 from collections.abc import Callable, Mapping, Sequence
