@@ -78,8 +78,8 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp bindings/device_index.cpp
-    bindings/sycl.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp bindings/comm.cpp
+    bindings/device_index.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -116,18 +116,21 @@ def _codecs_on(device: torch.device, rounds: int) -> list[Row]:
     gradient, out = (torch.randn(BUCKET).to(device) for _ in range(2))
     residual, following = (torch.zeros(BUCKET, dtype=torch.bfloat16, device=device) for _ in range(2))
     kernels: dict[str, tuple[float, Callable[[], object]]] = {}
-    for text in ("sign+ef", "sign:262144+ef", "sign-vote", "int4+ef", "bf16", "fp32"):
-        plan = octavo.Plan("dense" if text == "fp32" else text)
-        payload = torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8, device=device)
+    for text in ("sign+ef", "sign:262144+ef", "sign-vote", "outcome of sign-vote", "int4+ef", "bf16", "fp32"):
+        down = text.startswith("outcome")  # of votes: the only sums that have a codec of their own
+        plan = octavo.Plan("dense" if text == "fp32" else text.removeprefix("outcome of "))
+        payload = torch.empty(plan.payload_bytes(BUCKET, down), dtype=torch.uint8, device=device)
         feedback = (residual, following) if plan.error_feedback else (None, None)
         code = payload.numel() / BUCKET
         kernels[f"encode {text}"] = (
             4 + code + (4 if plan.error_feedback else 0),
-            lambda plan=plan, payload=payload, feedback=feedback: _C.encode(plan, gradient, payload, *feedback),
+            lambda plan=plan, payload=payload, feedback=feedback, down=down: _C.encode(
+                plan, gradient, payload, *feedback, down=down
+            ),
         )
         kernels[f"decode {text}"] = (
             4 + code,
-            lambda plan=plan, payload=payload: _C.decode(plan, payload, out),
+            lambda plan=plan, payload=payload, down=down: _C.decode(plan, payload, out, down),
         )
     return _against_copy(device, BUCKET, kernels, rounds)
 
