@@ -31,14 +31,16 @@ add_library(octavo SHARED
   device/sycl/copy.cpp
   device/sycl/cpu_allocator.cpp
   device/sycl/device.cpp
+  device/sycl/devices.cpp
   device/sycl/dropout.cpp
+  device/sycl/empty_of_kind.cpp
   device/sycl/fallback.cpp
-  device/sycl/figures.cpp
   device/sycl/generator.cpp
   device/sycl/guard.cpp
   device/sycl/hooks.cpp
   device/sycl/host_access.cpp
   device/sycl/memory_figures.cpp
+  device/sycl/memory_limit.cpp
   device/sycl/memory_pool.cpp
   device/sycl/pinned.cpp
   device/sycl/recurrent.cpp
