@@ -26,7 +26,10 @@ add_library(octavo SHARED
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
   device/sycl/autocast.cpp
+  device/sycl/block.cpp
+  device/sycl/block_cache.cpp
   device/sycl/call.cpp
+  device/sycl/capacity.cpp
   device/sycl/convolution.cpp
   device/sycl/copy.cpp
   device/sycl/cpu_allocator.cpp
@@ -42,6 +45,7 @@ add_library(octavo SHARED
   device/sycl/memory_figures.cpp
   device/sycl/memory_limit.cpp
   device/sycl/memory_pool.cpp
+  device/sycl/pending_blocks.cpp
   device/sycl/pinned.cpp
   device/sycl/recurrent.cpp
   device/sycl/staging.cpp

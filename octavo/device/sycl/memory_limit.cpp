@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/memory_limit.h"
 
+#include "octavo/device/sycl/devices.h"
 #include "octavo/device/sycl/memory_pool.h"
 
 namespace octavo::sycl_device {
