@@ -67,7 +67,8 @@ add_library(octavo SHARED
   comm/all_reduce.cpp
   comm/serial_queue.cpp
   comm/ddp_hook.cpp
-  comm/host_backend.cpp)
+  comm/host_backend.cpp
+  comm/host_work.cpp)
 octavo_target(octavo)
 target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 # the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations
