@@ -45,12 +45,14 @@ add_library(octavo SHARED
   device/sycl/memory_figures.cpp
   device/sycl/memory_limit.cpp
   device/sycl/memory_pool.cpp
+  device/sycl/operator_traits.cpp
   device/sycl/pending_blocks.cpp
   device/sycl/pinned.cpp
   device/sycl/recurrent.cpp
   device/sycl/staging.cpp
   device/sycl/storage.cpp
   device/sycl/streams.cpp
+  device/sycl/twin_storages.cpp
   device/sycl/twins.cpp
   codec/sign_bits.cpp
   codec/format.cpp
