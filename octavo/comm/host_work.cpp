@@ -23,7 +23,7 @@ bool HostWork::isSuccess() const {
 
 std::exception_ptr HostWork::exception() const {
   for (const WorkPtr& work : on_cpu_) {
-    if (const std::exception_ptr failure = work->exception()) return failure;
+    if (std::exception_ptr failure = work->exception()) return failure;
   }
   return nullptr;
 }

@@ -24,10 +24,10 @@ struct Block {
   Place place() const { return {device, kind == MemoryKind::host}; }
 };
 
-/// The size of a block for that many bytes: up to 512, above 1 MiB to an eighth of the power of two below, 2 MiB at
-/// most.
+/// The size of a block for that many bytes: the next multiple of 512, above 1 MiB of an eighth of the power of two
+/// below, of 2 MiB at most.
 std::uint64_t rounded_up(std::uint64_t bytes);
-/// The most that fits into a block of so many bytes at most.
+/// The largest size of a block that is no more than so many bytes.
 std::uint64_t rounded_down(std::uint64_t bytes);
 
 }  // namespace octavo::sycl_device

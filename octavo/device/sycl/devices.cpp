@@ -59,7 +59,7 @@ c10::DeviceIndex device_count() noexcept {
 
 c10::DeviceIndex require_device(int device) {
   table();  // the reason, where there is none
-  const int count = device_count();
+  const c10::DeviceIndex count = device_count();
   if (device >= 0 && device < count) return static_cast<c10::DeviceIndex>(device);
   fail(ErrorCode::invalid_argument, "device.sycl", "expected a device from sycl:0 to sycl:", count - 1,
        ", got sycl:", device);
