@@ -13,5 +13,7 @@
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
 #include "octavo/device/sycl/device.h"
-#include "octavo/device/sycl/figures.h"
+#include "octavo/device/sycl/devices.h"
+#include "octavo/device/sycl/empty_of_kind.h"
+#include "octavo/device/sycl/memory_limit.h"
 #include "octavo/device/sycl_kernel.h"

@@ -15,8 +15,9 @@ endif()
 # The headers of every room, without the insides of the back ends, the torch device `sycl` and the Python module.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/octavo DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
   REGEX "/octavo/(kernels/[a-z]+|bindings|device/sycl)$" EXCLUDE)
-install(FILES ${PROJECT_SOURCE_DIR}/octavo/device/sycl/device.h ${PROJECT_SOURCE_DIR}/octavo/device/sycl/figures.h
-  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/octavo/device/sycl)
+set(device_headers device devices empty_of_kind memory_limit)
+list(TRANSFORM device_headers REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/octavo/device/sycl/\\1.h")
+install(FILES ${device_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/octavo/device/sycl)
 
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/octavoConfig.cmake.in
   ${CMAKE_CURRENT_BINARY_DIR}/octavoConfig.cmake INSTALL_DESTINATION ${package_dir})

@@ -27,25 +27,33 @@ add_library(octavo SHARED
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
   device/sycl/autocast.cpp
+  device/sycl/block.cpp
+  device/sycl/block_cache.cpp
   device/sycl/call.cpp
+  device/sycl/capacity.cpp
   device/sycl/convolution.cpp
   device/sycl/copy.cpp
   device/sycl/cpu_allocator.cpp
   device/sycl/device.cpp
+  device/sycl/devices.cpp
   device/sycl/dropout.cpp
+  device/sycl/empty_of_kind.cpp
   device/sycl/fallback.cpp
-  device/sycl/figures.cpp
   device/sycl/generator.cpp
   device/sycl/guard.cpp
   device/sycl/hooks.cpp
   device/sycl/host_access.cpp
   device/sycl/memory_figures.cpp
+  device/sycl/memory_limit.cpp
   device/sycl/memory_pool.cpp
+  device/sycl/operator_traits.cpp
+  device/sycl/pending_blocks.cpp
   device/sycl/pinned.cpp
   device/sycl/recurrent.cpp
   device/sycl/staging.cpp
   device/sycl/storage.cpp
   device/sycl/streams.cpp
+  device/sycl/twin_storages.cpp
   device/sycl/twins.cpp
   codec/sign_bits.cpp
   codec/format.cpp
@@ -63,7 +71,8 @@ add_library(octavo SHARED
   comm/all_reduce.cpp
   comm/serial_queue.cpp
   comm/ddp_hook.cpp
-  comm/host_backend.cpp)
+  comm/host_backend.cpp
+  comm/host_work.cpp)
 octavo_target(octavo)
 target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 # the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations

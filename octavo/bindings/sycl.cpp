@@ -5,8 +5,11 @@
 
 #include "octavo/comm/host_backend.h"
 #include "octavo/device/sycl/device.h"
-#include "octavo/device/sycl/figures.h"
+#include "octavo/device/sycl/devices.h"
+#include "octavo/device/sycl/empty_of_kind.h"
+#include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/host_access.h"
+#include "octavo/device/sycl/memory_limit.h"
 #include "octavo/device/sycl_kernel.h"
 
 namespace py = pybind11;
@@ -29,13 +32,14 @@ void bind_sycl(py::module_& parent) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::module_ m = parent.def_submodule("sycl");
   m.def("register_device", &register_sycl_device);
-  m.def("device_count", &sycl_device::count_devices, no_gil);
-  m.def("is_initialized", &sycl_device::has_been_used);
-  m.def("is_in_bad_fork", &sycl_device::is_in_bad_fork);
+  m.def("device_count", &sycl_device::device_count, no_gil);
+  m.def("is_initialized", &sycl_device::is_initialized);
+  m.def("is_in_bad_fork", &sycl_device::is_forked);
   m.def("set_memory_limit", &sycl_device::set_memory_limit);
   m.def("memory_limit", &sycl_device::memory_limit);
-  m.def("default_generator", &sycl_device::default_generator_of);
-  m.def("seed_all", &sycl_device::seed_all);
+  m.def("default_generator",
+        [](int device) { return sycl_device::default_generator(sycl_device::require_device(device)); });
+  m.def("seed_all", &sycl_device::seed_default_generators);
   m.def("empty", &sycl_device::empty_of_kind);
   m.def("act_as_gpu", &sycl_device::act_as_gpu);
   py::enum_<MemoryKind>(m, "MemoryKind")

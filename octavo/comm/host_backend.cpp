@@ -3,7 +3,10 @@
 
 #include <utility>
 
+#include "octavo/comm/host_work.h"
 #include "octavo/device/host_alias.h"
+#include "octavo/device/scratch.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 
@@ -11,40 +14,9 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// The CPU back end's work, with the caller's tensors as its result.
-class HostWork final : public c10d::Work {
- public:
-  HostWork(c10::intrusive_ptr<c10d::Work> on_cpu, Tensors results)
-      : on_cpu_(std::move(on_cpu)), results_(std::move(results)) {}
-
-  bool isCompleted() override { return on_cpu_->isCompleted(); }
-  bool isSuccess() const override { return on_cpu_->isSuccess(); }
-  std::exception_ptr exception() const override { return on_cpu_->exception(); }
-  int sourceRank() const override { return on_cpu_->sourceRank(); }
-  Tensors result() override { return results_; }
-  void synchronize() override { on_cpu_->synchronize(); }
-  bool wait(std::chrono::milliseconds timeout) override { return on_cpu_->wait(timeout); }
-  void abort() override { on_cpu_->abort(); }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
-    on_cpu_->getFuture()->addCallback([future, results = results_](c10::ivalue::Future& done) {
-      if (done.hasError())
-        future->setError(done.exception_ptr());
-      else
-        future->markCompleted(c10::IValue(results));
-    });
-    return future;
-  }
-
- private:
-  c10::intrusive_ptr<c10d::Work> on_cpu_;
-  Tensors results_;
-};
-
 /// The memory as the CPU back end takes it, once what the device has to do is done.
 at::Tensor on_host(const at::Tensor& tensor) {
-  mark_for_host(tensor.device())();
+  wait_for_stream(tensor.device());
   return host_alias(tensor);
 }
 
@@ -59,10 +31,6 @@ Tensors flat(const std::vector<Tensors>& lists) {
   Tensors all;
   for (const Tensors& list : lists) all.insert(all.end(), list.begin(), list.end());
   return all;
-}
-
-HostBackend::WorkPtr work_of(HostBackend::WorkPtr on_cpu, Tensors results) {
-  return c10::make_intrusive<HostWork>(std::move(on_cpu), std::move(results));
 }
 
 }  // namespace
@@ -178,6 +146,32 @@ HostBackend::WorkPtr HostBackend::recvAnysource(Tensors& tensors, int tag) {
   return work_of(on_cpu_->recvAnysource(aliases, tag), tensors);
 }
 
-HostBackend::WorkPtr HostBackend::barrier(const c10d::BarrierOptions& options) { return on_cpu_->barrier(options); }
+HostBackend::WorkPtr HostBackend::barrier(const c10d::BarrierOptions& options) {
+  return work_of(on_cpu_->barrier(options), {});
+}
+
+HostBackend::WorkPtr HostBackend::work_of(WorkPtr on_cpu, const Tensors& results) {
+  const std::lock_guard lock(mutex_);
+  if (coalesced_) {
+    coalesced_->works.push_back(on_cpu);
+    coalesced_->results.insert(coalesced_->results.end(), results.begin(), results.end());
+  }
+  return c10::make_intrusive<HostWork>(std::vector{std::move(on_cpu)}, results);
+}
+
+void HostBackend::startCoalescing() {
+  const std::lock_guard lock(mutex_);
+  coalesced_ = Coalesced{};  // what an exception left there is forgotten
+}
+
+HostBackend::WorkPtr HostBackend::endCoalescing() {
+  const std::lock_guard lock(mutex_);
+  if (!coalesced_) {
+    fail(ErrorCode::invalid_argument, "comm.host_backend", "expected startCoalescing before endCoalescing, got none");
+  }
+  auto all = c10::make_intrusive<HostWork>(std::move(coalesced_->works), std::move(coalesced_->results));
+  coalesced_.reset();
+  return all;
+}
 
 }  // namespace octavo

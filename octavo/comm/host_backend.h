@@ -3,13 +3,17 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <mutex>
+#include <optional>
+#include <vector>
+
 #include "octavo/export.h"
 
 namespace octavo {
 
 /// Collectives on tensors of a device whose memory the host reads (host_alias), done by a CPU back end such as Gloo on
 /// that memory: no copies. A call first waits for what the device's current stream was given; the tensors are ready
-/// when the work is.
+/// when the work is. What the CPU back end refuses is refused in its words. Thread-safe where the CPU back end is.
 class OCTAVO_API HostBackend final : public c10d::Backend {
  public:
   explicit HostBackend(c10::intrusive_ptr<c10d::Backend> on_cpu);
@@ -23,6 +27,12 @@ class OCTAVO_API HostBackend final : public c10d::Backend {
   std::uint64_t getSequenceNumberForGroup() override { return on_cpu_->getSequenceNumberForGroup(); }
   void abort() override { on_cpu_->abort(); }
   void shutdown() override { on_cpu_->shutdown(); }
+
+  bool supportsCoalescing() const override { return true; }
+  /// Calls run at once and have works of their own, as without; endCoalescing's work stands for all calls since
+  /// startCoalescing. Throws Error invalid_argument where that was not called.
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
@@ -51,7 +61,16 @@ class OCTAVO_API HostBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  c10::intrusive_ptr<c10d::Backend> on_cpu_;
+  /// The CPU back end's work with the caller's tensors as its result, remembered between start- and endCoalescing.
+  WorkPtr work_of(WorkPtr on_cpu, const Tensors& results);
+
+  struct Coalesced {
+    std::vector<WorkPtr> works;
+    Tensors results;
+  };
+  const c10::intrusive_ptr<c10d::Backend> on_cpu_;
+  std::mutex mutex_;
+  std::optional<Coalesced> coalesced_;  // the calls since startCoalescing
 };
 
 }  // namespace octavo

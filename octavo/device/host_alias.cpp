@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/host_alias.h"
 
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <memory>
-
 #include "octavo/device/scratch.h"
 #include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl/streams.h"
@@ -35,13 +30,6 @@ at::Tensor where_kernels_run(const at::Tensor& tensor) {
   if (!sycl_device::is_host_processor()) return tensor;
   wait_for_stream(device);
   return host_alias(tensor);
-}
-
-std::function<void()> mark_for_host(c10::Device device) {
-  if (device.is_cpu()) return [] {};
-  auto event = std::make_shared<c10::Event>(device.type());
-  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-  return [event] { event->synchronize(); };
 }
 
 }  // namespace octavo

@@ -3,8 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-
 #include "octavo/export.h"
 
 /// Device memory as the host sees it, for code that works on the CPU.
@@ -21,9 +19,5 @@ OCTAVO_API at::Tensor host_alias(const at::Tensor& tensor);
 /// (sycl over a CPU) the host alias, on which the CPU's kernels need no launches. What the device's current stream has
 /// to do with that one is waited for.
 OCTAVO_API at::Tensor where_kernels_run(const at::Tensor& tensor);
-
-/// Marks what the device's current stream was given so far. The function returned waits for it, on any thread: then the
-/// host may read through an alias. On CPU it does nothing.
-OCTAVO_API std::function<void()> mark_for_host(c10::Device device);
 
 }  // namespace octavo

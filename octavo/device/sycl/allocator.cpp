@@ -3,6 +3,7 @@
 
 #include "octavo/device/sycl/cpu_allocator.h"
 #include "octavo/device/sycl/memory_pool.h"
+#include "octavo/device/sycl/streams.h"
 
 namespace octavo::sycl_device {
 
@@ -41,17 +42,17 @@ class Allocator final : public c10::DeviceAllocator {
     require_device(device);
     const MemoryFigures figures = MemoryPool::instance().figures(device, /*host=*/false);
     DeviceStats stats;
-    fill(stats.allocated_bytes, figures.allocated_bytes);
-    fill(stats.requested_bytes, figures.allocated_bytes);
-    fill(stats.reserved_bytes, figures.reserved_bytes);
-    fill(stats.active_bytes, figures.active_bytes);
-    fill(stats.allocation, figures.allocated_blocks);
-    fill(stats.segment, figures.reserved_blocks);
-    fill(stats.active, figures.active_blocks);
+    fill(stats.allocated_bytes, figures.allocated.bytes);
+    fill(stats.requested_bytes, figures.allocated.bytes);
+    fill(stats.reserved_bytes, figures.reserved.bytes);
+    fill(stats.active_bytes, figures.active.bytes);
+    fill(stats.allocation, figures.allocated.blocks);
+    fill(stats.segment, figures.reserved.blocks);
+    fill(stats.active, figures.active.blocks);
     stats.num_alloc_retries = figures.retries;
     stats.num_ooms = figures.refusals;
-    stats.num_device_alloc = figures.reserved_blocks.added;
-    stats.num_device_free = figures.reserved_blocks.removed;
+    stats.num_device_alloc = figures.reserved.blocks.added;
+    stats.num_device_free = figures.reserved.blocks.removed;
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_sums(device, false); }

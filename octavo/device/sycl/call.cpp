@@ -3,9 +3,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
-#include <array>
-
 #include "octavo/device/sycl/cpu_allocator.h"
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/streams.h"
@@ -18,14 +15,33 @@ namespace {
 
 using torch::jit::Stack;
 
-// with indices that may lie on the CPU
-constexpr std::array kMixed = {"aten::index",      "aten::_unsafe_index",    "aten::index_put",
-                               "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
+bool is_ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kType; }
+
+/// Calls visit(tensor) for an argument that is a tensor, or for those of a list.
+template <class Visit>
+void for_tensors(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) return visit(value.toTensor());
+  if (!value.isTensorList()) return;
+  for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+}
+
+/// The device that an argument names or lies on.
+std::optional<c10::DeviceIndex> device_of(const c10::IValue& value) {
+  if (value.isDevice()) {
+    const c10::Device device = value.toDevice();
+    return device.type() == kType && device.has_index() ? std::optional(device.index()) : std::nullopt;
+  }
+  std::optional<c10::DeviceIndex> first;
+  for_tensors(value, [&](const at::Tensor& tensor) {
+    if (!first && is_ours(tensor)) first = tensor.device().index();
+  });
+  return first;
+}
 
 /// One call: the arguments' way to the CPU, the results' way back.
 class Call {
  public:
-  Call(const c10::OperatorHandle& op, const Traits& traits, Stack* stack)
+  Call(const c10::OperatorHandle& op, const OperatorTraits& traits, Stack* stack)
       : op_(op),
         traits_(traits),
         stack_(stack),
@@ -51,20 +67,9 @@ class Call {
   }
 
  private:
-  static bool is_ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kType; }
-
   c10::DeviceIndex device_of_call() const {
     for (std::size_t i = first_; i < stack_->size(); ++i) {
-      const c10::IValue& value = (*stack_)[i];
-      if (value.isTensor() && is_ours(value.toTensor())) return value.toTensor().device().index();
-      if (value.isTensorList()) {
-        for (const at::Tensor& tensor : value.toTensorVector()) {
-          if (is_ours(tensor)) return tensor.device().index();
-        }
-      }
-      if (value.isDevice() && value.toDevice().type() == kType && value.toDevice().has_index()) {
-        return value.toDevice().index();
-      }
+      if (const auto device = device_of((*stack_)[i])) return *device;
     }
     return current_device();
   }
@@ -72,14 +77,10 @@ class Call {
   std::vector<at::Tensor> written_tensors() const {
     std::vector<at::Tensor> written;
     for (const std::size_t position : traits_.written) {
-      const c10::IValue& value = (*stack_)[first_ + position];
-      if (value.isTensor()) written.push_back(value.toTensor());
-      if (value.isTensorList()) {
-        for (at::Tensor& tensor : value.toTensorVector()) written.push_back(std::move(tensor));
-      }
-    }
-    for (const at::Tensor& tensor : written) {
-      if (tensor.defined() && !is_ours(tensor)) refuse(tensor);
+      for_tensors((*stack_)[first_ + position], [&](const at::Tensor& tensor) {
+        if (tensor.defined() && !is_ours(tensor)) refuse(tensor);
+        written.push_back(tensor);
+      });
     }
     return written;
   }
@@ -130,7 +131,7 @@ class Call {
   }
 
   const c10::OperatorHandle& op_;
-  const Traits& traits_;
+  const OperatorTraits& traits_;
   Stack* stack_;
   std::size_t first_;
   c10::DeviceIndex device_;
@@ -139,22 +140,7 @@ class Call {
 
 }  // namespace
 
-Traits::Traits(const c10::OperatorHandle& op, bool is_sparse)
-    : arguments(op.schema().arguments().size()), is_sparse(is_sparse) {
-  const c10::FunctionSchema& schema = op.schema();
-  is_collective = schema.name().starts_with("c10d::");
-  is_mixed = std::find(kMixed.begin(), kMixed.end(), schema.name()) != kMixed.end();
-  const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
-  for (std::size_t i = 0; i < arguments; ++i) {
-    const c10::Argument& argument = schema.arguments()[i];
-    if (argument.alias_info() != nullptr && argument.alias_info()->isWrite()) written.push_back(i);
-    const auto* optional = argument.type()->castRaw<c10::OptionalType>();
-    const bool is_generator = optional != nullptr && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
-    if (is_random && is_generator) generator = i;
-  }
-}
-
-void call_on_cpu(const c10::OperatorHandle& op, const Traits& traits, Stack* stack) {
+void call_on_cpu(const c10::OperatorHandle& op, const OperatorTraits& traits, Stack* stack) {
   if (traits.is_sparse && traits.is_collective) {  // the sum comes as new memory, when nobody is there to take it over
     fail(ErrorCode::unsupported, "device.fallback", "expected a strided tensor on sycl, got layout Sparse for ",
          op.schema().name(), ": make it dense with .to_dense()");

@@ -14,7 +14,7 @@ using torch::jit::Stack;
 
 void convolution(const c10::OperatorHandle&, Stack* stack) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution", "");
-  call_on_cpu(op, Traits(op), stack);
+  call_on_cpu(op, OperatorTraits(op), stack);
 }
 
 void convolution_backward(const c10::OperatorHandle& overrideable, Stack* stack) {
@@ -25,7 +25,7 @@ void convolution_backward(const c10::OperatorHandle& overrideable, Stack* stack)
   constexpr std::ptrdiff_t kBiasSizes = 3;                    // after grad_output, input and weight
   const c10::IValue bias_sizes = wants_bias ? c10::IValue(std::vector<std::int64_t>{channels}) : c10::IValue();
   stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + kBiasSizes, bias_sizes);
-  call_on_cpu(op, Traits(op), stack);
+  call_on_cpu(op, OperatorTraits(op), stack);
 }
 
 }  // namespace

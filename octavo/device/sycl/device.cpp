@@ -7,12 +7,12 @@
 
 #include "octavo/device/sycl/allocator.h"
 #include "octavo/device/sycl/cpu_allocator.h"
+#include "octavo/device/sycl/devices.h"
 #include "octavo/device/sycl/fallback.h"
 #include "octavo/device/sycl/guard.h"
 #include "octavo/device/sycl/hooks.h"
 #include "octavo/device/sycl/operators.h"
 #include "octavo/device/sycl/pinned.h"
-#include "octavo/device/sycl/streams.h"
 
 namespace octavo {
 

@@ -29,13 +29,13 @@ class Fallback final : public c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) { call_on_cpu(op, traits_, stack); }
 
  private:
-  Traits traits_;
+  OperatorTraits traits_;
 };
 
-void fall_back(const c10::OperatorHandle& op, Stack* stack) { call_on_cpu(op, Traits(op), stack); }
+void fall_back(const c10::OperatorHandle& op, Stack* stack) { call_on_cpu(op, OperatorTraits(op), stack); }
 
 void fall_back_sparse(const c10::OperatorHandle& op, Stack* stack) {
-  call_on_cpu(op, Traits(op, /*is_sparse=*/true), stack);
+  call_on_cpu(op, OperatorTraits(op, /*is_sparse=*/true), stack);
 }
 
 /// Gives `key` every operator that `cpu_key` has and `key` has not.

@@ -8,6 +8,7 @@
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/memory_pool.h"
 #include "octavo/device/sycl/pinned.h"
+#include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::sycl_device {

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
+#include "octavo/device/sycl/devices.h"
 #include "octavo/device/sycl/memory_pool.h"
-#include "octavo/device/sycl/streams.h"
 
 namespace octavo::sycl_device {
 

@@ -9,9 +9,9 @@ namespace {
 
 template <class Change>
 void for_gauges(MemoryFigures& figures, Change change) {
-  for (Gauge* gauge : {&figures.allocated_bytes, &figures.reserved_bytes, &figures.active_bytes,
-                       &figures.allocated_blocks, &figures.reserved_blocks, &figures.active_blocks}) {
-    change(*gauge);
+  for (Amount* amount : {&figures.allocated, &figures.reserved, &figures.active}) {
+    change(amount->bytes);
+    change(amount->blocks);
   }
 }
 
@@ -26,6 +26,16 @@ void Gauge::add(std::int64_t amount) {
 void Gauge::remove(std::int64_t amount) {
   current -= amount;
   removed += amount;
+}
+
+void Amount::add(std::uint64_t block_bytes) {
+  bytes.add(static_cast<std::int64_t>(block_bytes));
+  blocks.add(1);
+}
+
+void Amount::remove(std::uint64_t block_bytes) {
+  bytes.remove(static_cast<std::int64_t>(block_bytes));
+  blocks.remove(1);
 }
 
 void MemoryFigures::reset_peak() {

@@ -4,45 +4,16 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <bit>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <pthread.h>
+#include <utility>
 
-#include "octavo/kernels/error.h"
+#include "octavo/device/sycl/streams.h"
 
 namespace octavo::sycl_device {
 
 namespace {
 
 constexpr std::uint64_t kAlignment = 64;  // of torch's CPU tensors
-constexpr std::uint64_t kSmallStep = 512, kLarge = 1 << 20, kLargestStep = 2 << 20;
-constexpr const char* kLimitVariable = "OCTAVO_SYCL_MEMORY_BYTES";
-
-std::uint64_t step_of(std::uint64_t bytes) {
-  return bytes <= kLarge ? kSmallStep : std::min(std::bit_floor(bytes) / 8, kLargestStep);
-}
-
-std::uint64_t rounded(std::uint64_t bytes) {
-  const std::uint64_t step = step_of(bytes);
-  return (bytes / step + (bytes % step != 0)) * step;
-}
-
-std::uint64_t rounded_down(std::uint64_t bytes) { return bytes / step_of(bytes) * step_of(bytes); }
-
-std::optional<std::uint64_t> limit_of_environment() {
-  const char* text = std::getenv(kLimitVariable);
-  if (text == nullptr || *text == 0) return std::nullopt;
-  std::uint64_t bytes = 0;
-  const char* end = text + std::strlen(text);
-  const auto [stop, error] = std::from_chars(text, end, bytes);
-  if (error != std::errc() || stop != end) {
-    fail(ErrorCode::invalid_argument, "device.sycl", "expected a number of bytes in ", kLimitVariable, ", got '", text,
-         "'");
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -51,7 +22,7 @@ MemoryPool& MemoryPool::instance() {
   return *pool;
 }
 
-MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
+MemoryPool::MemoryPool() {
   // a child frees tensors too, and no other thread is there to unlock
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                  [] { instance().mutex_.unlock(); });
@@ -59,25 +30,14 @@ MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
 
 void* MemoryPool::allocate(c10::DeviceIndex device, MemoryKind kind, std::uint64_t bytes, c10::StreamId stream) {
   const std::lock_guard lock(mutex_);
-  Block block{device, kind, stream, bytes, rounded(bytes), &figures_[{device, kind == MemoryKind::host}], {}};
+  Block block{device, kind, stream, bytes, rounded_up(bytes), {}};
   keep_what_is_done();
-  void* memory = take_cached(block);
+  void* memory = cached_.take(block);
   if (memory == nullptr) memory = reserve(block);
-  block.figures->allocated_bytes.add(static_cast<std::int64_t>(bytes));
-  block.figures->allocated_blocks.add(1);
-  block.figures->active_bytes.add(static_cast<std::int64_t>(block.size));
-  block.figures->active_blocks.add(1);
-  used_.emplace(memory, block);
-  return memory;
-}
-
-void* MemoryPool::take_cached(Block& block) {
-  const auto key = [&](std::uint64_t size) { return Key(block.device, block.kind, block.stream, size); };
-  const auto found = cached_.lower_bound(key(block.size));
-  if (found == cached_.end() || found->first > key(block.size + block.size / 8)) return nullptr;
-  block.size = std::get<std::uint64_t>(found->first);
-  void* memory = found->second;
-  cached_.erase(found);
+  MemoryFigures& figures = figures_[block.place()];
+  figures.allocated.add(block.bytes);
+  figures.active.add(block.size);
+  used_.emplace(memory, std::move(block));
   return memory;
 }
 
@@ -87,30 +47,31 @@ void* MemoryPool::reserve(const Block& block) {
     const bool fits = host || block.size <= unreserved(block.device);
     return fits ? runtime().allocate(block.device, block.kind, block.size, kAlignment) : nullptr;
   };
+  MemoryFigures& figures = figures_[block.place()];
   void* memory = ask();
   if (memory == nullptr) {
-    ++block.figures->retries;
+    ++figures.retries;
     release_cached(block.place());
     memory = ask();
   }
   if (memory == nullptr) refuse(block);
-  block.figures->reserved_bytes.add(static_cast<std::int64_t>(block.size));
-  block.figures->reserved_blocks.add(1);
+  figures.reserved.add(block.size);
   return memory;
 }
 
 void MemoryPool::refuse(const Block& block) {
-  ++block.figures->refusals;
-  const auto limit = limit_of(block.device);
-  const auto allocated = block.figures->allocated_bytes.current, active = block.figures->active_bytes.current;
-  const auto reserved = block.figures->reserved_bytes.current;
+  MemoryFigures& figures = figures_[block.place()];
+  ++figures.refusals;
+  const auto limit = capacity_.limit(block.device);
+  const auto allocated = figures.allocated.bytes.current;
+  const auto cached = figures.reserved.bytes.current - figures.active.bytes.current;
   const bool host = block.kind == MemoryKind::host;
   const auto free = host ? runtime().free_bytes(block.device) : free_of(block.device);
   const std::string place = c10::str(host ? "the host of sycl:" : "sycl:", int{block.device});
   const std::string most = limit ? c10::str(", the limit is ", *limit) : "";
-  C10_THROW_ERROR(OutOfMemoryError, c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size,
-                                             ") on ", place, ", got none: ", free, " are free, ", allocated,
-                                             " allocated, ", reserved - active, " cached", most));
+  C10_THROW_ERROR(OutOfMemoryError,
+                  c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size, ") on ", place,
+                           ", got none: ", free, " are free, ", allocated, " allocated, ", cached, " cached", most));
 }
 
 bool MemoryPool::free(void* memory) noexcept {
@@ -119,58 +80,35 @@ bool MemoryPool::free(void* memory) noexcept {
   if (found == used_.end()) return false;
   Block block = std::move(found->second);
   used_.erase(found);
-  block.figures->allocated_bytes.remove(static_cast<std::int64_t>(block.bytes));
-  block.figures->allocated_blocks.remove(1);
+  figures_[block.place()].allocated.remove(block.bytes);
   if (is_forked()) return true;
   try {
-    retire(memory, std::move(block));
+    if (block.other_streams.empty())
+      keep(memory, block);
+    else
+      pending_.add(memory, std::move(block));
   } catch (...) {  // a deleter must not throw; a stream may use the block as long as it likes
   }
   return true;
 }
 
-void MemoryPool::retire(void* memory, Block block) {
-  if (block.other_streams.empty()) return keep(memory, block);
-  std::vector<OwnedEvent> uses;
-  for (const c10::Stream& stream : block.other_streams) {
-    uses.emplace_back(runtime().create_event());
-    runtime().record(uses.back().get(), queue_of(stream));
-  }
-  freed_.push_back({memory, std::move(block), std::move(uses)});
-}
-
-void MemoryPool::DestroyEvent::operator()(Event event) const noexcept {
-  if (!is_forked()) runtime().destroy_event(event);
-}
-
 void MemoryPool::keep(void* memory, const Block& block) {
-  const Key key(block.device, block.kind, block.stream, block.size);
-  cached_.emplace_hint(cached_.lower_bound(key), key, memory);  // first of its size: likely in a processor's cache
-  block.figures->active_bytes.remove(static_cast<std::int64_t>(block.size));
-  block.figures->active_blocks.remove(1);
+  cached_.keep(memory, block);
+  figures_[block.place()].active.remove(block.size);
 }
 
 void MemoryPool::keep_what_is_done() {
-  if (freed_.empty()) return;
-  std::erase_if(freed_, [&](Freed& freed) {
-    const auto is_done = [](const OwnedEvent& use) { return runtime().is_done(use.get()); };
-    if (!std::all_of(freed.uses.begin(), freed.uses.end(), is_done)) return false;
-    keep(freed.memory, freed.block);
-    return true;
-  });
+  pending_.take_done([this](void* memory, const Block& block) { keep(memory, block); });
 }
 
 void MemoryPool::release_cached(Place place) {
-  synchronize(place.first);  // a stream may still use what the host has freed
+  const c10::DeviceIndex device = place.first;
+  synchronize(device);  // a stream may still use what the host has freed
   keep_what_is_done();
   MemoryFigures& figures = figures_[place];
-  std::erase_if(cached_, [&](const auto& cached) {
-    const auto& [device, kind, stream, size] = cached.first;
-    if (Place{device, kind == MemoryKind::host} != place) return false;
-    runtime().free(device, cached.second);
-    figures.reserved_bytes.remove(static_cast<std::int64_t>(size));
-    figures.reserved_blocks.remove(1);
-    return true;
+  cached_.clear(place, [&](void* memory, std::uint64_t size) {
+    runtime().free(device, memory);
+    figures.reserved.remove(size);
   });
 }
 
@@ -219,22 +157,17 @@ void MemoryPool::reset_sums(c10::DeviceIndex device, bool host) {
 
 void MemoryPool::set_limit(c10::DeviceIndex device, std::optional<std::uint64_t> bytes) {
   const std::lock_guard lock(mutex_);
-  limits_[device] = bytes;
+  capacity_.set_limit(device, bytes);
 }
 
 std::optional<std::uint64_t> MemoryPool::limit(c10::DeviceIndex device) {
   const std::lock_guard lock(mutex_);
-  return limit_of(device);
-}
-
-std::optional<std::uint64_t> MemoryPool::limit_of(c10::DeviceIndex device) const {
-  const auto found = limits_.find(device);
-  return found != limits_.end() ? found->second : first_limit_;
+  return capacity_.limit(device);
 }
 
 std::uint64_t MemoryPool::total_bytes(c10::DeviceIndex device) {
   const std::lock_guard lock(mutex_);
-  return total_of(device);
+  return capacity_.total_bytes(device);
 }
 
 std::uint64_t MemoryPool::free_bytes(c10::DeviceIndex device) {
@@ -242,14 +175,9 @@ std::uint64_t MemoryPool::free_bytes(c10::DeviceIndex device) {
   return free_of(device);
 }
 
-std::uint64_t MemoryPool::total_of(c10::DeviceIndex device) const {
-  const std::uint64_t there = runtime().facts(device).total_bytes;
-  return std::min(limit_of(device).value_or(there), there);
-}
-
 std::uint64_t MemoryPool::unreserved(c10::DeviceIndex device) {
-  const std::uint64_t total = total_of(device);
-  const auto reserved = figures_[{device, /*host=*/false}].reserved_bytes.current;
+  const std::uint64_t total = capacity_.total_bytes(device);
+  const auto reserved = figures_[{device, /*host=*/false}].reserved.bytes.current;
   return total - std::min<std::uint64_t>(total, reserved);
 }
 

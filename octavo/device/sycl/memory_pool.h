@@ -2,27 +2,24 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <optional>
-#include <tuple>
 #include <unordered_map>
-#include <vector>
 
+#include "octavo/device/sycl/block_cache.h"
+#include "octavo/device/sycl/capacity.h"
 #include "octavo/device/sycl/memory_figures.h"
-#include "octavo/device/sycl/streams.h"
+#include "octavo/device/sycl/pending_blocks.h"
 
 namespace octavo::sycl_device {
 
 /// Memory of the devices and page-locked memory of the host, kept for reuse. Thread-safe.
 ///
 /// A block belongs to the stream that was current when it was allocated, and goes to later allocations of the same
-/// stream, device, kind and rounded size: what they do runs after what was done with it. Other streams that use it
-/// must be named by `use_on`; it is then kept back until they are done. Sizes are rounded up to 512 bytes, above 1 MiB
-/// to an eighth of the power of two below, 2 MiB at most; a cached block may be an eighth larger still. After a fork
-/// the child forgets blocks that it frees: they are the parent's.
+/// stream, device, kind and size: what they do runs after what was done with it. Other streams that use it
+/// must be named by `use_on`; it is then kept back until they are done. After a fork the child forgets blocks that it
+/// frees: they are the parent's.
 class MemoryPool {
  public:
   static constexpr c10::StreamId kNoStream = -1;
@@ -57,35 +54,10 @@ class MemoryPool {
   std::uint64_t free_bytes(c10::DeviceIndex);
 
  private:
-  using Place = std::pair<c10::DeviceIndex, bool>;  // a device, whether its host memory
-  struct Block {
-    c10::DeviceIndex device;
-    MemoryKind kind;
-    c10::StreamId stream;
-    std::uint64_t bytes, size;  // asked for, rounded
-    MemoryFigures* figures;     // of its place
-    std::vector<c10::Stream> other_streams;
-    Place place() const { return {device, kind == MemoryKind::host}; }
-  };
-  using Key = std::tuple<c10::DeviceIndex, MemoryKind, c10::StreamId, std::uint64_t>;
-  struct DestroyEvent {
-    void operator()(Event event) const noexcept;
-  };
-  using OwnedEvent = std::unique_ptr<void, DestroyEvent>;
-  struct Freed {
-    void* memory;
-    Block block;
-    std::vector<OwnedEvent> uses;
-  };
-
   MemoryPool();
-  std::optional<std::uint64_t> limit_of(c10::DeviceIndex) const;
-  std::uint64_t total_of(c10::DeviceIndex) const;
   std::uint64_t unreserved(c10::DeviceIndex);
   std::uint64_t free_of(c10::DeviceIndex);
-  void* take_cached(Block&);
   void* reserve(const Block&);
-  void retire(void* memory, Block);
   void keep(void* memory, const Block&);
   void keep_what_is_done();
   void release_cached(Place);
@@ -93,11 +65,10 @@ class MemoryPool {
 
   std::mutex mutex_;
   std::unordered_map<const void*, Block> used_;
-  std::multimap<Key, void*> cached_;
-  std::deque<Freed> freed_;  // while other streams use it
+  BlockCache cached_;
+  PendingBlocks pending_;
   std::map<Place, MemoryFigures> figures_;
-  const std::optional<std::uint64_t> first_limit_;
-  std::map<c10::DeviceIndex, std::optional<std::uint64_t>> limits_;  // those set by a call
+  Capacity capacity_;
 };
 
 }  // namespace octavo::sycl_device

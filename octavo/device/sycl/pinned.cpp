@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "octavo/device/sycl/allocator.h"
+#include "octavo/device/sycl/devices.h"
 #include "octavo/device/sycl/memory_pool.h"
 
 namespace octavo::sycl_device {
@@ -33,12 +34,12 @@ class PinnedAllocator final : public at::HostAllocator {
     at::HostStats stats;
     for_devices([&](c10::DeviceIndex device) {
       const MemoryFigures figures = MemoryPool::instance().figures(device, kHost);
-      add(stats.active_requests, figures.allocated_blocks);
-      add(stats.active_bytes, figures.allocated_bytes);
-      add(stats.allocations, figures.reserved_blocks);
-      add(stats.allocated_bytes, figures.reserved_bytes);
-      stats.num_host_alloc += figures.reserved_blocks.added;
-      stats.num_host_free += figures.reserved_blocks.removed;
+      add(stats.active_requests, figures.allocated.blocks);
+      add(stats.active_bytes, figures.allocated.bytes);
+      add(stats.allocations, figures.reserved.blocks);
+      add(stats.allocated_bytes, figures.reserved.bytes);
+      stats.num_host_alloc += figures.reserved.blocks.added;
+      stats.num_host_free += figures.reserved.blocks.removed;
     });
     return stats;
   }

@@ -21,7 +21,7 @@ void transfer(c10::DeviceIndex device, void* to, const void* from, std::uint64_t
 
 at::Tensor staging_for(const at::Tensor& tensor) {
   const c10::OptionalDeviceGuard guard(tensor.device());  // whose driver knows the memory as page-locked
-  const at::Tensor staged =
+  at::Tensor staged =
       at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), &pinned_allocator(),
                                         c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.scalar_type());
   staged._set_conj(tensor.is_conj());
@@ -30,7 +30,7 @@ at::Tensor staging_for(const at::Tensor& tensor) {
 }
 
 at::Tensor download(const at::Tensor& tensor) {
-  const at::Tensor staged = staging_for(tensor);
+  at::Tensor staged = staging_for(tensor);
   transfer(tensor.device().index(), staged.mutable_data_ptr(), tensor.const_data_ptr(), staged.storage().nbytes());
   return staged;
 }

@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/sycl/streams.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
-#include <pthread.h>
 
-#include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::sycl_device {
@@ -16,11 +13,8 @@ namespace {
 
 constexpr int kPool = 32;
 constexpr int kStreams = 1 + 2 * kPool;  // the default, the pool, the urgent pool
-constexpr int kDevices = 64;
 
-std::atomic<bool> used = false, forked = false;
-thread_local c10::DeviceIndex device_of_thread = 0;
-thread_local std::array<std::uint8_t, kDevices> stream_of_thread = {};
+thread_local std::array<std::uint8_t, kMostDevices> stream_of_thread = {};
 
 class Streams {
  public:
@@ -52,7 +46,8 @@ class Streams {
 
 Streams& streams_of(c10::DeviceIndex device) {
   require_device(device);
-  static auto* all = new std::array<Streams, kDevices>;  // streams outlive what is destroyed at the end of the process
+  static auto* all =
+      new std::array<Streams, kMostDevices>;  // streams outlive what is destroyed at the end of the process
   return (*all)[device];
 }
 
@@ -71,58 +66,7 @@ void require_stream(c10::Stream stream) {
        " of sycl:", int{stream.device_index()}, ", got ", stream.id());
 }
 
-/// The back end's table, as `runtime` gives it; to look at it is not yet to use the device.
-const DeviceRuntime& table() {
-  static const DeviceRuntime& found = []() -> const DeviceRuntime& {
-    const DeviceRuntime* table = backend("sycl").runtime;
-    if (table == nullptr) fail(ErrorCode::internal, "device.sycl", "the sycl back end has no run time of a device");
-    return *table;
-  }();
-  if (forked) {
-    fail(ErrorCode::unsupported, "device.sycl", "expected the process that first used the device, got one forked from ",
-         "it: start processes that use it with 'spawn'");
-  }
-  return found;
-}
-
 }  // namespace
-
-const DeviceRuntime& runtime() {
-  const DeviceRuntime& found = table();
-  static std::once_flag first_use;
-  std::call_once(first_use, [] {
-    used = true;
-    pthread_atfork(nullptr, nullptr, [] { forked = true; });
-  });
-  return found;
-}
-
-bool is_forked() noexcept { return forked; }
-
-bool is_initialized() noexcept { return used; }
-
-c10::DeviceIndex device_count() noexcept {
-  static const int count = [] {
-    try {
-      return std::min(table().device_count(), kDevices);
-    } catch (const std::exception&) {  // torch wants a number; who uses the device gets the reason
-      return 0;
-    }
-  }();
-  return static_cast<c10::DeviceIndex>(count);
-}
-
-void require_device(int device) {
-  table();  // the reason, where there is none
-  const int count = device_count();
-  if (device >= 0 && device < count) return;
-  fail(ErrorCode::invalid_argument, "device.sycl", "expected a device from sycl:0 to sycl:", count - 1,
-       ", got sycl:", device);
-}
-
-c10::DeviceIndex current_device() noexcept { return device_of_thread; }
-
-void set_current_device(c10::DeviceIndex device) noexcept { device_of_thread = device; }
 
 c10::Stream current_stream(c10::DeviceIndex device) { return stream_with(device, stream_of_this_thread(device)); }
 

@@ -3,32 +3,12 @@
 
 #include <c10/core/Stream.h>
 
-#include "octavo/kernels/runtime.h"
+#include "octavo/device/sycl/devices.h"
 
-/// The devices and streams of the torch device `sycl`: torch numbers upon the handles of the back end's DeviceRuntime.
-/// A device's stream 0 is its default, the others come from two pools of 32, one of them urgent; each is made at its
-/// first use and lives as long as the process. Current device and streams are the thread's own. Thread-safe.
+/// The streams of the torch device `sycl`: torch's numbers upon the handles of the back end's DeviceRuntime. A device's
+/// stream 0 is its default, the others come from two pools of 32, one of them urgent; each is made at its first use and
+/// lives as long as the process. Current streams are the thread's own. Thread-safe.
 namespace octavo::sycl_device {
-
-inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
-
-/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it. Who
-/// asks for it uses the device; to count devices is no use: torch does so in a program that stays on the CPU.
-const DeviceRuntime& runtime();
-
-/// Whether this process, or the one that it was forked from, used the device.
-bool is_initialized() noexcept;
-/// Whether this process was forked from one that had used the device: SYCL's threads are not there.
-bool is_forked() noexcept;
-
-/// 0 where SYCL is missing.
-c10::DeviceIndex device_count() noexcept;
-
-/// Throws Error: unsupported where SYCL is missing, invalid_argument where the device is not there.
-void require_device(int device);
-
-c10::DeviceIndex current_device() noexcept;
-void set_current_device(c10::DeviceIndex) noexcept;  // unchecked
 
 // All of these throw as `require_device` does, and Error invalid_argument for a stream that is not there.
 c10::Stream current_stream(c10::DeviceIndex);

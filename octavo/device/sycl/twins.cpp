@@ -4,10 +4,7 @@
 #include <ATen/native/SparseTensorUtils.h>
 #include <ATen/ops/empty_like.h>
 
-#include "octavo/device/sycl/allocator.h"
-#include "octavo/device/sycl/cpu_allocator.h"
-#include "octavo/device/sycl/host_access.h"
-#include "octavo/device/sycl/streams.h"
+#include "octavo/device/sycl/devices.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::sycl_device {
@@ -42,14 +39,6 @@ void require_layout(const at::Tensor& tensor) {
        c10::str(tensor.layout()), tensor.is_quantized() ? ", quantized" : "");
 }
 
-void require_readable(const c10::Storage& storage) {
-  if (host_reads(storage)) return;
-  fail(ErrorCode::unsupported, "device.fallback", "expected memory that the host can read, got a tensor in memory of ",
-       storage.device().str(), " alone: only Octavo's kernels and copies work on it");
-}
-
-void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }
-
 bool have_same_shape(const at::Tensor& a, const at::Tensor& b) {
   return a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() && a.strides() == b.strides();
 }
@@ -67,39 +56,12 @@ at::Tensor Twins::twin_of(const at::Tensor& original) {
 }
 
 at::Tensor Twins::strided_twin(const at::Tensor& original) {
-  return tensor_over(twin_storage(original.storage()), c10::DispatchKey::CPU, original);
+  return tensor_over(storages_.twin_of(original.storage()), c10::DispatchKey::CPU, original);
 }
 
 at::Tensor Twins::sparse_twin(const at::Tensor& original) {
   const auto* impl = at::sparse::get_sparse_impl(original);
   return sparse_over(c10::DispatchKey::SparseCPU, original, twin_of(impl->indices()), twin_of(impl->values()));
-}
-
-c10::Storage Twins::twin_storage(const c10::Storage& original) {
-  c10::StorageImpl* impl = original.unsafeGetStorageImpl();
-  for (const SharedStorage& known : storages_) {
-    if (known.original.unsafeGetStorageImpl() == impl) return known.twin;
-  }
-  require_readable(original);
-  void* memory = impl->mutable_data();  // first, so that memory shared for copy-on-write becomes the storage's own
-  c10::raw::intrusive_ptr::incref(impl);
-  c10::DataPtr data(memory, impl, &release_storage, c10::kCPU);
-  c10::Storage twin(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
-                                                          std::move(data), &cpu_allocator(), impl->resizable()));
-  storages_.push_back({original, twin});
-  return twin;
-}
-
-c10::Storage Twins::original_storage(const c10::Storage& twin) {
-  for (const SharedStorage& known : storages_) {
-    if (known.twin.unsafeGetStorageImpl() == twin.unsafeGetStorageImpl()) return known.original;
-  }
-  c10::StorageImpl* impl = twin.unsafeGetStorageImpl();
-  if (impl->device_type() == kType) return twin;  // of an earlier result of this call
-  if (impl->_mutable_data_ptr_no_checks().get_deleter() != &release) return {};
-  impl->_mutable_data_ptr_no_checks().unsafe_set_device({kType, device_});
-  impl->set_allocator(&allocator());
-  return twin;
 }
 
 at::Tensor Twins::original_of(const at::Tensor& result) {
@@ -112,7 +74,7 @@ at::Tensor Twins::original_of(const at::Tensor& result) {
 }
 
 at::Tensor Twins::strided_original(const at::Tensor& result) {
-  c10::Storage storage = original_storage(result.storage());
+  c10::Storage storage = storages_.original_of(result.storage());
   if (storage) return tensor_over(std::move(storage), c10::DispatchKey::PrivateUse1, result);
   return strided_original(at::empty_like(result).copy_(result));  // device memory: we are inside of OnDeviceMemory
 }
@@ -133,16 +95,9 @@ void Twins::update(const at::Tensor& original) {
 
 void Twins::update_strided(const at::Tensor& original, const at::Tensor& twin) {
   c10::TensorImpl* impl = original.unsafeGetTensorImpl();
-  c10::StorageImpl* written = twin.storage().unsafeGetStorageImpl();
-  const c10::Storage storage = original_storage(twin.storage());
+  const c10::Storage storage = storages_.original_of(twin.storage());
   if (storage.unsafeGetStorageImpl() != impl->storage().unsafeGetStorageImpl()) impl->set_storage_keep_dtype(storage);
-  if (storage.unsafeGetStorageImpl() != written &&
-      written->_mutable_data_ptr_no_checks().get_deleter() != &release_storage) {
-    c10::DataPtr grown = written->set_data_ptr(c10::DataPtr());
-    grown.unsafe_set_device({kType, device_});
-    storage.set_data_ptr_noswap(std::move(grown));
-    storage.set_nbytes(written->nbytes());
-  }
+  storages_.update(storage, twin.storage());
   if (!have_same_shape(original, twin)) {
     impl->set_sizes_and_strides(twin.sizes(), twin.strides(), twin.storage_offset());
   }

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include "octavo/device/sycl/twin_storages.h"
+
 namespace octavo::sycl_device {
 
 /// The tensors of one call, strided or sparse COO, as CPU tensors over the same memory, and the way back. Tensors that
@@ -11,7 +13,7 @@ namespace octavo::sycl_device {
 /// settled the device.
 class Twins {
  public:
-  explicit Twins(c10::DeviceIndex device) : device_(device) {}
+  explicit Twins(c10::DeviceIndex device) : storages_(device) {}
 
   /// A CPU tensor over the memory of a tensor of the device, the same for the same tensor; holds its memory.
   at::Tensor twin_of(const at::Tensor& original);
@@ -24,9 +26,6 @@ class Twins {
   void update(const at::Tensor& original);
 
  private:
-  struct SharedStorage {
-    c10::Storage original, twin;
-  };
   struct SharedTensor {
     at::Tensor original, twin;
   };
@@ -36,11 +35,8 @@ class Twins {
   at::Tensor sparse_original(const at::Tensor& result);
   void update_strided(const at::Tensor& original, const at::Tensor& twin);
   void update_sparse(const at::Tensor& original, const at::Tensor& twin);
-  c10::Storage twin_storage(const c10::Storage& original);
-  c10::Storage original_storage(const c10::Storage& twin);
 
-  c10::DeviceIndex device_;
-  c10::SmallVector<SharedStorage, 6> storages_;
+  TwinStorages storages_;
   c10::SmallVector<SharedTensor, 6> tensors_;
 };
 

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+// A back end's DeviceRuntime alone, without torch: that of the back end under test, where it has devices of its own.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/kernels/backend.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::uint64_t kCount = 1000, kGroup = 8;
+constexpr std::array kKinds = {MemoryKind::device, MemoryKind::shared, MemoryKind::host};
+
+/// values[i] += step for i below count.
+constexpr const char* kAddTo = R"(
+#include "octavo/kernels/sycl/device.h"
+OCTAVO_KERNEL add_to(float* values, float step, std::uint64_t count) {
+  const std::uint64_t i = octavo::sycl_code::item().get_global_id(0);
+  if (i < count) values[i] += step;
+}
+)";
+
+class DeviceRuntimeTest : public testing::Test {
+ protected:
+  using Memory = std::unique_ptr<void, std::function<void(void*)>>;
+  using OwnedEvent = std::unique_ptr<void, void (*)(Event)>;
+
+  void SetUp() override {
+    if (host_backend().runtime == nullptr) GTEST_SKIP() << "the back end under test has no devices of its own";
+    runtime_ = host_backend().runtime;
+    stream_ = runtime_->create_stream(0, /*is_urgent=*/false);
+  }
+  void TearDown() override {
+    if (runtime_ != nullptr) runtime_->wait(stream_);  // streams live as long as the process
+  }
+
+  Memory allocate(MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment = 64) {
+    Memory memory(runtime_->allocate(0, kind, bytes, alignment), [this](void* all) { runtime_->free(0, all); });
+    EXPECT_NE(memory.get(), nullptr);
+    return memory;
+  }
+  OwnedEvent create_event() { return {runtime_->create_event(), runtime_->destroy_event}; }
+
+  void upload(Stream stream, const Memory& to, const std::vector<float>& from) {
+    runtime_->copy(stream, to.get(), from.data(), from.size() * sizeof(float));
+    runtime_->wait(stream);
+  }
+  std::vector<float> download(Stream stream, const Memory& from) {
+    std::vector<float> values(kCount);
+    runtime_->copy(stream, values.data(), from.get(), kCount * sizeof(float));
+    runtime_->wait(stream);
+    return values;
+  }
+
+  /// What takes the stream some hundred milliseconds.
+  void keep_busy(Stream stream) {
+    constexpr std::uint64_t kBytes = 64 << 20;
+    for (Memory& memory : much_) {
+      if (!memory) memory = allocate(MemoryKind::device, kBytes);
+    }
+    for (int i = 0; i < 20; ++i) runtime_->copy(stream, much_[0].get(), much_[1].get(), kBytes);
+  }
+
+  /// Enqueues values[0 .. kCount) += step.
+  void add_to(Stream stream, Kernel kernel, float* values, float step) {
+    const std::array arguments = {KernelArgument{&values, sizeof values, true},
+                                  KernelArgument{&step, sizeof step, false},
+                                  KernelArgument{&kCount, sizeof kCount, false}};
+    runtime_->launch(stream, kernel, kCount / kGroup, kGroup, arguments.data(), arguments.size());
+  }
+
+  static void expect_error(ErrorCode code, const std::string& words, const std::function<void()>& body) {
+    try {
+      body();
+      ADD_FAILURE() << "expected an Error with '" << words << "', got none";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code) << error.what();
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+  }
+
+  const DeviceRuntime* runtime_ = nullptr;
+  Stream stream_ = nullptr;
+  std::array<Memory, 2> much_;
+};
+
+// ---- devices
+
+TEST_F(DeviceRuntimeTest, DevicesAreThereAndSayWhatTheyAre) {
+  ASSERT_GE(runtime_->device_count(), 1);
+  for (int device = 0; device < runtime_->device_count(); ++device) {
+    const DeviceFacts facts = runtime_->facts(device);
+    EXPECT_FALSE(facts.name.empty() || facts.vendor.empty() || facts.driver.empty() || facts.platform.empty());
+    EXPECT_GT(facts.total_bytes, 0U);
+    EXPECT_GT(facts.compute_units, 0U);
+    EXPECT_GE(facts.largest_group, 64U);  // of octavo's own kernels, at most
+    EXPECT_GT(runtime_->free_bytes(device), 0U);
+  }
+}
+
+TEST_F(DeviceRuntimeTest, ADeviceThatIsNotThereIsRefused) {
+  const Memory memory = allocate(MemoryKind::shared, 64);
+  for (const int device : {-1, runtime_->device_count()}) {
+    const auto refused = [&](const std::function<void()>& body) {
+      expect_error(ErrorCode::invalid_argument, "expected a device from 0 to ", body);
+    };
+    refused([&] { runtime_->facts(device); });
+    refused([&] { runtime_->free_bytes(device); });
+    refused([&] { runtime_->allocate(device, MemoryKind::shared, 64, 64); });
+    refused([&] { runtime_->free(device, memory.get()); });
+    refused([&] { runtime_->create_stream(device, false); });
+  }
+}
+
+// ---- memory
+
+TEST_F(DeviceRuntimeTest, MemoryOfEveryKindIsAligned) {
+  for (const MemoryKind kind : kKinds) {
+    for (const std::uint64_t alignment : {1, 64, 4096, 65536}) {
+      const Memory one = allocate(kind, 100, alignment), other = allocate(kind, 100, alignment);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(one.get()) % alignment, 0U);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(other.get()) % alignment, 0U);
+      EXPECT_NE(one.get(), other.get());
+    }
+  }
+}
+
+TEST_F(DeviceRuntimeTest, MoreMemoryThanThereIsIsNull) {
+  for (const MemoryKind kind : kKinds) {
+    EXPECT_EQ(runtime_->allocate(0, kind, std::uint64_t{1} << 60, 64), nullptr);
+  }
+}
+
+TEST_F(DeviceRuntimeTest, CopiesGoBetweenAllKinds) {
+  std::vector<float> values(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) values[i] = static_cast<float>(i);
+  for (const MemoryKind from : kKinds) {
+    for (const MemoryKind to : kKinds) {
+      const Memory source = allocate(from, kCount * sizeof(float)), target = allocate(to, kCount * sizeof(float));
+      upload(stream_, source, values);
+      runtime_->copy(stream_, target.get(), source.get(), kCount * sizeof(float));
+      runtime_->copy(stream_, target.get(), values.data(), 0);
+      EXPECT_EQ(download(stream_, target), values);
+    }
+  }
+}
+
+TEST_F(DeviceRuntimeTest, TheHostReadsSharedAndPageLockedMemoryInPlace) {
+  for (const MemoryKind kind : {MemoryKind::shared, MemoryKind::host}) {
+    const Memory memory = allocate(kind, kCount * sizeof(float));
+    upload(stream_, memory, std::vector<float>(kCount, 3));
+    EXPECT_EQ(static_cast<float*>(memory.get())[kCount - 1], 3);
+  }
+}
+
+// ---- streams and events
+
+TEST_F(DeviceRuntimeTest, AStreamIsIdleWhenItsWorkIsDone) {
+  for (const bool is_urgent : {false, true}) {
+    const Stream stream = runtime_->create_stream(0, is_urgent);
+    EXPECT_TRUE(runtime_->is_idle(stream));
+    keep_busy(stream);
+    EXPECT_FALSE(runtime_->is_idle(stream));
+    runtime_->wait(stream);
+    EXPECT_TRUE(runtime_->is_idle(stream));
+  }
+}
+
+TEST_F(DeviceRuntimeTest, AStreamRunsInOrder) {
+  const Kernel kernel = runtime_->compile(stream_, kAddTo, "add_to");
+  const Memory memory = allocate(MemoryKind::device, kCount * sizeof(float)),
+               copied = allocate(MemoryKind::device, kCount * sizeof(float));
+  upload(stream_, memory, std::vector<float>(kCount, 0));
+  for (int i = 0; i < 200; ++i) {  // each works on what the one before has left
+    add_to(stream_, kernel, static_cast<float*>(memory.get()), 1);
+    runtime_->copy(stream_, copied.get(), memory.get(), kCount * sizeof(float));
+    runtime_->copy(stream_, memory.get(), copied.get(), kCount * sizeof(float));
+  }
+  EXPECT_EQ(download(stream_, memory), std::vector<float>(kCount, 200));
+}
+
+TEST_F(DeviceRuntimeTest, AnEventIsDoneWhenWhatCameBeforeItIs) {
+  const OwnedEvent event = create_event();
+  for (int recorded = 0; recorded < 2; ++recorded) {
+    keep_busy(stream_);
+    runtime_->record(event.get(), stream_);
+    EXPECT_FALSE(runtime_->is_done(event.get()));
+    runtime_->wait_for(event.get());
+    EXPECT_TRUE(runtime_->is_done(event.get()));
+    EXPECT_TRUE(runtime_->is_idle(stream_));
+  }
+}
+
+TEST_F(DeviceRuntimeTest, AnEventThatWasNeverRecordedHoldsNobodyUp) {
+  const OwnedEvent event = create_event();
+  EXPECT_TRUE(runtime_->is_done(event.get()));
+  runtime_->wait_for(event.get());
+  runtime_->block(stream_, event.get());
+  runtime_->wait(stream_);
+}
+
+TEST_F(DeviceRuntimeTest, AStreamWaitsForAnotherOnesEvent) {
+  const Stream other = runtime_->create_stream(0, false);
+  const Memory memory = allocate(MemoryKind::shared, kCount * sizeof(float));
+  upload(stream_, memory, std::vector<float>(kCount, 1));
+  const std::vector<float> late(kCount, 2);
+  keep_busy(stream_);
+  runtime_->copy(stream_, memory.get(), late.data(), kCount * sizeof(float));
+  const OwnedEvent event = create_event();
+  runtime_->record(event.get(), stream_);
+  runtime_->block(other, event.get());
+  EXPECT_FALSE(runtime_->is_idle(other)) << "the first stream ended too early for this test to say anything";
+  EXPECT_EQ(download(other, memory), late);
+}
+
+TEST_F(DeviceRuntimeTest, EventsMeasureTheTimeBetweenThem) {
+  const OwnedEvent start = create_event(), end = create_event();
+  const auto before = std::chrono::steady_clock::now();
+  runtime_->record(start.get(), stream_);
+  keep_busy(stream_);
+  runtime_->record(end.get(), stream_);
+  runtime_->wait(stream_);
+  const std::chrono::duration<double, std::milli> wall = std::chrono::steady_clock::now() - before;
+  const double elapsed = runtime_->elapsed_ms(start.get(), end.get());
+  EXPECT_GT(elapsed, 0.1 * wall.count());
+  EXPECT_LT(elapsed, wall.count() + 1);
+  EXPECT_DOUBLE_EQ(runtime_->elapsed_ms(end.get(), start.get()), -elapsed);
+}
+
+TEST_F(DeviceRuntimeTest, NoTimeBetweenEventsThatWereNotRecorded) {
+  const OwnedEvent recorded = create_event(), not_recorded = create_event();
+  runtime_->record(recorded.get(), stream_);
+  runtime_->wait(stream_);
+  const std::string words = "expected two recorded events";
+  expect_error(ErrorCode::invalid_argument, words, [&] { runtime_->elapsed_ms(recorded.get(), not_recorded.get()); });
+  expect_error(ErrorCode::invalid_argument, words, [&] { runtime_->elapsed_ms(not_recorded.get(), recorded.get()); });
+}
+
+// ---- kernels of a user's own
+
+TEST_F(DeviceRuntimeTest, WithoutAStreamAKernelRunsOnOrdinaryMemory) {
+  const Kernel kernel = runtime_->compile(nullptr, kAddTo, "add_to");
+  std::vector<float> values(kCount, 1);
+  add_to(nullptr, kernel, values.data(), 2);
+  EXPECT_EQ(values, std::vector<float>(kCount, 3));
+  const std::vector<float> others(kCount, 5);
+  runtime_->copy(runtime_->host_stream(), values.data(), others.data(), kCount * sizeof(float));
+  add_to(runtime_->host_stream(), kernel, values.data(), 1);
+  runtime_->wait(runtime_->host_stream());
+  EXPECT_EQ(values, std::vector<float>(kCount, 6));
+}
+
+TEST_F(DeviceRuntimeTest, NoGroupsAreNoWork) {
+  const Kernel kernel = runtime_->compile(stream_, kAddTo, "add_to");
+  runtime_->launch(stream_, kernel, 0, kGroup, nullptr, 0);
+  EXPECT_TRUE(runtime_->is_idle(stream_));
+}
+
+TEST_F(DeviceRuntimeTest, ASourceThatDoesNotCompileIsRefusedInTheCompilersWords) {
+  expect_error(ErrorCode::invalid_argument, "add_to does not compile for",
+               [&] { runtime_->compile(stream_, "OCTAVO_KERNEL add_to(float* x) { *x = nothing; }", "add_to"); });
+  std::string wrong = kAddTo;
+  wrong.replace(wrong.find("+= step"), 7, "+= stop");
+  expect_error(ErrorCode::invalid_argument, "undeclared identifier 'stop'",
+               [&] { runtime_->compile(stream_, wrong, "add_to"); });
+  expect_error(ErrorCode::invalid_argument, "other", [&] { runtime_->compile(stream_, kAddTo, "other"); });
+}
+
+TEST_F(DeviceRuntimeTest, ArgumentsAndGroupsThatAreNotTheKernelsAreRefused) {
+  const Kernel kernel = runtime_->compile(stream_, kAddTo, "add_to");
+  const Memory memory = allocate(MemoryKind::shared, kCount * sizeof(float));
+  void* const pointer = memory.get();
+  const KernelArgument argument{&pointer, sizeof pointer, true};
+  expect_error(ErrorCode::invalid_argument, "expected 3 arguments for add_to, got 1",
+               [&] { runtime_->launch(stream_, kernel, 1, kGroup, &argument, 1); });
+  const double wide = 1;
+  const std::array wrong = {argument, KernelArgument{&wide, sizeof wide, false},
+                            KernelArgument{&kCount, sizeof kCount, false}};
+  expect_error(ErrorCode::invalid_argument, "got a pointer, a value of 8 bytes, a value of 8 bytes",
+               [&] { runtime_->launch(stream_, kernel, 1, kGroup, wrong.data(), wrong.size()); });
+  const float step = 1;
+  const std::array right = {argument, KernelArgument{&step, sizeof step, false},
+                            KernelArgument{&kCount, sizeof kCount, false}};
+  const std::uint64_t too_many = 2ULL * runtime_->facts(0).largest_group;
+  expect_error(ErrorCode::invalid_argument, "groups of " + std::to_string(too_many) + " items",
+               [&] { runtime_->launch(stream_, kernel, 1, too_many, right.data(), right.size()); });
+}
+
+}  // namespace
+
+}  // namespace octavo
