@@ -12,6 +12,7 @@
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
 #include "octavo/comm/plan.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
 
 namespace py = pybind11;
@@ -135,6 +136,7 @@ void bind_compressor(py::module_& m) {
       .def("residuals", &Compressor::residuals, no_gil)
       .def("load_residuals", &Compressor::load_residuals, no_gil);
   m.def("register_ddp_hook", &register_ddp_hook);
+  m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
   m.def(
       "all_reduce",
       [](at::Tensor tensor, const Plan& plan, const ProcessGroupPtr& group, bool average, double deadline_s) {

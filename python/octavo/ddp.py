@@ -126,7 +126,8 @@ def compress(
     ``plan``: see ``octavo.Plan``. ``exempt``: which parameters go in float32: a function of name and parameter, or
     names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: after so long a wait for the peers, backward
     raises RuntimeError. The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it
-    once a model, on all ranks, with the same arguments: ValueError on all of them where these differ.
+    once a model, on all ranks, with the same arguments: ValueError on all of them where these differ. The gradients are
+    encoded by their own device's kernels: NotImplementedError, with the reason, where it has none.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
@@ -136,6 +137,8 @@ def compress(
         )
     plan = as_plan(plan)
     parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
+    for parameter in parameters.values() if not plan.is_dense else ():
+        _C.require_kernels(parameter)
     is_exempt = _exemption(exempt, parameters)
     group = private_group(ddp_model.process_group, timeout_s)
     table = [(name, p.numel(), bool(is_exempt(name, p))) for name, p in parameters.items()]

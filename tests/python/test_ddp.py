@@ -245,6 +245,10 @@ def refuse_arguments(rank: int) -> None:
         handle.set_plan(4)
     with pytest.raises(ValueError, match=r"got 'norn\*', which matches none of"):
         octavo.compress(DistributedDataParallel(Odd()), "sign+ef", exempt=["norn*"])
+    elsewhere = DistributedDataParallel(Odd())
+    elsewhere.module.late = nn.Parameter(torch.empty(3, device="meta"))
+    with pytest.raises(NotImplementedError, match="expected a tensor on cpu, cuda, xpu or sycl, got one on meta"):
+        octavo.compress(elsewhere, "int4")
 
 
 def disagree(rank: int) -> None:
