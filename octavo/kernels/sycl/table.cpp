@@ -14,17 +14,7 @@ namespace octavo::sycl_backend {
 const KernelTable table = {
     .name = "sycl",
     .runtime = &runtime,
-    .pack_sign_bits = pack_sign_bits,
-    .unpack_sign_bits = unpack_sign_bits,
-    .fp32 = fp32,
-    .bf16 = bf16,
-    .scaled_sign = scaled_sign,
-    .ballot = ballot,
-    .majority_vote = majority_vote,
-    .int4 = int4,
-    .chunk_powers = chunk_powers,
-    .adamw = adamw,
-    .frozen_adamw = frozen_adamw,
+#include "octavo/kernels/entries.inc"
 };
 
 }  // namespace octavo::sycl_backend
