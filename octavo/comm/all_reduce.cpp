@@ -5,6 +5,7 @@
 
 #include "octavo/comm/schedule/two_phase.h"
 #include "octavo/comm/wire.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
 
@@ -39,7 +40,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, const c10::intrusive_ptr<c
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
     wire.all_reduce(values);
     result.copy_(values.mul_(weight));
-    return;
+    return wait_for_current_stream(result.device());
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
@@ -49,6 +50,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, const c10::intrusive_ptr<c
   two_phase.send_down(static_cast<float>(weight));
   two_phase.finish();
   result.copy_(values);
+  wait_for_current_stream(result.device());
 }
 
 }  // namespace octavo

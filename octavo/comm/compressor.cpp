@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
-#include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -15,7 +15,7 @@ namespace {
 /// Where a momentum lies for kernels of the device.
 const float* readable_on(c10::Device device, const at::Tensor& momentum) {
   if (momentum.device() != device && !(device.is_cpu() && has_host_alias(momentum.device()))) {
-    fail(ErrorCode::invalid_argument, "comm.compressor", "expected momenta on the gradients' device ", device.str(),
+    fail(ErrorCode::invalid_argument, "comm.compressor", "expected momenta on the gradients' device, ", device.str(),
          ", got them on ", momentum.device().str());
   }
   return momentum.const_data_ptr<float>();
@@ -94,7 +94,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   }
   if (!job->values.is_same(job->bucket)) {
     job->bucket.copy_(job->values);
-    wait_for_stream(job->bucket.device());
+    wait_for_current_stream(job->bucket.device());
   }
   idle_.push_back(std::move(job->two_phase));
 }
@@ -107,12 +107,13 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
 
 void Compressor::reduce_dense(at::Tensor& bucket) {
   bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
-  if (wire_->world_size() == 1) return wait_for_stream(bucket.device());
+  if (wire_->world_size() == 1) return wait_for_current_stream(bucket.device());
   if (bucket.is_cpu()) return wire_->all_reduce(bucket);
   at::Tensor on_host = bucket.cpu();  // waits for the stream
   wire_->all_reduce(on_host);
-  bucket.copy_(on_host.to(bucket.device()));
-  wait_for_stream(bucket.device());
+  bucket.copy_(bucket.is_sparse() ? on_host.to(bucket.device())
+                                  : on_host);  // sparse ones are copied on one device alone
+  wait_for_current_stream(bucket.device());
 }
 
 std::unique_ptr<TwoPhase> Compressor::take_idle(c10::Device device) {

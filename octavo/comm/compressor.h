@@ -54,7 +54,7 @@ class OCTAVO_API Compressor {
 
   /// A bucket of gradients (any real floating dtype, dense or sparse) on its way to be replaced by the average over all
   /// ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
-  /// do the work, on the current stream, where residuals are kept too.
+  /// do the work, on the current stream; the residuals are kept on the device.
   class Job {
     friend class Compressor;
     at::Tensor bucket;

@@ -35,11 +35,12 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    queue_.push([this, future, filled = mark_filled(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
+    const c10::Device device = bucket.getBuffer().device();
+    queue_.push([this, future, filled = mark_filled(device), stream = stream_of(device), buffer = bucket.getBuffer(),
                  slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast()] {
-      const c10::OptionalStreamGuard on_own_stream(stream_);
       guarded(future, [&] {
-        if (stream_) filled->block(*stream_);
+        const c10::OptionalStreamGuard on_own_stream(stream);
+        if (stream) filled->block(*stream);
         advance(future, buffer, slots, is_first, is_last);
       });
     });
@@ -106,12 +107,19 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   /// Marks what backward's stream was given so far: the bucket's gradients are among it.
-  std::shared_ptr<StreamEvent> mark_filled(c10::Device device) {
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    if (!stream_ && !device.is_cpu()) stream_ = guard.getStreamFromGlobalPool(device);
+  static std::shared_ptr<StreamEvent> mark_filled(c10::Device device) {
     std::shared_ptr<StreamEvent> filled = make_event(device.type(), /*timing=*/false);
-    filled->record(guard.getStream(device));
+    filled->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     return filled;
+  }
+
+  /// Of the queue's thread on that device, beside backward's; none on the CPU.
+  std::optional<c10::Stream> stream_of(c10::Device device) {
+    if (device.is_cpu()) return std::nullopt;
+    const auto found = streams_.find(device);
+    if (found != streams_.end()) return found->second;
+    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+    return streams_.emplace(device, stream).first->second;
   }
 
   /// A bucket's memory is DDP's, and stays the same from step to step.
@@ -128,8 +136,9 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto found = index_of_.find(parameters[i].unsafeGetTensorImpl());
       if (found == index_of_.end()) {
-        fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(),
-             " has a parameter that the model had not");
+        fail(ErrorCode::internal, "comm.ddp_hook",
+             "expected parameters that the model had at octavo.compress, got another", " in bucket ",
+             bucket.getIndex());
       }
       slots.push_back({found->second, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
     }
@@ -138,7 +147,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
   std::unordered_set<const void*> buffers_;  // seen so far
-  std::optional<c10::Stream> stream_;        // of the queue's thread, beside backward's; none on the CPU
+  std::unordered_map<c10::Device, c10::Stream> streams_;
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;

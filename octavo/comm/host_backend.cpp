@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "octavo/comm/host_work.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
-#include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -16,7 +16,7 @@ using Tensors = std::vector<at::Tensor>;
 
 /// The memory as the CPU back end takes it, once what the device has to do is done.
 at::Tensor on_host(const at::Tensor& tensor) {
-  wait_for_stream(tensor.device());
+  wait_for_current_stream(tensor.device());
   return host_alias(tensor);
 }
 

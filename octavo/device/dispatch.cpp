@@ -26,6 +26,12 @@ Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
+void wait_for_current_stream(c10::Device device) {
+  if (device.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  guard.synchronizeStream(guard.getStream(device));
+}
+
 Stream sycl_queue(c10::Device device) {
   const c10::DeviceType type = device.type();
   if (type != c10::kCPU && type != c10::kXPU && type != c10::kPrivateUse1) {

@@ -18,6 +18,9 @@ OCTAVO_API const KernelTable& kernels_for(c10::Device device);
 /// The native handle of the device's current stream; null on CPU.
 OCTAVO_API Stream current_stream(c10::Device device);
 
+/// Blocks until the device's current stream has done what it was given: the host may then read what kernels wrote.
+OCTAVO_API void wait_for_current_stream(c10::Device device);
+
 /// The sycl::queue behind the current stream of `sycl` or `xpu`; on `cpu` the one of calls without a stream, which must
 /// be waited for before torch goes on. Throws Error unsupported where SYCL is missing, invalid_argument for another
 /// device.

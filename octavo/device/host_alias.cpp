@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/host_alias.h"
 
-#include "octavo/device/scratch.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/device/sycl/twins.h"
@@ -27,8 +27,8 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 at::Tensor where_kernels_run(const at::Tensor& tensor) {
   const c10::Device device = tensor.device();
   if (device.type() != sycl_device::kType || tensor.layout() != at::kStrided) return tensor;
-  if (!sycl_device::is_host_processor()) return tensor;
-  wait_for_stream(device);
+  if (!sycl_device::kernels_run_on_host()) return tensor;
+  wait_for_current_stream(device);
   return host_alias(tensor);
 }
 

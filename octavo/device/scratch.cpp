@@ -2,8 +2,9 @@
 #include "octavo/device/scratch.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/DeviceGuard.h>
 
+#include "octavo/device/dispatch.h"
 #include "octavo/device/pinned.h"
 
 namespace octavo {
@@ -14,27 +15,29 @@ bool has_room(const at::Tensor& buffer, std::int64_t bytes) { return buffer.defi
 
 }  // namespace
 
-std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes, c10::Device device) {
+std::uint8_t* reserve_on_device(at::Tensor& buffer, std::uint64_t bytes, c10::Device device) {
   const auto size = static_cast<std::int64_t>(bytes);
   if (!has_room(buffer, size)) buffer = at::empty({size}, at::TensorOptions(at::kByte).device(device));
   return buffer.mutable_data_ptr<std::uint8_t>();
 }
 
 std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Device device) {
-  if (device.is_cpu()) return reserve(buffer, bytes, device);
+  if (device.is_cpu()) return reserve_on_device(buffer, bytes, device);
   constexpr std::int64_t kAnyAlignment = 1;
   const auto size = static_cast<std::int64_t>(bytes);
   if (!has_room(buffer, size)) {
-    wait_for_stream(device);  // its kernels may be at the smaller one
+    wait_for_current_stream(device);           // its kernels may be at the smaller one
+    const c10::DeviceGuard on_device(device);  // whose driver the pinned allocator asks
     buffer = pinned_zeros({size}, at::kByte, kAnyAlignment, device.type());
   }
   return buffer.mutable_data_ptr<std::uint8_t>();
 }
 
-void wait_for_stream(c10::Device device) {
-  if (device.is_cpu()) return;
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  guard.synchronizeStream(guard.getStream(device));
+SettledAtEnd::~SettledAtEnd() {
+  try {
+    wait_for_current_stream(device_);
+  } catch (...) {  // the device is lost, and with it what it would have written
+  }
 }
 
 }  // namespace octavo

@@ -11,14 +11,24 @@
 /// from use to use, and grow: what one held is lost then.
 namespace octavo {
 
-/// At least `bytes` bytes of the device's own memory.
-OCTAVO_API std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
+/// At least `bytes` bytes of memory that torch allocates on the device.
+OCTAVO_API std::uint8_t* reserve_on_device(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
 
 /// At least `bytes` bytes of the host's memory, a CPU tensor, that the device's kernels read and write too: page-locked
-/// by the device's driver, ordinary memory where the device is the CPU.
+/// by that device's driver, ordinary memory where the device is the CPU.
 OCTAVO_API std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
 
-/// Blocks until the device's current stream has done what it was given: the host may then read what kernels wrote.
-OCTAVO_API void wait_for_stream(c10::Device device);
+/// However its scope is left, no kernel of the device's current stream is at a buffer any more: after an error the
+/// memory goes to who asks next.
+class OCTAVO_API SettledAtEnd {
+ public:
+  explicit SettledAtEnd(c10::Device device) : device_(device) {}
+  ~SettledAtEnd();
+  SettledAtEnd(const SettledAtEnd&) = delete;
+  SettledAtEnd& operator=(const SettledAtEnd&) = delete;
+
+ private:
+  c10::Device device_;
+};
 
 }  // namespace octavo

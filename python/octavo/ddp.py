@@ -100,6 +100,13 @@ class Handle:
         unknown = [tuple(p.shape) for p in momenta if p not in name_of]
         if unknown:
             raise ValueError(f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}")
+        for parameter, pair in momenta.items():
+            for tensor in pair:
+                if tensor.device != parameter.device:
+                    raise ValueError(
+                        f"[ddp.set_momentum] expected momenta on the device of {name_of[parameter]}, "
+                        f"{parameter.device}, got one on {tensor.device}"
+                    )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
 
     def gradient_powers(self) -> dict[nn.Parameter, float]:

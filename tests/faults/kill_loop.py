@@ -40,7 +40,7 @@ def run_ranks(config: TrainConfig, kill_after_s: float | None = None) -> list[in
     of those who connect, and a child forked meanwhile would wait for ever for the lock of libc's resolver.
     """
     reader, writer = os.pipe()
-    pids = [fork_rank(rank, config, reader) for rank in range(config.nproc)]
+    pids = [fork_rank(rank, config, reader, writer) for rank in range(config.nproc)]
     store = dist.TCPStore("127.0.0.1", 0, config.nproc, True, timedelta(seconds=60), wait_for_workers=False)
     os.write(writer, PORT.pack(store.port) * config.nproc)
     if kill_after_s is not None:
@@ -53,10 +53,11 @@ def run_ranks(config: TrainConfig, kill_after_s: float | None = None) -> list[in
     return codes
 
 
-def fork_rank(rank: int, config: TrainConfig, reader: int) -> int:
+def fork_rank(rank: int, config: TrainConfig, reader: int, writer: int) -> int:
     """Starts a rank, which reads the store's port from the pipe; returns its process id."""
     pid = os.fork()
     if pid == 0:
+        os.close(writer)  # so that the pipe ends with the parent
         (port,) = PORT.unpack(os.read(reader, PORT.size))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT_STORE: "1"}
         os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(config.nproc))

@@ -50,7 +50,7 @@ float exact_power(const Contribution& tensor, c10::Device device, at::Tensor& bu
   const std::uint64_t chunks = chunks_of(tensor.count, kPowerChunk);
   auto* powers = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
   measure(tensor, kPowerChunk, device, powers);
-  wait_for_stream(device);
+  wait_for_current_stream(device);
   return mean({powers, chunks}, tensor.count, kPowerChunk);
 }
 
@@ -66,7 +66,7 @@ std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::D
     sampled.emplace_back(next, chunks_of(tensor.count, stride_of(tensor)));
     next += sampled.back().size();
   }
-  wait_for_stream(device);
+  wait_for_current_stream(device);
   std::vector<float> powers;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     powers.push_back(mean(sampled[t], tensors[t].count, stride_of(tensors[t])));

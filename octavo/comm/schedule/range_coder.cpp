@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "octavo/codec/coding.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
 namespace octavo {
@@ -48,8 +49,9 @@ void RangeCoder::reduce(const Contribution& tensor, Range range, const std::vect
 
 /// What this rank has to say of its own range does not travel, and is taken as it is; but a vote is a sign everywhere.
 EncodeInput RangeCoder::own_votes(const Contribution& tensor, Range range, Range part) {
-  const Payload payload = tensor.up.payload(reserve(votes_, tensor.up.payload_bytes(part.count), device_), part.count);
-  auto* signs = reinterpret_cast<float*>(reserve(signs_, part.count * sizeof(float), device_));
+  const Payload payload =
+      tensor.up.payload(reserve_on_device(votes_, tensor.up.payload_bytes(part.count), device_), part.count);
+  auto* signs = reinterpret_cast<float*>(reserve_on_device(signs_, part.count * sizeof(float), device_));
   encode(device_, tensor.up, tensor.input(range.first + part.first), part.count, payload, nullptr);
   decode(device_, tensor.up, payload, part.count, Store::assign, signs);
   return {signs};
@@ -57,7 +59,7 @@ EncodeInput RangeCoder::own_votes(const Contribution& tensor, Range range, Range
 
 const float* RangeCoder::sum_of_others(const Contribution& tensor, Range range, Range part,
                                        const std::vector<std::uint8_t*>& payloads) {
-  auto* sum = reinterpret_cast<float*>(reserve(sum_, part.count * sizeof(float), device_));
+  auto* sum = reinterpret_cast<float*>(reserve_on_device(sum_, part.count * sizeof(float), device_));
   for (std::uint8_t* bytes : payloads) {
     const Store how = bytes == payloads.front() ? Store::assign : Store::add;
     const Payload payload = tensor.up.from(tensor.up.payload(bytes, range.count), part.first);
@@ -81,7 +83,7 @@ bool RangeCoder::combine(const Contribution& tensor) {
     std::uint8_t* bytes = reserve_on_host(exact_, exact.payload_bytes(count), device_);
     const Payload payload = exact.payload(bytes, count);
     encode(device_, exact, tensor.input(first), count, payload, nullptr);
-    wait_for_stream(device_);
+    wait_for_current_stream(device_);
     finite &= payload_is_finite(exact, bytes, count);
     decode(device_, exact, payload, count, Store::assign, tensor.values + first);
   }

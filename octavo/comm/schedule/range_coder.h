@@ -13,9 +13,9 @@ namespace octavo {
 
 /// The arithmetic of the two-phase schedule on a range of a tensor that one rank owns: the sender encodes it, the
 /// owner adds it up and encodes the sum, everybody decodes the sum. Tensors and residuals lie on the device, payloads
-/// in memory of reserve_on_host. Kernels are enqueued on the device's current stream: wait_for_stream before a payload
-/// is sent. Residuals are written, but neither committed nor rolled back. Not thread-safe: it keeps memory for the next
-/// range.
+/// in memory of reserve_on_host. Kernels are enqueued on the device's current stream: wait_for_current_stream before a
+/// payload is sent. Residuals are written, but neither committed nor rolled back. Not thread-safe: it keeps memory for
+/// the next range.
 class RangeCoder {
  public:
   RangeCoder(int rank, int world_size, c10::Device device) : rank_(rank), world_size_(world_size), device_(device) {}
@@ -35,11 +35,10 @@ class RangeCoder {
   bool combine(const Contribution& tensor);
 
  private:
+  std::uint64_t part_size(Format up, Format down) const;
   EncodeInput own_votes(const Contribution& tensor, Range range, Range part);
   const float* sum_of_others(const Contribution& tensor, Range range, Range part,
                              const std::vector<std::uint8_t*>& payloads);
-
-  std::uint64_t part_size(Format up, Format down) const;
 
   int rank_, world_size_;
   c10::Device device_;

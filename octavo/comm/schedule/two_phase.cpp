@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
 namespace octavo {
@@ -54,6 +55,7 @@ std::vector<Message> cut_for(const std::vector<Contribution>& tensors, Format Co
 }  // namespace
 
 void TwoPhase::send_up(std::vector<Contribution> tensors) {
+  const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
   tensors_ = std::move(tensors);
   power_ = gradient_powers(tensors_, device_, chunk_powers_);
@@ -61,13 +63,14 @@ void TwoPhase::send_up(std::vector<Contribution> tensors) {
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
   down_ = cut_for(tensors_, &Contribution::down, wire_.world_size(), 0);
   encode_all();
-  wait_for_stream(device_);
+  wait_for_current_stream(device_);
   exchange(sent_up_, sizes(up_), got_up_, std::vector(up_.size(), own(up_).bytes));
   watch.lap(seconds_.encode);
 }
 
 void TwoPhase::send_down(float result_weight) {
   if (stays_here()) return;
+  const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
   transfer_->wait();
   watch.lap(seconds_.wait_up);
@@ -88,12 +91,13 @@ void TwoPhase::exchange(at::Tensor& send, std::vector<std::uint64_t> send_bytes,
 }
 
 Outcome TwoPhase::finish() {
+  const SettledAtEnd buffers_are_free(device_);
   if (stays_here()) return finish_here();
   Stopwatch watch;
   transfer_->wait();
   watch.lap(seconds_.wait_down);
   const bool finite = decode_all();
-  wait_for_stream(device_);
+  wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   return {finite, power_};
 }
@@ -108,7 +112,7 @@ bool TwoPhase::stays_here() const {
 Outcome TwoPhase::finish_here() {
   bool finite = true;
   for (const Contribution& tensor : tensors_) finite &= coder_.combine(tensor);
-  wait_for_stream(device_);
+  wait_for_current_stream(device_);
   return {finite, power_};
 }
 
@@ -159,7 +163,7 @@ void TwoPhase::reduce_own(float result_weight) {
     }
     coder_.reduce(tensors_[piece.tensor], piece.range, payloads, out + result.pieces[p].offset, result_weight);
   }
-  wait_for_stream(device_);
+  wait_for_current_stream(device_);
   for (std::uint64_t receiver = 1; receiver < receivers && result.bytes > 0; ++receiver) {
     std::memcpy(out + receiver * result.bytes, out, result.bytes);
   }

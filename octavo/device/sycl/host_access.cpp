@@ -14,14 +14,14 @@ std::atomic<bool> acts_as_gpu = false;
 
 }  // namespace
 
-bool is_host_processor() {
+bool kernels_run_on_host() {
   static const bool is_cpu = runtime().facts(0).is_cpu;  // SYCL's devices are GPUs, or the CPU
   return is_cpu && !acts_as_gpu;
 }
 
 bool host_reads(const c10::Storage& storage) {
   if (storage.device_type() != kType) return true;
-  return is_host_processor() || MemoryPool::instance().kind_of(storage.data()) != MemoryKind::device;
+  return kernels_run_on_host() || MemoryPool::instance().kind_of(storage.data()) != MemoryKind::device;
 }
 
 void act_as_gpu(bool is_gpu) noexcept { acts_as_gpu = is_gpu; }

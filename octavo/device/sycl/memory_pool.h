@@ -17,9 +17,9 @@ namespace octavo::sycl_device {
 /// Memory of the devices and page-locked memory of the host, kept for reuse. Thread-safe.
 ///
 /// A block belongs to the stream that was current when it was allocated, and goes to later allocations of the same
-/// stream, device, kind and size: what they do runs after what was done with it. Other streams that use it
-/// must be named by `use_on`; it is then kept back until they are done. After a fork the child forgets blocks that it
-/// frees: they are the parent's.
+/// stream, device, kind and about its size (BlockCache): what they do runs after what was done with it. Other streams
+/// that use it must be named by `use_on`; it is then kept back until they are done. After a fork the child forgets
+/// blocks that it frees: they are the parent's.
 class MemoryPool {
  public:
   static constexpr c10::StreamId kNoStream = -1;

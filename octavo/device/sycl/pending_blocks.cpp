@@ -21,13 +21,16 @@ void PendingBlocks::add(void* memory, Block block) {
 }
 
 void PendingBlocks::take_done(const std::function<void(void* memory, const Block&)>& take) {
-  if (blocks_.empty()) return;
-  std::erase_if(blocks_, [&](const Pending& pending) {
-    const auto is_done = [](const OwnedEvent& use) { return runtime().is_done(use.get()); };
-    if (!std::all_of(pending.uses.begin(), pending.uses.end(), is_done)) return false;
-    take(pending.memory, pending.block);
-    return true;
-  });
+  const auto is_done = [](const OwnedEvent& use) { return runtime().is_done(use.get()); };
+  for (auto pending = blocks_.begin(); pending != blocks_.end();) {
+    if (!std::all_of(pending->uses.begin(), pending->uses.end(), is_done)) {
+      ++pending;
+      continue;
+    }
+    const Pending done = std::move(*pending);
+    pending = blocks_.erase(pending);  // before it is handed over: what throws after that must not give it twice
+    take(done.memory, done.block);
+  }
 }
 
 }  // namespace octavo::sycl_device

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <deque>
 #include <functional>
+#include <list>
 #include <memory>
 #include <vector>
 
@@ -28,7 +28,7 @@ class PendingBlocks {
     Block block;
     std::vector<OwnedEvent> uses;
   };
-  std::deque<Pending> blocks_;
+  std::list<Pending> blocks_;
 };
 
 }  // namespace octavo::sycl_device

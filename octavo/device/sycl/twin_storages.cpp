@@ -19,6 +19,13 @@ void require_readable(const c10::Storage& storage) {
 
 void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }
 
+/// The storage's memory as the CPU's, which keeps the storage alive.
+c10::DataPtr host_view(c10::StorageImpl* storage) {
+  void* memory = storage->mutable_data();
+  c10::raw::intrusive_ptr::incref(storage);
+  return {memory, storage, &release_storage, c10::kCPU};
+}
+
 }  // namespace
 
 c10::Storage TwinStorages::twin_of(const c10::Storage& original) {
@@ -27,9 +34,7 @@ c10::Storage TwinStorages::twin_of(const c10::Storage& original) {
     if (known.original.unsafeGetStorageImpl() == impl) return known.twin;
   }
   require_readable(original);
-  void* memory = impl->mutable_data();  // first, so that memory shared for copy-on-write becomes the storage's own
-  c10::raw::intrusive_ptr::incref(impl);
-  c10::DataPtr data(memory, impl, &release_storage, c10::kCPU);
+  c10::DataPtr data = host_view(impl);  // first: memory shared for copy-on-write becomes the storage's own, of its size
   c10::Storage twin(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), impl->nbytes(),
                                                           std::move(data), &cpu_allocator(), impl->resizable()));
   all_.push_back({original, twin});
@@ -38,7 +43,9 @@ c10::Storage TwinStorages::twin_of(const c10::Storage& original) {
 
 c10::Storage TwinStorages::original_of(const c10::Storage& twin) {
   for (const Shared& known : all_) {
-    if (known.twin.unsafeGetStorageImpl() == twin.unsafeGetStorageImpl()) return known.original;
+    if (known.twin.unsafeGetStorageImpl() != twin.unsafeGetStorageImpl()) continue;
+    update(known);
+    return known.original;
   }
   c10::StorageImpl* impl = twin.unsafeGetStorageImpl();
   if (impl->device_type() == kType) return twin;  // of an earlier result of this call
@@ -48,14 +55,14 @@ c10::Storage TwinStorages::original_of(const c10::Storage& twin) {
   return twin;
 }
 
-void TwinStorages::update(const c10::Storage& original, const c10::Storage& twin) const {
-  c10::StorageImpl* written = twin.unsafeGetStorageImpl();
-  if (original.unsafeGetStorageImpl() == written) return;
+void TwinStorages::update(const Shared& known) const {
+  c10::StorageImpl* written = known.twin.unsafeGetStorageImpl();
   if (written->_mutable_data_ptr_no_checks().get_deleter() == &release_storage) return;  // still the original's memory
   c10::DataPtr grown = written->set_data_ptr(c10::DataPtr());
   grown.unsafe_set_device({kType, device_});
-  original.set_data_ptr_noswap(std::move(grown));
-  original.set_nbytes(written->nbytes());
+  known.original.set_data_ptr_noswap(std::move(grown));
+  known.original.set_nbytes(written->nbytes());
+  written->set_data_ptr_noswap(host_view(known.original.unsafeGetStorageImpl()));  // another tensor may lie on it
 }
 
 }  // namespace octavo::sycl_device

@@ -14,16 +14,16 @@ class TwinStorages {
 
   /// The same for the same storage; holds it. Throws Error unsupported for memory that the host cannot read.
   c10::Storage twin_of(const c10::Storage& original);
-  /// The original of a twin. A storage in device memory (OnDeviceMemory) becomes the device's own; nothing for one that
-  /// lies elsewhere.
+  /// The original of a twin, whose memory it gets where a kernel has given the twin another (resize_, out=). A storage
+  /// in device memory (OnDeviceMemory) becomes the device's own; nothing for one that lies elsewhere.
   c10::Storage original_of(const c10::Storage& twin);
-  /// After a kernel has given the twin new memory (resize_, out=): it becomes the original's.
-  void update(const c10::Storage& original, const c10::Storage& twin) const;
 
  private:
   struct Shared {
     c10::Storage original, twin;
   };
+  void update(const Shared&) const;
+
   c10::DeviceIndex device_;
   c10::SmallVector<Shared, 6> all_;
 };

@@ -97,7 +97,6 @@ void Twins::update_strided(const at::Tensor& original, const at::Tensor& twin) {
   c10::TensorImpl* impl = original.unsafeGetTensorImpl();
   const c10::Storage storage = storages_.original_of(twin.storage());
   if (storage.unsafeGetStorageImpl() != impl->storage().unsafeGetStorageImpl()) impl->set_storage_keep_dtype(storage);
-  storages_.update(storage, twin.storage());
   if (!have_same_shape(original, twin)) {
     impl->set_sizes_and_strides(twin.sizes(), twin.strides(), twin.storage_offset());
   }

@@ -155,6 +155,22 @@ def test_sparse_gradients(two_ranks, plan: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+def kept_sparse_gradients(rank: int, device: str) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Embedding(50, 4, sparse=True).to(device)
+    octavo.compress(ddp := DistributedDataParallel(model, process_group=group_of(device)), "int4+ef")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        ddp(torch.tensor([rank, 2, step], device=device)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return model.weight.flatten().tolist()
+
+
+def test_sparse_gradients_that_are_zeroed_in_place(two_ranks) -> None:
+    assert two_ranks.run(kept_sparse_gradients, "sycl") == two_ranks.run(kept_sparse_gradients, "cpu")
+
+
 def sparse_collective(rank: int) -> None:
     x = torch.sparse_coo_tensor([[rank, 2]], [1.0, 2.0], (4,), device="sycl", check_invariants=True)
     with pytest.raises(RuntimeError, match="expected a strided tensor on sycl, got layout Sparse"):

@@ -217,6 +217,22 @@ def test_octavos_kernels() -> None:
     assert torch.equal(octavo.unpackbits(packed, 1001).cpu(), octavo.unpackbits(packed.cpu(), 1001))
 
 
+def test_two_results_in_one_empty_tensor() -> None:
+    out = torch.empty(0, device="sycl")
+    torch.aminmax(torch.tensor([1.0, 5.0], device="sycl"), out=(out, out))
+    assert out.untyped_storage().nbytes() >= 4 and out.item() in (1, 5)
+
+
+def test_a_sparse_tensor_without_elements_gets_some() -> None:
+    """In place, as an optimizer's zero_grad(set_to_none=False) and the next backward do."""
+    some = torch.sparse_coo_tensor([[1, 2]], [1.0, 2.0], (5,), device="sycl", check_invariants=True)
+    for put in (torch.Tensor.add_, torch.Tensor.copy_, lambda x, y: torch.add(x, y, out=x)):
+        x = some.clone().zero_()
+        put(x, some)
+        assert x._values().untyped_storage().nbytes() >= 8
+        assert x.to_dense().tolist() == [0, 1, 2, 0, 0]
+
+
 def test_sparse_tensors() -> None:
     eye = torch.eye(3, device="sycl").to_sparse()
     assert eye.device.type == "sycl" and torch.equal(eye.to_dense().cpu(), torch.eye(3))

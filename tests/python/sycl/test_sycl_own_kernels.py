@@ -88,6 +88,21 @@ def test_residuals_live_on_the_device_and_are_saved_and_loaded_anywhere(two_rank
     two_ranks.run(residuals_move)
 
 
+def momenta_elsewhere(rank: int) -> None:
+    model = nn.Linear(256, 64).to("sycl")
+    handle = octavo.compress(ddp := DistributedDataParallel(model, process_group=group_of("sycl")), "int4+ef")
+    for m in (torch.zeros(64, 256), torch.zeros(64, 256, device="meta")):
+        with pytest.raises(
+            ValueError, match=r"expected momenta on the device of weight, sycl:0, got one on (cpu|meta)"
+        ):
+            handle.set_momentum({model.weight: (m, torch.ones(64, 256, device="sycl"))}, 0.9)
+    ddp(torch.ones(4, 256, device="sycl")).sum().backward()  # nothing has changed
+
+
+def test_momenta_on_another_device_are_refused(two_ranks) -> None:
+    two_ranks.run(as_gpu, momenta_elsewhere)
+
+
 def nan_in_a_step(rank: int) -> None:
     model = nn.Linear(256, 64).to("sycl")
     handle = octavo.compress(ddp := DistributedDataParallel(model, process_group=group_of("sycl")), "int4+ef")
