@@ -144,8 +144,9 @@ def compress(
         )
     plan = as_plan(plan)
     parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
-    for parameter in parameters.values() if not plan.is_dense else ():
-        _C.require_kernels(parameter)
+    if not plan.is_dense:
+        for parameter in parameters.values():
+            _C.require_kernels(parameter)
     is_exempt = _exemption(exempt, parameters)
     group = private_group(ddp_model.process_group, timeout_s)
     table = [(name, p.numel(), bool(is_exempt(name, p))) for name, p in parameters.items()]
