@@ -94,8 +94,8 @@ def build_engine(
     chosen = kept or _choose_precision(config, world, model)
     if resumed:
         _rehearse(ddp, data, chosen, device)
-    handle = world.agree(lambda: octavo.compress(ddp, config.plan, timeout_s=config.timeout_s))
-    optimizer = world.agree(lambda: _build_optimizer(config, model, handle))
+    optimizer = world.agree(lambda: _build_optimizer(config, model))
+    handle = world.agree(lambda: octavo.compress(ddp, config.plan, optimizer=optimizer, timeout_s=config.timeout_s))
     return Engine(model, ddp, handle, optimizer, chosen, device)
 
 
@@ -127,10 +127,8 @@ def _rehearse(ddp: DistributedDataParallel, data: Data, kind: str, device: torch
     ddp.zero_grad(set_to_none=True)
 
 
-def _build_optimizer(config: TrainConfig, model: LlamaForCausalLM, handle: Any) -> torch.optim.Optimizer:
+def _build_optimizer(config: TrainConfig, model: LlamaForCausalLM) -> torch.optim.Optimizer:
     options = dict(lr=config.lr, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=config.weight_decay)
     if config.optimizer_name == "adamw":
         return torch.optim.AdamW(model.parameters(), **options)
-    return octavo.optim.OneBitAdamW(
-        model.parameters(), warmup_steps=config.onebit_warmup_steps, handle=handle, **options
-    )
+    return octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=config.onebit_warmup_steps, **options)
