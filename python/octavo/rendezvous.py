@@ -10,8 +10,8 @@ class Rendezvous:
     """A meeting of all ranks of ``group``, through the group's store; nothing is sent over the group itself.
 
     Collectives of one group are matched by their order. Octavo's run on threads of its own while DDP and the user's
-    code issue others, so that on a shared group the orders would differ by rank. All ranks meet for the same ``purpose``
-    equally often; every wait ends after ``timeout_s`` with TimeoutError. A rendezvous may be made on any thread.
+    code issue others, so that on a shared group the orders would differ by rank. All ranks meet for the same
+    ``purpose`` equally often; every wait ends after ``timeout_s`` with TimeoutError. It may be made on any thread.
     """
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
@@ -32,10 +32,12 @@ class Rendezvous:
         for rank, key in enumerate(keys):
             try:
                 self._store.wait([key], self._timeout)
-            except dist.DistStoreError as error:
+            except RuntimeError as error:
+                if "timeout" not in str(error).lower():
+                    raise
                 raise TimeoutError(
-                    f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: call it on "
-                    f"all {self._size} ranks of the group"
+                    f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
+                    f"call it on all {self._size} ranks of the group"
                 ) from error
             texts.append(self._store.get(key).decode())
         return texts
@@ -43,6 +45,11 @@ class Rendezvous:
     def connect(self) -> dist.ProcessGroupGloo:
         """A Gloo back end for these ranks, which one thread at a time may use."""
         self.exchange("")  # who waits for a peer inside of Gloo is told less
-        return dist.ProcessGroupGloo(
-            dist.PrefixStore("gloo", self._store), self._rank, self._size, timeout=self._timeout
-        )
+        store = dist.PrefixStore("gloo", self._store)
+        try:
+            return dist.ProcessGroupGloo(store, self._rank, self._size, timeout=self._timeout)
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            raise RuntimeError(
+                f"[{self._purpose}] a rank left while they were connecting ({reason}): call it again on all ranks"
+            ) from error

@@ -123,6 +123,7 @@ def poison(rank: int, plan: str, bad: float) -> None:
     assert not torch.isfinite(model.module.wide.weight.grad).all(), "the NaN did not arrive"
     after = handle.state_dict()
     assert before.keys() == after.keys()
+    assert (before.pop("step"), after.pop("step")) == (3, 4)
     for key, value in before.items():
         assert torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key], key
     hook.remove()

@@ -469,10 +469,10 @@ def clip_a_burst(rank: int, max_norm: float) -> torch.Tensor:
 
 def test_a_clip_after_the_freeze_holds_back_what_the_gradient_brought(two_ranks):
     for (clipped, unclipped, before), (free, _, _) in zip(
-        two_ranks.run(clip_a_burst, 0.3), two_ranks.run(clip_a_burst, 1e9), strict=True
+        two_ranks.run(clip_a_burst, 5.0), two_ranks.run(clip_a_burst, 1e9), strict=True
     ):
-        torch.testing.assert_close(unclipped, free, rtol=0.2, atol=0.05 * free.abs().max().item())
-        assert (clipped - 0.5 * before).norm() < 0.1 * (free - 0.5 * before).norm()
+        torch.testing.assert_close(unclipped, free, rtol=1e-3, atol=1e-3 * free.abs().max().item())
+        assert (clipped - 0.5 * before).norm() < 0.2 * (free - 0.5 * before).norm()
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -132,8 +132,8 @@ class OneBitAdamW(Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clips the global norm of the gradient, in both phases; returns the norm, 0-dim. Call it before ``step``, after
-        ``scaler.unscale_`` where there is a scaler.
+        """Clips the global norm of the gradient, in both phases; returns the norm, 0-dim. Call it before ``step``, and
+        after ``scaler.unscale_`` where there is a scaler.
 
         After the freeze the gradient is not there any more. Its norm is estimated from the powers that travel with the
         bits, calibrated by the steps of the warm-up that were clipped, and the clip holds back that part of the new
@@ -226,7 +226,7 @@ class OneBitAdamW(Optimizer):
     # ---- the handle of octavo.compress
 
     def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
-        """Raises ValueError where ``octavo.compress`` of these parameters by this plan could not serve the optimizer."""
+        """Raises ValueError where ``octavo.compress`` of these parameters by this plan cannot serve the optimizer."""
         _require(self._handle is None, "one octavo.compress per OneBitAdamW", "a second one for the same optimizer")
         _require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
         known = set(parameters)
