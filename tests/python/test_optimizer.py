@@ -22,7 +22,7 @@ def build_model() -> LlamaForCausalLM:
 
 
 def build(optimizer: str, model: LlamaForCausalLM, **options: float):
-    return build_optimizer(TrainConfig(plan="sign+ef", optimizer=optimizer, steps=10, **options), model, None)
+    return build_optimizer(TrainConfig(plan="sign+ef", optimizer=optimizer, steps=10, **options), model)
 
 
 def one_step(optimizer: str, model: LlamaForCausalLM, gradient: float, **options: float) -> None:

@@ -18,9 +18,11 @@ struct Contribution {
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  std::uint64_t rounding_key = 0;  // of what is drawn to round the residuals
-  Residual* worker = nullptr;      // what this rank could not send: of all but its own range; null: no feedback
-  Residual* owner = nullptr;       // what it could not send of the range that it owns
+  Residual* worker = nullptr;  // what this rank could not send: of all but its own range; null: no feedback
+  Residual* owner = nullptr;   // what it could not send of the range that it owns
+  /// Of the random bits by which residuals are rounded. To be another one in every step, for every parameter and on
+  /// every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
+  std::uint64_t rounding_key = 0;
 
   /// What is to be encoded from element `first` on, without what could not be sent before.
   EncodeInput input(std::uint64_t first) const {
