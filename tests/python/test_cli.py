@@ -109,7 +109,7 @@ def test_half_of_a_launchers_variables_is_refused(octavo_cli, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     code, _, complaint = octavo_cli("train")
     assert code == 2
-    assert complaint == "error: [train.world] expected RANK and WORLD_SIZE together, got RANK without WORLD_SIZE\n"
+    assert complaint == "error: [train.world] RANK is set and WORLD_SIZE is not: set both, or neither\n"
 
 
 def test_info_is_a_table_or_json(octavo_cli):
