@@ -12,11 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 import octavo
+from octavo.bench.quality.cli import quality
 from octavo.train.config import check_local_ranks, usable_cores
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
 )
+
+app.command()(quality)
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
