@@ -14,7 +14,7 @@ from octavo.train.rng import Rng
 
 TUNING_SHARE = 1 / 3
 """Of the records of alpaca_en_demo.json."""
-TUNING_CHARACTERS, REPORTED_CHARACTERS = 6_500_000, 23_000_000
+TUNING_CHARACTERS, REPORTED_CHARACTERS = 5_000_000, 19_000_000
 """Of the corpus: about an epoch of a trial, and of a run."""
 LONGEST_FILE_CHARACTERS = 100_000
 """Longer files of the corpus are tables rather than code."""

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def write_reports(results: Json, details: Path, readme: Path) -> None:
-    """Replaces what stands between the markers of both files; ValueError, with nothing written, where one lacks them."""
+    """Replaces what stands between the markers of both files. ValueError, with nothing written, where one has none."""
     new = {details: _between_markers(details, _details(results)), readme: _between_markers(readme, _summary(results))}
     for path, text in new.items():
         write_text(path, text)
@@ -59,7 +59,7 @@ def _conditions(setting: Json) -> str:
     tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
     return (
         f"Reported on {setting['reported_on']}. Tuned on {setting['tuned_on']}: {trials} trials per contender, of "
-        f"{setting['trial_steps']:,} steps each. A LLaMA of {_join(_millions(run['parameters']) for run in runs)} "
+        f"{setting['trial_steps']:,} steps each. A LLaMA of {_parameters(setting)} "
         f"parameters from scratch, {_join(run['precision'] for run in runs)}, {setting['steps']:,} steps of "
         f"{setting['tokens_per_step']:,} tokens ({tokens} in all). Machine: {machines}; "
         f"torch {_join(run['torch'] for run in runs)}."
@@ -75,7 +75,7 @@ def _runs_table(setting: Json, ranks: int) -> list[str]:
             f"`{entry['plan']}`, {entry['optimizer']}",
             _point(entry["chosen"]),
             _all_losses(_losses(entry, ranks)),
-            _change(_losses(entry, ranks), base),
+            "" if name == BASELINE else _change(_losses(entry, ranks), base),
             *_fewer_bytes(entry, ranks),
         ]
         for name, entry in entries.items()
@@ -108,7 +108,7 @@ def _summary(results: Json) -> str:
 
 def _summary_row(setting: Json, ranks: int, entry: Json, base: dict[int, Any], other: dict[int, Any]) -> list[str]:
     tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
-    model = f"{_millions(entry['runs'][0]['parameters'])}, {tokens}"
+    model = f"{_parameters(setting)}, {tokens}"
     shown = [setting["title"], model, str(ranks), _all_losses(base), _all_losses(other), _change(other, base)]
     return [*shown, *_fewer_bytes(entry, ranks)]
 
@@ -123,9 +123,7 @@ def _losses(entry: Json | None, ranks: int) -> dict[int, float | None]:
 
 
 def _change(losses: dict[int, float | None], base: dict[int, float | None]) -> str:
-    """Of the mean over the seeds that both have; a dash where there is none or one diverged, nothing for the baseline."""
-    if losses == base:
-        return ""
+    """Of the mean over the seeds that both have; a dash where there is none, or where one diverged."""
     common = [(losses[seed], base[seed]) for seed in losses if seed in base]
     if not common or any(None in pair for pair in common):
         return "-"
@@ -160,8 +158,9 @@ def _loss(loss: float | None) -> str:
     return "diverged" if loss is None else f"{loss:.3f}"
 
 
-def _millions(parameters: int) -> str:
-    return f"{parameters / 1e6:.1f} M"
+def _parameters(setting: Json) -> str:
+    runs = [run for entry in setting["contenders"].values() for run in entry["runs"] if "parameters" in run]
+    return _join(f"{run['parameters'] / 1e6:.1f} M" for run in runs)
 
 
 def _join(values: Iterable[object]) -> str:

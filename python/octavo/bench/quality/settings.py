@@ -35,7 +35,7 @@ BASELINE = "dense"
 
 @dataclass(frozen=True)
 class Setting:
-    """One data set with its model and its length. `steps`, `batch_size` (rows a rank) and `seq_len` as in `octavo train`.
+    """One data set with its model and its length. `batch_size` is rows per rank, `seq_len` tokens per row.
 
     `also_ranks`: other numbers of ranks, each with the first seed and with as many rows a step as `ranks` have.
     `step_s`: seconds a step on two quiet cores, for the forecast alone.
@@ -113,8 +113,8 @@ SETTINGS = {
         name="corpus",
         title="Python sources",
         data=CORPUS,
-        reported_on="Python sources of the transformers package, a tenth of the files held out by the seed; every training "
-        "token is seen about once, but files of the package copy one another",
+        reported_on="Python sources of the transformers package, a tenth of the files held out by the seed; a token is "
+        "seen about once, but the files of the package copy from one another",
         tuned_on="other files of the same package, seed 1000",
         model=_TWO_MILLION,
         steps=1500,
