@@ -142,15 +142,17 @@ def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str]
         is_text = isinstance(rows[0][name], str)
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
     for row in rows:
-        table.add_row(*[_cell(row[name]) for name in headings])
+        table.add_row(*[_cell(name, row[name]) for name in headings])
     Console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
+    if name.endswith("_bytes"):
+        return f"{float(str(value)) / 1e6:,.1f}"
     if isinstance(value, float):
         return f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -69,7 +69,7 @@ HEADINGS = {
     "milliseconds": "ms",
     "of_no_communication": "of alone",
     "times_faster_than_torch": "x torch",
-    "wire_bytes": "bytes sent",
+    "wire_bytes": "MB sent",
     "waiting_ms": "wait ms",
     "codec_ms": "codec ms",
 }
@@ -140,8 +140,9 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
 
 def _one_line(error: Exception) -> str:
     """The innermost cause: c10d wraps what a hook's callback raises, as text."""
-    causes = re.findall(r"\w+(?:Error|Exception): [^\n]*", f"{type(error).__name__}: {error}")
-    return causes[-1].strip()
+    text = f"{type(error).__name__}: {error}"
+    causes = list(re.finditer(r"\w+(Error|Exception): ", text))
+    return text[causes[-1].start() :].splitlines()[0] if causes else text.splitlines()[0]
 
 
 def _join() -> None:

@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import octavo
-from octavo.bench.ddp import UNSHAPED, Row, Size, as_dicts, bench, try_hook
+from octavo.bench import ddp
+from octavo.bench.ddp import UNSHAPED, Row, Size
 from octavo.bench.hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.torch_hooks import DOUBTFUL
 
@@ -47,11 +48,16 @@ def measure_as_rank(
     """The part of one rank: plans, whose rows it returns on rank 0, or one hook, whose row it writes to `report`."""
     plans, hooks = _split(contenders)
     if not hooks:
-        return bench(plans, rounds, sizes)
+        return ddp.bench(plans, rounds, sizes)
     if plans or len(hooks) > 1:
         raise ValueError(f"[bench.ddp] {hooks[0]} may hang: under torchrun measure it alone")
-    try_hook(hooks[0], rounds, sizes[0], lambda row: report.write_text(json.dumps(as_dicts([row]))) if report else None)
+    ddp.try_hook(hooks[0], rounds, sizes[0], lambda row: _write([row], report))
     return None
+
+
+def _write(rows: Sequence[Row], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(ddp.as_dicts(rows)))
 
 
 def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:

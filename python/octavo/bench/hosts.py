@@ -21,7 +21,8 @@ def why_no_hosts() -> str | None:
     """Why hosts cannot be made here, in a sentence; None where they can."""
     missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
     if missing:
-        return f"the command {' and '.join(missing)} is missing: install Debian's package iproute2"
+        are = "command {} is" if len(missing) == 1 else "commands {} are"
+        return f"the {are.format(' and '.join(missing))} missing: install Debian's package iproute2"
     if os.geteuid() != 0:
         return "only root can make network namespaces: run the same command as root"
     probe = f"octavo{os.getpid()}-probe"
