@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from octavo.train.batches import IGNORE, Batches, encode, pack
-from octavo.train.dataset import Corpus, Example, load_corpus
-from octavo.train.tokenizer import answer, prompt, token_ids, train_tokenizer
+from octavo.train.data.batches import IGNORE, Batches, encode, pack
+from octavo.train.data.dataset import Corpus, Example, load_corpus
+from octavo.train.data.tokenizer import answer, prompt, token_ids, train_tokenizer
 
 pytestmark = pytest.mark.timeout(30)
 

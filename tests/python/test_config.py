@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from octavo.train.config import TrainConfig, check_local_ranks, parse_compare
-from octavo.train.schedule import learning_rate
+from octavo.train.optimizer import learning_rate
 
 pytestmark = pytest.mark.timeout(30)
 

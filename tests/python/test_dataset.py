@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.train.dataset import Corpus, Example, load_corpus
+from octavo.train.data.dataset import Corpus, Example, load_corpus
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from octavo.train import evaluate
-from octavo.train.batches import IGNORE, Batches
-from octavo.train.dataset import Corpus, Example
+from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.dataset import Corpus, Example
+from octavo.train.data.tokenizer import prompt, train_tokenizer
 from octavo.train.evaluate import eval_loss, exact_match, sample_answers
-from octavo.train.tokenizer import prompt, train_tokenizer
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from octavo.train.dataset import Corpus, Example, load_corpus
-from octavo.train.tokenizer import MIN_VOCAB_SIZE, answer, prompt, token_ids, train_tokenizer
+from octavo.train.data.dataset import Corpus, Example, load_corpus
+from octavo.train.data.tokenizer import MIN_VOCAB_SIZE, answer, prompt, token_ids, train_tokenizer
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -14,14 +14,16 @@ from rich.console import Console
 from train_runs import nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from octavo.train import identity, job, loop, report
-from octavo.train.checkpoint import saved_steps
+from octavo.train import job, trainer
+from octavo.train.checkpoint import run_folder
+from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.compare import run_comparison
 from octavo.train.errors import JobError
 from octavo.train.evaluate import Answer
 from octavo.train.job import run_job
-from octavo.train.metrics import MetricsLog, read_metrics
 from octavo.train.model import model_config
+from octavo.train.report import tables
+from octavo.train.report.metrics import MetricsLog, read_metrics
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,14 +72,14 @@ def golden(world, tmp_path_factory):
 
 def stop_after_step(monkeypatch, last: int) -> None:
     """Lets a job make `last` steps, then die as it begins another."""
-    real = loop.Trainer.step
+    real = trainer.Trainer.step
 
     def step(self):
         if self.totals.step == last:
             raise Stop
         return real(self)
 
-    monkeypatch.setattr(loop.Trainer, "step", step)
+    monkeypatch.setattr(trainer.Trainer, "step", step)
 
 
 def test_a_run_writes_what_it_promises(golden):
@@ -197,19 +199,22 @@ def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
 def test_out_must_be_a_directory(world, tmp_path):
     config = nano_config(tmp_path)
     Path(config.out).write_text("a file")
-    with pytest.raises(JobError, match=r"^\[train\.disk\] expected a writable directory for --out"):
+    with pytest.raises(JobError, match=r"^\[train\.shared_disk\] expected a writable directory for --out"):
         run_job(config, world, None)
 
 
 def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):
     config = nano_config(tmp_path)
-    with identity.lock(Path(config.out)), pytest.raises(JobError, match="for one run at a time, got one that another"):
+    with (
+        run_folder.lock(Path(config.out)),
+        pytest.raises(JobError, match="for one run at a time, got one that another"),
+    ):
         run_job(config, world, None)
     run_job(config, world, None)
 
 
 def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_path, monkeypatch):
-    real = loop.Trainer._backward
+    real = trainer.Trainer._backward
 
     def poisoned(self, step):
         loss = real(self, step)
@@ -217,7 +222,7 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
             next(self.engine.model.parameters()).grad.view(-1)[0] = float("nan")
         return loss
 
-    monkeypatch.setattr(loop.Trainer, "_backward", poisoned)
+    monkeypatch.setattr(trainer.Trainer, "_backward", poisoned)
     summary = run_job(nano_config(tmp_path, plan="dense"), world, None)
     assert summary["skipped_steps"] == 1
     records = read_curve(tmp_path / "out")
@@ -226,8 +231,8 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
 
 
 def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "MOST_SKIPPED", 3)
-    monkeypatch.setattr(loop.Trainer, "_gradient_is_finite", lambda _self: False)
+    monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
+    monkeypatch.setattr(trainer.Trainer, "_gradient_is_finite", lambda _self: False)
     with pytest.raises(JobError, match=r"got none in the last 3 steps \(step 3\): try a smaller --lr"):
         run_job(nano_config(tmp_path), world, None)
 
@@ -266,7 +271,7 @@ def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, cha
         run_job(config, world, None)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert {path.name for path in Path(config.out).glob("*")} <= {identity.LOCK}
+    assert {path.name for path in Path(config.out).glob("*")} <= {run_folder.LOCK}
 
 
 def test_broken_model_files_are_named(tmp_path):
@@ -294,7 +299,7 @@ def test_sizes_have_about_the_parameters_they_promise(name, millions):
 def test_answers_stay_on_one_line_and_in_their_cell():
     screen = io.StringIO()
     rambling = Answer("Say [b]hi[/b].", "", "hi", "### Response:\n\n" * 40, False)
-    report.print_answers(Console(file=screen, width=160), [rambling])
+    tables.print_answers(Console(file=screen, width=160), [rambling])
     assert len(screen.getvalue().splitlines()) < 12
     assert "[b]hi[/b]" in screen.getvalue()
 

@@ -76,13 +76,13 @@ def _run(config: TrainConfig) -> int:
     for plan in config.compare or (config.plan,):
         octavo.Plan(plan)  # says in its own words what is wrong with it
     # The heavy imports come after the options are known to be good.
-    from octavo.train.world import launched_outside
+    from octavo.train.launch.world import launched_outside
 
     if launched_outside():
-        from octavo.train.rank import run_rank
+        from octavo.train.launch.rank_main import run_rank
 
         return run_rank(config)
-    from octavo.train.launcher import launch
+    from octavo.train.launch.launcher import launch
 
     return launch(config)
 

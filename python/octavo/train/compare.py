@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from octavo.train import durable, plots, report
+from octavo.train.checkpoint import durable_files
+from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
-from octavo.train.identity import METRICS
 from octavo.train.job import run_job
-from octavo.train.metrics import read_metrics
-from octavo.train.world import World
+from octavo.train.launch.world import World
+from octavo.train.report import plots, tables
+from octavo.train.report.metrics import read_metrics
 
 PLOT = "compare.png"
 FIGURES = "compare.json"
@@ -37,7 +38,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     if world.is_main:
         runs = {plan: read_metrics(path) for plan, path in logs.items()}
         plots.plot_comparison(runs, Path(config.out) / PLOT)
-        durable.write_json(Path(config.out) / FIGURES, summaries)
+        durable_files.write_json(Path(config.out) / FIGURES, summaries)
     if console:
         console.print(_table(summaries))
         console.print(f"written to {Path(config.out) / PLOT}", highlight=False, markup=False, soft_wrap=True)
@@ -57,10 +58,10 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
         table.add_row(
             plan,
             summary["optimizer"],
-            report.number(summary["eval_loss"]),
+            tables.number(summary["eval_loss"]),
             f"{summary['eval_loss'] / first['eval_loss'] - 1:+.2%}",
             "-" if exact is None else f"{exact:.1%}",
-            report.size(summary["wire_bytes_per_step"]),
+            tables.size(summary["wire_bytes_per_step"]),
             "-" if ratio is None else f"{ratio:.1f}x",
             f"{summary['step_s'] * 1e3:.0f}",
         )

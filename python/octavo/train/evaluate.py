@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from octavo.train.batches import IGNORE, Batches
-from octavo.train.dataset import Example
-from octavo.train.tokenizer import answer, prompt, token_ids
+from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.dataset import Example
+from octavo.train.data.tokenizer import answer, prompt, token_ids
 
 GROUP = 64
 """Questions answered together."""

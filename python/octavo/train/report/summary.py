@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 import octavo
-from octavo.train import device, memory
+from octavo.train import device
 from octavo.train.errors import JobError
-from octavo.train.loop import Trainer
+from octavo.train.report import memory
+from octavo.train.trainer import Trainer
 
 
 def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 
 from octavo.train import evaluate
-from octavo.train.batches import IGNORE, Batches
 from octavo.train.config import TrainConfig
+from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.training_data import Data
+from octavo.train.engine import Engine
 from octavo.train.errors import JobError
-from octavo.train.metrics import Totals
-from octavo.train.schedule import learning_rate, set_learning_rate
-from octavo.train.setup import Data, Engine
-from octavo.train.world import World
+from octavo.train.launch.world import World
+from octavo.train.optimizer import learning_rate, set_learning_rate
+from octavo.train.report.metrics import Totals
 
 EVAL_ROWS = 128
 EXACT_ITEMS = 128
@@ -106,7 +107,7 @@ class Trainer:
     def _stop_if_diverged(self) -> None:
         if self.totals.skipped_in_a_row >= MOST_SKIPPED:
             raise JobError(
-                f"[train.loop] expected finite gradients, got none in the last {MOST_SKIPPED} steps "
+                f"[train.trainer] expected finite gradients, got none in the last {MOST_SKIPPED} steps "
                 f"(step {self.totals.step}): try a smaller --lr"
             )
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from octavo.train.dataset import Corpus, Example
+from octavo.train.data.dataset import Corpus, Example
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 HEADINGS = ("### Instruction:", "\n\n### Input:", "\n\n### Response:")

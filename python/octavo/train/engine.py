@@ -1,38 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank needs before its first step: data, model, DDP, the compressed wire, the optimizer."""
+"""What a rank trains with: the model, its precision, DDP, the compressed wire and the optimizer."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 import octavo
 from octavo.train import device as devices
-from octavo.train import precision
-from octavo.train.batches import Batches
 from octavo.train.config import TrainConfig
-from octavo.train.dataset import Corpus, load_corpus
+from octavo.train.data.training_data import Data
+from octavo.train.launch.world import World
 from octavo.train.model import build_model, model_config
-from octavo.train.tokenizer import train_tokenizer
-from octavo.train.world import World
+from octavo.train.optimizer import build_optimizer
 
-ADAM_BETAS = (0.9, 0.999)
-ADAM_EPS = 1e-8
+BF16_WIDTH = 256
+"""From this hidden size on bf16 pays on a CPU that multiplies it in hardware.
 
-
-@dataclass(frozen=True)
-class Data:
-    """The data set of a run and the rows made from it; the same on every rank."""
-
-    corpus: Corpus
-    tokenizer: PreTrainedTokenizerFast
-    train: Batches
-    held_out: Batches
+A rule rather than a stopwatch, so that equal runs choose alike. Measured on a Xeon with AMX, one thread, forward and
+backward of 8 x 128 tokens: at width 128 autocast costs 10 % (its casts outweigh the small products), at width 384 it
+saves 40 %.
+"""
 
 
 @dataclass
@@ -49,29 +42,6 @@ class Engine:
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """The mean loss of a batch, which is moved to the device, with a graph for backward."""
         return _loss(self.ddp, batch, self.precision, self.device)
-
-
-def load_data(config: TrainConfig, world: World) -> Data:
-    """Reads, splits, tokenizes and packs. Raises JobError for bad data, or data that differ by rank."""
-    corpus = world.agree(lambda: load_corpus(Path(config.data) if config.data else None, seed=config.seed))
-    world.agree(lambda: _check_same_data(corpus, world.from_main(corpus.fingerprint)))
-    return world.agree(lambda: _tokenize(config, world, corpus))
-
-
-def _check_same_data(corpus: Corpus, main_fingerprint: str) -> None:
-    if corpus.fingerprint != main_fingerprint:
-        raise ValueError(f"[train.setup] expected the data of rank 0, got another content of {corpus.name}")
-
-
-def _tokenize(config: TrainConfig, world: World, corpus: Corpus) -> Data:
-    tokenizer = train_tokenizer(corpus)
-    sizes = dict(seq_len=config.seq_len, batch_size=config.batch_size, seed=config.seed)
-    train = Batches(corpus.train, tokenizer, grad_accum=config.grad_accum, **sizes)
-    if len(train) < world.size:
-        raise ValueError(
-            f"[train.setup] expected at least a row of data a rank, got {len(train)} for {world.size} ranks"
-        )
-    return Data(corpus, tokenizer, train, Batches(corpus.held_out, tokenizer, **sizes))
 
 
 def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
@@ -95,7 +65,7 @@ def build_engine(
     if resumed:
         _rehearse(ddp, data, chosen, device)
     handle = world.agree(lambda: octavo.compress(ddp, config.plan, timeout_s=config.timeout_s))
-    optimizer = world.agree(lambda: _build_optimizer(config, model, handle))
+    optimizer = world.agree(lambda: build_optimizer(config, model, handle))
     return Engine(model, ddp, handle, optimizer, chosen, device)
 
 
@@ -103,14 +73,14 @@ def _loss(
     ddp: DistributedDataParallel, batch: dict[str, torch.Tensor], kind: str, device: torch.device
 ) -> torch.Tensor:
     moved = {name: value.to(device) for name, value in batch.items()}
-    with precision.autocast(kind, device):
+    with _autocast(kind, device):
         return ddp(**moved, use_cache=False).loss
 
 
 def _choose_precision(config: TrainConfig, world: World, model: LlamaForCausalLM) -> str:
     if config.precision != "auto":
         return config.precision
-    return world.from_main(precision.choose(model.config.hidden_size))
+    return world.from_main(_faster_precision(model.config.hidden_size))
 
 
 def _rehearse(ddp: DistributedDataParallel, data: Data, kind: str, device: torch.device) -> None:
@@ -127,10 +97,17 @@ def _rehearse(ddp: DistributedDataParallel, data: Data, kind: str, device: torch
     ddp.zero_grad(set_to_none=True)
 
 
-def _build_optimizer(config: TrainConfig, model: LlamaForCausalLM, handle: Any) -> torch.optim.Optimizer:
-    options = dict(lr=config.lr, betas=ADAM_BETAS, eps=ADAM_EPS, weight_decay=config.weight_decay)
-    if config.optimizer_name == "adamw":
-        return torch.optim.AdamW(model.parameters(), **options)
-    return octavo.optim.OneBitAdamW(
-        model.parameters(), warmup_steps=config.onebit_warmup_steps, handle=handle, **options
-    )
+def _autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """The context of the forward pass: bf16 where chosen, plain fp32 otherwise."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+
+def _faster_precision(hidden_size: int) -> str:
+    """The faster precision on this CPU for a model of that width."""
+    return "bf16" if hidden_size >= BF16_WIDTH and _has_bf16_units() else "fp32"
+
+
+def _has_bf16_units() -> bool:
+    """Whether this CPU multiplies bf16 in hardware; a torch that cannot tell counts as no."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from octavo.train.dataset import Example
-from octavo.train.rng import Rng
-from octavo.train.tokenizer import answer, prompt, token_ids
+from octavo.train.data.dataset import Example
+from octavo.train.data.rng import Rng
+from octavo.train.data.tokenizer import answer, prompt, token_ids
 
 IGNORE = -100
 """The label that transformers' loss leaves out."""

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from octavo.train.metrics import Totals
+from octavo.train.report.metrics import Totals
 
 _LINES_A_RUN = 20
 _SECONDS_BETWEEN_LINES = 10.0

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.train import tasks
-from octavo.train.records import Example, failure, parse, read_file
-from octavo.train.rng import Rng
+from octavo.train.data import tasks
+from octavo.train.data.records import Example, failure, parse, read_file
+from octavo.train.data.rng import Rng
 
 __all__ = ["Corpus", "Example", "load_corpus"]
 
