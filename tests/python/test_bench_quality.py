@@ -112,6 +112,7 @@ def finish_all(setting: settings.Setting, work: Path) -> list[runs.Run]:
 
     def finish(run):
         made.append(run)
+        run.out.mkdir(parents=True)
         runs.write_json(run.out / runs.OUTCOME, fake_outcome(run))
         return run.outcome()
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from octavo.bench.quality.files import write_json
 from octavo.bench.quality.protocol import Bench, chosen, loss
 from octavo.bench.quality.results import collect
 from octavo.bench.quality.runs import Outcome, Run
 from octavo.bench.quality.settings import SETTINGS, Setting
+from octavo.train.checkpoint.durable_files import write_json
 
 JSON = "quality.json"
 
@@ -52,6 +52,7 @@ def _train(training: Run, settings: Sequence[Setting], work: Path, say: Callable
 
 def write_results(settings: Sequence[Setting], work: Path) -> Path:
     """Writes the JSON of `work`: what is finished of the known settings and of these. Returns its path."""
+    work.mkdir(parents=True, exist_ok=True)
     every = {**SETTINGS, **{setting.name: setting for setting in settings}}
     write_json(work / JSON, collect(list(every.values()), work))
     return work / JSON

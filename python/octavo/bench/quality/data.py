@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.bench.quality.files import write_text
-from octavo.train.rng import Rng
+from octavo.train.checkpoint.durable_files import write_text
+from octavo.train.data.rng import Rng
 
 TUNING_SHARE = 1 / 3
 """Of the records of alpaca_en_demo.json."""
@@ -46,6 +46,7 @@ class DataSet:
         paths = [Path(str(path)) for path in (self.tuning(folder), self.reported(folder))]
         if all(path.is_file() for path in paths):
             return
+        folder.mkdir(parents=True, exist_ok=True)
         for path, records in zip(paths, self.make(alpaca), strict=True):
             write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.quality.files import write_json
 from octavo.bench.quality.runs import Outcome, Run
 from octavo.bench.quality.search import Point, Trial, best, next_point
 from octavo.bench.quality.settings import CONTENDERS, Setting
+from octavo.train.checkpoint.durable_files import write_json
 
 Ask = Callable[[Run], Outcome | None]
 """Gives the outcome of a run: by training it, or, where only what is finished counts, None for the others."""
@@ -74,7 +74,8 @@ class Bench:
         """Writes what the trainings read: data, and the model's CONFIG.json. Raises ValueError."""
         self.setting.data.write(self._data_folder, self.alpaca)
         if not isinstance(self.setting.model, str):
-            write_json(self._model_file, self.setting.model)
+            self._data_folder.mkdir(parents=True, exist_ok=True)
+            write_json(self._model_file, dict(self.setting.model))
 
     @property
     def _data_folder(self) -> Path:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.quality.files import write_json
+from octavo.train.checkpoint.durable_files import write_json
 from octavo.train.config import usable_cores
 
 OUTCOME = "outcome.json"
