@@ -128,6 +128,8 @@ def _environment(rank: int, nproc: int, main: str) -> dict[str, str]:
 
 
 def _failure(status: int, said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
-    last = next((line for line in reversed(lines) if "error:" in line.lower()), lines[-1] if lines else "nothing")
-    return f"[bench.ddp] a rank ended with exit status {status} and said: {last.strip()}"
+    """What a rank died of: its last line that names an error, torchrun's own account of it aside."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror: " in line and "torch.distributed.elastic" not in line]
+    last = (errors or lines or ["nothing"])[-1]
+    return f"[bench.ddp] a rank ended with exit status {status} and said: {last}"
