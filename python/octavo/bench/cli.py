@@ -154,5 +154,5 @@ def _cell(name: str, value: object) -> str:
     if name.endswith("_bytes"):
         return f"{float(str(value)) / 1e6:,.1f}"
     if isinstance(value, float):
-        return f"{value:,.2f}"
+        return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

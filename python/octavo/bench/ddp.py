@@ -142,7 +142,7 @@ def _one_line(error: Exception) -> str:
     """The innermost cause: c10d wraps what a hook's callback raises, as text."""
     text = f"{type(error).__name__}: {error}"
     causes = list(re.finditer(r"\w+(Error|Exception): ", text))
-    return text[causes[-1].start() :].splitlines()[0] if causes else text.splitlines()[0]
+    return text[causes[-1].start() :].splitlines()[0].rstrip(": ") if causes else text.splitlines()[0]
 
 
 def _join() -> None:
