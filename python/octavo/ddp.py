@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -166,12 +167,13 @@ def compress(
 
 def _require_same_on_all_ranks(group: dist.ProcessGroup, ours: Mapping[str, object]) -> None:
     """Ranks that disagree would read each other's bytes wrongly, or wait for ever."""
-    digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
-    all_digests: list[dict[str, str]] = [{}] * group.size()
-    dist.all_gather_object(all_digests, digests, group=group)
+    digests = bytearray().join(sha256(repr(value).encode()).digest() for value in ours.values())
+    mine = torch.frombuffer(digests, dtype=torch.uint8).view(len(ours), -1)
+    all_digests = [torch.empty_like(mine) for _ in range(group.size())]
+    dist.all_gather(all_digests, mine, group=group)  # tensors: torch's collectives of objects need NumPy
     for rank, theirs in enumerate(all_digests):
-        for what, digest in theirs.items():
-            if digest != all_digests[0][what]:
+        for what, digest, first in zip(ours, theirs, all_digests[0], strict=True):
+            if not torch.equal(digest, first):
                 raise ValueError(
                     f"[ddp.compress] expected the same {what} on all ranks, got another on rank {rank} than on rank 0 "
                     f"(here, rank {group.rank()}: {_short(ours[what])})"
