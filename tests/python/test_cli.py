@@ -20,7 +20,7 @@ from octavo import cli
 from octavo.train.cli import train
 from octavo.train.config import TrainConfig
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = [pytest.mark.timeout(90), pytest.mark.ranks]
 
 TRAIN_OPTIONS = {
     *(

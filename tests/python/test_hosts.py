@@ -37,6 +37,7 @@ def train_on(hosts: Hosts, folder: Path, config: TrainConfig) -> list[dict]:
 
 
 @needs_hosts
+@pytest.mark.ranks
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_same_command_trains_on_separate_hosts(tmp_path, count):
