@@ -94,7 +94,7 @@ def test_a_run_writes_what_it_promises(golden):
     assert all(set(record) >= METRICS for record in records)
     assert [record["step"] for record in records if "eval_loss" in record] == [4, 8]
     assert records[-1]["eval_loss"] == summary["eval_loss"]
-    for words in ("starting: ", "step 8/8", "eval loss", "answers to held-out questions"):
+    for words in ("starting: ", ", device cpu\n", "step 8/8", "eval loss", "answers to held-out questions"):
         assert words in screen
 
 

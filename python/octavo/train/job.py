@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from octavo.train import durable, evaluate, identity, memory, plots, report, restore, state
+from octavo.train import device, durable, evaluate, identity, memory, plots, report, restore, state
 from octavo.train.checkpoint import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.disk import Disk, find_disk
@@ -173,10 +173,12 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
 
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
+    where = device.describe(trainer.engine.device, config.device)
     begin = f"resuming after step {run.step}" if run.step else "starting"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}"
+        f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}, "
+        f"device {where}"
     )
 
 
