@@ -101,7 +101,7 @@ class Accelerator(TensorTypes, Pinning):
         return module.device_count() if module is not None and module.is_available() else 0
 
     def current_device(self) -> int:
-        return self._torch_module("current_device").current_device()
+        return self._live_module("current_device").current_device()
 
     def current_device_name(self) -> str:
         return self.device_name(self.current_device())
@@ -137,15 +137,15 @@ class Accelerator(TensorTypes, Pinning):
 
     def manual_seed(self, seed: int) -> None:
         """Of the current device. A negative seed counts modulo 2^64, as torch takes it."""
-        self._torch_module("manual_seed").manual_seed(seed)
+        self._live_module("manual_seed").manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
         """Of all devices of this type."""
-        self._torch_module("manual_seed_all").manual_seed_all(seed)
+        self._live_module("manual_seed_all").manual_seed_all(seed)
 
     def initial_seed(self) -> int:
         """The seed that was set last, which torch calls initial."""
-        return self._torch_module("initial_seed").initial_seed()
+        return self._live_module("initial_seed").initial_seed()
 
     # ---- streams and events
 
@@ -178,7 +178,7 @@ class Accelerator(TensorTypes, Pinning):
     # ---- memory, in bytes; torch's allocators reserve what they cache, and reset all peaks together
 
     def empty_cache(self) -> None:
-        self._torch_module("empty_cache").empty_cache()
+        self._live_module("empty_cache").empty_cache()
 
     def memory_allocated(self, device_index: DeviceIndex = None) -> int:
         """In live tensors."""
@@ -352,14 +352,24 @@ class Accelerator(TensorTypes, Pinning):
     # ---- for subclasses
 
     def _torch_module(self, function: str) -> ModuleType:
-        """``torch.cuda`` and its like. NotImplementedError `[accelerator.function]` where the device is absent."""
+        """``torch.cuda`` and its like, also where no device is here, but torch knows the device type."""
+        module = getattr(torch, self._name, None)
+        if module is None:
+            raise self._absence(function)
+        return module
+
+    def _live_module(self, function: str) -> ModuleType:
+        """torch's module. NotImplementedError `[accelerator.function]` where no device is here."""
         if self.device_count() == 0:
-            raise NotImplementedError(f"[accelerator.{function}] no {self._name} device is here: {self.why_absent()}")
-        return getattr(torch, self._name)
+            raise self._absence(function)
+        return self._torch_module(function)
+
+    def _absence(self, function: str) -> NotImplementedError:
+        return NotImplementedError(f"[accelerator.{function}] no {self._name} device is here: {self.why_absent()}")
 
     def _require(self, function: str, device_index: DeviceIndex = None) -> torch.device:
-        """The device with its index. NotImplementedError `[accelerator.function]` where there is none at all."""
-        self._torch_module(function)
+        """The device with its index. NotImplementedError `[accelerator.function]` where no device is here."""
+        self._live_module(function)
         index = index_of(device_index, self._name, function)
         if index is None:
             return self.device(self.current_device())

@@ -186,12 +186,12 @@ class CUDA_Accelerator(Accelerator):
         return not self.is_available() or torch.cuda.get_device_capability()[0] >= major
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
-        runtime = self._torch_module("register_host_memory").cudart()
+        runtime = self._live_module("register_host_memory").cudart()
         torch.cuda.check_error(int(runtime.cudaHostRegister(address, num_bytes, 0)))
         return True
 
     def unregister_host_memory(self, address: int) -> None:
-        runtime = self._torch_module("unregister_host_memory").cudart()
+        runtime = self._live_module("unregister_host_memory").cudart()
         torch.cuda.check_error(int(runtime.cudaHostUnregister(address)))
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
@@ -206,10 +206,10 @@ class CUDA_Accelerator(Accelerator):
             torch.cuda.nvtx.range_pop()
 
     def create_graph(self) -> Any:
-        return self._torch_module("create_graph").CUDAGraph()
+        return self._live_module("create_graph").CUDAGraph()
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
-        return self._torch_module("capture_to_graph").graph(graph, pool, stream)
+        return self._live_module("capture_to_graph").graph(graph, pool, stream)
 
     def replay_graph(self, graph: Any) -> None:
         graph.replay()
@@ -283,7 +283,7 @@ class SYCL_Accelerator(Accelerator):
         return sycl.why_missing() or "`import octavo.sycl` or octavo.sycl.register() makes it"
 
     def device(self, device_index: DeviceIndex = None) -> torch.device:
-        self._torch_module("device")  # only with the device does torch know its name
+        self._live_module("device")  # only with the device does torch know its name
         return super().device(device_index)
 
     def is_host_processor(self) -> bool:

@@ -60,7 +60,7 @@ def test_cuda_registers_memory_that_somebody_else_locked(monkeypatch):
         cudaHostUnregister=lambda *arguments: calls.append(arguments) or 0,
     )
     module = SimpleNamespace(cudart=lambda: runtime)
-    monkeypatch.setattr(CUDA_Accelerator, "_torch_module", lambda self, function: module)
+    monkeypatch.setattr(CUDA_Accelerator, "_live_module", lambda self, function: module)
     monkeypatch.setattr(torch.cuda, "check_error", lambda result: calls.append(result))
     cuda = CUDA_Accelerator()
     assert cuda.register_host_memory(4096, 8192) is True
@@ -118,7 +118,6 @@ def test_host_timers_where_old_extensions_make_events_unreliable(installed, unre
 def test_the_default_stream_of_xpu_is_the_current_one(monkeypatch):
     stream = torch.Stream(stream_id=5, device_index=-1, device_type=0)
     monkeypatch.setattr(torch.xpu, "current_stream", lambda device: stream.__class__(device="cpu"))
-    monkeypatch.setattr(XPU_Accelerator, "_torch_module", lambda *_: torch.xpu)
     monkeypatch.setattr(XPU_Accelerator, "_require", lambda *_: torch.device("xpu", 0))
     xpu = XPU_Accelerator()
     default, current = xpu.default_stream(), xpu.current_stream()
