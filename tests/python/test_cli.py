@@ -135,8 +135,8 @@ def test_infos_table_shows_reasons_as_they_are(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("kernels --device tpu", "expected --device cpu, sycl, cuda or xpu, got 'tpu'"),
-        ("kernels --device xpu", "expected a device that is here, got xpu: "),
+        ("kernels --device tpu", "expected a name of cuda, xpu, cpu, sycl, got 'tpu'"),
+        ("kernels --device xpu", "xpu was asked for and no such device is here: "),
         ("ddp --nproc 999", "--nproc must be at most"),
         ("ddp sing", "sing"),
         ("kernels --json no/such/folder/b.json", "expected --json to name a file that can be written"),

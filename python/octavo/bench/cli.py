@@ -111,14 +111,10 @@ def ddp(
 
 def _device(name: str) -> torch.device:
     """The device to measure; refuses one that is not here, with the reason."""
-    kinds = {"cpu": "CPU", "sycl": "SYCL", "cuda": "CUDA", "xpu": "XPU"}
-    if name not in kinds:
-        _refuse(f"[bench] expected --device cpu, sycl, cuda or xpu, got '{name}'")
-    accelerator = getattr(octavo.accelerator, f"{kinds[name]}_Accelerator")()
-    accelerator.make_present()
-    if not accelerator.is_available():
-        _refuse(f"[bench] expected a device that is here, got {name}: {accelerator.why_absent()}")
-    return torch.device(name)
+    try:
+        return octavo.accelerator.accelerator_named(name).device()
+    except (ValueError, NotImplementedError) as reason:
+        _refuse(reason)
 
 
 def _refuse(error: object) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from octavo.train import evaluate
+from octavo.train import device, evaluate
 from octavo.train.checkpoint import durable_files, restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
@@ -184,12 +184,13 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
 
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
+    where = device.describe(trainer.engine.device, config.device)
     begin = f"resuming after step {run.step}" if run.step else "starting"
     if run.found and run.found.world_size != run.world.size:
         begin += f" of {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks on {trainer.engine.device}, {trainer.engine.precision}, plan {config.plan}, "
+        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.plan}, "
         f"{config.optimizer_name}"
     )
 
