@@ -21,9 +21,9 @@ TEST(MajorityVote, OutcomeEqualsReference) {
 TEST(MajorityVote, ATieIsZero) {
   const float counted[] = {2, 0, -2};
   Encoded to(1, 2, 0, 0);
-  tested().majority_vote.encode(nullptr, {counted}, 3, 64, to.payload(), nullptr);
+  tested().majority_vote.encode({}, {counted}, 3, 64, to.payload(), nullptr);
   float outcome[3];
-  tested().majority_vote.decode(nullptr, to.payload(), 3, 64, Store::assign, outcome);
+  tested().majority_vote.decode({}, to.payload(), 3, 64, Store::assign, outcome);
   EXPECT_EQ(outcome[0], 1.0F);
   EXPECT_EQ(outcome[1], 0.0F);
   EXPECT_EQ(outcome[2], -1.0F);

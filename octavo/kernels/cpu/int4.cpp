@@ -56,7 +56,7 @@ OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size
   });
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
             rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -75,7 +75,7 @@ OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, 
   if (count % 2) values[count - 1] = rules::int4_decoded(static_cast<float>((codes[count / 2] >> 4) - 8), scale);
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);

@@ -18,7 +18,7 @@ OCTAVO_INLINE float validity(V value, std::uint64_t first, std::uint64_t size) {
   return largest < rules::kInfinityBits ? 1.0F : rules::from_bits(rules::kQuietNaNBits);
 }
 
-void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_ballot(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                    rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -38,7 +38,7 @@ void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint
   });
 }
 
-void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_outcome(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                     rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -62,8 +62,8 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
   });
 }
 
-void decode_outcome(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
-  const Store how = wish == Store::stream ? Store::assign : wish;
+void decode_outcome(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+  const Store how = wish == Store::uncached ? Store::assign : wish;
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
     const std::uint8_t* decided = positive + rules::packed_sign_bytes(size);

@@ -56,7 +56,7 @@ OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t siz
   return scale;
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
             rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -67,7 +67,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   end_stream();
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);

@@ -77,32 +77,32 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
   }
 }
 
-/// Keeps what up to a group of codes leave over; where `how` is stream, around the caches.
+/// Keeps what up to a group of codes leave over; where `how` is uncached, around the caches.
 OCTAVO_INLINE void store_residual(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
   rules::Residual rounded[kGroup];
   for (std::uint64_t i = 0; i < count; ++i) rounded[i] = rules::to_residual(left_over[i]);
-  if (how == Store::stream && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next);
+  if (how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next);
   std::memcpy(next, rounded, count * sizeof *rounded);
 }
 
-/// Writes up to a group; where `how` is stream, a whole one around the caches.
+/// Writes up to a group; where `how` is uncached, a whole one around the caches.
 OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t count, float* out) {
-  if (how == Store::stream && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
+  if (how == Store::uncached && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
   store(how, values, count, out);
 }
 
 /// How a kernel writes `count` values that nobody reads soon.
-OCTAVO_INLINE Store choose_store(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
+OCTAVO_INLINE Store choose_store(std::uint64_t count) { return count >= kStreamCount ? Store::uncached : Store::assign; }
 
 /// How it keeps `count` residuals. They are read a whole step later, when no cache remembers them: small ones, which
 /// are parts of large ones, go around the caches too.
 OCTAVO_INLINE Store choose_residual_store(std::uint64_t count) {
-  return count >= kStreamCount / 64 ? Store::stream : Store::assign;
+  return count >= kStreamCount / 64 ? Store::uncached : Store::assign;
 }
 
 /// What a decode kernel makes of the caller's wish: small outputs stay in the caches.
 OCTAVO_INLINE Store choose_store(Store how, std::uint64_t count) {
-  return how == Store::stream ? choose_store(count) : how;
+  return how == Store::uncached ? choose_store(count) : how;
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -8,7 +8,7 @@ namespace octavo::reference {
 
 namespace {
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
+void encode(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = value_at(in, i);
     std::memcpy(payload.codes + 4 * i, &value, sizeof value);
@@ -16,7 +16,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
   }
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+void decode(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
   for (std::uint64_t i = 0; i < count; ++i) {
     float value;
     std::memcpy(&value, payload.codes + 4 * i, sizeof value);

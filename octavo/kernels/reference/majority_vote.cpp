@@ -22,7 +22,7 @@ void set_bit(std::uint8_t* bits, std::uint64_t i, bool bit) {
   bits[i / 8] |= rules::place_sign_bit(bit ? 1 : 0, i);
 }
 
-void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_ballot(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                    rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = validity(in, first, size);
@@ -38,7 +38,7 @@ void encode_ballot(Stream, const EncodeInput& in, std::uint64_t count, std::uint
 }
 
 /// The outcome takes two bits an element: the signs of a block, then which of its elements are decided.
-void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_outcome(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                     rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = validity(in, first, size);
@@ -55,7 +55,7 @@ void encode_outcome(Stream, const EncodeInput& in, std::uint64_t count, std::uin
   });
 }
 
-void decode_outcome(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_outcome(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
     const std::uint8_t* decided = positive + rules::packed_sign_bytes(size);

@@ -13,7 +13,7 @@ float chunk_sum(const EncodeInput& in, std::uint64_t first, std::uint64_t count)
   return rules::lane_sum(count, [&](std::uint64_t i) { return rules::magnitude(value_at(in, first + i)); });
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
             rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     double sum = 0;
@@ -33,7 +33,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   });
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
     const float scale = payload.scales[index];

@@ -12,9 +12,9 @@ struct CodecName {
   bool needs_fp64 = false;  // to encode
 };
 
-void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, std::uint64_t count,
+void encode_blocks(const CodecName& name, Queue queue, const EncodeInput& in, std::uint64_t count,
                    std::uint64_t block, Payload payload, rules::Residual* next);
-void decode_blocks(const CodecName& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
+void decode_blocks(const CodecName& name, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out);
 
 }  // namespace octavo::sycl_backend
