@@ -12,7 +12,7 @@ namespace octavo::sycl_device {
 namespace {
 
 void transfer(c10::DeviceIndex device, void* to, const void* from, std::uint64_t bytes) {
-  const octavo::Stream queue = queue_of(current_stream(device));
+  const Queue queue = queue_of(current_stream(device));
   runtime().copy(queue, to, from, bytes);
   runtime().wait(queue);
 }
