@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-/// Any SYCL device as torch's device type `sycl`, which `register_sycl_device` (octavo/device/sycl/device.h) makes.
+/// Any SYCL device as torch's device type `sycl`, which `register_sycl_device` (octavo/device/sycl/registration.h) makes.
 class OCTAVO_API SyclAccelerator : public Accelerator {
  public:
   SyclAccelerator() : Accelerator(c10::DeviceType::PrivateUse1, "sycl") {}
