@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from train_runs import NANO
+from train_runs import NANO, clean_environment
 from typer.testing import CliRunner
 
 from octavo.bench import cli
@@ -191,14 +195,16 @@ def test_a_diverged_run_is_reported_as_such(tmp_path):
     assert "2.663 / diverged | - |" in readme.read_text()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
-    """The whole way with `octavo train` itself, on one rank and a nano model."""
-    short = {name: dataclasses.replace(settings.CONTENDERS[name], moves=("lr",)) for name in ("dense", "sign+ef")}
-    monkeypatch.setattr("octavo.bench.quality.protocol.CONTENDERS", short)
-    setting = dataclasses.replace(NANO_SETTING, steps=6, seeds=(0,), ranks=1, also_ranks=())
+    """The whole way with `octavo train` itself, on one rank and a nano model: three trainings of some seconds."""
+    few = data.DataSet("few", data.split_alpaca)
+    short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=("frozen_beta",))
+    monkeypatch.setitem(settings.CONTENDERS, "sign+ef", short)
+    setting = dataclasses.replace(NANO_SETTING, data=few, steps=6, seeds=(0,), ranks=1, also_ranks=())
+    file = alpaca_file(tmp_path)
     said: list[str] = []
-    bench.run([setting], tmp_path, contenders=["sign+ef"], say=said.append)
+    bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
     assert sum(line.startswith("training ") for line in said) == 3
     found = json.loads((tmp_path / bench.JSON).read_text())["settings"]["nano"]["contenders"]["sign+ef"]
     assert len(found["trials"]) == 2 and found["chosen"] in [
@@ -206,8 +212,32 @@ def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
     ]
     assert [(run["seed"], run["ranks"], run["steps"]) for run in found["runs"]] == [(0, 1, 6)]
     said.clear()
-    bench.run([setting], tmp_path, contenders=["sign+ef"], say=said.append)
+    bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
     assert said == []
+
+
+@pytest.mark.timeout(300)
+def test_a_bench_that_is_stopped_ends_its_training_first(tmp_path):
+    command = [sys.executable, "-m", "octavo", "bench", "quality", "--only=bundled", f"--work={tmp_path}"]
+    process = subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.rglob("metrics.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        said, complaint = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "stopped: the same command goes on from here" in complaint
+    assert said.splitlines() == ["training bundled/trials/dense/lr=0.003,beta1=0.9,beta2=0.999"]
+    assert not list(tmp_path.rglob(runs.OUTCOME))
+    (lock,) = tmp_path.rglob("run.lock")
+    with lock.open("w") as file:  # free: no rank is left
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
