@@ -66,7 +66,7 @@ def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[
 
 @contextmanager
 def _locked(out: Path, world: World) -> Iterator[Disk]:
-    """The disks that hold `out`; one rank of each keeps other runs out of it."""
+    """The disks that hold `out`; one rank per disk locks it against other runs."""
     disk = find_disk(world, out)
     lock = world.agree(lambda: run_folder.lock(out) if disk.is_leader else None)
     try:
@@ -80,7 +80,7 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
     finished = _finished_summary(run)
     if finished is not None:
         if console:
-            console.print(f"finished already, after {run.config.steps} steps: --fresh starts over", soft_wrap=True)
+            console.print(f"this run was finished after {run.config.steps} steps; --fresh starts over", soft_wrap=True)
             tables.print_summary(console, finished, run.out)
         return finished
     trainer = _start(run, model)
@@ -109,7 +109,7 @@ def _finished_summary(run: _Run) -> dict[str, Any] | None:
 
 
 def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
-    """Builds the engine, in the state of the checkpoint where there is one."""
+    """Builds the engine and restores the checkpoint where there is one."""
     world, step = run.world, run.step
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
     engine = build_engine(run.config, world, run.data, model, run.resolved.get("precision"), resumed=step is not None)
@@ -131,7 +131,7 @@ def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
 
 
 def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
-    """Makes the steps that are left, with their lines, evaluations and checkpoints."""
+    """Makes the remaining steps, with their metrics, evaluations and checkpoints."""
     config, world, totals = run.config, run.world, trainer.totals
     log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
     writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.fingerprint(run.identity), totals.step)
@@ -179,7 +179,8 @@ def _opening(run: _Run, trainer: Trainer) -> str:
     begin = f"resuming after step {run.step}" if run.step else "starting"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}"
+        f"{run.world.size} ranks on {trainer.engine.device}, {trainer.engine.precision}, plan {config.plan}, "
+        f"{config.optimizer_name}"
     )
 
 

@@ -29,7 +29,7 @@ _FREE = ("nproc", "device", "eval_every", "checkpoint_every", "out", "fresh", "c
 def identity_of(config: TrainConfig, world_size: int, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by name. Data and a model's CONFIG.json count by content, not by path."""
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    options["optimizer"] = config.optimizer_name
+    options["optimizer"], options["beta1"] = config.optimizer_name, config.resolved_beta1
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     options["ranks"] = world_size
     if config.model.endswith(".json"):
