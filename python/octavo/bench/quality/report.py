@@ -139,7 +139,7 @@ def _fewer_bytes(entry: Json, ranks: int) -> list[str]:
 
 
 _RATIOS = ("compression_ratio", "compression_ratio_after_warmup")
-_SHORT = {"beta1": "β1", "beta2": "β2", "frozen_beta": "frozen β"}
+_SHORT = {"beta1": "β1", "beta2": "β2"}
 
 
 def _knobs(trial: Json) -> Json:
