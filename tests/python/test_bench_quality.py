@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from octavo.bench import cli
 from octavo.bench.quality import bench, data, report, results, runs, settings
-from octavo.bench.quality.protocol import Bench, chosen, trials_each
+from octavo.bench.quality.protocol import Bench, chosen, loss, trials_each
 from octavo.bench.quality.search import KNOBS, Trial, best, next_point
 
 NANO_SETTING = settings.Setting(
@@ -174,6 +174,19 @@ def test_the_tables_say_what_was_trained_and_stay_between_their_markers(tmp_path
     assert (
         "| nano | 0.9 M, 0.0 M | 2 | 2.663 / 2.662 | 2.663 / 2.662 | +0.0 % | 1/21.0 | 1/30.7 |" in readme.read_text()
     )
+
+
+def test_the_readme_names_trials_machine_and_torch(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    details, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    said = readme.read_text()
+    assert all(words in said for words in ("6 trials per contender", "a Xeon, 2 cores", "torch 2.13.0"))
+
+
+@pytest.mark.parametrize("outcome", [{"diverged": True}, {"eval_loss": None}, {"eval_loss": math.nan}])
+def test_a_loss_that_is_not_finite_counts_as_diverged(outcome):
+    assert loss(outcome) == math.inf
 
 
 def test_documents_without_markers_are_refused_and_left_alone(tmp_path):
