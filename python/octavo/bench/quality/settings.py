@@ -127,6 +127,6 @@ SETTINGS = {
         step_s=0.7,
         contenders=("dense", "sign+ef"),
         seeds=(0, 1),
-        start_s=90.0,
+        start_s=60.0,
     ),
 }
