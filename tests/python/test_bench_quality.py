@@ -268,6 +268,7 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
         ("--seeds 0,9 --work W", "--seeds is a list such as 0,1,2, not '0,9'"),
         ("", "--work DIR is missing"),
         ("--only alpaca --work W", "needs --alpaca FILE"),
+        ("--work W", "needs --alpaca FILE"),
         ("--report --work W", "has no finished training"),
         ("--report", "docs/quality.json cannot be read"),
     ],
