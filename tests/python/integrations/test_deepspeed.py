@@ -67,7 +67,7 @@ assert handed.is_pinned(handed.pin_memory(torch.ones(page // 4)))
 for pin in (
     lambda: handed.pin_memory(torch.ones(page)),
     lambda: handed.pin_memory(torch.ones(page), make_copy=False, match_shape=False),
-    lambda: handed.pin_empty(2, page, dtype=torch.uint8),
+    lambda: handed.pin_empty(3, page, dtype=torch.uint8),
     lambda: handed.pin_empty_like(torch.ones(page)),
 ):
     with warnings.catch_warnings(record=True) as warned:
