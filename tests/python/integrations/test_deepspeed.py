@@ -138,6 +138,7 @@ def test_packbits_has_deepspeeds_name(integration):
 TRAIN = Path(__file__).with_name("deepspeed_training.py")
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("device", "zero_stage", "ranks"),
     [("cpu", 0, 1), ("cpu", 1, 1), ("cpu", 2, 1), ("cpu", 3, 1), ("sycl", 3, 1), ("cpu", 3, 2), ("sycl", 3, 2)],
