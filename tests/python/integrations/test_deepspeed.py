@@ -145,7 +145,7 @@ TRAIN = Path(__file__).with_name("deepspeed_training.py")
 )
 def test_deepspeed_trains_as_torch_does(integration, device, zero_stage, ranks):
     if device == "sycl" and octavo.sycl.why_missing():
-        pytest.skip(octavo.sycl.why_missing())
+        pytest.skip(f"no device sycl: {octavo.sycl.why_missing()}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
