@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No module of the package imports, directly or through others, a module that imports it: inside functions neither."""
+"""No module of the package imports, directly or through others, a module that imports it: inside functions neither.
+
+Imports for type checkers alone do not count: they never run.
+"""
 
 import ast
 import graphlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import octavo
@@ -18,10 +22,17 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
 
 
+def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from nodes_that_run(child)
+
+
 def imports_of(path: Path) -> set[str]:
     """The modules of the package that are named; ``from octavo import _C`` names none: the package loads it first."""
     named = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_that_run(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

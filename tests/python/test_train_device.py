@@ -24,7 +24,7 @@ def detection(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
 
 def test_auto_takes_the_accelerator_that_is_asked_for(detection):
     if octavo.sycl.why_missing():
-        pytest.skip(octavo.sycl.why_missing())
+        pytest.skip(f"no device sycl: {octavo.sycl.why_missing()}")
     detection.setenv("OCTAVO_ACCELERATOR", "sycl")
     taken = device.choose("auto")
     assert taken.type == "sycl" and device.describe(taken, "auto") == str(taken)

@@ -278,9 +278,13 @@ class SYCL_Accelerator(Accelerator):
     def why_absent(self) -> str:
         if self.is_available():
             return ""
-        from octavo import sycl
-
-        return sycl.why_missing() or "`import octavo.sycl` or octavo.sycl.register() makes it"
+        backend = next(backend for backend in _C.backends() if backend["name"] == "sycl")
+        if not backend["available"]:
+            return backend["reason"]
+        outside = torch._C._get_privateuse1_backend_name()  # torch has one place for a device from outside
+        if outside not in ("privateuseone", "sycl"):
+            return f"another library has made torch's PrivateUse1 the device '{outside}'"
+        return "`import octavo.sycl` makes it"
 
     def device(self, device_index: DeviceIndex = None) -> torch.device:
         self._live_module("device")  # only with the device does torch know its name

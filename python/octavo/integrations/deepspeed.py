@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from octavo.accelerator import Accelerator, get_accelerator
-from octavo.accelerator.device_index import index_of
+from octavo.accelerator.device_index import DeviceIndex, index_of
 from octavo.ops import xpu_packbits
 
 try:
@@ -90,14 +90,14 @@ class OctavoAccelerator(_Delegating):
         self._communication_backend_name = accelerator.communication_backend_name()
         self._compile_backend = accelerator.get_compile_backend()
 
-    def device_name(self, device_index: Any = None) -> str:
-        return self.octavo.device_name(self._shared(device_index))
+    def device_name(self, device_index: DeviceIndex = None) -> str:
+        return self.octavo.device_name(self._shared(device_index, "device_name"))
 
-    def set_device(self, device_index: Any) -> None:
-        self.octavo.set_device(self._shared(device_index))
+    def set_device(self, device_index: DeviceIndex) -> None:
+        self.octavo.set_device(self._shared(device_index, "set_device"))
 
-    def _shared(self, device_index: Any) -> Any:
-        index = index_of(device_index, self._name, "device_index")
+    def _shared(self, device_index: DeviceIndex, function: str) -> int | None:
+        index = index_of(device_index, self._name, function)
         if index is None or not self.octavo.is_host_processor():
             return index
         return index % self.octavo.device_count()
@@ -108,19 +108,19 @@ class OctavoAccelerator(_Delegating):
         try:
             return self.octavo.pin_memory(tensor)
         except MemoryError as refusal:
-            return self._unless_needed(refusal, tensor)
+            return self._not_locked(refusal, tensor)
 
     def _torch_empty_pinned(self, tensor: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
         try:
             return self.octavo.pinned_zeros(shape, tensor.dtype)
         except MemoryError as refusal:
-            return self._unless_needed(refusal, tensor.new_empty(shape))
+            return self._not_locked(refusal, tensor.new_empty(shape))
 
     def _torch_is_pinned(self, tensor: Tensor) -> bool:
         return self.octavo.is_pinned(tensor)
 
-    def _unless_needed(self, refusal: MemoryError, unpinned: Tensor) -> Tensor:
-        """No copy of the CPU's own tensors needs locked memory: DeepSpeed's class for the CPU never locks any."""
+    def _not_locked(self, refusal: MemoryError, unpinned: Tensor) -> Tensor:
+        """``unpinned`` where the CPU is the device: no copy needs locked memory there. Elsewhere raises ``refusal``."""
         if self._name != "cpu":
             raise refusal
         warnings.warn(f"training goes on with memory that is not page-locked: {refusal}", stacklevel=4)

@@ -83,9 +83,8 @@ def test_a_seed_before_the_first_use_of_the_device_is_not_lost_to_an_earlier_one
 
 @pytest.mark.parametrize("seed_by", ["manual_seed", "manual_seed_all"])
 def test_torchs_own_queue_keeps_the_order_of_seeds(seed_by, monkeypatch):
-    if torch.cuda.is_available():
-        pytest.skip("torch.cuda may be initialized in this process")
     generator = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", type(torch.cuda._lazy_seed_tracker)())
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     monkeypatch.setattr(torch.cuda.random, "current_device", lambda: 0)

@@ -67,7 +67,7 @@ assert handed.is_pinned(handed.pin_memory(torch.ones(page // 4)))
 for pin in (
     lambda: handed.pin_memory(torch.ones(page)),
     lambda: handed.pin_memory(torch.ones(page), make_copy=False, match_shape=False),
-    lambda: handed.pin_empty(2, page, dtype=torch.uint8),
+    lambda: handed.pin_empty(3, page, dtype=torch.uint8),
     lambda: handed.pin_empty_like(torch.ones(page)),
 ):
     with warnings.catch_warnings(record=True) as warned:
@@ -145,7 +145,7 @@ TRAIN = Path(__file__).with_name("deepspeed_training.py")
 )
 def test_deepspeed_trains_as_torch_does(integration, device, zero_stage, ranks):
     if device == "sycl" and octavo.sycl.why_missing():
-        pytest.skip(octavo.sycl.why_missing())
+        pytest.skip(f"no device sycl: {octavo.sycl.why_missing()}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
