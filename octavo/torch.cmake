@@ -61,6 +61,7 @@ add_library(octavo SHARED
   optim/adamw.cpp
   comm/plan.cpp
   comm/layout.cpp
+  comm/feedback/redistribute.cpp
   comm/feedback/residual.cpp
   comm/wire.cpp
   comm/schedule/gradient_power.cpp

@@ -10,8 +10,9 @@ import pytest
 import torch
 from train_runs import solo_world
 
-from octavo.train import durable, manifest, restore, tree
-from octavo.train.checkpoint import (
+from octavo.train.checkpoint import durable_files, manifest, restore, state_file
+from octavo.train.checkpoint.shared_disk import find_disk
+from octavo.train.checkpoint.writer import (
     MODEL,
     OPTIMIZER,
     TRAINER,
@@ -20,7 +21,6 @@ from octavo.train.checkpoint import (
     saved_steps,
     step_folder,
 )
-from octavo.train.disk import find_disk
 from octavo.train.errors import JobError
 
 pytestmark = pytest.mark.timeout(60)
@@ -214,8 +214,8 @@ def test_trees_keep_types_keys_and_bits(tmp_path):
         "bytes": torch.tensor([1, 255], dtype=torch.uint8),
         "half": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
     }
-    tree.save_tree(tmp_path / "t", value)
-    back = tree.load_tree(tmp_path / "t")
+    state_file.save_tree(tmp_path / "t", value)
+    back = state_file.load_tree(tmp_path / "t")
     assert back["groups"] == value["groups"]
     assert set(back["state"]) == {0, 1}
     assert torch.equal(back["state"][1]["m"], shared[3:])
@@ -226,17 +226,17 @@ def test_trees_keep_types_keys_and_bits(tmp_path):
 
 
 def test_a_tree_refuses_what_it_cannot_hold(tmp_path):
-    with pytest.raises(TypeError, match=r"^\[train\.tree\] .* at 'a/0'"):
-        tree.save_tree(tmp_path / "t", {"a": [object()]})
+    with pytest.raises(TypeError, match=r"^\[train\.state_file\] .* at 'a/0'"):
+        state_file.save_tree(tmp_path / "t", {"a": [object()]})
     (tmp_path / "t").write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match=r"^\[train\.tree\] "):
-        tree.load_tree(tmp_path / "t")
+    with pytest.raises(ValueError, match=r"^\[train\.state_file\] "):
+        state_file.load_tree(tmp_path / "t")
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
-    durable.write_json(path, {"a": 1})
+    durable_files.write_json(path, {"a": 1})
     stop_after(monkeypatch, "fsync", 1)
     with pytest.raises(Stop):
-        durable.write_json(path, {"a": 2})
+        durable_files.write_json(path, {"a": 2})
     assert path.read_text() == '{\n  "a": 1\n}\n'

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from train_runs import clean_environment
 
-from octavo.train import launcher
 from octavo.train.config import TrainConfig, usable_cores
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK
+from octavo.train.launch import launcher
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.ranks]
 
@@ -149,7 +149,7 @@ def test_no_rank_outlives_its_launcher(tmp_path, number, status, words):
     """)
     parent = textwrap.dedent(f"""
         import sys
-        from octavo.train import launcher
+        from octavo.train.launch import launcher
         from octavo.train.config import TrainConfig
         launcher._command = lambda _config: [sys.executable, "-c", {rank!r}]
         sys.exit(launcher.launch(TrainConfig()))

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from octavo.train import tasks
-from octavo.train.rng import Rng
+from octavo.train.data import tasks
+from octavo.train.data.rng import Rng
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -30,7 +30,7 @@ struct Isa {
 };
 
 // Best first.
-const std::array kIsas = {
+constexpr std::array kIsas = {
 #if defined(__x86_64__) && !defined(OCTAVO_PORTABLE_ONLY)
     Isa{avx512::table,
         [] {

@@ -19,15 +19,14 @@ from octavo import _C
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 
 BUCKET = 6_553_600  # elements: 26.2 MB, DDP's default bucket
-#: Codecs by name: the plan that they are of, and whether they are its sums' own, which only votes have.
+#: Codecs by name, and the plans that they are of.
 CODECS = {
-    "sign+ef": ("sign+ef", False),
-    "sign:262144+ef": ("sign:262144+ef", False),
-    "sign-vote": ("sign-vote", False),
-    "outcome of sign-vote": ("sign-vote", True),
-    "int4+ef": ("int4+ef", False),
-    "bf16": ("bf16", False),
-    "fp32": ("dense", False),
+    "sign+ef": "sign+ef",
+    "sign:262144+ef": "sign:262144+ef",
+    "sign-vote": "sign-vote",
+    "int4+ef": "int4+ef",
+    "bf16": "bf16",
+    "fp32": "dense",
 }
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
@@ -126,20 +125,18 @@ def _codecs_on(device: torch.device, rounds: int) -> list[Row]:
     gradient, out = (torch.randn(BUCKET).to(device) for _ in range(2))
     residual, following = (torch.zeros(BUCKET, dtype=torch.bfloat16, device=device) for _ in range(2))
     kernels: dict[str, tuple[float, Callable[[], object]]] = {}
-    for name, (text, down) in CODECS.items():
+    for name, text in CODECS.items():
         plan = octavo.Plan(text)
-        payload = torch.empty(plan.payload_bytes(BUCKET, down), dtype=torch.uint8, device=device)
+        payload = torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8, device=device)
         feedback = (residual, following) if plan.error_feedback else (None, None)
         code = payload.numel() / BUCKET
         kernels[f"encode {name}"] = (
             4 + code + (4 if plan.error_feedback else 0),
-            lambda plan=plan, payload=payload, feedback=feedback, down=down: _C.encode(
-                plan, gradient, payload, *feedback, down=down
-            ),
+            lambda plan=plan, payload=payload, feedback=feedback: _C.encode(plan, gradient, payload, *feedback),
         )
         kernels[f"decode {name}"] = (
             4 + code,
-            lambda plan=plan, payload=payload, down=down: _C.decode(plan, payload, out, down),
+            lambda plan=plan, payload=payload: _C.decode(plan, payload, out),
         )
     return _against_copy(device, BUCKET, kernels, rounds)
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import octavo
-from octavo.train.world import env_number
+from octavo.train.launch.world import env_number
 
 
 def choose(name: str) -> torch.device:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from octavo.train.config import TrainConfig, check_local_ranks, usable_cores
 from octavo.train.errors import ERROR_MARK, EXIT_JOB, sentence
-from octavo.train.rank_process import RankProcess, blame
-from octavo.train.world import PARENT_STORE, env_number
+from octavo.train.launch.rank_process import RankProcess, blame
+from octavo.train.launch.world import PARENT_STORE, env_number
 
 HOST = "127.0.0.1"
 POLL_S = 0.05

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from octavo.train import manifest
-from octavo.train.checkpoint import MODEL, OPTIMIZER, TRAINER, rank_file, saved_steps, step_folder
-from octavo.train.disk import Disk
+from octavo.train.checkpoint import manifest
+from octavo.train.checkpoint.shared_disk import Disk
+from octavo.train.checkpoint.state_file import load_tree
+from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER, rank_file, saved_steps, step_folder
 from octavo.train.errors import JobError
-from octavo.train.tree import load_tree
-from octavo.train.world import World
+from octavo.train.launch.world import World
 
 _NONE = 0
 

@@ -13,11 +13,12 @@ from safetensors.torch import load_model
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils.logging import disable_progress_bar
 
-from octavo.train import device, durable, tree
-from octavo.train.checkpoint import MODEL, OPTIMIZER, TRAINER
-from octavo.train.metrics import Totals
-from octavo.train.setup import Engine
-from octavo.train.world import World
+from octavo.train import device
+from octavo.train.checkpoint import durable_files, state_file
+from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER
+from octavo.train.engine import Engine
+from octavo.train.launch.world import World
+from octavo.train.report.metrics import Totals
 
 
 def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
@@ -27,8 +28,8 @@ def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: To
         disable_progress_bar()  # a bar for one file of a second
         engine.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        tree.save_tree(folder / OPTIMIZER, engine.optimizer.state_dict())
-        durable.write_json(folder / TRAINER, totals.to_dict())
+        state_file.save_tree(folder / OPTIMIZER, engine.optimizer.state_dict())
+        durable_files.write_json(folder / TRAINER, totals.to_dict())
 
     return write
 
@@ -54,7 +55,7 @@ def restore(engine: Engine, world: World, optimizer_state: Any, own_state: dict[
 
 def from_main(world: World, value: Any) -> Any:
     """Rank 0's tree of tensors and plain values on every rank; tensors travel as bytes, one at a time."""
-    tensors, skeleton = tree.pack(value) if world.is_main else ({}, None)
+    tensors, skeleton = state_file.pack(value) if world.is_main else ({}, None)
     shapes = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
     skeleton, shapes = world.from_main((skeleton, shapes))
     for name, (shape, dtype) in shapes.items():
@@ -62,4 +63,4 @@ def from_main(world: World, value: Any) -> Any:
             tensors[name] = torch.empty(shape, dtype=dtype)
         if tensors[name].numel():
             dist.broadcast(tensors[name].view(-1).view(torch.uint8), src=0)
-    return tree.unpack(tensors, skeleton)
+    return state_file.unpack(tensors, skeleton)

@@ -5,7 +5,7 @@
      "blobs": {"model.safetensors": {"bytes": 5320000, "sha256": "…"}, …}, "sha256": "…"}
 
 The last entry is the SHA-256 of the rest (JSON, sorted keys, no spaces). The file must also be written as
-`durable.json_text` writes, so that any flipped bit in it shows.
+`durable_files.json_text` writes, so that any flipped bit in it shows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.train import durable
+from octavo.train.checkpoint import durable_files
 
 SCHEMA = 1
 NAME = "manifest.json"
@@ -40,10 +40,10 @@ def write(folder: Path, step: int, world_size: int, fingerprint: str) -> None:
     """Lists every file of `folder` in a manifest and fsyncs them, it and the folder."""
     blobs = {}
     for path in sorted(folder.iterdir()):
-        durable.sync_file(path)
-        blobs[path.name] = {"bytes": path.stat().st_size, "sha256": durable.sha256(path)}
+        durable_files.sync_file(path)
+        blobs[path.name] = {"bytes": path.stat().st_size, "sha256": durable_files.sha256(path)}
     body = dict(schema=SCHEMA, step=step, world_size=world_size, fingerprint=fingerprint, blobs=blobs)
-    durable.write_json(folder / NAME, {**body, "sha256": _digest(body)})
+    durable_files.write_json(folder / NAME, {**body, "sha256": _digest(body)})
 
 
 def verify(folder: Path) -> Manifest:
@@ -58,7 +58,7 @@ def _read(path: Path) -> Manifest:
     try:
         content = path.read_bytes()
         body = json.loads(content)
-        whole = durable.json_text(body).encode() == content
+        whole = durable_files.json_text(body).encode() == content
         if body.pop("sha256") != _digest(body) or not whole:
             raise Corrupt(f"{path} does not match its own checksum")
         if body["schema"] != SCHEMA:
@@ -77,7 +77,7 @@ def _check_blob(path: Path, blob: dict[str, Any]) -> None:
         size = path.stat().st_size
         if size != blob["bytes"]:
             raise Corrupt(f"{path} has {size} bytes instead of {blob['bytes']}")
-        if durable.sha256(path) != blob["sha256"]:
+        if durable_files.sha256(path) != blob["sha256"]:
             raise Corrupt(f"{path} does not match its checksum")
     except OSError as error:
         raise Corrupt(f"{path} cannot be read: {error.strerror}") from error

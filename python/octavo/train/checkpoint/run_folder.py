@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
-from octavo.train import durable
+from octavo.train.checkpoint import durable_files
 from octavo.train.config import TrainConfig
-from octavo.train.dataset import Corpus
+from octavo.train.data.dataset import Corpus
 
 RUN = "run.json"
 METRICS = "metrics.jsonl"
@@ -29,7 +29,7 @@ _FREE = ("nproc", "device", "eval_every", "checkpoint_every", "out", "fresh", "c
 def identity_of(config: TrainConfig, world_size: int, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
     """The options of a run by name. Data and a model's CONFIG.json count by content, not by path."""
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    options["optimizer"] = config.optimizer_name
+    options["optimizer"], options["beta1"] = config.optimizer_name, config.resolved_beta1
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     options["ranks"] = world_size
     if config.model.endswith(".json"):
@@ -68,7 +68,7 @@ def lock(out: Path) -> IO[str]:
     except BlockingIOError:
         file.close()
         raise ValueError(
-            f"[train.identity] expected --out {out} for one run at a time, got one that another run is writing to: "
+            f"[train.run_folder] expected --out {out} for one run at a time, got one that another run is writing to: "
             f"choose another --out, or wait for its end"
         ) from None
     return file
@@ -76,26 +76,26 @@ def lock(out: Path) -> IO[str]:
 
 def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> None:
     """Marks `out` as the home of this run. `resolved` is what it chose by itself and keeps on resume."""
-    durable.write_json(out / RUN, dict(schema=_SCHEMA, identity=identity, resolved=resolved))
+    durable_files.write_json(out / RUN, dict(schema=_SCHEMA, identity=identity, resolved=resolved))
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text())
         if record["schema"] != _SCHEMA:
-            raise ValueError(f"[train.identity] expected schema {_SCHEMA} in {path}, got {record['schema']}")
+            raise ValueError(f"[train.run_folder] expected schema {_SCHEMA} in {path}, got {record['schema']}")
         return {"identity": dict(record["identity"]), "resolved": dict(record["resolved"])}
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"[train.identity] expected the record of a run in {path}, got something else") from error
+        raise ValueError(f"[train.run_folder] expected the record of a run in {path}, got something else") from error
 
 
 def _refuse_foreign(out: Path) -> None:
     found = [name for name in (METRICS, SUMMARY, PLOT, CHECKPOINT) if (out / name).exists()]
     if found:
         raise ValueError(
-            f"[train.identity] expected --out {out} to be empty or from an earlier run, got a {found[0]} "
+            f"[train.run_folder] expected --out {out} to be empty or from an earlier run, got a {found[0]} "
             f"without {RUN}: choose another --out"
         )
 
@@ -105,7 +105,7 @@ def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> Non
     differing = [f"{n} {there.get(n)} there and {here.get(n)} here" for n in names if there.get(n) != here.get(n)]
     if differing:
         raise ValueError(
-            f"[train.identity] expected --out {out} to belong to this configuration, got another "
+            f"[train.run_folder] expected --out {out} to belong to this configuration, got another "
             f"({', '.join(differing)}): choose another --out, or --fresh to start over"
         )
 

@@ -9,9 +9,10 @@ import sys
 
 from rich.console import Console
 
-from octavo.train import compare, errors, world
+from octavo.train import compare, errors
 from octavo.train.config import TrainConfig
 from octavo.train.job import run_job
+from octavo.train.launch import world
 
 
 def run_rank(config: TrainConfig) -> int:

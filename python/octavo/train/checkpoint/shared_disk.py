@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.train.world import World
+from octavo.train.launch.world import World
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,5 @@ def _leave_mark(folder: Path, mark: Path) -> None:
         mark.touch()
     except OSError as error:
         raise ValueError(
-            f"[train.disk] expected a writable directory for --out, got {folder}: {error.strerror}"
+            f"[train.shared_disk] expected a writable directory for --out, got {folder}: {error.strerror}"
         ) from error

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import add, mul
 
-from octavo.train.rng import Rng
+from octavo.train.data.rng import Rng
 
 NAME = "octavo-tasks"
 COUNT = 16_000

@@ -26,10 +26,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from octavo.train import durable, manifest
-from octavo.train.disk import Disk
-from octavo.train.tree import save_tree
-from octavo.train.world import World
+from octavo.train.checkpoint import durable_files, manifest
+from octavo.train.checkpoint.shared_disk import Disk
+from octavo.train.checkpoint.state_file import save_tree
+from octavo.train.launch.world import World
 
 KEEP = 2
 LATEST = "latest"
@@ -93,19 +93,19 @@ class CheckpointWriter:
     def _write_files(self, aside: Path, write_shared: Callable[[Path], None], rank_state: Any) -> None:
         path = aside / rank_file(self._world.rank, self._world.size)
         save_tree(path, rank_state)
-        durable.sync_file(path)
+        durable_files.sync_file(path)
         if self._world.is_main:
             write_shared(aside)
 
     def _point_to(self, step: int) -> None:
-        durable.point_link(self._folder / LATEST, step_folder(self._folder, step).name)
+        durable_files.point_link(self._folder / LATEST, step_folder(self._folder, step).name)
         if not self._disk.has_model:
             return
         private = (manifest.NAME, OPTIMIZER, TRAINER)
         for path in step_folder(self._folder, step).iterdir():
             link = self._folder / path.name
             if path.name not in private and not path.name.startswith("rank-") and not link.is_symlink():
-                durable.point_link(link, f"{LATEST}/{path.name}")
+                durable_files.point_link(link, f"{LATEST}/{path.name}")
 
     def _prune(self) -> None:
         if len(self._good) < KEEP:
@@ -137,4 +137,4 @@ def _publish(aside: Path, final: Path) -> None:
         os.replace(final, stale)
         shutil.rmtree(stale)
     os.replace(aside, final)
-    durable.sync_folder(final.parent)
+    durable_files.sync_folder(final.parent)

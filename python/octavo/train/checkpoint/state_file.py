@@ -50,7 +50,7 @@ def load_tree(path: Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         return unpack(tensors, skeleton)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"[train.tree] expected saved state in {path}, got: {error}") from error
+        raise ValueError(f"[train.state_file] expected saved state in {path}, got: {error}") from error
 
 
 def _pack(value: Any, path: str, tensors: Tensors) -> Any:
@@ -67,4 +67,4 @@ def _pack(value: Any, path: str, tensors: Tensors) -> Any:
         return [_pack(item, f"{path}/{index}" if path else str(index), tensors) for index, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"[train.tree] expected a tensor or a plain value, got {type(value).__name__} at '{path}'")
+    raise TypeError(f"[train.state_file] expected a tensor or a plain value, got {type(value).__name__} at '{path}'")

@@ -6,9 +6,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.train import tasks
-from octavo.train.records import Example, failure, parse, read_file
-from octavo.train.rng import Rng
+from octavo.train.data import tasks
+from octavo.train.data.records import Example, failure, parse, read_file
+from octavo.train.data.rng import Rng
 
 __all__ = ["Corpus", "Example", "load_corpus"]
 
@@ -17,7 +17,7 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data set, split: no question of `held_out` (instruction and input together) is in `train`.
+    """A data set, split: no question of `held_out` (with all that precedes it) is in `train`.
 
     `checkable`: each question has one short right answer, so exact match means something.
     `fingerprint`: SHA-256 of the content in hex; it does not depend on the seed of the split.
@@ -49,13 +49,14 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:
     """Holds out a tenth of the different questions; equal questions stay on one side."""
     if not examples:
-        raise failure("at least 2 records", "an empty data set", place)
-    groups: dict[tuple[str, str, str], list[Example]] = {}
+        raise failure("the data set is empty; it needs at least 2 different records", place)
+    groups: dict[object, list[Example]] = {}
     for example in examples:
         text = example.output if example.is_text else ""
-        groups.setdefault((example.instruction, example.input, text), []).append(example)
+        asked = (example.system, example.history, example.instruction, example.input, text)
+        groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
-        raise failure("at least 2 different records, of which 1 is held out", "1", place)
+        raise failure("all records ask the same; at least 2 different ones are needed, of which 1 is held out", place)
     keys = list(groups)
     count = max(1, round(HELD_OUT_SHARE * len(keys)))
     held = {keys[i] for i in Rng("held out", seed).permutation(len(keys))[:count]}
