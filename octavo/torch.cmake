@@ -9,7 +9,6 @@ if(NOT TARGET octavo::torch)
 endif()
 
 add_library(octavo SHARED
-  device/accelerator.cpp
   device/dispatch.cpp
   device/stream_event.cpp
   device/host_alias.cpp
@@ -20,10 +19,6 @@ add_library(octavo SHARED
   device/pinned_regions.cpp
   device/scratch.cpp
   device/sycl_kernel.cpp
-  device/accelerator/cpu.cpp
-  device/accelerator/memory.cpp
-  device/accelerator/random.cpp
-  device/accelerator/sycl.cpp
   device/sycl/allocator.cpp
   device/sycl/attention.cpp
   device/sycl/autocast.cpp
@@ -88,8 +83,8 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp bindings/comm.cpp
-    bindings/device_index.cpp bindings/sycl.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/comm.cpp
+    bindings/host.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -109,7 +109,7 @@ def test_half_of_a_launchers_variables_is_refused(octavo_cli, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     code, _, complaint = octavo_cli("train")
     assert code == 2
-    assert complaint == "error: [train.world] expected RANK and WORLD_SIZE together, got RANK without WORLD_SIZE\n"
+    assert complaint == "error: [train.world] RANK is set and WORLD_SIZE is not: set both, or neither\n"
 
 
 def test_info_is_a_table_or_json(octavo_cli):
@@ -135,8 +135,8 @@ def test_infos_table_shows_reasons_as_they_are(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("kernels --device tpu", "expected --device cpu, sycl, cuda or xpu, got 'tpu'"),
-        ("kernels --device xpu", "expected a device that is here, got xpu: "),
+        ("kernels --device tpu", "expected a name of cuda, xpu, cpu, sycl, got 'tpu'"),
+        ("kernels --device xpu", "xpu was asked for and no such device is here: "),
         ("ddp --nproc 999", "--nproc must be at most"),
         ("ddp sing", "sing"),
         ("kernels --json no/such/folder/b.json", "expected --json to name a file that can be written"),

@@ -173,7 +173,7 @@ def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden
             "optimizer onebit-adamw there and adamw here, plan sign+ef there and dense here",
         ),
     ):
-        with pytest.raises(JobError, match="to belong to this configuration") as caught:
+        with pytest.raises(JobError, match="belongs to another configuration") as caught:
             run_job(dataclasses.replace(config, **change), world, None)
         assert words in str(caught.value)
     assert read_curve(Path(config.out)) == before
@@ -198,13 +198,24 @@ def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     assert mine.read_text() == "mine"
 
 
+def test_a_run_of_an_older_version_is_refused_but_for_fresh(world, tmp_path):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    record = Path(config.out) / "run.json"
+    old = json.loads(record.read_text())
+    record.write_text(json.dumps({**old, "schema": 1, "identity": {**old["identity"], "ranks": 1}}))
+    with pytest.raises(JobError, match=r"is from another version of Octavo \(schema 1, .* or --fresh"):
+        run_job(config, world, None)
+    assert run_job(dataclasses.replace(config, fresh=True), world, None)["steps"] == 2
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
     config = nano_config(tmp_path, fresh=fresh)
     precious = Path(config.out) / "metrics.jsonl"
     precious.parent.mkdir()
     precious.write_text("years of work")
-    with pytest.raises(JobError, match=r"got a metrics\.jsonl without run\.json"):
+    with pytest.raises(JobError, match=r"has a metrics\.jsonl but no run\.json"):
         run_job(config, world, None)
     assert precious.read_text() == "years of work"
 
@@ -212,7 +223,7 @@ def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
 def test_out_must_be_a_directory(world, tmp_path):
     config = nano_config(tmp_path)
     Path(config.out).write_text("a file")
-    with pytest.raises(JobError, match=r"^\[train\.shared_disk\] expected a writable directory for --out"):
+    with pytest.raises(JobError, match=r"^\[train\.shared_disk\] --out .* cannot be written to: "):
         run_job(config, world, None)
 
 
@@ -220,7 +231,7 @@ def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):
     config = nano_config(tmp_path)
     with (
         run_folder.lock(Path(config.out)),
-        pytest.raises(JobError, match="for one run at a time, got one that another"),
+        pytest.raises(JobError, match="is locked by another running job"),
     ):
         run_job(config, world, None)
     run_job(config, world, None)

@@ -36,7 +36,9 @@ def train(
     zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not supported yet.")] = False,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
-    device: Annotated[str, typer.Option(help="cpu or sycl; auto is cpu.")] = _DEFAULT.device,
+    device: Annotated[
+        str, typer.Option(help="cpu, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels.")
+    ] = _DEFAULT.device,
     precision: Annotated[
         str, typer.Option(help="fp32 or bf16; auto is bf16 where it is known to be faster.")
     ] = _DEFAULT.precision,

@@ -14,8 +14,9 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from octavo.train import evaluate
+from octavo.train import device, evaluate
 from octavo.train.checkpoint import durable_files, restore, run_folder, training_state
+from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
 from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
@@ -41,7 +42,12 @@ class _Run:
     disk: Disk
     identity: dict[str, Any]
     resolved: dict[str, Any]
-    step: int | None
+    found: Found | None
+
+    @property
+    def step(self) -> int | None:
+        """The step to go on after."""
+        return self.found.step if self.found else None
 
     @property
     def out(self) -> Path:
@@ -90,11 +96,11 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
 
 def _open(config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]) -> _Run:
     out = Path(config.out)
-    whose = run_folder.identity_of(config, world.size, data.corpus, model)
+    whose = run_folder.identity_of(config, data.corpus, model)
     claimed = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
     key = run_folder.fingerprint(whose)
-    step = restore.newest_common_step(world, disk, out / run_folder.CHECKPOINT, key, _warn)
-    return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, step)
+    found = restore.newest_checkpoint(world, disk, out / run_folder.CHECKPOINT, key, _warn)
+    return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, found)
 
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
@@ -109,13 +115,15 @@ def _finished_summary(run: _Run) -> dict[str, Any] | None:
 
 
 def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
-    """Builds the engine and restores the checkpoint where there is one."""
-    world, step = run.world, run.step
+    """Builds the engine, in the state of the checkpoint where there is one."""
+    world = run.world
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
-    engine = build_engine(run.config, world, run.data, model, run.resolved.get("precision"), resumed=step is not None)
-    if step is not None:
-        own = world.agree(lambda: restore.load_rank(run.checkpoints, step, world))
-        training_state.restore(engine, world, optimizer_state, own)
+    engine = build_engine(
+        run.config, world, run.data, model, run.resolved.get("precision"), resumed=run.found is not None
+    )
+    if run.found:
+        rank_states = restore.load_rank_states(world, run.checkpoints, run.found)
+        training_state.restore(engine, world, optimizer_state, rank_states)
     resolved = {"precision": engine.precision}
     world.agree(lambda: run_folder.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))
@@ -176,10 +184,13 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
 
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
+    where = device.describe(trainer.engine.device, config.device)
     begin = f"resuming after step {run.step}" if run.step else "starting"
+    if run.found and run.found.world_size != run.world.size:
+        begin += f" of {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks on {trainer.engine.device}, {trainer.engine.precision}, plan {config.plan}, "
+        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.plan}, "
         f"{config.optimizer_name}"
     )
 

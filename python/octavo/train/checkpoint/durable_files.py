@@ -26,6 +26,14 @@ def sync_folder(path: Path) -> None:
     sync_file(path)
 
 
+def make_folder(path: Path) -> None:
+    """Creates `path` and the parents that are missing; returns once their names are on the disk. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
 def write_text(path: Path, text: str) -> None:
     """Writes `path` as a whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")

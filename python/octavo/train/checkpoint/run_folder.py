@@ -21,17 +21,21 @@ SUMMARY = "summary.json"
 PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
-_SCHEMA = 1
+_SCHEMA = 2
 # These change how often a run reports or where it lives, not what it learns.
 _FREE = ("nproc", "device", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
 
 
-def identity_of(config: TrainConfig, world_size: int, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
-    """The options of a run by name. Data and a model's CONFIG.json count by content, not by path."""
+def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run by name. Data and a model's CONFIG.json count by content, not by path.
+
+    The number of ranks is not among them: a run may resume with another one. Step number and learning rates then
+    continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that
+    within the current epoch some rows come twice and others not at all.
+    """
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
     options["optimizer"], options["beta1"] = config.optimizer_name, config.resolved_beta1
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
-    options["ranks"] = world_size
     if config.model.endswith(".json"):
         options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"
     return options
@@ -55,21 +59,26 @@ def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | 
     if fresh:
         _remove_run(out)
         return None
+    if record["schema"] != _SCHEMA:
+        raise ValueError(
+            f"[train.run_folder] --out {out} is from another version of Octavo (schema {record['schema']}, this one "
+            f"continues {_SCHEMA}): choose another --out, or --fresh to start over"
+        )
     _refuse_other(out, record["identity"], identity)
     return record["resolved"]
 
 
 def lock(out: Path) -> IO[str]:
     """Keeps other runs out of `out` until the file is closed or its process gone. ValueError where one is in."""
-    out.mkdir(parents=True, exist_ok=True)
+    durable_files.make_folder(out)
     file = (out / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise ValueError(
-            f"[train.run_folder] expected --out {out} for one run at a time, got one that another run is writing to: "
-            f"choose another --out, or wait for its end"
+            f"[train.run_folder] --out {out} is locked by another running job: choose another --out, or wait for "
+            "that job to end"
         ) from None
     return file
 
@@ -82,21 +91,19 @@ def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
         record = json.loads(path.read_text())
-        if record["schema"] != _SCHEMA:
-            raise ValueError(f"[train.run_folder] expected schema {_SCHEMA} in {path}, got {record['schema']}")
-        return {"identity": dict(record["identity"]), "resolved": dict(record["resolved"])}
+        return {"schema": record["schema"], "identity": dict(record["identity"]), "resolved": dict(record["resolved"])}
     except FileNotFoundError:
         return None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"[train.run_folder] expected the record of a run in {path}, got something else") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"[train.run_folder] {path} is not the record of a run: choose another --out") from error
 
 
 def _refuse_foreign(out: Path) -> None:
     found = [name for name in (METRICS, SUMMARY, PLOT, CHECKPOINT) if (out / name).exists()]
     if found:
         raise ValueError(
-            f"[train.run_folder] expected --out {out} to be empty or from an earlier run, got a {found[0]} "
-            f"without {RUN}: choose another --out"
+            f"[train.run_folder] --out {out} has a {found[0]} but no {RUN}, so it is not the folder of a run: "
+            f"choose another --out"
         )
 
 
@@ -105,7 +112,7 @@ def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> Non
     differing = [f"{n} {there.get(n)} there and {here.get(n)} here" for n in names if there.get(n) != here.get(n)]
     if differing:
         raise ValueError(
-            f"[train.run_folder] expected --out {out} to belong to this configuration, got another "
+            f"[train.run_folder] --out {out} belongs to another configuration "
             f"({', '.join(differing)}): choose another --out, or --fresh to start over"
         )
 

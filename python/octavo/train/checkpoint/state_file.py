@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Nested state (dicts, lists, plain values, tensors) in one safetensors file: loading runs no code.
 
-The tensors become the file's tensors, named by their path; the rest is JSON in the file's metadata, where
-`{"tensor": name}` stands for a tensor and `{"dict": [[key, value], …]}` for a dict, so that integer keys
-survive.
+The tensors become the file's tensors, named by their path below a root name; the rest is JSON in the file's
+metadata, where `{"tensor": name}` stands for a tensor and `{"dict": [[key, value], …]}` for a dict, so that integer
+keys survive.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from safetensors.torch import save_file
 Tensors = dict[str, torch.Tensor]
 
 
-def pack(value: Any) -> tuple[Tensors, Any]:
-    """`value` as named tensors and a skeleton for JSON. Raises TypeError for what neither can hold."""
+def pack(value: Any, root: str = "") -> tuple[Tensors, Any]:
+    """`value` as tensors named `root`/PATH and a skeleton for JSON. Raises TypeError for what neither can hold."""
     tensors: Tensors = {}
-    return tensors, _pack(value, "", tensors)
+    return tensors, _pack(value, root, tensors)
 
 
 def unpack(tensors: Tensors, skeleton: Any) -> Any:
@@ -36,9 +36,9 @@ def unpack(tensors: Tensors, skeleton: Any) -> Any:
     return {key: unpack(tensors, item) for key, item in skeleton["dict"]}
 
 
-def save_tree(path: Path, value: Any) -> None:
-    """Writes `value` to `path`. The caller fsyncs. Raises TypeError, OSError."""
-    tensors, skeleton = pack(value)
+def save_tree(path: Path, value: Any, root: str = "") -> None:
+    """Writes `value` to `path`, its tensors named below `root`. The caller fsyncs. Raises TypeError, OSError."""
+    tensors, skeleton = pack(value, root)
     save_file(tensors, path, metadata={"tree": json.dumps(skeleton)})
 
 
@@ -50,7 +50,7 @@ def load_tree(path: Path) -> Any:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
         return unpack(tensors, skeleton)
     except (SafetensorError, KeyError, ValueError) as error:
-        raise ValueError(f"[train.state_file] expected saved state in {path}, got: {error}") from error
+        raise ValueError(f"[train.state_file] {path} is not a file of saved state: {error}") from error
 
 
 def _pack(value: Any, path: str, tensors: Tensors) -> Any:
@@ -67,4 +67,7 @@ def _pack(value: Any, path: str, tensors: Tensors) -> Any:
         return [_pack(item, f"{path}/{index}" if path else str(index), tensors) for index, item in enumerate(value)]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"[train.state_file] expected a tensor or a plain value, got {type(value).__name__} at '{path}'")
+    raise TypeError(
+        f"[train.state_file] the state at '{path}' is a {type(value).__name__}: only tensors and plain values can be "
+        "saved"
+    )

@@ -3,7 +3,7 @@
 
     out/checkpoint/step-000100/   model.safetensors config.json tokenizer …  what transformers opens
                                   optimizer.safetensors trainer.json         the rest of rank 0's state
-                                  rank-00000-of-00002.safetensors …          error memories, RNG: one a rank
+                                  rank-00000-of-00002.safetensors …          residuals, RNG: one per rank
                                   manifest.json                              size and SHA-256 of each of them
     out/checkpoint/latest         -> step-000100
     out/checkpoint/config.json …  -> latest/…, so that from_pretrained("out/checkpoint") works too
@@ -14,7 +14,11 @@ renamed and its parent fsynced. A step folder is never written to again. At leas
 With several machines `--out` may be one network disk or separate local disks. On separate disks every
 host's folder holds the files of its own ranks, with a manifest of its own; model and optimizer are on rank
 0's host. A step counts only where every disk has it; on resume rank 0 sends model and optimizer to the
-others.
+others. Another number of ranks reads the files of all ranks that saved.
+
+The files are safetensors with names that are unique in the folder, so that torch.distributed.checkpoint reads them
+(`HuggingFaceStorageReader`), for any sharding. Its writers are not used: they store plain values as pickles, which run
+code when they are loaded, write no checksums, and keep one index of all ranks, which separate disks do not share.
 """
 
 from __future__ import annotations
@@ -92,7 +96,7 @@ class CheckpointWriter:
 
     def _write_files(self, aside: Path, write_shared: Callable[[Path], None], rank_state: Any) -> None:
         path = aside / rank_file(self._world.rank, self._world.size)
-        save_tree(path, rank_state)
+        save_tree(path, rank_state, f"rank-{self._world.rank}")
         durable_files.sync_file(path)
         if self._world.is_main:
             write_shared(aside)
@@ -119,7 +123,7 @@ class CheckpointWriter:
         """Clears away what a killed run had not finished writing."""
         if not self._disk.is_leader:
             return
-        self._folder.mkdir(exist_ok=True)
+        durable_files.make_folder(self._folder)
         for path in self._folder.glob(_ASIDE + "*"):
             shutil.rmtree(path)
 

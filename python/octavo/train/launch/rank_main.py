@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from octavo.train.launch import world
 
 def run_rank(config: TrainConfig) -> int:
     """Runs this process's part of the job. Returns 0, or ends the process with an exit code of `errors`."""
+    faulthandler.enable()  # a crash in native code then shows where Python was
     try:
         here = world.join(config.timeout_s)
         console = Console() if here.is_main else None

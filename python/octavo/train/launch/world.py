@@ -43,8 +43,12 @@ class World:
 
     def from_main(self, value: T | None) -> T:
         """Rank 0's `value` on every rank; what the others pass is ignored."""
+        return self.from_rank(value, 0)
+
+    def from_rank(self, value: T | None, source: int) -> T:
+        """Rank `source`'s `value` on every rank; what the others pass is ignored."""
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=source)
         return box[0]  # type: ignore[return-value]
 
     def barrier(self) -> None:
@@ -83,7 +87,7 @@ def env_number(name: str, default: int | None = None) -> int:
     """The whole number in the environment variable `name`, or `default` without one. Raises ValueError."""
     text = os.environ.get(name) or ("" if default is None else str(default))
     if not text.lstrip("-").isdigit():
-        raise ValueError(f"[train.world] expected a whole number in {name}, got '{text}'")
+        raise ValueError(f"[train.world] {name} must be a whole number, got '{text}'")
     return int(text)
 
 
@@ -96,7 +100,7 @@ def launched_outside() -> bool:
     there = [name for name in names if os.environ.get(name)]
     if len(there) == 1:
         missing = names[1 - names.index(there[0])]
-        raise ValueError(f"[train.world] expected RANK and WORLD_SIZE together, got {there[0]} without {missing}")
+        raise ValueError(f"[train.world] {there[0]} is set and {missing} is not: set both, or neither")
     return len(there) == 2
 
 
@@ -107,7 +111,7 @@ def join(timeout_s: float) -> World:
     """
     rank, size = env_number("RANK"), env_number("WORLD_SIZE")
     if not 0 <= rank < size:
-        raise ValueError(f"[train.world] expected RANK between 0 and {size - 1}, got {rank}")
+        raise ValueError(f"[train.world] RANK must be between 0 and {size - 1}, got {rank}")
     host, port = os.environ.get("MASTER_ADDR", ""), env_number("MASTER_PORT", default=29500)
     os.environ.update(MASTER_ADDR=host or "127.0.0.1", MASTER_PORT=str(port))
     timeout, store = timedelta(seconds=timeout_s), None
@@ -130,5 +134,5 @@ def leave() -> None:
 def _meeting_trouble(error: Exception, host: str, port: int) -> str:
     text = str(error)
     if "EADDRINUSE" in text or "already in use" in text:
-        return f"[train.world] expected a free port {port} on {host}, got one in use: choose another MASTER_PORT"
+        return f"[train.world] port {port} on {host} is in use: choose another MASTER_PORT"
     return f"[train.world] the ranks could not meet at {host}:{port}: {sentence(error)}"

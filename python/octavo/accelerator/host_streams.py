@@ -1,17 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The host as an accelerator, with streams and events that work: torch has none for it."""
+"""Streams and events of the CPU, which torch has not. Operations there are finished when they return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import itertools
+import threading
 
 import torch
 
 from octavo import _C
-from octavo.accelerator.abstract import Accelerator, DeviceIndex
-from octavo.accelerator.packages import has_oneccl
+from octavo.accelerator.device_index import DeviceIndex, index_of
+
+DEFAULT_ID = 0
+"""The number of the default stream, of every thread."""
+
+_unused_ids = itertools.count(DEFAULT_ID + 1)
+
+
+class _Current(threading.local):
+    stream_id = DEFAULT_ID
+
+
+_current = _Current()
 
 
 class Event(_C.HostEvent):
@@ -29,7 +39,7 @@ class Event(_C.HostEvent):
         interprocess: bool = False,
         device: DeviceIndex = None,
     ) -> None:
-        _HOST._require("event", device)
+        index_of(device, "cpu", "event")
         if interprocess:
             raise NotImplementedError("[accelerator.event] expected interprocess=False on the cpu, got True")
         super().__init__(enable_timing)
@@ -51,7 +61,7 @@ class Stream(torch.Stream):
 
     def __new__(cls, device: torch.device | int | None = None, priority: int = 0, *, stream_id: int | None = None):
         if stream_id is None:
-            stream_id = _HOST._new_stream().stream_id
+            stream_id = next(_unused_ids)
         return super().__new__(cls, stream_id=stream_id, device_index=-1, device_type=0)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -66,51 +76,13 @@ class Stream(torch.Stream):
         """Operations are finished when they return: there is nothing to wait for."""
 
 
-_HOST = _C.Accelerator("cpu")
+def current() -> Stream:
+    """This thread's current stream."""
+    return Stream(stream_id=_current.stream_id)
 
 
-class CPU_Accelerator(Accelerator):
-    """One device, ``cpu``, shared by all local ranks: any index is that device, and ``current_device()`` is 0.
-
-    Memory is the process's as Linux accounts for it: ``memory_allocated`` and ``memory_reserved`` are its resident
-    bytes (VmRSS), their peaks VmHWM, which the kernel keeps; total and available are the machine's, or the control
-    group's where that has a limit.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("cpu")
-
-    def is_host_processor(self) -> bool:
-        return True
-
-    def communication_backend_name(self) -> str:
-        return "ccl" if has_oneccl() else super().communication_backend_name()
-
-    @property
-    def Stream(self) -> type:
-        return Stream
-
-    @property
-    def Event(self) -> type:
-        return Event
-
-    @contextmanager
-    def stream(self, stream: torch.Stream | None) -> Iterator[torch.Stream | None]:
-        if stream is None:
-            yield None
-            return
-        previous = self._exchange_stream(stream)
-        try:
-            yield stream
-        finally:
-            self._exchange_stream(previous)
-
-    def current_stream(self, device_index: DeviceIndex = None) -> Any:
-        return self._stream_object(_C.Accelerator.current_stream(self, device_index))
-
-    def default_stream(self, device_index: DeviceIndex = None) -> Any:
-        return self._stream_object(_C.Accelerator.default_stream(self, device_index))
-
-    def _stream_object(self, stream: torch.Stream) -> Stream:
-        known = Stream(stream_id=stream.stream_id)
-        return self._known_streams.setdefault((-1, stream.stream_id), known)
+def exchange(stream: torch.Stream) -> Stream:
+    """Makes ``stream`` this thread's current one and returns the one that was."""
+    previous = current()
+    _current.stream_id = stream.stream_id
+    return previous
