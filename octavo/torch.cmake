@@ -19,36 +19,18 @@ add_library(octavo SHARED
   device/pinned_regions.cpp
   device/scratch.cpp
   device/sycl_kernel.cpp
-  device/sycl/allocator.cpp
-  device/sycl/attention.cpp
-  device/sycl/autocast.cpp
-  device/sycl/block.cpp
-  device/sycl/block_cache.cpp
+  device/sycl/allocators.cpp
   device/sycl/call.cpp
-  device/sycl/capacity.cpp
-  device/sycl/convolution.cpp
   device/sycl/copy.cpp
-  device/sycl/cpu_allocator.cpp
-  device/sycl/device.cpp
   device/sycl/devices.cpp
-  device/sycl/dropout.cpp
-  device/sycl/empty_of_kind.cpp
   device/sycl/fallback.cpp
   device/sycl/generator.cpp
-  device/sycl/guard.cpp
-  device/sycl/hooks.cpp
-  device/sycl/host_access.cpp
-  device/sycl/memory_figures.cpp
-  device/sycl/memory_limit.cpp
+  device/sycl/memory.cpp
+  device/sycl/memory_blocks.cpp
   device/sycl/memory_pool.cpp
-  device/sycl/operator_traits.cpp
-  device/sycl/pending_blocks.cpp
-  device/sycl/pinned.cpp
-  device/sycl/recurrent.cpp
-  device/sycl/staging.cpp
-  device/sycl/storage.cpp
+  device/sycl/nn_operators.cpp
+  device/sycl/registration.cpp
   device/sycl/streams.cpp
-  device/sycl/twin_storages.cpp
   device/sycl/twins.cpp
   codec/sign_bits.cpp
   codec/format.cpp

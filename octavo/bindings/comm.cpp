@@ -78,7 +78,7 @@ void bind_coding(py::module_& m) {
       [](const Plan& plan, const at::Tensor& payload, at::Tensor values, bool down) {
         const Format format = format_of(plan, down);
         decode(values.device(), format, payload_of(format, values, payload), static_cast<std::uint64_t>(values.numel()),
-               Store::stream, values.mutable_data_ptr<float>());
+               Store::uncached, values.mutable_data_ptr<float>());
       },
       py::arg("plan"), py::arg("payload"), py::arg("values"), py::arg("down") = false, no_gil);
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/sycl/memory.h"
+
 #include <ATen/EmptyTensor.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
@@ -9,8 +12,8 @@
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "octavo/device/sycl/allocator.h"
-#include "octavo/device/sycl/cpu_allocator.h"
+#include "octavo/device/sycl/allocators.h"
+#include "octavo/device/sycl/memory_pool.h"
 #include "octavo/device/sycl/operators.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
@@ -68,7 +71,32 @@ void record_stream(at::Tensor& self, at::Stream stream) { allocator().recordStre
 
 }  // namespace
 
-void register_storage_operators() {
+at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device) {
+  const c10::Device on(kType, require_device(device));
+  at::detail::check_size_nonnegative(sizes);
+  const std::size_t bytes = at::detail::computeStorageNbytesContiguous(sizes, c10::elementSize(dtype));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, allocate(on.index(), kind, bytes, on), &allocator(),
+                       /*resizable=*/false);
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return tensor;
+}
+
+void set_memory_limit(int device, std::optional<std::uint64_t> bytes) {
+  MemoryPool::instance().set_limit(require_device(device), bytes);
+}
+
+std::optional<std::uint64_t> memory_limit(int device) { return MemoryPool::instance().limit(require_device(device)); }
+
+void resize_storage(const c10::Storage& storage, std::size_t bytes) {
+  const c10::OptionalDeviceGuard guard(storage.device());
+  settle(storage.device().index());
+  const OnDeviceMemory scope(storage.device().index());
+  at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), bytes);  // both memories can be read by the host
+}
+
+void register_memory_operators() {
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("empty.memory_format", empty);
@@ -79,7 +107,7 @@ void register_storage_operators() {
   library->impl("set_.source_Tensor", at::native::set_tensor_);
   library->impl("set_", set_to_nothing_);
   library->impl("record_stream", record_stream);
-  // These only look at sizes and strides: torch's own functions do for any device.
+  // These only look at sizes and strides: torch's own functions serve any device.
   library->impl("view", at::native::view);
   library->impl("as_strided", at::native::as_strided_tensorimpl);
   library->impl("_reshape_alias", at::native::_reshape_alias);
