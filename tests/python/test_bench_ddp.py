@@ -18,6 +18,7 @@ from octavo.bench.ddp import Row, _one_line
 from octavo.bench.hosts import Hosts, why_no_hosts
 
 needs_hosts = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+pytestmark = pytest.mark.ranks
 SMALL = ("--layers", "4", "--width", "256", "--rounds", "2")  # 1 MB of gradients
 
 

@@ -16,11 +16,15 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
 
 
-@pytest.mark.parametrize("framework", ["trainer", "accelerate", "lightning"])
-def test_the_loss_falls_while_a_fifth_of_the_bytes_travels(framework, tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "options"),
+    [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", [])],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_the_loss_falls_while_a_fifth_of_the_bytes_travels(framework, options, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, str(EXAMPLES / framework / "train.py")],
+        [*torchrun, str(EXAMPLES / framework / "train.py"), *options],
         cwd=tmp_path,
         env=clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
         stdout=subprocess.PIPE,
