@@ -261,7 +261,11 @@ def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_
         run_job(nano_config(tmp_path), world, None)
 
 
-UNEVEN = [dict(instruction=f"Say {i}.", output="ab " * (1 if i % 3 else 30) + str(i)) for i in range(80)]
+# A record fills a row: some with a long question, some with a long answer.
+UNEVEN = [
+    dict(instruction=f"Say {i}." + " ab" * (40 if i % 2 else 0), output=str(i) + " ab" * (0 if i % 2 else 40))
+    for i in range(80)
+]
 
 
 def gradient_of_a_step(config: TrainConfig, world: World) -> tuple[float, list[torch.Tensor], Data]:
