@@ -24,7 +24,7 @@ std::string SyclAccelerator::why_absent() const {
   for (const BackendStatus& status : backends()) {
     if (status.name == "sycl" && !status.available) return status.reason;
   }
-  return "torch has another accelerator here; octavo.sycl.register() makes the device beside it";
+  return "`import octavo.sycl` makes the device";
 }
 
 }  // namespace octavo

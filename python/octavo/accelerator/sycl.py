@@ -5,8 +5,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from octavo import sycl
+from octavo import _C
 from octavo.accelerator.abstract import Accelerator
+
+
+def _sycl() -> ModuleType:
+    """Its import makes the device: it waits until somebody asks for that."""
+    import octavo.sycl
+
+    return octavo.sycl
 
 
 class SYCL_Accelerator(Accelerator):
@@ -16,21 +23,20 @@ class SYCL_Accelerator(Accelerator):
         super().__init__("sycl")
 
     def _torch_module(self) -> ModuleType:
-        return sycl  # torch has it as torch.sycl only where the device is made
+        return _sycl()
 
     def make_present(self) -> None:
-        if sycl.is_installed():
-            sycl.register()
+        _sycl()
 
     def is_host_processor(self) -> bool:
-        return self.is_available() and sycl.get_device_properties(0).is_cpu
+        return self.is_available() and _C.sycl.facts(0).is_cpu
 
     def is_chosen_by_itself(self) -> bool:
         """Not over a processor: ``cpu`` is the same processor, without a detour."""
         return self.is_available() and not self.is_host_processor()
 
     def is_fp64_supported(self) -> bool:
-        return not self.is_available() or sycl.get_device_properties(0).has_fp64
+        return not self.is_available() or _C.sycl.facts(0).has_fp64
 
     def set_visible_devices_envs(self, current_env: dict[str, str], local_accelerator_ids: list[int]) -> None:
         """``*:0,1``: these devices, of whichever back end."""

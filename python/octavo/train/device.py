@@ -19,10 +19,11 @@ def choose(name: str) -> torch.device:
     """
     if name in ("auto", "cpu"):
         return torch.device("cpu")
+    import octavo.sycl  # makes the device, which torch.accelerator serves from now on
+
     reason = octavo.sycl.why_missing()
     if reason:
         raise ValueError(f"[train.device] expected --device auto or cpu, since sycl is missing here: {reason}")
-    octavo.sycl.register()
     local_rank = env_number("LOCAL_RANK", default=env_number("RANK", default=0))
     octavo.sycl.set_device(local_rank % octavo.sycl.device_count())
     return torch.device("sycl", octavo.sycl.current_device())

@@ -38,7 +38,7 @@ def test_the_order_of_detection(only, present, chosen):
 def test_sycl_is_chosen_by_itself_only_over_a_gpu(only, detection, is_cpu, chosen):
     only(CPU_Accelerator, SYCL_Accelerator)
     facts = SimpleNamespace(is_cpu=is_cpu)
-    detection.setattr(octavo.sycl, "get_device_properties", lambda index: facts)
+    detection.setattr(octavo._C.sycl, "facts", lambda index: facts)
     assert type(octavo.get_accelerator()) is chosen
 
 

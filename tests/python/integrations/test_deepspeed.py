@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import octavo
+import octavo.sycl
 from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
 
 HERE = [
@@ -97,8 +97,8 @@ TRAIN = Path(__file__).with_name("deepspeed_training.py")
     [("cpu", 0, 1), ("cpu", 1, 1), ("cpu", 2, 1), ("cpu", 3, 1), ("sycl", 3, 1), ("cpu", 3, 2), ("sycl", 3, 2)],
 )
 def test_deepspeed_trains_as_torch_does(integration, device, zero_stage, ranks):
-    if device == "sycl" and octavo.sycl.why_missing():
-        pytest.skip(octavo.sycl.why_missing())
+    if device == "sycl" and (reason := octavo.sycl.why_missing()):
+        pytest.skip(reason)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
