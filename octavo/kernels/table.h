@@ -16,18 +16,17 @@
 /// CPU the Queue is the calling thread (`{}`), and calls on disjoint ranges may run at once.
 namespace octavo {
 
-/// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to
-/// `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN or an infinity
-/// gets a NaN scale and a next residual of 0.
-using EncodeKernel = void (*)(Queue, const EncodeInput& input, std::uint64_t count, std::uint64_t block,
-                              Payload payload, rules::Residual* next_residual);
+/// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded, rounded by
+/// rules/residual.h, to `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN
+/// or an infinity gets a NaN scale and a next residual of 0.
+using EncodeKernel = void(Queue, const EncodeInput& input, std::uint64_t count, std::uint64_t block, Payload payload,
+                          rules::Residual* next_residual);
 /// Decodes to `out`, or adds to it.
-using DecodeKernel = void (*)(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store store,
-                              float* out);
+using DecodeKernel = void(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store store, float* out);
 
 struct CodecKernels {
-  EncodeKernel encode;
-  DecodeKernel decode;
+  EncodeKernel* encode;
+  DecodeKernel* decode;
 };
 
 struct KernelTable {
@@ -42,8 +41,7 @@ struct KernelTable {
   CodecKernels fp32;
   CodecKernels bf16;
   CodecKernels scaled_sign;
-  CodecKernels ballot;         // majority_vote: a rank's votes
-  CodecKernels majority_vote;  // majority_vote: the outcome
+  CodecKernels majority_vote;
   CodecKernels int4;
 
   // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
@@ -53,7 +51,8 @@ struct KernelTable {
   // adamw
   void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);
-  void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
+  void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update,
+                       float* parameter);
 };
 
 }  // namespace octavo

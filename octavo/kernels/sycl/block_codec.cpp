@@ -20,14 +20,12 @@ std::uint64_t spans(const Blocks& blocks) { return divide_up(blocks.blocks, bloc
 
 }  // namespace
 
-void encode_blocks(const CodecName& name, Queue queue, const EncodeInput& in, std::uint64_t count,
-                   std::uint64_t block, Payload payload, rules::Residual* next) {
+void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
+                   Payload payload, rules::Residual* next) {
   if (count == 0) return;
   const Blocks blocks = Blocks::of(count, block, payload);
   const std::string options = "-DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
-  const auto kernel = [&](const char* part) {
-    return KernelName{name.program, std::string(name.codec) + part, options, name.needs_fp64};
-  };
+  const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part, options}; };
   if (blocks.chunks_of_block == 1) {
     return launch_groups(queue, kernel("_encode_blocks"), spans(blocks), in, blocks, next);
   }
@@ -38,11 +36,11 @@ void encode_blocks(const CodecName& name, Queue queue, const EncodeInput& in, st
   launch_elements(queue, kernel("_write_scales"), blocks.blocks, blocks);
 }
 
-void decode_blocks(const CodecName& name, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
+void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out) {
   if (count == 0) return;
   const Blocks blocks = Blocks::of(count, block, payload);
-  const auto kernel = [&](const char* part) { return KernelName{name.program, std::string(name.codec) + part}; };
+  const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part}; };
   if (blocks.chunks_of_block == 1) {
     return launch_groups(queue, kernel("_decode_blocks"), spans(blocks), blocks, how, out);
   }

@@ -30,7 +30,7 @@ import torch
 def served():
     return torch.accelerator.is_available(), torch.accelerator.current_accelerator(), hasattr(torch, "sycl")
 before = served()
-import octavo, octavo.accelerator, octavo.cli, octavo.optim, octavo.train.setup
+import octavo, octavo.accelerator, octavo.info, octavo.optim, octavo.train.device
 octavo.get_accelerator()
 octavo.SyclKernel("", "nothing")
 x = torch.ones(3, requires_grad=True)
