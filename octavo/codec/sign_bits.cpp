@@ -48,7 +48,8 @@ at::Tensor packbits(const at::Tensor& tensor, std::int64_t input_size, std::int6
   const std::int64_t width = values.element_size();
   for_parts(tensor.device(), bytes, kGrainBytes, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t count = std::min(8 * last, input_size) - 8 * first;
-    scope.kernels().pack_sign_bits(scope.queue(), source + 8 * first * width, static_cast<unsigned>(width), count, target + first);
+    scope.kernels().pack_sign_bits(scope.queue(), source + 8 * first * width, static_cast<unsigned>(width), count,
+                                   target + first);
   });
   return bits;
 }

@@ -34,9 +34,9 @@ class OCTAVO_API LaunchScope {
 /// Blocks until the device's current stream has done what it was given: the host may then read what kernels wrote.
 OCTAVO_API void wait_for_current_stream(c10::Device device);
 
-/// The sycl::queue behind the current stream of `sycl` or `xpu`; on `cpu` the one behind the calling thread's own calls,
-/// which must be waited for before torch goes on. Throws Error unsupported where SYCL is missing, invalid_argument for
-/// another device.
+/// The sycl::queue behind the current stream of `sycl` or `xpu`; on `cpu` the one behind the calling thread's own
+/// calls, which must be waited for before torch goes on. Throws Error unsupported where SYCL is missing,
+/// invalid_argument for another device.
 OCTAVO_API Queue sycl_queue(c10::Device device);
 
 /// Runs body(first, last) over disjoint parts of [0, count). On CPU the parts are at least `grain` long and run on

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import octavo
+import octavo.sycl
 from octavo import build
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"

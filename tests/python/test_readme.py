@@ -14,7 +14,7 @@ import torch.distributed as dist
 from rank_pool import RankPool
 from torch import nn
 
-import octavo
+import octavo.sycl
 
 README = Path(__file__).parents[2] / "README.md"
 

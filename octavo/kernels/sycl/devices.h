@@ -17,7 +17,8 @@ struct Device {
   sycl::context context;
 };
 
-/// Empty where SYCL finds none. Lives as long as the process: SYCL's own statics may go before ours.
+/// Empty where SYCL finds none. Throws Error unsupported where another library has loaded a SYCL run time of its own,
+/// whose queues would mean nothing here. Lives as long as the process: SYCL's own statics may go before ours.
 const std::vector<Device>& devices();
 
 /// Throws Error invalid_argument where there is no such device.

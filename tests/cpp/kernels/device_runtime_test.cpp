@@ -292,14 +292,6 @@ TEST_F(DeviceRuntimeTest, AQueueWaitsForAnEventOfAnotherDevice) {
   EXPECT_EQ(download(other, target), std::vector<float>(kCount, 7));
 }
 
-TEST_F(DeviceRuntimeTest, FreeBytesFollowAllocations) {
-  constexpr std::uint64_t kBytes = 64 << 20;
-  const std::uint64_t total = runtime_->facts(0).total_bytes;
-  const Memory memory = allocate(MemoryKind::device, kBytes);
-  EXPECT_LE(runtime_->free_bytes(0), total);
-  EXPECT_EQ(runtime_->allocate(0, MemoryKind::device, total + 1, 64), nullptr);
-}
-
 // ---- kernels of a user's own
 
 class UserKernelTest : public DeviceRuntimeTest {

@@ -38,9 +38,11 @@ TEST(Plugin, OneThatDoesNotLoadSaysWhichSymbolIsMissing) {
 }
 
 TEST(Plugin, TheEnvironmentNamesAnotherFileAndThatAloneIsTried) {
-  ASSERT_EQ(setenv("OCTAVO_RENAMED_PLUGIN", "liboctavo_working.so", 1), 0);
+  const std::string file = PLUGIN_FOLDER "/liboctavo_working.so";
+  ASSERT_EQ(setenv("OCTAVO_RENAMED_PLUGIN", file.c_str(), 1), 0);
   ASSERT_NE(plugin("renamed").table, nullptr) << plugin("renamed").reason;
   EXPECT_EQ(plugin("renamed").table, plugin("working").table);
+  EXPECT_EQ(plugin("renamed").reason, file);
   ASSERT_EQ(setenv("OCTAVO_ELSEWHERE_PLUGIN", "/nowhere/at_all.so", 1), 0);
   EXPECT_TRUE(says(reason("elsewhere"), "/nowhere/at_all.so, which the environment names, cannot be loaded"))
       << reason("elsewhere");

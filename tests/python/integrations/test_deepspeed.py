@@ -144,8 +144,8 @@ TRAIN = Path(__file__).with_name("deepspeed_training.py")
     [("cpu", 0, 1), ("cpu", 1, 1), ("cpu", 2, 1), ("cpu", 3, 1), ("sycl", 3, 1), ("cpu", 3, 2), ("sycl", 3, 2)],
 )
 def test_deepspeed_trains_as_torch_does(integration, device, zero_stage, ranks):
-    if device == "sycl" and octavo.sycl.why_missing():
-        pytest.skip(f"no device sycl: {octavo.sycl.why_missing()}")
+    if device == "sycl" and (reason := octavo.sycl.why_missing()):
+        pytest.skip(f"no device sycl: {reason}")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

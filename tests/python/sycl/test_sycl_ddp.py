@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import octavo
+import octavo.sycl
 
 
 def group_of(device: str) -> dist.ProcessGroup:
