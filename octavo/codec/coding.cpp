@@ -51,19 +51,19 @@ bool all_finite(const std::uint8_t* bytes, std::uint64_t count, ValueOf value_of
 
 void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count, Payload payload,
             rules::Residual* next_residual) {
-  EncodeKernel* const kernel = (kernels_for(device).*traits(format.codec).kernels).encode;
-  const Stream stream = current_stream(device);
+  const LaunchScope scope(device);
+  EncodeKernel* const kernel = (scope.kernels().*traits(format.codec).kernels).encode;
   for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
-    kernel(stream, input.from(first), part, format.block, format.from(payload, first),
+    kernel(scope.queue(), input.from(first), part, format.block, format.from(payload, first),
            next_residual ? next_residual + first : nullptr);
   });
 }
 
 void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store, float* out) {
-  DecodeKernel* const kernel = (kernels_for(device).*traits(format.codec).kernels).decode;
-  const Stream stream = current_stream(device);
+  const LaunchScope scope(device);
+  DecodeKernel* const kernel = (scope.kernels().*traits(format.codec).kernels).decode;
   for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
-    kernel(stream, format.from(payload, first), part, format.block, store, out + first);
+    kernel(scope.queue(), format.from(payload, first), part, format.block, store, out + first);
   });
 }
 

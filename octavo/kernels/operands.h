@@ -43,9 +43,9 @@ struct Payload {
   std::uint8_t* codes;
 };
 
-/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the
+/// How results are written. `uncached` is `assign` for results that nobody reads soon: large ones may then bypass the
 /// caches, which saves reading what is overwritten.
-enum class Store { assign, add, stream };
+enum class Store { assign, add, uncached };
 
 /// The value that is encoded at an index.
 OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {

@@ -63,7 +63,7 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
   Encoded got(blocks, bytes, shape.want_next ? shape.count : 0, shape.offset);
   const auto run = [&](const KernelTable& table, Encoded& to) {
     (table.*codec.kernels)
-        .encode(nullptr, input, shape.count, shape.block, to.payload(), shape.want_next ? to.next.data() : nullptr);
+        .encode({}, input, shape.count, shape.block, to.payload(), shape.want_next ? to.next.data() : nullptr);
   };
   run(reference(), expected);
   run(tested(), got);
@@ -74,12 +74,12 @@ inline void expect_codec_equals_reference(const CodecUnderTest& codec, const Sha
   got.codes.expect_untouched_around();
   got.next.expect_untouched_around();
 
-  for (const Store how : {Store::assign, Store::add, Store::stream}) {
+  for (const Store how : {Store::assign, Store::add, Store::uncached}) {
     Guarded<float> want(shape.count, 0), have(shape.count, shape.offset);
     std::copy_n(preconditioner.data(), shape.count, want.data());
     std::copy_n(preconditioner.data(), shape.count, have.data());
-    (reference().*codec.kernels).decode(nullptr, expected.payload(), shape.count, shape.block, how, want.data());
-    (tested().*codec.kernels).decode(nullptr, got.payload(), shape.count, shape.block, how, have.data());
+    (reference().*codec.kernels).decode({}, expected.payload(), shape.count, shape.block, how, want.data());
+    (tested().*codec.kernels).decode({}, got.payload(), shape.count, shape.block, how, have.data());
     have.expect_same_bits(want);
     have.expect_untouched_around();
   }
@@ -157,9 +157,9 @@ inline void expect_nothing_lost(const CodecUnderTest& codec, std::uint64_t block
   constexpr std::uint64_t kCount = 5000;
   const auto values = finite_values(kCount, 3);
   Encoded to(kCount / block + 1, kCount * 4 + 64, kCount, 0);
-  (tested().*codec.kernels).encode(nullptr, {values.data()}, kCount, block, to.payload(), to.next.data());
+  (tested().*codec.kernels).encode({}, {values.data()}, kCount, block, to.payload(), to.next.data());
   std::vector<float> decoded(kCount);
-  (tested().*codec.kernels).decode(nullptr, to.payload(), kCount, block, Store::assign, decoded.data());
+  (tested().*codec.kernels).decode({}, to.payload(), kCount, block, Store::assign, decoded.data());
   for (std::uint64_t i = 0; i < kCount; ++i) {
     const float left_over = values[i] - decoded[i];
     ASSERT_NEAR(rules::from_residual(to.next.data()[i]), left_over, std::ldexp(std::abs(left_over), -7) + 0x1p-133F)
@@ -173,7 +173,7 @@ inline void expect_bad_values_stay_in_their_block(const CodecUnderTest& codec) {
     auto values = finite_values(512, 1);
     values[300] = bad;
     Encoded to(2, 512, 512, 0);
-    (tested().*codec.kernels).encode(nullptr, {values.data()}, 512, 256, to.payload(), to.next.data());
+    (tested().*codec.kernels).encode({}, {values.data()}, 512, 256, to.payload(), to.next.data());
     EXPECT_FALSE(std::isnan(to.scales.data()[0]));
     EXPECT_TRUE(std::isnan(to.scales.data()[1]));
     for (int i = 256; i < 512; ++i) ASSERT_EQ(rules::from_residual(to.next.data()[i]), 0.0F);
@@ -183,7 +183,7 @@ inline void expect_bad_values_stay_in_their_block(const CodecUnderTest& codec) {
 inline void expect_zeros_have_scale_zero(const CodecUnderTest& codec) {
   const std::vector<float> zeros(100);
   Encoded to(1, 100, 100, 0);
-  (tested().*codec.kernels).encode(nullptr, {zeros.data()}, 100, 256, to.payload(), to.next.data());
+  (tested().*codec.kernels).encode({}, {zeros.data()}, 100, 256, to.payload(), to.next.data());
   EXPECT_EQ(to.scales.data()[0], 0.0F);
   for (int i = 0; i < 100; ++i) ASSERT_EQ(rules::from_residual(to.next.data()[i]), 0.0F);
 }

@@ -6,7 +6,7 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-void encode_bf16(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+void encode_bf16(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
                  rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_group(count, [&](std::uint64_t first, auto size) {
@@ -24,7 +24,7 @@ void encode_bf16(Stream, const EncodeInput& in, std::uint64_t count, std::uint64
   });
 }
 
-void decode_bf16(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
+void decode_bf16(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_group(count, [&](std::uint64_t first, auto size) {
     rules::Bf16 codes[kGroup];

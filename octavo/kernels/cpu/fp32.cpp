@@ -4,7 +4,7 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-void encode_fp32(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+void encode_fp32(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
                  rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_group(count, [&](std::uint64_t first, auto size) {
@@ -17,7 +17,7 @@ void encode_fp32(Stream, const EncodeInput& in, std::uint64_t count, std::uint64
   if (next) std::memset(next, 0, count * sizeof *next);
 }
 
-void decode_fp32(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
+void decode_fp32(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_group(count, [&](std::uint64_t first, auto size) {
     float values[kGroup];

@@ -66,7 +66,7 @@ OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size
 
 }  // namespace
 
-void encode_int4(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_int4(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                  rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -77,7 +77,7 @@ void encode_int4(Stream, const EncodeInput& in, std::uint64_t count, std::uint64
   end_stream();
 }
 
-void decode_int4(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode_int4(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);

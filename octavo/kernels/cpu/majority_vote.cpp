@@ -45,7 +45,7 @@ OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t siz
 
 }  // namespace
 
-void encode_majority_vote(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_majority_vote(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                           rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -55,7 +55,7 @@ void encode_majority_vote(Stream, const EncodeInput& in, std::uint64_t count, st
   });
 }
 
-void decode_majority_vote(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode_majority_vote(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);

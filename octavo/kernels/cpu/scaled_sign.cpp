@@ -59,7 +59,7 @@ OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t siz
 
 }  // namespace
 
-void encode_scaled_sign(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_scaled_sign(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                         rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
@@ -70,7 +70,7 @@ void encode_scaled_sign(Stream, const EncodeInput& in, std::uint64_t count, std:
   end_stream();
 }
 
-void decode_scaled_sign(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode_scaled_sign(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);

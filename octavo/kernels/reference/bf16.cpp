@@ -8,7 +8,7 @@
 
 namespace octavo::reference {
 
-void encode_bf16(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+void encode_bf16(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
                  rules::Residual* next) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = value_at(in, i);
@@ -19,7 +19,7 @@ void encode_bf16(Stream, const EncodeInput& in, std::uint64_t count, std::uint64
   }
 }
 
-void decode_bf16(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+void decode_bf16(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
   for (std::uint64_t i = 0; i < count; ++i) {
     rules::Bf16 code;
     std::memcpy(&code, payload.codes + 2 * i, sizeof code);

@@ -6,7 +6,7 @@
 
 namespace octavo::reference {
 
-void encode_fp32(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+void encode_fp32(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
                  rules::Residual* next) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = value_at(in, i);
@@ -15,7 +15,7 @@ void encode_fp32(Stream, const EncodeInput& in, std::uint64_t count, std::uint64
   }
 }
 
-void decode_fp32(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+void decode_fp32(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
   for (std::uint64_t i = 0; i < count; ++i) {
     float value;
     std::memcpy(&value, payload.codes + 4 * i, sizeof value);

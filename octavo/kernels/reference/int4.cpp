@@ -6,7 +6,7 @@
 
 namespace octavo::reference {
 
-void encode_int4(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_int4(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                  rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     std::uint32_t largest = 0;
@@ -28,7 +28,7 @@ void encode_int4(Stream, const EncodeInput& in, std::uint64_t count, std::uint64
   });
 }
 
-void decode_int4(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_int4(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
     for (std::uint64_t i = 0; i < size; ++i) {

@@ -16,7 +16,7 @@ void set_bit(std::uint8_t* bits, std::uint64_t i, bool bit) {
 
 }  // namespace
 
-void encode_majority_vote(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_majority_vote(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                           rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     std::uint32_t largest = 0;
@@ -37,7 +37,7 @@ void encode_majority_vote(Stream, const EncodeInput& in, std::uint64_t count, st
   });
 }
 
-void decode_majority_vote(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_majority_vote(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* positive = payload.codes + 2 * index * rules::packed_sign_bytes(block);
     const std::uint8_t* cast = positive + rules::packed_sign_bytes(size);

@@ -15,7 +15,7 @@ float chunk_sum(const EncodeInput& in, std::uint64_t first, std::uint64_t count)
 
 }  // namespace
 
-void encode_scaled_sign(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_scaled_sign(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                         rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     rules::CompensatedSum sum;
@@ -35,7 +35,7 @@ void encode_scaled_sign(Stream, const EncodeInput& in, std::uint64_t count, std:
   });
 }
 
-void decode_scaled_sign(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_scaled_sign(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
     const float scale = payload.scales[index];

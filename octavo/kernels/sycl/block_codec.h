@@ -7,9 +7,9 @@
 /// names begin.
 namespace octavo::sycl_backend {
 
-void encode_blocks(const char* codec, Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
+void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
                    Payload payload, rules::Residual* next);
-void decode_blocks(const char* codec, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
+void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out);
 
 }  // namespace octavo::sycl_backend

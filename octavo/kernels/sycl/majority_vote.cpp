@@ -4,14 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-void encode_majority_vote(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
+void encode_majority_vote(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
                           Payload payload, rules::Residual* next) {
-  encode_blocks("majority_vote", stream, in, count, block, payload, next);
+  encode_blocks("majority_vote", queue, in, count, block, payload, next);
 }
 
-void decode_majority_vote(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
+void decode_majority_vote(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
                           float* out) {
-  decode_blocks("majority_vote", stream, payload, count, block, how, out);
+  decode_blocks("majority_vote", queue, payload, count, block, how, out);
 }
 
 }  // namespace octavo::sycl_backend

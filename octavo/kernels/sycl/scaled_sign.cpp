@@ -4,14 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-void encode_scaled_sign(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+void encode_scaled_sign(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                         rules::Residual* next) {
-  encode_blocks("scaled_sign", stream, in, count, block, payload, next);
+  encode_blocks("scaled_sign", queue, in, count, block, payload, next);
 }
 
-void decode_scaled_sign(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
+void decode_scaled_sign(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
                         float* out) {
-  decode_blocks("scaled_sign", stream, payload, count, block, how, out);
+  decode_blocks("scaled_sign", queue, payload, count, block, how, out);
 }
 
 }  // namespace octavo::sycl_backend
