@@ -79,7 +79,8 @@ const float* RangeCoder::sum_of_others(const Contribution& tensor, Range range, 
 
 bool RangeCoder::decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const {
   const std::uint64_t count = range.count;
-  decode(device_, tensor.down, tensor.down.payload(payload, count), count, Store::uncached, tensor.values + range.first);
+  decode(device_, tensor.down, tensor.down.payload(payload, count), count, Store::uncached,
+         tensor.values + range.first);
   return payload_is_finite(tensor.down, payload, count);
 }
 
