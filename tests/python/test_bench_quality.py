@@ -4,17 +4,21 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
-from train_runs import NANO
+from train_runs import NANO, clean_environment
 from typer.testing import CliRunner
 
 from octavo.bench import cli
 from octavo.bench.quality import bench, data, report, results, runs, settings
-from octavo.bench.quality.protocol import Bench, chosen, trials_each
+from octavo.bench.quality.protocol import Bench, chosen, loss, trials_each
 from octavo.bench.quality.search import KNOBS, Trial, best, next_point
 
 NANO_SETTING = settings.Setting(
@@ -166,10 +170,23 @@ def test_the_tables_say_what_was_trained_and_stay_between_their_markers(tmp_path
     said = details.read_text()
     for words in ("6 trials per contender, of 2 steps", "0.9 M parameters", "a Xeon, 2 cores", "torch 2.13.0"):
         assert words in said
-    assert "| `sign+ef`, onebit-adamw | lr 0.00675, β1 0.9, β2 0.999, frozen β 0.5 |" in said
+    assert "| `sign+ef`, onebit-adamw | lr 0.00675, β1 0.9, β2 0.999 |" in said
     assert (
         "| nano | 0.9 M, 0.0 M | 2 | 2.663 / 2.662 | 2.663 / 2.662 | +0.0 % | 1/21.0 | 1/30.7 |" in readme.read_text()
     )
+
+
+def test_the_readme_names_trials_machine_and_torch(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    details, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    said = readme.read_text()
+    assert all(words in said for words in ("6 trials per contender", "a Xeon, 2 cores", "torch 2.13.0"))
+
+
+@pytest.mark.parametrize("outcome", [{"diverged": True}, {"eval_loss": None}, {"eval_loss": math.nan}])
+def test_a_loss_that_is_not_finite_counts_as_diverged(outcome):
+    assert loss(outcome) == math.inf
 
 
 def test_documents_without_markers_are_refused_and_left_alone(tmp_path):
@@ -191,14 +208,16 @@ def test_a_diverged_run_is_reported_as_such(tmp_path):
     assert "2.663 / diverged | - |" in readme.read_text()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
-    """The whole way with `octavo train` itself, on one rank and a nano model."""
-    short = {name: dataclasses.replace(settings.CONTENDERS[name], moves=("lr",)) for name in ("dense", "sign+ef")}
-    monkeypatch.setattr("octavo.bench.quality.protocol.CONTENDERS", short)
-    setting = dataclasses.replace(NANO_SETTING, steps=6, seeds=(0,), ranks=1, also_ranks=())
+    """The whole way with `octavo train` itself, on one rank and a nano model: three trainings of some seconds."""
+    few = data.DataSet("few", data.split_alpaca)
+    short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=("lr",))
+    monkeypatch.setitem(settings.CONTENDERS, "sign+ef", short)
+    setting = dataclasses.replace(NANO_SETTING, data=few, steps=6, seeds=(0,), ranks=1, also_ranks=())
+    file = alpaca_file(tmp_path)
     said: list[str] = []
-    bench.run([setting], tmp_path, contenders=["sign+ef"], say=said.append)
+    bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
     assert sum(line.startswith("training ") for line in said) == 3
     found = json.loads((tmp_path / bench.JSON).read_text())["settings"]["nano"]["contenders"]["sign+ef"]
     assert len(found["trials"]) == 2 and found["chosen"] in [
@@ -206,8 +225,32 @@ def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
     ]
     assert [(run["seed"], run["ranks"], run["steps"]) for run in found["runs"]] == [(0, 1, 6)]
     said.clear()
-    bench.run([setting], tmp_path, contenders=["sign+ef"], say=said.append)
+    bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
     assert said == []
+
+
+@pytest.mark.timeout(300)
+def test_a_bench_that_is_stopped_ends_its_training_first(tmp_path):
+    command = [sys.executable, "-m", "octavo", "bench", "quality", "--only=bundled", f"--work={tmp_path}"]
+    process = subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.rglob("metrics.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        said, complaint = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "stopped: the same command goes on from here" in complaint
+    assert said.splitlines() == ["training bundled/trials/dense/lr=0.003,beta1=0.9,beta2=0.999"]
+    assert not list(tmp_path.rglob(runs.OUTCOME))
+    (lock,) = tmp_path.rglob("run.lock")
+    with lock.open("w") as file:  # free: no rank is left
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
@@ -225,6 +268,7 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
         ("--seeds 0,9 --work W", "--seeds is a list such as 0,1,2, not '0,9'"),
         ("", "--work DIR is missing"),
         ("--only alpaca --work W", "needs --alpaca FILE"),
+        ("--work W", "needs --alpaca FILE"),
         ("--report --work W", "has no finished training"),
         ("--report", "docs/quality.json cannot be read"),
     ],

@@ -19,7 +19,8 @@ def train(
     data: Annotated[
         str | None,
         typer.Option(
-            help="A .json or .jsonl of Alpaca records, of texts or of chats, or a .txt; the bundled tasks if left out."
+            help="A .json or .jsonl of Alpaca records, of texts or of chats, or a .txt; the bundled tasks if left out, "
+            "and tasks:N for another draw of them."
         ),
     ] = None,
     nproc: Annotated[

@@ -28,16 +28,17 @@ def run(
 
     Can be killed at any time and called again. Raises ValueError for data that are missing, TrainingFailed.
     """
-    for setting in settings:
-        bench = Bench(setting, work, alpaca)
+    benches = [Bench(setting, work, alpaca) for setting in settings]
+    for bench in benches:  # all at once: what is missing is said now, not after hours
         bench.prepare()
-        for name in contenders or setting.contenders:
+    for bench in benches:
+        for name in contenders or bench.setting.contenders:
 
             def train(training: Run) -> Outcome:
                 return _train(training, settings, work, say)
 
             point = chosen(bench.tune(name, train))
-            list(bench.report(name, point, train, setting.seeds_among(seeds)))
+            list(bench.report(name, point, train, bench.setting.seeds_among(seeds)))
 
 
 def _train(training: Run, settings: Sequence[Setting], work: Path, say: Callable[[str], object]) -> Outcome:

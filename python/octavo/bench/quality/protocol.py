@@ -106,7 +106,8 @@ class Bench:
 
 def loss(outcome: Outcome) -> float:
     """The loss on held-out data after the last step; infinity where training diverged."""
-    return math.inf if outcome.get("diverged") else float(outcome["eval_loss"])
+    final = outcome.get("eval_loss")
+    return float(final) if final is not None and math.isfinite(final) else math.inf
 
 
 def is_tuned(name: str, trials: Sequence[Trial]) -> bool:

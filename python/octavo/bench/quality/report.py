@@ -55,13 +55,12 @@ def _setting_lines(setting: Json) -> list[str]:
 def _conditions(setting: Json) -> str:
     runs = [run for entry in setting["contenders"].values() for run in entry["runs"] if "parameters" in run]
     trials = _join(entry["trials_each"] for entry in setting["contenders"].values())
-    machines = _join(f"{run['machine']['processor']}, {run['machine']['cores']} cores" for run in runs)
     tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
     return (
         f"Reported on {setting['reported_on']}. Tuned on {setting['tuned_on']}: {trials} trials per contender, of "
         f"{setting['trial_steps']:,} steps each. A LLaMA of {_parameters(setting)} "
         f"parameters from scratch, {_join(run['precision'] for run in runs)}, {setting['steps']:,} steps of "
-        f"{setting['tokens_per_step']:,} tokens ({tokens} in all). Machine: {machines}; "
+        f"{setting['tokens_per_step']:,} tokens ({tokens} in all). Machine: {_machines(runs)}; "
         f"torch {_join(run['torch'] for run in runs)}."
     )
 
@@ -102,8 +101,24 @@ def _summary(results: Json) -> str:
             base, other = (_losses(entry, ranks) for entry in entries)
             if base and other:
                 rows.append(_summary_row(setting, ranks, entries[1], base, other))
+    if not rows:
+        return "No results have been written yet."
     headings = ["data", "model, tokens", "ranks", "dense", "sign+ef", "change", "bytes, run", "after warm-up"]
-    return "\n".join(_table(headings, rows, left=2))
+    return "\n".join([_summary_conditions(_with_runs(results)), "", *_table(headings, rows, left=2)])
+
+
+def _summary_conditions(settings: Sequence[Json]) -> str:
+    entries = [entry for setting in settings for entry in setting["contenders"].values()]
+    runs = [run for entry in entries for run in entry["runs"] if "torch" in run]
+    return (
+        f"LLaMAs from scratch; {_join(entry['trials_each'] for entry in entries)} trials per contender, on other data "
+        f"and another seed; eval loss by seed, and the change of its mean; {_machines(runs)}, torch "
+        f"{_join(run['torch'] for run in runs)}."
+    )
+
+
+def _machines(runs: Sequence[Json]) -> str:
+    return _join(f"{run['machine']['processor']}, {run['machine']['cores']} cores" for run in runs)
 
 
 def _summary_row(setting: Json, ranks: int, entry: Json, base: dict[int, Any], other: dict[int, Any]) -> list[str]:
@@ -139,7 +154,7 @@ def _fewer_bytes(entry: Json, ranks: int) -> list[str]:
 
 
 _RATIOS = ("compression_ratio", "compression_ratio_after_warmup")
-_SHORT = {"beta1": "β1", "beta2": "β2", "frozen_beta": "frozen β"}
+_SHORT = {"beta1": "β1", "beta2": "β2"}
 
 
 def _knobs(trial: Json) -> Json:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.quality.protocol import Bench, Reported, chosen, is_tuned, trials_each
+from octavo.bench.quality.protocol import Bench, Reported, chosen, is_tuned, loss, trials_each
 from octavo.bench.quality.runs import Run
 from octavo.bench.quality.settings import CONTENDERS, TRIAL_SHARE, Setting
 
@@ -65,7 +65,8 @@ def _contender(bench: Bench, name: str) -> dict[str, Any]:
 def _run(run: Reported) -> dict[str, Any]:
     outcome = run.outcome
     kept = {name: outcome[name] for name in _KEPT if name in outcome}
-    return {"seed": run.seed, "ranks": run.ranks, "eval_loss": None, **kept, "machine": outcome["machine"]}
+    kept["eval_loss"] = _number(loss(outcome))
+    return {"seed": run.seed, "ranks": run.ranks, **kept, "machine": outcome["machine"]}
 
 
 def _number(loss: float) -> float | None:
