@@ -18,20 +18,36 @@ OCTAVO_RULE constexpr std::uint64_t derive_key(std::uint64_t key, std::uint64_t 
   return x ^ x >> 31;
 }
 
-/// 32 random bits: the integer hash lowbias32 (Wellons 2018) with half of the key added before each multiplication. It
-/// needs 32-bit operations alone, which every instruction set has for whole vectors. Keys are to be made by derive_key.
-OCTAVO_RULE constexpr std::uint32_t random_word(std::uint64_t key, std::uint32_t number) {
-  std::uint32_t x = number + static_cast<std::uint32_t>(key);
+/// The integer hash lowbias32 (Wellons 2018).
+OCTAVO_RULE constexpr std::uint32_t mix(std::uint32_t x) {
   x = (x ^ x >> 16) * 0x7FEB352DU;
-  x = (x ^ x >> 15) + static_cast<std::uint32_t>(key >> 32);
-  x *= 0x846CA68BU;
+  x = (x ^ x >> 15) * 0x846CA68BU;
   return x ^ x >> 16;
 }
 
-/// 16 random bits of an element. Elements 2i and 2i + 1 share word i, in its low and its high half; numbers are taken
-/// modulo 2^33.
+// Elements draw in groups, whose numbers are taken modulo 2^32. A group mixes its number well, once; each of its words
+// then costs a vector four operations, all of 32 bits, which every instruction set has.
+
+inline constexpr std::uint64_t kRandomGroup = 64;                // elements
+inline constexpr std::uint64_t kRandomWords = kRandomGroup / 2;  // of 32 bits
+
+OCTAVO_RULE constexpr std::uint32_t random_base(std::uint64_t key, std::uint64_t group) {
+  return mix(mix(static_cast<std::uint32_t>(group + key)) + static_cast<std::uint32_t>(key >> 32));
+}
+
+/// Word i of a group: uniform, since it is one to one with the base, and uncorrelated with the group's other words.
+OCTAVO_RULE constexpr std::uint32_t random_word(std::uint32_t base, std::uint32_t i) {
+  const std::uint32_t x = base + i * 0x9E3779B9U;
+  return (x ^ x >> 15) * 0x846CA68BU;
+}
+
+/// 16 random bits of an element: element i of a group has the low half of word i, element kRandomWords + i its high
+/// half.
 OCTAVO_RULE constexpr std::uint32_t random_bits(std::uint64_t key, std::uint64_t element) {
-  return random_word(key, static_cast<std::uint32_t>(element / 2)) >> 16 * (element % 2) & 0xFFFFU;
+  const std::uint64_t place = element % kRandomGroup;
+  const std::uint32_t base = random_base(key, element / kRandomGroup);
+  const std::uint32_t word = random_word(base, static_cast<std::uint32_t>(place % kRandomWords));
+  return place < kRandomWords ? word & 0xFFFFU : word >> 16;
 }
 
 }  // namespace octavo::rules

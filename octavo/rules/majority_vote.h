@@ -8,9 +8,9 @@
 /// 0. Mapping either to +1 would push every such parameter the same way.
 ///
 /// A vote takes two bits, up and down alike: the sign bits of a block (rules/sign_bits.h), then for each of its
-/// elements a bit that is 1 where the vote is cast. One bit cannot say three things: whatever a zero votes, another
-/// rank's vote or nothing at all would have to cancel it. A block's scale is 1, or NaN where any of its values is not
-/// finite.
+/// elements a bit that is 1 where the vote is cast. One bit has no third state, and zeros that vote at random would
+/// neither cancel exactly nor leave the other ranks' votes alone. A block's scale is 1, or NaN where any of its values
+/// is not finite.
 namespace octavo::rules {
 
 OCTAVO_RULE bool casts_vote(float value) { return magnitude_bits(value) != 0; }

@@ -30,10 +30,12 @@ auto stream(std::uint64_t key, std::uint64_t offset = 0) {
 /// The bits are a contract: these are what every back end draws.
 TEST(CounterRandom, TheBitsStay) {
   EXPECT_EQ(derive_key(0, 0), 0xE220A8397B1DCDAFU);  // splitmix64's first from seed 0
-  const std::uint64_t key = derive_key(7, 3);
-  EXPECT_EQ(random_word(key, 1), random_bits(key, 2) | random_bits(key, 3) << 16);
-  EXPECT_EQ(random_bits(key, 5), random_bits(key, 5 + (1ULL << 33)));
-  EXPECT_EQ(random_word(0, 1), 0x6C6F4D7AU);
+  EXPECT_EQ(random_base(0x123456789ABCDEF0U, 5), 0xA3E4F837U);
+  EXPECT_EQ(random_word(0xDEADBEEFU, 0), 0xD1BCBABCU);
+  EXPECT_EQ(random_word(0xDEADBEEFU, 31), 0x963662B4U);
+  const std::uint32_t word = random_word(random_base(7, 1), 3);
+  EXPECT_EQ(random_bits(7, 64 + 3), word & 0xFFFFU);
+  EXPECT_EQ(random_bits(7, 64 + 32 + 3), word >> 16);
 }
 
 TEST(CounterRandom, IsUniform) {
@@ -53,7 +55,7 @@ TEST(CounterRandom, IsUniform) {
 
 TEST(CounterRandom, NeighboursAreIndependent) {
   const std::uint64_t key = derive_key(1, 2);
-  for (const std::uint64_t distance : {1, 2, 3, 4, 8, 16, 32, 64, 256, 4096}) {
+  for (const std::uint64_t distance : {1, 2, 3, 4, 8, 16, 31, 32, 33, 63, 64, 128, 4096}) {
     EXPECT_LT(std::abs(correlation(stream(key), stream(key, distance))), 4.5) << "distance " << distance;
   }
 }
@@ -78,14 +80,40 @@ TEST(CounterRandom, AnElementDrawsUniformlyOverSteps) {
   }
 }
 
-TEST(CounterRandom, EveryBitOfTheInputChangesHalfOfTheOutput) {
+TEST(CounterRandom, EveryBitOfTheKeyChangesHalfOfTheBase) {
   for (int bit = 0; bit < 64; ++bit) {
     int changed = 0;
     for (std::uint32_t i = 0; i < 4096; ++i) {
       const std::uint64_t key = derive_key(11, i);
-      changed += std::popcount(random_word(key, i) ^ random_word(key ^ 1ULL << bit, i));
+      changed += std::popcount(random_base(key, i) ^ random_base(key ^ 1ULL << bit, i));
     }
-    EXPECT_NEAR(changed / 4096.0 / 32, 0.5, 0.02) << "bit " << bit << " of the key";
+    EXPECT_NEAR(changed / 4096.0 / 32, 0.5, 0.02) << "bit " << bit;
+  }
+}
+
+/// The words of a group come from one base: whether two elements are rounded up must not hang together, however often
+/// they are.
+TEST(CounterRandom, ElementsOfAGroupAreIndependent) {
+  constexpr std::uint64_t kGroups = 1U << 16;
+  for (const double fraction : {0.02, 0.1, 0.5, 0.9}) {
+    const auto threshold = static_cast<std::uint32_t>(fraction * 65536);
+    std::array<std::array<int, kRandomGroup>, kRandomGroup> both{};
+    for (std::uint64_t group = 0; group < kGroups; ++group) {
+      std::array<std::uint64_t, kRandomGroup> up;
+      std::size_t ups = 0;
+      for (std::uint64_t i = 0; i < kRandomGroup; ++i) {
+        if (random_bits(derive_key(3, 4), kRandomGroup * group + i) < threshold) up[ups++] = i;
+      }
+      for (std::size_t i = 0; i < ups; ++i) {
+        for (std::size_t j = i + 1; j < ups; ++j) ++both[up[i]][up[j]];
+      }
+    }
+    const double expected = fraction * fraction * kGroups, deviation = std::sqrt(expected * (1 - fraction * fraction));
+    for (std::uint64_t i = 0; i < kRandomGroup; ++i) {
+      for (std::uint64_t j = i + 1; j < kRandomGroup; ++j) {
+        EXPECT_NEAR(both[i][j], expected, 5.5 * deviation) << "elements " << i << " and " << j;
+      }
+    }
   }
 }
 

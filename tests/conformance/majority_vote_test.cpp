@@ -23,9 +23,9 @@ TEST(MajorityVote, AZeroOfEitherSignAbstains) {
   const std::vector<float> values = {2, 0.0F, -2, -0.0F, 1e-41F, -1e-41F};
   const std::vector<float> expected = {1, 0, -1, 0, 1, -1};
   Encoded to(1, 2, 0, 0);
-  tested().majority_vote.encode(nullptr, {values.data()}, values.size(), 64, to.payload(), nullptr);
+  tested().majority_vote.encode({}, {values.data()}, values.size(), 64, to.payload(), nullptr);
   std::vector<float> votes(values.size());
-  tested().majority_vote.decode(nullptr, to.payload(), values.size(), 64, Store::assign, votes.data());
+  tested().majority_vote.decode({}, to.payload(), values.size(), 64, Store::assign, votes.data());
   for (std::size_t i = 0; i < values.size(); ++i) {
     EXPECT_EQ(votes[i], expected[i]) << i;
     EXPECT_FALSE(expected[i] == 0 && std::signbit(votes[i])) << i;

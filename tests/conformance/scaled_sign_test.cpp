@@ -34,7 +34,7 @@ TEST(ScaledSign, TheScaleOfAWideBlockIsExact) {
     sum += static_cast<double>(value);
   }
   Encoded to(1, kCodec.code_bytes(kCount), 0, 0);
-  tested().scaled_sign.encode(nullptr, {values.data()}, kCount, kCount, to.payload(), nullptr);
+  tested().scaled_sign.encode({}, {values.data()}, kCount, kCount, to.payload(), nullptr);
   EXPECT_NEAR(static_cast<double>(to.scales.data()[0]) * kCount / sum, 1.0, 2e-7);
 }
 

@@ -5,7 +5,6 @@
 // OCTAVO_FAKE_DEVICES (2), OCTAVO_FAKE_MEMORY_BYTES of each (2 GiB), OCTAVO_FAKE_DELAY_US of each command (500).
 #include <cstring>
 #include <tuple>
-#include <type_traits>
 
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
@@ -81,17 +80,41 @@ const KernelTable& reference() { return backend("reference"); }
 template <auto Get, class Function>
 struct Late;
 template <auto Get, class... Parameters>
-struct Late<Get, void(Queue, Parameters...)> {
+struct Late<Get, void (*)(Queue, Parameters...)> {
   static void run(Queue queue, Parameters... arguments) { enqueue(Get(), queue, arguments...); }
 };
-template <auto Get>
-constexpr auto* late = Late<Get, std::remove_pointer_t<decltype(Get())>>::run;
 
 template <auto Entry>
-constexpr auto* late_entry = late<[] { return reference().*Entry; }>;
+constexpr auto late() {
+  constexpr auto get = [] { return reference().*Entry; };
+  return Late<get, decltype(get())>::run;
+}
 template <auto Codec>
-constexpr CodecKernels late_codec = {late<[] { return (reference().*Codec).encode; }>,
-                                     late<[] { return (reference().*Codec).decode; }>};
+constexpr EncodeKernel* late_encode() {
+  constexpr auto get = [] { return (reference().*Codec).encode; };
+  return Late<get, EncodeKernel*>::run;
+}
+template <auto Codec>
+constexpr DecodeKernel* late_decode() {
+  constexpr auto get = [] { return (reference().*Codec).decode; };
+  return Late<get, DecodeKernel*>::run;
+}
+
+constexpr auto pack_sign_bits = late<&KernelTable::pack_sign_bits>();
+constexpr auto unpack_sign_bits = late<&KernelTable::unpack_sign_bits>();
+constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
+constexpr auto adamw = late<&KernelTable::adamw>();
+constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();
+constexpr auto encode_fp32 = late_encode<&KernelTable::fp32>();
+constexpr auto encode_bf16 = late_encode<&KernelTable::bf16>();
+constexpr auto encode_scaled_sign = late_encode<&KernelTable::scaled_sign>();
+constexpr auto encode_majority_vote = late_encode<&KernelTable::majority_vote>();
+constexpr auto encode_int4 = late_encode<&KernelTable::int4>();
+constexpr auto decode_fp32 = late_decode<&KernelTable::fp32>();
+constexpr auto decode_bf16 = late_decode<&KernelTable::bf16>();
+constexpr auto decode_scaled_sign = late_decode<&KernelTable::scaled_sign>();
+constexpr auto decode_majority_vote = late_decode<&KernelTable::majority_vote>();
+constexpr auto decode_int4 = late_decode<&KernelTable::int4>();
 
 // ---- devices, queues and events
 
@@ -192,16 +215,7 @@ const DeviceRuntime runtime = {
 const KernelTable table = {
     .name = "fake",
     .runtime = &runtime,
-    .pack_sign_bits = late_entry<&KernelTable::pack_sign_bits>,
-    .unpack_sign_bits = late_entry<&KernelTable::unpack_sign_bits>,
-    .fp32 = late_codec<&KernelTable::fp32>,
-    .bf16 = late_codec<&KernelTable::bf16>,
-    .scaled_sign = late_codec<&KernelTable::scaled_sign>,
-    .majority_vote = late_codec<&KernelTable::majority_vote>,
-    .int4 = late_codec<&KernelTable::int4>,
-    .chunk_powers = late_entry<&KernelTable::chunk_powers>,
-    .adamw = late_entry<&KernelTable::adamw>,
-    .frozen_adamw = late_entry<&KernelTable::frozen_adamw>,
+#include "octavo/kernels/entries.inc"
 };
 
 }  // namespace

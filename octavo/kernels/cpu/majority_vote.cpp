@@ -29,16 +29,18 @@ OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t siz
   std::uint8_t* positive = codes;
   std::uint8_t* cast = positive + rules::packed_sign_bytes(size);
   for_each_group(size, [&](std::uint64_t i, auto count) {
-    float values[kGroup], left[kGroup];
+    float values[kGroup];
     std::uint32_t abstentions[kGroup];
     for (std::uint64_t j = 0; j < count; ++j) {
       values[j] = value(first + i + j);
       abstentions[j] = rules::magnitude_bits(values[j]) - 1;  // its highest bit is set for a zero alone
-      left[j] = finite ? values[j] - rules::vote(values[j]) : 0.0F;
     }
     pack_signs(values, count, positive + i / 8);
     pack_signs(abstentions, count, cast + i / 8);
-    if (next) store_residual(Store::assign, value.in, first + i, left, count, next);
+    if (!next) return;
+    float left[kGroup];
+    for (std::uint64_t j = 0; j < count; ++j) left[j] = finite ? values[j] - rules::vote(values[j]) : 0.0F;
+    store_residual(Store::assign, value.in, first + i, left, count, next);
   });
   return scale;
 }

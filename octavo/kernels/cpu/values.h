@@ -77,26 +77,32 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
   }
 }
 
-/// bits[i] = rules::random_bits(key, first + i), for a group. A word is hashed once for its two elements.
-OCTAVO_INLINE void draw_group(std::uint64_t key, std::uint64_t first, std::uint16_t* bits) {
-  if (first % 2 != 0) {
-    for (std::uint64_t i = 0; i < kGroup; ++i) bits[i] = static_cast<std::uint16_t>(rules::random_bits(key, first + i));
-    return;
+static_assert(kGroup == rules::kRandomGroup);
+
+/// The residuals of a whole group whose numbers begin at a multiple of kGroup, as nearly all do: a word serves two.
+OCTAVO_INLINE void round_group(std::uint64_t key, std::uint64_t first, const float* left_over,
+                               rules::Residual* rounded) {
+  const std::uint32_t base = rules::random_base(key, first / kGroup);
+  for (std::uint32_t i = 0; i < rules::kRandomWords; ++i) {
+    const std::uint32_t word = rules::random_word(base, i);
+    rounded[i] = rules::to_residual(left_over[i], word & 0xFFFFU);
+    rounded[rules::kRandomWords + i] = rules::to_residual(left_over[rules::kRandomWords + i], word >> 16);
   }
-  const auto number = static_cast<std::uint32_t>(first / 2);
-  std::uint32_t words[kGroup / 2];
-  for (std::uint32_t i = 0; i < kGroup / 2; ++i) words[i] = rules::random_word(key, number + i);
-  std::memcpy(bits, words, sizeof words);  // little-endian: the low half is first
 }
 
 /// Keeps what the codes of up to a group of the input leave over, from element `first` on; where `how` is uncached,
 /// around the caches.
 OCTAVO_INLINE void store_residual(Store how, const EncodeInput& in, std::uint64_t first, const float* left_over,
                                   std::uint64_t count, rules::Residual* next) {
-  std::uint16_t random[kGroup];
-  draw_group(in.rounding_key, in.first + first, random);
+  const std::uint64_t number = in.first + first;
   rules::Residual rounded[kGroup];
-  for (std::uint64_t i = 0; i < count; ++i) rounded[i] = rules::to_residual(left_over[i], random[i]);
+  if (count == kGroup && number % kGroup == 0) {
+    round_group(in.rounding_key, number, left_over, rounded);
+  } else {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      rounded[i] = rules::to_residual(left_over[i], rules::random_bits(in.rounding_key, number + i));
+    }
+  }
   if (how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next + first);
   std::memcpy(next + first, rounded, count * sizeof *rounded);
 }
@@ -108,7 +114,9 @@ OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t coun
 }
 
 /// How a kernel writes `count` values that nobody reads soon.
-OCTAVO_INLINE Store choose_store(std::uint64_t count) { return count >= kStreamCount ? Store::uncached : Store::assign; }
+OCTAVO_INLINE Store choose_store(std::uint64_t count) {
+  return count >= kStreamCount ? Store::uncached : Store::assign;
+}
 
 /// How it keeps `count` residuals. They are read a whole step later, when no cache remembers them: small ones, which
 /// are parts of large ones, go around the caches too.

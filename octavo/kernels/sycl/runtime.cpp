@@ -102,7 +102,7 @@ void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
 
 }  // namespace
 
-const DeviceRuntime runtime = {
+constinit const DeviceRuntime runtime = {
     .device_count = device_count,
     .facts = facts,
     .free_bytes = free_bytes,
