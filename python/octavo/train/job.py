@@ -186,9 +186,9 @@ def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
     begin = f"resuming after step {run.step}" if run.step else "starting"
     if run.found and run.found.world_size != run.world.size:
-        begin += f" of {run.found.world_size} ranks"
+        begin += f", saved by {run.found.world_size} ranks"
     if run.found and run.found.world_size != run.world.size:
-        begin += f" of {run.found.world_size} ranks"
+        begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
         f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}"
