@@ -1,19 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/device/accelerator.h"
-#include "octavo/device/accelerator/cpu.h"
-#include "octavo/device/accelerator/cuda.h"
-#include "octavo/device/accelerator/sycl.h"
-#include "octavo/device/accelerator/xpu.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/device/host_memory.h"
 #include "octavo/device/huge_pages.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"
-#include "octavo/device/sycl/device.h"
 #include "octavo/device/sycl/devices.h"
-#include "octavo/device/sycl/empty_of_kind.h"
-#include "octavo/device/sycl/memory_limit.h"
+#include "octavo/device/sycl/memory.h"
+#include "octavo/device/sycl/registration.h"
 #include "octavo/device/sycl_kernel.h"

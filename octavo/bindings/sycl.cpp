@@ -4,12 +4,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "octavo/comm/host_backend.h"
-#include "octavo/device/sycl/device.h"
 #include "octavo/device/sycl/devices.h"
-#include "octavo/device/sycl/empty_of_kind.h"
 #include "octavo/device/sycl/generator.h"
-#include "octavo/device/sycl/host_access.h"
-#include "octavo/device/sycl/memory_limit.h"
+#include "octavo/device/sycl/memory.h"
+#include "octavo/device/sycl/registration.h"
+#include "octavo/device/sycl/twins.h"
 #include "octavo/device/sycl_kernel.h"
 
 namespace py = pybind11;

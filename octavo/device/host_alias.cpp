@@ -2,7 +2,6 @@
 #include "octavo/device/host_alias.h"
 
 #include "octavo/device/dispatch.h"
-#include "octavo/device/sycl/host_access.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/device/sycl/twins.h"
 #include "octavo/kernels/error.h"

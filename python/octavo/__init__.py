@@ -8,6 +8,10 @@
 
 import torch  # loads the libraries that _C links; _C then registers torch.ops.octavo
 
+from octavo.version import __version__, cmake_dir, require_built_torch
+
+require_built_torch(torch.__version__)
+
 from octavo import _C as _C
 from octavo import optim as optim
 from octavo import sycl as sycl
@@ -18,7 +22,6 @@ from octavo.ddp import Handle, compress
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
 from octavo.sycl_kernel import SyclKernel
-from octavo.version import __version__, cmake_dir
 
 __all__ = [
     "CompressedGradientAccumulator",

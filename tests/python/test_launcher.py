@@ -19,7 +19,7 @@ from octavo.train.config import TrainConfig, usable_cores
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK
 from octavo.train.launch import launcher
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.ranks]
 
 
 @pytest.fixture

@@ -57,7 +57,9 @@ def test_sizes(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(train_tokenizer(corpus, 300)) == 300
     assert len(train_tokenizer(small("a", "b"))) < 300, "two letters do not fill a vocabulary"
     assert len(train_tokenizer(small("a", "b"), MIN_VOCAB_SIZE)) == MIN_VOCAB_SIZE
-    with pytest.raises(ValueError, match=r"\[train.tokenizer\] expected a vocabulary of 262 or more, got 261"):
+    with pytest.raises(
+        ValueError, match=r"\[train.tokenizer\] a vocabulary of 261 tokens is too small; it needs at least 262"
+    ):
         train_tokenizer(corpus, 261)
 
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <ATen/EmptyTensor.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/copy_native.h>
 #include <ATen/ops/copy_ops.h>
+#include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
 
-#include "octavo/device/sycl/host_access.h"
+#include "octavo/device/sycl/allocators.h"
 #include "octavo/device/sycl/operators.h"
-#include "octavo/device/sycl/pinned.h"
-#include "octavo/device/sycl/staging.h"
 #include "octavo/device/sycl/streams.h"
 #include "octavo/device/sycl/twins.h"
 
@@ -19,6 +19,8 @@ namespace {
 bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
 
 bool is_private(const at::Tensor& tensor) { return is_ours(tensor) && !host_reads(tensor.storage()); }
+
+// ---- by the queue
 
 /// Whether the queue can copy: the same bytes in the same order, in memory that stays where it is.
 bool can_enqueue(const at::Tensor& to, const at::Tensor& from) {
@@ -45,6 +47,8 @@ void enqueue(at::Tensor& to, const at::Tensor& from, bool is_waited_for) {
   keep_for(from, stream);
 }
 
+// ---- by the host
+
 /// On the CPU, over the same memory, after what the streams have to do.
 void copy_by_host(const at::Tensor& to, const at::Tensor& from) {
   Twins twins(0);  // no results: which device does not matter
@@ -59,7 +63,40 @@ void copy_by_host(const at::Tensor& to, const at::Tensor& from) {
   at::_ops::copy_::redispatch(c10::DispatchKeySet(c10::DispatchKey::CPU), target, source, /*non_blocking=*/false);
 }
 
-/// The same where the host cannot read one of them, or both.
+// ---- by staging: through page-locked memory of the host, where the host cannot read the device's
+
+void transfer(c10::DeviceIndex device, void* to, const void* from, std::uint64_t bytes) {
+  const Queue queue = queue_of(current_stream(device));
+  runtime().copy(queue, to, from, bytes);
+  runtime().wait(queue);
+}
+
+/// An uninitialized CPU tensor in page-locked memory with a tensor's dtype, sizes, strides and flags; its storage
+/// covers what lies from the tensor's first element to its last.
+at::Tensor staging_for(const at::Tensor& tensor) {
+  const c10::OptionalDeviceGuard guard(tensor.device());  // whose driver knows the memory as page-locked
+  at::Tensor staged =
+      at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), &pinned_allocator(),
+                                        c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.scalar_type());
+  staged._set_conj(tensor.is_conj());
+  staged._set_neg(tensor.is_neg());
+  return staged;
+}
+
+/// The same with the tensor's bytes, those between its elements too. Returns when they are there.
+at::Tensor download(const at::Tensor& tensor) {
+  at::Tensor staged = staging_for(tensor);
+  transfer(tensor.device().index(), staged.mutable_data_ptr(), tensor.const_data_ptr(), staged.storage().nbytes());
+  return staged;
+}
+
+/// The way back, of the whole storage of `staged`: what was written between the tensor's elements since its download is
+/// overwritten. Returns when it is done.
+void upload(const at::Tensor& staged, const at::Tensor& tensor) {
+  transfer(tensor.device().index(), tensor.mutable_data_ptr(), staged.const_data_ptr(), staged.storage().nbytes());
+}
+
+/// As copy_by_host where the host cannot read one of them, or both.
 void copy_by_staging(const at::Tensor& to, const at::Tensor& from) {
   at::assert_no_internal_overlap(to);  // as the host's copy does, which sees no two tensors of one memory here
   at::assert_no_partial_overlap(to, from);
@@ -69,6 +106,8 @@ void copy_by_staging(const at::Tensor& to, const at::Tensor& from) {
   copy_by_host(target, source);
   upload(target, to);
 }
+
+// ---- the operator
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   if (self.is_same(source) || self.numel() == 0) return self;

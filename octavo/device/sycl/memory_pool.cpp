@@ -4,16 +4,34 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
 #include <pthread.h>
 #include <utility>
 
 #include "octavo/device/sycl/streams.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo::sycl_device {
 
 namespace {
 
 constexpr std::uint64_t kAlignment = 64;  // of torch's CPU tensors
+constexpr const char* kLimitVariable = "OCTAVO_SYCL_MEMORY_BYTES";
+
+std::optional<std::uint64_t> limit_of_environment() {
+  const char* text = std::getenv(kLimitVariable);
+  if (text == nullptr || *text == 0) return std::nullopt;
+  std::uint64_t bytes = 0;
+  const char* end = text + std::strlen(text);
+  const auto [stop, error] = std::from_chars(text, end, bytes);
+  if (error != std::errc() || stop != end) {
+    fail(ErrorCode::invalid_argument, "device.sycl", "expected a number of bytes in ", kLimitVariable, ", got '", text,
+         "'");
+  }
+  return bytes;
+}
 
 }  // namespace
 
@@ -22,11 +40,13 @@ MemoryPool& MemoryPool::instance() {
   return *pool;
 }
 
-MemoryPool::MemoryPool() {
+MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
   // a child frees tensors too, and no other thread is there to unlock
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                  [] { instance().mutex_.unlock(); });
 }
+
+// ---- allocating and freeing
 
 void* MemoryPool::allocate(c10::DeviceIndex device, MemoryKind kind, std::uint64_t bytes, c10::StreamId stream) {
   const std::lock_guard lock(mutex_);
@@ -62,7 +82,7 @@ void* MemoryPool::reserve(const Block& block) {
 void MemoryPool::refuse(const Block& block) {
   MemoryFigures& figures = figures_[block.place()];
   ++figures.refusals;
-  const auto limit = capacity_.limit(block.device);
+  const auto limit = limit_of(block.device);
   const auto allocated = figures.allocated.bytes.current;
   const auto cached = figures.reserved.bytes.current - figures.active.bytes.current;
   const bool host = block.kind == MemoryKind::host;
@@ -92,6 +112,8 @@ bool MemoryPool::free(void* memory) noexcept {
   return true;
 }
 
+// ---- the cache
+
 void MemoryPool::keep(void* memory, const Block& block) {
   cached_.keep(memory, block);
   figures_[block.place()].active.remove(block.size);
@@ -117,6 +139,8 @@ void MemoryPool::empty_cache(c10::DeviceIndex device, bool host) {
   release_cached({device, host});
 }
 
+// ---- of memory in use
+
 std::optional<MemoryKind> MemoryPool::kind_of(const void* memory) {
   const std::lock_guard lock(mutex_);
   const auto found = used_.find(memory);
@@ -139,6 +163,8 @@ void MemoryPool::use_on(void* memory, c10::Stream stream) {
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
 
+// ---- figures and limits
+
 MemoryFigures MemoryPool::figures(c10::DeviceIndex device, bool host) {
   const std::lock_guard lock(mutex_);
   keep_what_is_done();
@@ -157,17 +183,17 @@ void MemoryPool::reset_sums(c10::DeviceIndex device, bool host) {
 
 void MemoryPool::set_limit(c10::DeviceIndex device, std::optional<std::uint64_t> bytes) {
   const std::lock_guard lock(mutex_);
-  capacity_.set_limit(device, bytes);
+  set_limits_[device] = bytes;
 }
 
 std::optional<std::uint64_t> MemoryPool::limit(c10::DeviceIndex device) {
   const std::lock_guard lock(mutex_);
-  return capacity_.limit(device);
+  return limit_of(device);
 }
 
 std::uint64_t MemoryPool::total_bytes(c10::DeviceIndex device) {
   const std::lock_guard lock(mutex_);
-  return capacity_.total_bytes(device);
+  return total_of(device);
 }
 
 std::uint64_t MemoryPool::free_bytes(c10::DeviceIndex device) {
@@ -175,8 +201,18 @@ std::uint64_t MemoryPool::free_bytes(c10::DeviceIndex device) {
   return free_of(device);
 }
 
+std::optional<std::uint64_t> MemoryPool::limit_of(c10::DeviceIndex device) const {
+  const auto found = set_limits_.find(device);
+  return found != set_limits_.end() ? found->second : first_limit_;
+}
+
+std::uint64_t MemoryPool::total_of(c10::DeviceIndex device) const {
+  const std::uint64_t there = runtime().facts(device).total_bytes;
+  return std::min(limit_of(device).value_or(there), there);
+}
+
 std::uint64_t MemoryPool::unreserved(c10::DeviceIndex device) {
-  const std::uint64_t total = capacity_.total_bytes(device);
+  const std::uint64_t total = total_of(device);
   const auto reserved = figures_[{device, /*host=*/false}].reserved.bytes.current;
   return total - std::min<std::uint64_t>(total, reserved);
 }

@@ -7,10 +7,8 @@
 #include <optional>
 #include <unordered_map>
 
-#include "octavo/device/sycl/block_cache.h"
-#include "octavo/device/sycl/capacity.h"
+#include "octavo/device/sycl/memory_blocks.h"
 #include "octavo/device/sycl/memory_figures.h"
-#include "octavo/device/sycl/pending_blocks.h"
 
 namespace octavo::sycl_device {
 
@@ -55,6 +53,9 @@ class MemoryPool {
 
  private:
   MemoryPool();
+  // The same without the lock, which the caller holds.
+  std::optional<std::uint64_t> limit_of(c10::DeviceIndex) const;
+  std::uint64_t total_of(c10::DeviceIndex) const;
   std::uint64_t unreserved(c10::DeviceIndex);
   std::uint64_t free_of(c10::DeviceIndex);
   void* reserve(const Block&);
@@ -68,7 +69,8 @@ class MemoryPool {
   BlockCache cached_;
   PendingBlocks pending_;
   std::map<Place, MemoryFigures> figures_;
-  Capacity capacity_;
+  const std::optional<std::uint64_t> first_limit_;                       // of every device at the start
+  std::map<c10::DeviceIndex, std::optional<std::uint64_t>> set_limits_;  // by set_limit
 };
 
 }  // namespace octavo::sycl_device

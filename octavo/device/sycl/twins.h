@@ -2,11 +2,45 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
-#include "octavo/device/sycl/twin_storages.h"
+#include "octavo/export.h"
 
+/// Tensors of the device as CPU tensors over the same memory, their twins, for code that works on the CPU.
 namespace octavo::sycl_device {
+
+/// Whether the host reads and writes memory where it lies: all but that of kind `device` on a GPU. Thread-safe.
+bool host_reads(const c10::Storage&);
+
+/// Whether the devices are the host's own processor. Throws Error unsupported where SYCL is missing.
+bool kernels_run_on_host();
+
+/// From now on the CPU device is worked with as if it were a GPU: memory of kind `device` is its own, and gradients are
+/// encoded by its kernels. For tests, which otherwise would need one. Process-wide.
+OCTAVO_API void act_as_gpu(bool is_gpu) noexcept;
+
+/// The memory of the tensors of one call: storages of the device as CPU storages over the same memory, and the way
+/// back.
+class TwinStorages {
+ public:
+  explicit TwinStorages(c10::DeviceIndex device) : device_(device) {}
+
+  /// The same for the same storage; holds it. Throws Error unsupported for memory that the host cannot read.
+  c10::Storage twin_of(const c10::Storage& original);
+  /// The original of a twin, whose memory it gets where a kernel has given the twin another (resize_, out=). A storage
+  /// in device memory (OnDeviceMemory) becomes the device's own; nothing for one that lies elsewhere.
+  c10::Storage original_of(const c10::Storage& twin);
+
+ private:
+  struct Shared {
+    c10::Storage original, twin;
+  };
+  void update(const Shared&) const;
+
+  c10::DeviceIndex device_;
+  c10::SmallVector<Shared, 6> all_;
+};
 
 /// The tensors of one call, strided or sparse COO, as CPU tensors over the same memory, and the way back. Tensors that
 /// share a storage on the device share one here; nothing is copied. Made for one call on one thread; the caller has

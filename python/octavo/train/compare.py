@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo train --compare dense,sign+ef`: the same run once a plan, then one picture and one table."""
+"""`octavo train --compare dense,sign+ef`: the same run with each plan, then one plot and one table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
             console.rule(plan)
         leg = dataclasses.replace(config.for_plan(plan), precision=precision)
         summaries[plan], logs[plan] = run_job(leg, world, console), Path(leg.out) / METRICS
-        precision = summaries[plan]["precision"]  # measured at most once: the plans must differ in nothing else
+        precision = summaries[plan]["precision"]  # chosen once: the plans must differ in nothing else
     if world.is_main:
         runs = {plan: read_metrics(path) for plan, path in logs.items()}
         plots.plot_comparison(runs, Path(config.out) / PLOT)
@@ -51,7 +51,7 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=title)
     for heading in ("plan", "optimizer"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("eval loss", "change", "exact", "sent a step", "ratio", "ms a step"):
+    for heading in ("eval loss", "change", "exact", "sent per step", "ratio", "ms per step"):
         table.add_column(heading, justify="right")
     for plan, summary in summaries.items():
         exact, ratio = summary["accuracy"], summary["compression_ratio"]

@@ -39,9 +39,9 @@ class Engine:
     precision: str
     device: torch.device
 
-    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The mean loss of a batch, which is moved to the device, with a graph for backward."""
-        return _loss(self.ddp, batch, self.precision, self.device)
+    def loss(self, batch: dict[str, torch.Tensor], tokens: float) -> torch.Tensor:
+        """The losses of the batch's answer tokens, summed and divided by `tokens`, with a graph for backward."""
+        return _loss(self.ddp, batch, tokens, self.precision, self.device)
 
 
 def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
@@ -64,17 +64,18 @@ def build_engine(
     chosen = kept or _choose_precision(config, world, model)
     if resumed:
         _rehearse(ddp, data, chosen, device)
-    handle = world.agree(lambda: octavo.compress(ddp, config.plan, timeout_s=config.timeout_s))
-    optimizer = world.agree(lambda: build_optimizer(config, model, handle))
+    optimizer = world.agree(lambda: build_optimizer(config, model))
+    onebit = optimizer if isinstance(optimizer, octavo.optim.OneBitAdamW) else None
+    handle = world.agree(lambda: octavo.compress(ddp, config.plan, optimizer=onebit, timeout_s=config.timeout_s))
     return Engine(model, ddp, handle, optimizer, chosen, device)
 
 
 def _loss(
-    ddp: DistributedDataParallel, batch: dict[str, torch.Tensor], kind: str, device: torch.device
+    ddp: DistributedDataParallel, batch: dict[str, torch.Tensor], tokens: float, kind: str, device: torch.device
 ) -> torch.Tensor:
     moved = {name: value.to(device) for name, value in batch.items()}
     with _autocast(kind, device):
-        return ddp(**moved, use_cache=False).loss
+        return ddp(**moved, use_cache=False, num_items_in_batch=tokens).loss
 
 
 def _choose_precision(config: TrainConfig, world: World, model: LlamaForCausalLM) -> str:
@@ -92,7 +93,7 @@ def _rehearse(ddp: DistributedDataParallel, data: Data, kind: str, device: torch
     """
     forked = [] if device.type == "cpu" else [device.index]
     with torch.random.fork_rng(devices=forked, device_type=device.type):
-        loss = _loss(ddp, data.train.batch(0), kind, device)
+        loss = _loss(ddp, data.train.batch(0), 1.0, kind, device)
     loss.backward()
     ddp.zero_grad(set_to_none=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from octavo.train import evaluate
+from octavo.train import device, evaluate
 from octavo.train.checkpoint import durable_files, restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
@@ -72,7 +72,7 @@ def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[
 
 @contextmanager
 def _locked(out: Path, world: World) -> Iterator[Disk]:
-    """The disks that hold `out`; one rank of each keeps other runs out of it."""
+    """The disks that hold `out`; one rank per disk locks it against other runs."""
     disk = find_disk(world, out)
     lock = world.agree(lambda: run_folder.lock(out) if disk.is_leader else None)
     try:
@@ -86,7 +86,7 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
     finished = _finished_summary(run)
     if finished is not None:
         if console:
-            console.print(f"finished already, after {run.config.steps} steps: --fresh starts over", soft_wrap=True)
+            console.print(f"this run was finished after {run.config.steps} steps; --fresh starts over", soft_wrap=True)
             tables.print_summary(console, finished, run.out)
         return finished
     trainer = _start(run, model)
@@ -139,7 +139,7 @@ def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
 
 
 def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
-    """Makes the steps that are left, with their lines, evaluations and checkpoints."""
+    """Makes the remaining steps, with their metrics, evaluations and checkpoints."""
     config, world, totals = run.config, run.world, trainer.totals
     log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
     writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.fingerprint(run.identity), totals.step)
@@ -184,14 +184,14 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
 
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
+    where = device.describe(trainer.engine.device, config.device)
     begin = f"resuming after step {run.step}" if run.step else "starting"
-    if run.found and run.found.world_size != run.world.size:
-        begin += f", saved by {run.found.world_size} ranks"
     if run.found and run.found.world_size != run.world.size:
         begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}"
+        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.plan}, "
+        f"{config.optimizer_name}"
     )
 
 

@@ -20,13 +20,13 @@ from octavo.train.data.training_data import Data
 from octavo.train.engine import Engine
 from octavo.train.errors import JobError
 from octavo.train.launch.world import World
-from octavo.train.optimizer import learning_rate, set_learning_rate
+from octavo.train.optimizer import clip_gradient, learning_rate, optimizer_options, set_learning_rate
 from octavo.train.report.metrics import Totals
 
 EVAL_ROWS = 128
 EXACT_ITEMS = 128
 MOST_SKIPPED = 20
-"""So many non-finite steps in a row are no accident: the run has diverged."""
+"""After so many non-finite steps in a row the run has diverged."""
 
 
 @dataclass
@@ -43,16 +43,16 @@ class Trainer:
         self._seen = dict(self.engine.handle.stats())
 
     def step(self) -> dict[str, Any]:
-        """Makes the next step; returns its line for metrics.jsonl. Raises JobError on divergence."""
+        """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
         start, step = time.perf_counter(), self.totals.step + 1
         rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.lr)
         set_learning_rate(self.engine.optimizer, rate)
         loss = self.world.mean(self._backward(step))
         skipped = not self._gradient_is_finite()
-        if not skipped:
-            self.engine.optimizer.step()
+        norm = None if skipped else self._update()
         self.engine.optimizer.zero_grad(set_to_none=True)
-        return self._account(step, loss, rate, skipped, time.perf_counter() - start)
+        record = self._account(step, loss, rate, skipped, time.perf_counter() - start)
+        return record if norm is None else {**record, "grad_norm": norm}
 
     def evaluate(self) -> float:
         """The mean loss over the held-out rows, each rank having done its share of them."""
@@ -73,17 +73,30 @@ class Trainer:
         return right / count
 
     def _backward(self, step: int) -> float:
-        """Forward and backward of all micro-steps, the last of which sends. Returns this rank's loss."""
+        """Forward and backward of all micro-batches, the last of which sends. Returns this rank's part of the loss.
+
+        Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
+        DDP averages over ranks what each has summed over its tokens and divided by the mean number of tokens per rank.
+        """
         ddp, parts = self.engine.ddp, self.config.grad_accum
+        tokens_per_rank = self.data.train.answer_tokens(step - 1, self.world.size) / self.world.size
         total = 0.0
         for micro in range(parts):
             batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
             waits = ddp.no_sync() if micro + 1 < parts else contextlib.nullcontext()
             with waits:
-                loss = self.engine.loss(batch) / parts
+                loss = self.engine.loss(batch, tokens_per_rank)
                 loss.backward()
             total += loss.item()
         return total
+
+    def _update(self) -> float | None:
+        """Clips the gradient where asked to, then updates the parameters. Returns the norm before clipping."""
+        config, engine, norm = self.config, self.engine, None
+        if config.clip_norm is not None:
+            norm = clip_gradient(engine.optimizer, engine.model.parameters(), config.clip_norm)
+        engine.optimizer.step()
+        return norm
 
     def _gradient_is_finite(self) -> bool:
         # The reduced gradients are the same bits on every rank, so the ranks agree without another message.
@@ -91,7 +104,7 @@ class Trainer:
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)))
 
     def _account(self, step: int, loss: float, rate: float, skipped: bool, seconds: float) -> dict[str, Any]:
-        """Adds a step to the totals and makes its line."""
+        """Adds a step to the totals and makes its record."""
         totals, stats = self.totals, dict(self.engine.handle.stats())
         wire = stats["wire_bytes"] - self._seen["wire_bytes"]
         dense = stats["dense_bytes"] - self._seen["dense_bytes"]
@@ -102,13 +115,13 @@ class Trainer:
         self._stop_if_diverged()
         record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)
         sent = dict(wire_bytes=wire, dense_bytes=dense, wire_bytes_total=totals.wire_bytes)
-        return {**record, **sent, "skipped": skipped}
+        return {**record, **optimizer_options(self.config), **sent, "skipped": skipped}
 
     def _stop_if_diverged(self) -> None:
         if self.totals.skipped_in_a_row >= MOST_SKIPPED:
             raise JobError(
-                f"[train.trainer] expected finite gradients, got none in the last {MOST_SKIPPED} steps "
-                f"(step {self.totals.step}): try a smaller --lr"
+                f"[train.trainer] none of the last {MOST_SKIPPED} steps, up to step {self.totals.step}, had a finite "
+                f"gradient: the run has diverged; try a smaller --lr or --clip-norm 1"
             )
 
 

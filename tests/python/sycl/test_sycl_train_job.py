@@ -10,6 +10,8 @@ from train_runs import nano_config, read_curve, run_octavo
 
 from octavo.train.config import TrainConfig
 
+pytestmark = pytest.mark.ranks
+
 
 def summary(config: TrainConfig) -> dict:
     return json.loads((Path(config.out) / "summary.json").read_text())

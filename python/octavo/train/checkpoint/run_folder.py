@@ -34,7 +34,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     within the current epoch some rows come twice and others not at all.
     """
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    options["optimizer"] = config.optimizer_name
+    options["optimizer"], options["beta1"] = config.optimizer_name, config.resolved_beta1
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     if config.model.endswith(".json"):
         options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"

@@ -7,6 +7,7 @@ which step is a pure function of the arguments: a resumed run goes on with the v
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from octavo.train.data.dataset import Example
 from octavo.train.data.rng import Rng
-from octavo.train.data.tokenizer import answer, prompt, token_ids
+from octavo.train.data.tokenizer import rounds, token_ids
 
 IGNORE = -100
 """The label that transformers' loss leaves out."""
@@ -28,7 +29,7 @@ Sample = tuple[list[int], list[int]]
 class Batches:
     """The rows of one split. Packing happens once, here; `batch` only picks rows.
 
-    `seq_len` is in tokens, `batch_size` in rows a rank and micro-step, `grad_accum` in micro-steps a step.
+    `seq_len` is in tokens, `batch_size` in rows per rank and micro-step, `grad_accum` in micro-steps per step.
     Raises ValueError for an empty split or sizes that hold no sample.
     """
 
@@ -44,11 +45,11 @@ class Batches:
     ) -> None:
         if seq_len < 4 or batch_size < 1 or grad_accum < 1:
             raise ValueError(
-                "[train.batches] expected seq_len of at least 4, batch_size and grad_accum of at least 1, "
-                f"got {seq_len}, {batch_size} and {grad_accum}"
+                f"[train.batches] seq_len must be at least 4 and batch_size and grad_accum at least 1, "
+                f"not {seq_len}, {batch_size} and {grad_accum}"
             )
         if not examples:
-            raise ValueError("[train.batches] expected at least one example, got none")
+            raise ValueError("[train.batches] there are no examples; at least one is needed")
         self.batch_size, self.grad_accum, self.seed = batch_size, grad_accum, seed
         samples = encode(examples, tokenizer, seq_len)
         order = Rng("pack", seed).permutation(len(samples))
@@ -75,20 +76,29 @@ class Batches:
         """
         if not (step >= 0 and 0 <= micro_step < self.grad_accum and 0 <= rank < world_size):
             raise ValueError(
-                f"[train.batches] expected micro_step below {self.grad_accum} and rank below {world_size}, "
-                f"got step {step}, micro_step {micro_step}, rank {rank}"
+                f"[train.batches] there is no step {step}, micro_step {micro_step}, rank {rank}: steps begin at 0, "
+                f"micro_step is below {self.grad_accum}, rank below {world_size}"
             )
         step_rows = self.grad_accum * world_size * self.batch_size
-        epoch, turn = divmod(step, max(1, len(self) // step_rows))
-        first = turn * step_rows + (micro_step * world_size + rank) * self.batch_size
-        order = self._order(epoch)
-        return self._rows.batch([order[i % len(self)] for i in range(first, first + self.batch_size)])
+        first = (micro_step * world_size + rank) * self.batch_size
+        return self._rows.batch(self._step_rows(step, first, self.batch_size, step_rows))
+
+    def answer_tokens(self, step: int, world_size: int = 1) -> int:
+        """How many tokens the loss of a step is over, those of all ranks and micro-batches together."""
+        step_rows = self.grad_accum * world_size * self.batch_size
+        return self._rows.answer_tokens(self._step_rows(step, 0, step_rows, step_rows))
 
     def in_order(self, max_rows: int | None = None) -> Iterator[dict[str, Tensor]]:
         """The rows as they were packed, each once and at most `max_rows`, in batches of the same form."""
         count = len(self) if max_rows is None else min(max_rows, len(self))
         for start in range(0, count, self.batch_size):
             yield self._rows.batch(list(range(start, min(start + self.batch_size, count))))
+
+    def _step_rows(self, step: int, first: int, count: int, step_rows: int) -> list[int]:
+        """`count` rows from the `first` on, of the `step_rows` that a step takes."""
+        epoch, turn = divmod(step, max(1, len(self) // step_rows))
+        order, start = self._order(epoch), turn * step_rows + first
+        return [order[i % len(self)] for i in range(start, start + count)]
 
 
 class _Table:
@@ -100,6 +110,10 @@ class _Table:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def answer_tokens(self, indices: list[int]) -> int:
+        """The tokens in the loss of these rows: the first of a row is nobody's prediction."""
+        return int((self._rows[indices, 1, 1:] != IGNORE).sum())
 
     def batch(self, indices: list[int]) -> dict[str, Tensor]:
         ids, labels, positions, parts = self._rows[indices].long().unbind(1)
@@ -131,30 +145,36 @@ def _row(samples: list[Sample], seq_len: int, pad_id: int) -> Tensor:
 def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> list[Sample]:
     """The samples, each of 2 to `seq_len` tokens with at least one in the loss.
 
-    The loss is on an answer and its <eos>, or on the whole of a plain text, every token once. A question that
+    The loss is on every answer and its <eos>, or on the whole of a plain text, every token once. A question that
     leaves its answer less than half of the row loses its front.
     """
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    prompts = token_ids(tokenizer, [prompt(example) for example in examples])
-    answers = token_ids(tokenizer, [answer(example) for example in examples])
+    all_rounds = [rounds(example) for example in examples]
+    prompts = iter(token_ids(tokenizer, [asked for chat in all_rounds for asked, _ in chat]))
+    answers = iter(token_ids(tokenizer, [said for chat in all_rounds for _, said in chat]))
     samples: list[Sample] = []
-    for example, asked, said in zip(examples, prompts, answers, strict=True):
-        learnt = said if example.is_text else [*said, eos]
-        room = max(seq_len - 1 - len(learnt), (seq_len - 1) // 2)
-        samples += _windows([bos, *asked[max(0, len(asked) - room) :]], learnt, seq_len)
+    for example, chat in zip(examples, all_rounds, strict=True):
+        ids, labels = [tokenizer.bos_token_id], [IGNORE]
+        for asked, said in zip(islice(prompts, len(chat)), islice(answers, len(chat)), strict=True):
+            learnt = said if example.is_text else [*said, tokenizer.eos_token_id]
+            room = max(seq_len - 1 - len(learnt), (seq_len - 1) // 2)
+            kept = asked[max(0, len(asked) - room) :]
+            ids += kept + learnt
+            labels += [IGNORE] * len(kept) + learnt
+        samples += _windows(ids, labels, seq_len)
     return samples
 
 
-def _windows(given: list[int], learnt: list[int], seq_len: int) -> list[Sample]:
-    """One sample, or several where it is longer than a row; each next one repeats some of the last one."""
-    ids = given + learnt
-    labels = [IGNORE] * len(given) + learnt
+def _windows(ids: list[int], labels: list[int], seq_len: int) -> list[Sample]:
+    """One sample, or several where it is longer than a row; each next one repeats some of the last one.
+
+    A part of a chat in which the assistant says nothing teaches nothing and is left out.
+    """
     context = seq_len // 4
     samples = [(ids[:seq_len], labels[:seq_len])]
     for start in range(seq_len, len(ids), seq_len - context):
         end = start + seq_len - context
         samples.append((ids[start - context : end], [IGNORE] * context + labels[start:end]))
-    return samples
+    return [sample for sample in samples if any(label != IGNORE for label in sample[1])]
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

@@ -17,7 +17,7 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data set, split: no question of `held_out` (instruction and input together) is in `train`.
+    """A data set, split: no question of `held_out` (with all that precedes it) is in `train`.
 
     `checkable`: each question has one short right answer, so exact match means something.
     `fingerprint`: SHA-256 of the content in hex; it does not depend on the seed of the split.
@@ -31,31 +31,33 @@ class Corpus:
 
 
 def load_corpus(path: Path | None, *, seed: int) -> Corpus:
-    """The data set at `path`, or the bundled tasks where it is None; `seed` decides which tenth is held out.
+    """The data set at `path`, or the bundled tasks where it is None or `tasks:N`; `seed` decides what is held out.
 
     Raises FileNotFoundError, another OSError or ValueError, with one sentence that names file and place.
     """
-    if path is None:
-        examples = [Example(**record) for record in tasks.records()]
+    draw = tasks.DRAW if path is None else tasks.draw_of(str(path))
+    if draw is not None:
+        examples = [Example(**record) for record in tasks.records(draw=draw)]
         content = json.dumps([vars(example) for example in examples]).encode()
-        name, place = tasks.NAME, "the bundled tasks"
+        name, place = tasks.NAME if draw == tasks.DRAW else f"{tasks.NAME}:{draw}", "the bundled tasks"
     else:
         content, name, place = read_file(path), path.name, str(path)
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
-    return Corpus(name, train, held_out, path is None, hashlib.sha256(content).hexdigest())
+    return Corpus(name, train, held_out, draw is not None, hashlib.sha256(content).hexdigest())
 
 
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:
     """Holds out a tenth of the different questions; equal questions stay on one side."""
     if not examples:
-        raise failure("at least 2 records", "an empty data set", place)
-    groups: dict[tuple[str, str, str], list[Example]] = {}
+        raise failure("the data set is empty; it needs at least 2 different records", place)
+    groups: dict[object, list[Example]] = {}
     for example in examples:
         text = example.output if example.is_text else ""
-        groups.setdefault((example.instruction, example.input, text), []).append(example)
+        asked = (example.system, example.history, example.instruction, example.input, text)
+        groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
-        raise failure("at least 2 different records, of which 1 is held out", "1", place)
+        raise failure("all records ask the same; at least 2 different ones are needed, of which 1 is held out", place)
     keys = list(groups)
     count = max(1, round(HELD_OUT_SHARE * len(keys)))
     held = {keys[i] for i in Rng("held out", seed).permutation(len(keys))[:count]}

@@ -15,6 +15,8 @@ from octavo.train.data.rng import Rng
 
 NAME = "octavo-tasks"
 COUNT = 16_000
+DRAW = 1
+"""The draw that `octavo train` takes without `--data`."""
 
 DIGITS = "0123456789"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -190,9 +192,18 @@ TASKS = (
 )
 
 
-def records(count: int = COUNT) -> list[dict[str, str]]:
-    """`count` Alpaca records (instruction, input, output); the same question may come more than once."""
-    rng = Rng(NAME, 1)
+def draw_of(name: str) -> int | None:
+    """N of `tasks:N`, which names the bundled tasks drawn anew; None of any other name."""
+    kind, _, number = name.partition(":")
+    return int(number) if kind == "tasks" and number.isdecimal() else None
+
+
+def records(count: int = COUNT, draw: int = DRAW) -> list[dict[str, str]]:
+    """`count` Alpaca records (instruction, input, output); the same question may come more than once.
+
+    Each `draw` gives other records of the same kinds.
+    """
+    rng = Rng(NAME, draw)
     turns = [task for task in TASKS for _ in range(task.share)]
     return [record(rng.choice(turns), rng) for _ in range(count)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte-level BPE tokenizer trained on the data set itself, and the Alpaca prompt.
+"""A byte-level BPE tokenizer trained on the data set itself, and the Alpaca prompt, also for chats.
 
 Any text can be encoded (bytes are the alphabet), digits stand alone so that numbers can be computed with, and
 each heading of the prompt is one token, which keeps short tasks short.
@@ -17,21 +17,30 @@ HEADINGS = ("### Instruction:", "\n\n### Input:", "\n\n### Response:")
 MIN_VOCAB_SIZE = 256 + 3 + len(HEADINGS)
 
 
-def prompt(example: Example) -> str:
-    """What stands before the answer: the Alpaca headings with their text, or nothing before plain text.
-
-    A space follows each heading, so that a word is the same token wherever it stands and can be copied.
-    """
+def rounds(example: Example) -> list[tuple[str, str]]:
+    """The prompts of an example, each with its answer: one, or as many as a chat has. <eos> follows each answer."""
     if example.is_text:
-        return ""
-    instruction, given, response = HEADINGS
-    middle = f"{given} {example.input}" if example.input else ""
-    return f"{instruction} {example.instruction}{middle}{response}"
+        return [("", example.output)]
+    asked = [(question, "", said) for question, said in example.history]
+    asked.append((example.instruction, example.input, example.output))
+    texts = [(_headed(question, given), f" {said}") for question, given, said in asked]
+    if example.system:
+        (first, said), *others = texts
+        return [(f"{example.system}\n\n{first}", said), *others]
+    return texts
+
+
+def prompt(example: Example) -> str:
+    """What precedes the answer: the Alpaca headings with their text, or nothing before plain text.
+
+    Of a chat, the last of its `rounds`.
+    """
+    return rounds(example)[-1][0]
 
 
 def answer(example: Example) -> str:
     """What the model is to say after the prompt, its leading space included."""
-    return example.output if example.is_text else f" {example.output}"
+    return rounds(example)[-1][1]
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrainedTokenizerFast:
@@ -42,7 +51,9 @@ def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrained
     """
     size = default_vocab_size(corpus) if vocab_size is None else vocab_size
     if size < MIN_VOCAB_SIZE:
-        raise ValueError(f"[train.tokenizer] expected a vocabulary of {MIN_VOCAB_SIZE} or more, got {size}")
+        raise ValueError(
+            f"[train.tokenizer] a vocabulary of {size} tokens is too small; it needs at least {MIN_VOCAB_SIZE}"
+        )
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -81,5 +92,13 @@ def default_vocab_size(corpus: Corpus) -> int:
 
 def _texts(corpus: Corpus) -> Iterator[str]:
     for example in corpus.train:
-        yield prompt(example)
-        yield answer(example)
+        for asked, said in rounds(example):
+            yield asked
+            yield said
+
+
+def _headed(question: str, given: str) -> str:
+    """A space follows each heading, so that a word is the same token wherever it stands and can be copied."""
+    instruction, heading, response = HEADINGS
+    middle = f"{heading} {given}" if given else ""
+    return f"{instruction} {question}{middle}{response}"

@@ -34,7 +34,7 @@ def load_data(config: TrainConfig, world: World) -> Data:
 
 def _check_same_data(corpus: Corpus, main_fingerprint: str) -> None:
     if corpus.fingerprint != main_fingerprint:
-        raise ValueError(f"[train.training_data] expected the data of rank 0, got another content of {corpus.name}")
+        raise ValueError(f"[train.training_data] the content of {corpus.name} differs from that on rank 0")
 
 
 def _tokenize(config: TrainConfig, world: World, corpus: Corpus) -> Data:
@@ -43,6 +43,7 @@ def _tokenize(config: TrainConfig, world: World, corpus: Corpus) -> Data:
     train = Batches(corpus.train, tokenizer, grad_accum=config.grad_accum, **sizes)
     if len(train) < world.size:
         raise ValueError(
-            f"[train.training_data] expected at least a row of data a rank, got {len(train)} for {world.size} ranks"
+            f"[train.training_data] the data fill only {len(train)} rows, fewer than the {world.size} ranks: use fewer "
+            f"ranks, a smaller --seq-len or more data"
         )
     return Data(corpus, tokenizer, train, Batches(corpus.held_out, tokenizer, **sizes))

@@ -13,7 +13,7 @@ import torch
 
 
 def reset_peak() -> None:
-    """Starts the peak anew where the system can (Linux), so that the second run of a process has its own."""
+    """Resets the peak where the system can (Linux), so that the second run of a process has its own."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`metrics.jsonl`, a line a step, and the totals of a run that outlive its process."""
+"""`metrics.jsonl`, one line per step, and the totals of a run, which checkpoints keep."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MetricsLog:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def append(self, record: dict[str, Any]) -> None:
-        """Adds one line and hands it to the system: a SIGKILL of this process loses none."""
+        """Adds one line and flushes it: a SIGKILL of this process loses none."""
         self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 

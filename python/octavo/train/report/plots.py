@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pictures of a run: its loss over steps, and several plans over steps and over bytes."""
+"""The plots of a run: its loss over steps, and several plans over steps and over bytes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def plot_comparison(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
         sent = [r for r in records if r["wire_bytes_total"] > 0]
         _draw_loss(axes[1], [r["wire_bytes_total"] for r in sent], sent, plan, colour)
     axes[0].set_xlabel("step")
-    axes[1].set_xlabel("bytes on the wire, a rank")
+    axes[1].set_xlabel("bytes sent per rank")
     axes[1].set_xscale("log")
     _save(figure, axes, path)
 
@@ -64,7 +64,7 @@ def _smooth(values: list[float]) -> list[float]:
 
 def _figure(panels: int) -> tuple[Any, Any]:
     figure, axes = plt.subplots(1, panels, figsize=(7 * panels, 4.5), squeeze=False, sharey=True)
-    axes[0][0].set_ylabel("loss (nats a token)")
+    axes[0][0].set_ylabel("loss (nats per token)")
     return figure, axes[0]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is shown while training: rank 0 has a bar in a terminal, plain lines elsewhere; others nothing."""
+"""What is shown while training: rank 0 prints a bar in a terminal and plain lines elsewhere; other ranks are silent."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rich.progress import (
 
 from octavo.train.report.metrics import Totals
 
-_LINES_A_RUN = 20
+_LINES_PER_RUN = 20
 _SECONDS_BETWEEN_LINES = 10.0
 _STEADY = 0.9
-"""How much of the speed shown is that of earlier steps: single steps jump too much to be read."""
+"""Weight of the earlier steps in the speed shown: that of single steps varies too much to be read."""
 
 
 class Display(Protocol):
@@ -69,15 +69,15 @@ class Bar:
         self._progress.update(self._task, completed=record["step"], **fields)
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Stops the bar and leaves it on the screen."""
         self._progress.stop()
 
 
 class Lines:
-    """A plain line about twenty times a run, and at least every ten seconds."""
+    """Plain lines: about twenty per run, and at least one every ten seconds."""
 
     def __init__(self, console: Console, steps: int) -> None:
-        self._console, self._steps, self._every = console, steps, max(1, steps // _LINES_A_RUN)
+        self._console, self._steps, self._every = console, steps, max(1, steps // _LINES_PER_RUN)
         self._last = time.monotonic()
 
     def note(self, text: str) -> None:
@@ -97,20 +97,20 @@ class Lines:
         )
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Does nothing."""
 
 
 class Silence:
-    """For ranks that have nothing to say."""
+    """The display of ranks other than 0."""
 
     def note(self, text: str) -> None:
-        """Says nothing."""
+        """Does nothing."""
 
     def update(self, record: dict[str, Any], totals: Totals) -> None:
-        """Says nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Does nothing."""
 
 
 def make_display(console: Console | None, steps: int, done: int) -> Display:
@@ -121,7 +121,7 @@ def make_display(console: Console | None, steps: int, done: int) -> Display:
 
 
 def wire_text(totals: Totals) -> str:
-    """Bytes so far and how many times fewer that is than fp32, as `1.2 MB (22.1x)`."""
+    """Bytes sent so far and how many times fewer than in fp32, as `1.2 MB (22.1x)`."""
     ratio = totals.dense_bytes / totals.wire_bytes if totals.wire_bytes else 1.0
     return f"{totals.wire_bytes / 1e6:,.1f} MB ({ratio:.1f}x)"
 

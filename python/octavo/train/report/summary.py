@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`summary.json`: what a finished run was and what came out of it."""
+"""`summary.json`: the options and the results of a finished run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 import octavo
 from octavo.train import device
 from octavo.train.errors import JobError
+from octavo.train.optimizer import optimizer_options
 from octavo.train.report import memory
 from octavo.train.trainer import Trainer
 
 
 def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
-    """The figures of a run that has made its last step. Called by all ranks together.
+    """The options and figures of a run after its last step. Called by all ranks together.
 
     Bytes are those that rank 0 handed to c10d for gradients; `dense_…` what fp32 would have been. Rates are
     of the whole job. `peak_host_bytes` and `peak_device_bytes` are the largest rank's; the latter is 0 where the
@@ -35,6 +36,8 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "model": config.model,
         "data": trainer.data.corpus.name,
         "seed": config.seed,
+        "lr": config.lr,
+        **optimizer_options(config),
         "parameters": parameters,
         "steps": totals.step,
         "skipped_steps": totals.skipped_steps,
@@ -68,7 +71,7 @@ def check_replicas(trainer: Trainer) -> str:
     digests = trainer.world.gather(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[0]:
-            raise JobError(f"[train.summary] expected bit-identical replicas, got different ones on ranks 0 and {rank}")
+            raise JobError(f"[train.summary] the parameters on rank {rank} differ from those on rank 0")
     return digests[0]
 
 

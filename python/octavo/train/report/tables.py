@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows at its end: the table and a few answers."""
+"""What a run prints at its end: the table of figures and a few answers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
 
 
 def print_answers(console: Console, answers: list[Answer]) -> None:
-    """What the trained model says to a few questions that it never saw."""
+    """The trained model's answers to a few held-out questions."""
     table = Table(title="answers to held-out questions", show_lines=False)
     for heading in ("question", "model", "expected"):
         table.add_column(heading, overflow="fold", max_width=60)
@@ -50,13 +50,13 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("steps", f"{summary['steps']:,} ({summary['skipped_steps']} skipped)"),
         ("loss, first to last", f"{number(summary['first_loss'])} to {number(summary['final_loss'])}"),
         ("eval loss", number(summary["eval_loss"])),
-        ("speed", f"{summary['tokens_per_s']:,.0f} tokens/s, {summary['step_s'] * 1e3:.0f} ms a step"),
+        ("speed", f"{summary['tokens_per_s']:,.0f} tokens/s, {summary['step_s'] * 1e3:.0f} ms per step"),
         (
-            "sent a step",
+            "sent per step",
             f"{size(summary['wire_bytes_per_step'])} of {size(summary['dense_bytes_per_step'])} dense",
         ),
         ("compression", ratio_text(summary)),
-        ("peak memory", size(summary["peak_host_bytes"])),
+        ("peak host memory", size(summary["peak_host_bytes"])),
     ]
     if summary["accuracy"] is not None:
         rows.insert(6, ("exact answers", f"{summary['accuracy']:.1%}"))
@@ -72,12 +72,12 @@ def ratio_text(summary: dict[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A loss for people."""
+    """A loss as text."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of 1000."""
+    """Bytes as text, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
