@@ -39,8 +39,7 @@ def run_until(rank: int, config: TrainConfig, size: int, last: int) -> list[Any]
 
         def record(handle: octavo.Handle, states: Any) -> None:
             given.append(states["rank"] if isinstance(states, dict) else [state["rank"] for state in states])
-            if isinstance(states, dict):
-                load(handle, states)
+            load(handle, states)
 
         patch.setattr(Trainer, "step", stop_after_last)
         patch.setattr(octavo.Handle, "load_state_dict", record)

@@ -187,7 +187,7 @@ def _opening(run: _Run, trainer: Trainer) -> str:
     where = device.describe(trainer.engine.device, config.device)
     begin = f"resuming after step {run.step}" if run.step else "starting"
     if run.found and run.found.world_size != run.world.size:
-        begin += f" of {run.found.world_size} ranks"
+        begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
         f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.plan}, "

@@ -17,8 +17,9 @@ host's folder holds the files of its own ranks, with a manifest of its own; mode
 others. Another number of ranks reads the files of all ranks that saved.
 
 The files are safetensors with names that are unique in the folder, so that torch.distributed.checkpoint reads them
-(`HuggingFaceStorageReader`), for any sharding. Its writers are not used: they store plain values as pickles, which run
-code when they are loaded, write no checksums, and keep one index of all ranks, which separate disks do not share.
+(`HuggingFaceStorageReader`), for any sharding. Its writers are not used: one stores plain values and its index as
+pickles, which run code when they are loaded, the other stores tensors only; neither writes checksums, and both put one
+index of all ranks on rank 0's disk.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 
 The ranks that torch.distributed.elastic starts go on running when their launcher is killed by SIGKILL. A `preexec_fn`
 would run Python between fork and exec, where a lock that another thread of the launcher held stays locked for ever.
-So each rank begins as this file: it imports nothing of Octavo and takes some 20 ms, and what it asks of the kernel
-survives exec. On systems other than Linux a rank only notices a launcher that died before this point.
+So each rank begins as this file: it imports nothing of Octavo and takes 20 ms of processor time; what it asks of the
+kernel survives exec. On systems other than Linux a rank only notices a launcher that died before this point.
 """
 
 import ctypes

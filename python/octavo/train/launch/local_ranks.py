@@ -80,7 +80,7 @@ class LocalRanks:
 
 def blame(failed: Mapping[int, int], ranks: LocalRanks) -> str:
     """The sentence for a failed job, from the exit codes of the ranks that ended badly: which is at fault, and why."""
-    rank = min(failed, key=lambda rank: _innocence(rank, failed[rank]))
+    rank = min(failed, key=lambda rank: _blame_order(rank, failed[rank]))
     code = failed[rank]
     if code < 0:
         return f"rank {rank} was killed by {_signal_name(-code)}"
@@ -90,8 +90,8 @@ def blame(failed: Mapping[int, int], ranks: LocalRanks) -> str:
     return sentences[-1] if code == EXIT_JOB else f"rank {rank} ended with exit code {code}: {sentences[-1]}"
 
 
-def _innocence(rank: int, code: int) -> tuple[int, int]:
-    """Small for causes, large for consequences: who only lost a peer is not to blame."""
+def _blame_order(rank: int, code: int) -> tuple[int, int]:
+    """Ranks that a signal killed come first, then those that failed, then those that only lost another rank."""
     return (0 if code < 0 else 2 if code == EXIT_PEER else 1), rank
 
 
