@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-import octavo.sycl
 import octavo.build
+import octavo.sycl
 
 HERE = Path(__file__).parent
 

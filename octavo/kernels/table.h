@@ -51,8 +51,7 @@ struct KernelTable {
   // adamw
   void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);
-  void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update,
-                       float* parameter);
+  void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
 };
 
 }  // namespace octavo

@@ -75,8 +75,8 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
   const LaunchScope scope(parameter.device());
   for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first, md + first,
-                  vd + first);
+    scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first,
+                          md + first, vd + first);
   });
   p.write_back();
   m.write_back();
@@ -108,7 +108,7 @@ void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& 
   const LaunchScope scope(parameter.device());
   for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
     scope.kernels().frozen_adamw(scope.queue(), static_cast<float>(1 - decay), static_cast<float>(step_size),
-                         static_cast<std::uint64_t>(last - first), md + first, pd + first);
+                                 static_cast<std::uint64_t>(last - first), md + first, pd + first);
   });
   p.write_back();
 }

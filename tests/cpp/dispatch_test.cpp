@@ -28,7 +28,7 @@ class CudaLikeGuard final : public c10::impl::DeviceGuardImplInterface {
     setDevice(device);
     return before;
   }
-  c10::Stream getStream(c10::Device device) const override { return {c10::Stream::DEFAULT, device}; }
+  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   void* getStreamNativeHandle(const c10::Stream) const override { return nullptr; }
 

@@ -36,8 +36,8 @@ void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::u
   launch_elements(queue, kernel("_write_scales"), blocks.blocks, blocks);
 }
 
-void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
-                   Store how, float* out) {
+void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
+                   float* out) {
   if (count == 0) return;
   const Blocks blocks = Blocks::of(count, block, payload);
   const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part}; };

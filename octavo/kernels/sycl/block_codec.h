@@ -9,7 +9,7 @@ namespace octavo::sycl_backend {
 
 void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
                    Payload payload, rules::Residual* next);
-void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
-                   Store how, float* out);
+void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
+                   float* out);
 
 }  // namespace octavo::sycl_backend

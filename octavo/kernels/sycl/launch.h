@@ -10,8 +10,8 @@
 #include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/span.h"
 
-/// Enqueues kernels, after all that the queue was given before. On the calling thread the memory is ordinary, and a call
-/// returns when its kernel has run.
+/// Enqueues kernels, after all that the queue was given before. On the calling thread the memory is ordinary, and a
+/// call returns when its kernel has run.
 namespace octavo::sycl_backend {
 
 // A kernel's arguments, with structs taken apart (device.h says why).

@@ -4,8 +4,8 @@
 
 namespace octavo::sycl_backend {
 
-void encode_majority_vote(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
-                          Payload payload, rules::Residual* next) {
+void encode_majority_vote(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                          rules::Residual* next) {
   encode_blocks("majority_vote", queue, in, count, block, payload, next);
 }
 

@@ -9,8 +9,7 @@ void encode_scaled_sign(Queue queue, const EncodeInput& in, std::uint64_t count,
   encode_blocks("scaled_sign", queue, in, count, block, payload, next);
 }
 
-void decode_scaled_sign(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
-                        float* out) {
+void decode_scaled_sign(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   decode_blocks("scaled_sign", queue, payload, count, block, how, out);
 }
 
