@@ -15,6 +15,10 @@ namespace octavo {
 /// The kernels for a device's memory. Throws Error unsupported where its back end is missing or the device has none.
 OCTAVO_API const KernelTable& kernels_for(c10::Device device);
 
+/// Whether a device is Octavo's `sycl`: torch's one type for devices from outside (PrivateUse1) may be another
+/// library's.
+OCTAVO_API bool is_sycl(c10::Device device);
+
 /// The native handle of the device's current stream; null on CPU.
 OCTAVO_API Stream current_stream(c10::Device device);
 
