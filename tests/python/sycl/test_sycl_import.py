@@ -73,7 +73,7 @@ print(os.wait()[1], torch.sycl.memory_allocated())
 
 def test_a_worker_of_a_data_loader_drops_the_parents_events_and_streams() -> None:
     code = """
-import gc, torch, octavo
+import gc, torch, octavo.sycl
 
 class Rows(torch.utils.data.Dataset):
     def __init__(self):
