@@ -1,11 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/device/accelerator.h"
-#include "octavo/device/accelerator/cpu.h"
-#include "octavo/device/accelerator/cuda.h"
-#include "octavo/device/accelerator/sycl.h"
-#include "octavo/device/accelerator/xpu.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/device/host_memory.h"

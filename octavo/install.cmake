@@ -12,7 +12,7 @@ if(TARGET octavo)
   install(FILES ${PROJECT_SOURCE_DIR}/cmake/octavoTorch.cmake DESTINATION ${package_dir})
 endif()
 
-# The headers of every room, without the insides of the back ends, the torch device `sycl` and the Python module.
+# The headers of every module, without the internal ones of the back ends, the torch device `sycl` and the Python module.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/octavo DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
   REGEX "/octavo/(kernels/[a-z]+|bindings|device/sycl)$" EXCLUDE)
 set(device_headers devices memory registration)

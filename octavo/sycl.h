@@ -13,6 +13,6 @@ namespace octavo {
 
 /// The in-order queue behind the device's current stream, as dispatch.h says of sycl_queue(). A copy shares the queue.
 /// Source: seed 000.
-inline sycl::queue get_current_queue(c10::Device device) { return *static_cast<sycl::queue*>(sycl_queue(device)); }
+inline sycl::queue get_current_queue(c10::Device device) { return *static_cast<sycl::queue*>(sycl_queue(device).handle); }
 
 }  // namespace octavo

@@ -9,7 +9,6 @@ if(NOT TARGET octavo::torch)
 endif()
 
 add_library(octavo SHARED
-  device/accelerator.cpp
   device/dispatch.cpp
   device/stream_event.cpp
   device/host_alias.cpp
@@ -20,10 +19,6 @@ add_library(octavo SHARED
   device/pinned_regions.cpp
   device/scratch.cpp
   device/sycl_kernel.cpp
-  device/accelerator/cpu.cpp
-  device/accelerator/memory.cpp
-  device/accelerator/random.cpp
-  device/accelerator/sycl.cpp
   device/sycl/allocators.cpp
   device/sycl/call.cpp
   device/sycl/copy.cpp
@@ -44,6 +39,7 @@ add_library(octavo SHARED
   optim/adamw.cpp
   comm/plan.cpp
   comm/layout.cpp
+  comm/feedback/redistribute.cpp
   comm/feedback/residual.cpp
   comm/wire.cpp
   comm/schedule/gradient_power.cpp
@@ -70,13 +66,24 @@ endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/accelerator.cpp bindings/comm.cpp
-    bindings/device_index.cpp bindings/sycl.cpp)
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/comm.cpp
+    bindings/host.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)
+  # Few files with large headers: read together, in one piece for each of two compilers.
+  set_target_properties(_C PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 3)
   set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/${CMAKE_INSTALL_LIBDIR};$ORIGIN/../torch/lib")
   install(TARGETS _C LIBRARY DESTINATION .)
+  # octavo.built_with: for which torch this is, where Python can read it before it loads _C
+  file(STRINGS ${octavo_torch_ROOT}/version.py octavo_torch_version REGEX "^__version__ = ")
+  string(REGEX REPLACE ".*'(.+)'.*" "\\1" octavo_torch_version "${octavo_torch_version}")
+  if(NOT octavo_torch_version MATCHES "^[0-9]+[.][0-9]+")
+    message(FATAL_ERROR "Octavo cannot read the version of torch in ${octavo_torch_ROOT}/version.py")
+  endif()
+  file(CONFIGURE OUTPUT built_with.py CONTENT "# SPDX-License-Identifier: Apache-2.0\n\
+\"\"\"Written by the build.\"\"\"\n\nTORCH = \"@octavo_torch_version@\"\n" @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/built_with.py DESTINATION .)
 endif()
 set_target_properties(octavo PROPERTIES INSTALL_RPATH "$ORIGIN;$ORIGIN/../../torch/lib")
 set_target_properties(octavo_core PROPERTIES INSTALL_RPATH "$ORIGIN")

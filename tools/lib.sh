@@ -12,6 +12,9 @@ hash_of() {
   { cat; find "$@" -type f -print0 | sort -z | xargs -0 sha256sum; } | sha256sum | cut -d ' ' -f 1
 }
 
+# Lets ccache, where it is installed, keep files that use a precompiled header.
+export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros,include_file_mtime,include_file_ctime}
+
 # Whether a step was done for this key; that it was done.
 current() { [ "$(cat ".venv/octavo-$1" 2>/dev/null)" = "$2" ]; }
 stamp() { echo "$2" >".venv/octavo-$1"; }
@@ -23,6 +26,16 @@ jobs_here() {
   memory=$(awk '/^MemAvailable/ {print int($2 / 2000000)}' /proc/meminfo)
   [ "$memory" -ge 1 ] || memory=1
   echo $((cores < memory ? cores : memory))
+}
+
+# unexpected_skips FLAGS <LOG: the tests that ctest skipped though the CPU with these flags has their instruction set.
+unexpected_skips() {
+  local flags=" $1 " may_skip=none
+  has_flags() { local flag; for flag in "$@"; do [[ $flags == *" $flag "* ]] || return 1; done; }
+  has_flags avx2 fma || may_skip+='|avx2'
+  has_flags avx512f avx512bw avx512vl avx512dq || may_skip+='|avx512'
+  sed -nE 's/^\t *[0-9]+ - (.+) \((Skipped|Not Run|Disabled)\)$/\1/p' |
+    grep -vE "^octavo_core_tests\.($may_skip)\." || true
 }
 
 # Where `pip install` builds: pyproject.toml's build/{wheel_tag}.

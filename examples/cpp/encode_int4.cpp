@@ -19,8 +19,8 @@ int main() {
   const octavo::Payload payload{scales.data(), codes.data()};
   try {
     const octavo::KernelTable& kernels = octavo::host_backend();
-    kernels.int4.encode(nullptr, {values.data()}, kCount, kBlock, payload, residual.data());
-    kernels.int4.decode(nullptr, payload, kCount, kBlock, octavo::Store::assign, decoded.data());
+    kernels.int4.encode({}, {values.data()}, kCount, kBlock, payload, residual.data());
+    kernels.int4.decode({}, payload, kCount, kBlock, octavo::Store::assign, decoded.data());
     std::cout << kernels.name << ": " << 4 * kCount << " bytes became " << 4 * scales.size() + codes.size() << '\n';
   } catch (const octavo::Error& error) {  // OCTAVO_ISA or OCTAVO_BACKEND names what is not here
     std::cerr << error.what() << '\n';

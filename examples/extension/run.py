@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-import octavo
+import octavo.sycl
 import octavo.build
 
 HERE = Path(__file__).parent

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/bindings/comm.h"
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/csrc/utils/pybind.h>
 
@@ -21,7 +21,7 @@ namespace octavo {
 
 namespace {
 
-using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 Format format_of(const Plan& plan, bool down) { return down ? plan.down() : plan.up(); }
 
@@ -78,7 +78,7 @@ void bind_coding(py::module_& m) {
       [](const Plan& plan, const at::Tensor& payload, at::Tensor values, bool down) {
         const Format format = format_of(plan, down);
         decode(values.device(), format, payload_of(format, values, payload), static_cast<std::uint64_t>(values.numel()),
-               Store::stream, values.mutable_data_ptr<float>());
+               Store::uncached, values.mutable_data_ptr<float>());
       },
       py::arg("plan"), py::arg("payload"), py::arg("values"), py::arg("down") = false, no_gil);
 }
@@ -87,12 +87,12 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-std::shared_ptr<Compressor> make_compressor(const ProcessGroupPtr& group, const Plan& plan,
+std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Plan& plan,
                                             const std::vector<std::tuple<std::string, std::uint64_t, bool>>& parameters,
                                             double deadline_s) {
   std::vector<ParameterInfo> infos;
   for (const auto& [name, count, exempt] : parameters) infos.push_back({name, count, exempt});
-  auto wire = std::make_unique<Wire>(group->getBackend(c10::kCPU), milliseconds(deadline_s));
+  auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
   return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos));
 }
 
@@ -124,23 +124,35 @@ void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<
 void bind_compressor(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
-      .def(py::init(&make_compressor), py::arg("group"), py::arg("plan"), py::arg("parameters"), py::arg("deadline_s"))
+      .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"),
+           py::arg("deadline_s"))
       .def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
       .def_property_readonly("rank", &Compressor::rank)
       .def_property_readonly("world_size", &Compressor::world_size)
       .def("set_plan", &Compressor::set_plan, no_gil)
       .def("set_momentum", &set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
+      .def("momentum_sample",
+           [](const Compressor& compressor) {
+             const Compressor::Sample sample = compressor.momentum_sample();
+             return std::make_tuple(sample.parameter, sample.stride, sample.values);
+           })
+      .def("set_gradient_scale", &Compressor::set_gradient_scale, no_gil)
       .def("drop_residuals", &Compressor::drop_residuals, no_gil)
       .def("stats", &stats)
       .def("residuals", &Compressor::residuals, no_gil)
-      .def("load_residuals", &Compressor::load_residuals, no_gil);
+      .def("load_residuals", &Compressor::load_residuals, py::arg("residuals"), py::arg("of_momenta"), no_gil)
+      .def("load_residuals_of", &Compressor::load_residuals_of, py::arg("world"), py::arg("of_momenta"), no_gil)
+      .def_property_readonly("residuals_are_of_momenta",
+                             py::cpp_function(&Compressor::residuals_are_of_momenta, no_gil))
+      .def_property("step", py::cpp_function(&Compressor::step, no_gil),
+                    py::cpp_function(&Compressor::set_step, no_gil));
   m.def("register_ddp_hook", &register_ddp_hook);
   m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
   m.def(
       "all_reduce",
-      [](at::Tensor tensor, const Plan& plan, const ProcessGroupPtr& group, bool average, double deadline_s) {
-        all_reduce(tensor, plan, group, average ? ReduceOp::average : ReduceOp::sum, milliseconds(deadline_s));
+      [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double deadline_s) {
+        all_reduce(tensor, plan, backend, average ? ReduceOp::average : ReduceOp::sum, milliseconds(deadline_s));
       },
       no_gil);
 }

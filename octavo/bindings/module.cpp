@@ -2,8 +2,8 @@
 // octavo._C: what is not an operator. Python gives names and objects; nothing is computed here.
 #include <pybind11/pybind11.h>
 
-#include "octavo/bindings/accelerator.h"
 #include "octavo/bindings/comm.h"
+#include "octavo/bindings/host.h"
 #include "octavo/bindings/sycl.h"
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
@@ -58,6 +58,6 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_errors();
   octavo::bind_backends(m);
   octavo::bind_comm(m);
-  octavo::bind_accelerator(m);
+  octavo::bind_host(m);
   octavo::bind_sycl(m);
 }

@@ -2,6 +2,7 @@
 #include "octavo/codec/coding.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "octavo/device/dispatch.h"
@@ -15,6 +16,8 @@ namespace {
 
 /// Elements that a thread takes at least: less is not worth waking it.
 constexpr std::uint64_t kGrain = 1U << 15;
+/// Added to the magnitude of what is not finite, and of nothing else, it carries into the sign bit.
+constexpr std::uint32_t kCarryIntoSign = rules::kSignMask - rules::kInfinityBits;
 
 /// Calls body(first element, elements) over parts of whole blocks.
 template <class Body>
@@ -27,43 +30,50 @@ void for_block_parts(c10::Device device, Format format, std::uint64_t count, Bod
   });
 }
 
-template <class Value, class Finite>
-bool all_finite(const std::uint8_t* bytes, std::uint64_t count, Finite finite) {
-  for (std::uint64_t i = 0; i < count; ++i) {
-    Value value;
-    std::memcpy(&value, bytes + i * sizeof(Value), sizeof(Value));
-    if (!finite(value)) return false;
-  }
-  return true;
+/// Whether value_of(word) is finite for all words: one loop without branches, which the compiler vectorises, on all
+/// threads.
+template <class Word, class ValueOf>
+bool all_finite(const std::uint8_t* bytes, std::uint64_t count, ValueOf value_of) {
+  std::atomic<bool> finite = true;
+  for_parts(c10::kCPU, static_cast<std::int64_t>(count), kGrain, [&](std::int64_t first, std::int64_t last) {
+    std::uint32_t seen = 0;
+    for (std::int64_t i = first; i < last; ++i) {
+      Word word;
+      std::memcpy(&word, bytes + static_cast<std::uint64_t>(i) * sizeof(Word), sizeof(Word));
+      seen |= rules::magnitude_bits(value_of(word)) + kCarryIntoSign;
+    }
+    if (seen & rules::kSignMask) finite = false;
+  });
+  return finite;
 }
 
 }  // namespace
 
 void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count, Payload payload,
             rules::Residual* next_residual) {
-  const EncodeKernel kernel = (kernels_for(device).*traits(format.codec).kernels).encode;
-  const Stream stream = current_stream(device);
+  const LaunchScope scope(device);
+  EncodeKernel* const kernel = (scope.kernels().*traits(format.codec).kernels).encode;
   for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
-    kernel(stream, input.from(first), part, format.block, format.from(payload, first),
+    kernel(scope.queue(), input.from(first), part, format.block, format.from(payload, first),
            next_residual ? next_residual + first : nullptr);
   });
 }
 
 void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store, float* out) {
-  const DecodeKernel kernel = (kernels_for(device).*traits(format.codec).kernels).decode;
-  const Stream stream = current_stream(device);
+  const LaunchScope scope(device);
+  DecodeKernel* const kernel = (scope.kernels().*traits(format.codec).kernels).decode;
   for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
-    kernel(stream, format.from(payload, first), part, format.block, store, out + first);
+    kernel(scope.queue(), format.from(payload, first), part, format.block, store, out + first);
   });
 }
 
 bool payload_is_finite(Format format, const std::uint8_t* bytes, std::uint64_t count) {
-  const auto finite = [](float value) { return rules::is_finite(value); };
-  if (traits(format.codec).scaled) return all_finite<float>(bytes, format.blocks(count), finite);
+  const auto of_float = [](std::uint32_t word) { return rules::from_bits(word); };
+  const auto of_bf16 = [](std::uint16_t word) { return rules::from_bf16({word}); };
+  if (traits(format.codec).scaled) return all_finite<std::uint32_t>(bytes, format.blocks(count), of_float);
   switch (format.codec) {
-    case Codec::fp32: return all_finite<float>(bytes, count, finite);
-    case Codec::bf16:
-      return all_finite<rules::Bf16>(bytes, count, [&](rules::Bf16 value) { return finite(rules::from_bf16(value)); });
+    case Codec::fp32: return all_finite<std::uint32_t>(bytes, count, of_float);
+    case Codec::bf16: return all_finite<std::uint16_t>(bytes, count, of_bf16);
     default: fail(ErrorCode::internal, "codec.payload_is_finite", "no rule for codec ", traits(format.codec).name);
   }
 }

@@ -21,8 +21,6 @@ constexpr std::array kTraits = {
     CodecTraits{Codec::bf16, "bf16", &KernelTable::bf16, [](std::uint64_t n) { return 2 * n; }, false, kNoScaleBlock},
     CodecTraits{Codec::scaled_sign, "sign", &KernelTable::scaled_sign,
                 [](std::uint64_t n) { return rules::packed_sign_bytes(n); }, true, 256},
-    CodecTraits{Codec::ballot, "ballot", &KernelTable::ballot,
-                [](std::uint64_t n) { return rules::packed_sign_bytes(n); }, true, kL2Block},
     CodecTraits{Codec::majority_vote, "majority_vote", &KernelTable::majority_vote,
                 [](std::uint64_t n) { return 2 * rules::packed_sign_bytes(n); }, true, kL2Block},
     CodecTraits{Codec::int4, "int4", &KernelTable::int4, [](std::uint64_t n) { return rules::packed_int4_bytes(n); },

@@ -10,7 +10,7 @@
 /// codes, each block from a byte of its own; little-endian, padded to a multiple of 4 bytes.
 namespace octavo {
 
-enum class Codec : std::uint8_t { fp32, bf16, scaled_sign, ballot, majority_vote, int4 };
+enum class Codec : std::uint8_t { fp32, bf16, scaled_sign, majority_vote, int4 };
 
 /// What is fixed for a codec; adding a codec adds a row to the table in format.cpp.
 struct CodecTraits {

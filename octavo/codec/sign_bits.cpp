@@ -42,14 +42,14 @@ at::Tensor packbits(const at::Tensor& tensor, std::int64_t input_size, std::int6
   const auto bytes = static_cast<std::int64_t>(rules::packed_sign_bytes(input_size));
   auto bits = at::empty({bytes}, tensor.options().dtype(at::kByte));
 
-  const KernelTable& kernels = kernels_for(tensor.device());
-  const Stream stream = current_stream(tensor.device());
+  const LaunchScope scope(tensor.device());
   const auto* source = static_cast<const char*>(values.const_data_ptr());
   auto* target = bits.mutable_data_ptr<std::uint8_t>();
   const std::int64_t width = values.element_size();
   for_parts(tensor.device(), bytes, kGrainBytes, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t count = std::min(8 * last, input_size) - 8 * first;
-    kernels.pack_sign_bits(stream, source + 8 * first * width, static_cast<unsigned>(width), count, target + first);
+    scope.kernels().pack_sign_bits(scope.queue(), source + 8 * first * width, static_cast<unsigned>(width), count,
+                                   target + first);
   });
   return bits;
 }
@@ -74,14 +74,13 @@ void unpackbits_out(const at::Tensor& packed, at::Tensor& out) {
   require_size(input_size, 8 * packed.numel(), "codec.unpackbits", "8 for each packed byte");
   const auto bits = packed.contiguous();
 
-  const KernelTable& kernels = kernels_for(packed.device());
-  const Stream stream = current_stream(packed.device());
+  const LaunchScope scope(packed.device());
   const auto* source = bits.const_data_ptr<std::uint8_t>();
   auto* target = out.mutable_data_ptr<float>();
   const auto bytes = static_cast<std::int64_t>(rules::packed_sign_bytes(input_size));
   for_parts(packed.device(), bytes, kGrainBytes, [&](std::int64_t first, std::int64_t last) {
     const std::int64_t count = std::min(8 * last, input_size) - 8 * first;
-    kernels.unpack_sign_bits(stream, source + first, count, target + 8 * first);
+    scope.kernels().unpack_sign_bits(scope.queue(), source + first, count, target + 8 * first);
   });
 }
 

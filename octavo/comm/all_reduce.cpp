@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/all_reduce.h"
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <utility>
 
 #include "octavo/comm/schedule/two_phase.h"
 #include "octavo/comm/wire.h"
@@ -30,11 +32,11 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
 
 }  // namespace
 
-void all_reduce(at::Tensor& result, const Plan& plan, const c10::intrusive_ptr<c10d::ProcessGroup>& group, ReduceOp op,
+void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
                 std::chrono::milliseconds deadline) {
   require_reducible(result, plan);
   const at::Tensor tensor = where_kernels_run(result);
-  Wire wire(group->getBackend(c10::kCPU), deadline);
+  Wire wire(std::move(backend), deadline);
   const double weight = op == ReduceOp::average ? 1.0 / wire.world_size() : 1.0;
   if (plan.dense()) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();

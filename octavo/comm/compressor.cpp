@@ -1,9 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/compressor.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
 #include <utility>
 
+#include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
@@ -21,6 +27,17 @@ const float* readable_on(c10::Device device, const at::Tensor& momentum) {
   return momentum.const_data_ptr<float>();
 }
 
+bool all_finite(const at::Tensor& values) {
+  if (values.numel() == 0) return true;
+  const double infinity = std::numeric_limits<double>::infinity();
+  return std::isfinite(at::linalg_vector_norm(values, infinity).item<double>());
+}
+
+/// Distinct for every step, parameter and rank of a run: what is added to it must not repeat.
+std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) {
+  return step << 32U | (parameter & 0xFFFFFU) << 12U | (static_cast<std::uint64_t>(rank) & 0xFFFU);
+}
+
 }  // namespace
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters)
@@ -33,8 +50,11 @@ Compressor::~Compressor() = default;
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
   settle();
+  if (residuals_are_of_momenta_ != in_momentum_phase_) clear_residuals();
+  residuals_are_of_momenta_ = in_momentum_phase_;
   for (Parameter& parameter : parameters_) parameter.power = 0;
   ++steps_;
+  ++step_;
 }
 
 void Compressor::abandon_step() {
@@ -56,24 +76,26 @@ void Compressor::settle() {
 
 std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vector<Slot> slots) {
   const std::lock_guard lock(mutex_);
-  const c10::Device device = bucket.device();
-  const auto elements = bucket.is_sparse() ? bucket._values().numel() : bucket.numel();
-  dense_bytes_ += wire_->dense_bytes(static_cast<std::uint64_t>(elements));
+  dense_bytes_ += wire_->ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = std::make_unique<Job>();
-  if (bucket.is_sparse() || (plan_.dense() && !in_momentum_phase_)) {
-    reduce_dense(bucket);
+  if (bucket.is_sparse()) {
+    reduce_sparse(bucket);
     return job;
+  }
+  if (bucket.is_complex()) {
+    bucket = at::view_as_real(bucket).view(-1);
+    for (Slot& slot : slots) slot.offset *= 2;
   }
   job->bucket = bucket;
   job->values = bucket.to(at::kFloat);  // the bucket itself where it is float32
   job->slots = std::move(slots);
-  auto* data = job->values.mutable_data_ptr<float>();
-  std::vector<Contribution> tensors;
-  for (const Slot& slot : job->slots) {
-    tensors.push_back(contribution(parameters_[slot.parameter], data + slot.offset, device));
+  job->gradient_scale = gradient_scale_;
+  if (plan_.dense() && !in_momentum_phase_) {
+    reduce_dense(*job);
+    return job;
   }
-  job->two_phase = take_idle(device);
-  job->two_phase->send_up(std::move(tensors));
+  job->two_phase = take_idle(bucket.device());
+  job->two_phase->send_up(contributions(*job));
   return job;
 }
 
@@ -87,15 +109,16 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   if (!job->two_phase) return;
   const Outcome outcome = job->two_phase->finish();
   step_is_finite_ &= outcome.finite;
+  const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
-    parameter.power = outcome.power[i];
+    parameter.power = outcome.power[i] / (scale * scale);
     parameter.pending = outcome.power[i] != 0;
   }
-  if (!job->values.is_same(job->bucket)) {
-    job->bucket.copy_(job->values);
-    wait_for_current_stream(job->bucket.device());
-  }
+  if (scale != 1.0F) job->values.mul_(scale);
+  if (!job->values.is_same(job->bucket)) job->bucket.copy_(job->values);
+  wait_for_current_stream(job->bucket.device());
+  take_sample(*job);
   idle_.push_back(std::move(job->two_phase));
 }
 
@@ -105,15 +128,57 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
   finish(std::move(job));
 }
 
-void Compressor::reduce_dense(at::Tensor& bucket) {
+void Compressor::reduce_sparse(at::Tensor& bucket) {
+  average(bucket);
+  step_is_finite_ &= all_finite(bucket._values());
+}
+
+/// The gradients travel as they are. Their powers, a double for each, travel beside them.
+void Compressor::reduce_dense(Job& job) {
+  at::Tensor scratch;
+  const std::vector<Contribution> tensors = contributions(job);
+  const std::vector<float> own = octavo::gradient_powers(tensors, job.bucket.device(), scratch);
+  at::Tensor powers = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
+  std::copy(own.begin(), own.end(), powers.mutable_data_ptr<double>());
+  std::optional<Transfer> transfer;
+  if (wire_->world_size() > 1) transfer.emplace(wire_->start_all_reduce(powers));
+  average(job.bucket);
+  step_is_finite_ &= all_finite(job.bucket);
+  if (transfer) transfer->wait();
+  const double unscale = 1.0 / (static_cast<double>(job.gradient_scale) * job.gradient_scale * wire_->world_size());
+  const double* power = powers.const_data_ptr<double>();
+  for (const Slot& slot : job.slots) parameters_[slot.parameter].power = static_cast<float>(*power++ * unscale);
+}
+
+void Compressor::average(at::Tensor& bucket) {
   bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
   if (wire_->world_size() == 1) return wait_for_current_stream(bucket.device());
   if (bucket.is_cpu()) return wire_->all_reduce(bucket);
   at::Tensor on_host = bucket.cpu();  // waits for the stream
   wire_->all_reduce(on_host);
-  bucket.copy_(bucket.is_sparse() ? on_host.to(bucket.device())
-                                  : on_host);  // sparse ones are copied on one device alone
+  // sparse tensors are copied only within a device
+  bucket.copy_(bucket.is_sparse() ? on_host.to(bucket.device()) : on_host);
   wait_for_current_stream(bucket.device());
+}
+
+void Compressor::take_sample(const Job& job) {
+  for (const Slot& slot : job.slots) {
+    if (!in_momentum_phase_ || slot.parameter != sample_.parameter) continue;
+    const auto first = static_cast<std::int64_t>(slot.offset);
+    const auto count = static_cast<std::int64_t>(parameters_[slot.parameter].info.count);
+    const auto stride = static_cast<std::int64_t>(sample_.stride);
+    sample_.values =
+        job.bucket.slice(0, first, first + count, stride).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
+std::vector<Contribution> Compressor::contributions(const Job& job) {
+  auto* values = job.values.mutable_data_ptr<float>();
+  std::vector<Contribution> tensors;
+  for (const Slot& slot : job.slots) {
+    tensors.push_back(contribution(slot.parameter, values + slot.offset, job.values.device()));
+  }
+  return tensors;
 }
 
 std::unique_ptr<TwoPhase> Compressor::take_idle(c10::Device device) {
@@ -125,7 +190,8 @@ std::unique_ptr<TwoPhase> Compressor::take_idle(c10::Device device) {
   return idle;
 }
 
-Contribution Compressor::contribution(Parameter& parameter, float* values, c10::Device device) {
+Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
+  Parameter& parameter = parameters_[index];
   Contribution tensor{values, parameter.info.count, plan_.up(), plan_.down()};
   if (parameter.info.exempt) tensor.up = tensor.down = default_format(Codec::fp32);
   if (parameter.momentum.mean.defined()) {
@@ -134,9 +200,11 @@ Contribution Compressor::contribution(Parameter& parameter, float* values, c10::
     tensor.gradient_weight = static_cast<float>(1.0 - beta_);
     tensor.momentum_weight = static_cast<float>(beta_);
   }
+  tensor.gradient_weight /= gradient_scale_;
   if (plan_.error_feedback && !parameter.info.exempt) {
     tensor.worker = &parameter.worker;
     tensor.owner = &parameter.owner;
+    tensor.rounding_key = rounding_key(step_, index, wire_->rank());
   }
   return tensor;
 }

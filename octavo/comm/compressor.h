@@ -20,19 +20,19 @@ namespace octavo {
 
 struct ParameterInfo {
   std::string name;
-  std::uint64_t count;
-  bool exempt;  // crosses the wire in float32
+  std::uint64_t count;  // real numbers: two for each element of a complex parameter
+  bool exempt;          // crosses the wire in float32
 };
 
 /// Where a parameter's gradient lies in a bucket.
 struct Slot {
   std::size_t parameter;  // index into the ParameterInfos
-  std::uint64_t offset;   // in elements
+  std::uint64_t offset;   // in elements of the bucket
 };
 
 struct CompressorStats {
   std::uint64_t wire_bytes;   // sent by this rank to others
-  std::uint64_t dense_bytes;  // what a float32 ring all-reduce would have sent
+  std::uint64_t dense_bytes;  // what a ring all-reduce of the gradients in their own dtype would have sent
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
   PhaseSeconds seconds;           // of the two-phase schedule, on its own thread
@@ -52,14 +52,15 @@ class OCTAVO_API Compressor {
   /// Ends a step that was broken off: its residuals are rolled back.
   void abandon_step();
 
-  /// A bucket of gradients (any real floating dtype, dense or sparse) on its way to be replaced by the average over all
+  /// A bucket of gradients (floating or complex, dense or sparse) on its way to be replaced by the average over all
   /// ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
   /// do the work, on the current stream; the residuals are kept on the device.
   class Job {
     friend class Compressor;
-    at::Tensor bucket;
+    at::Tensor bucket;  // real numbers
     at::Tensor values;  // the bucket in float32
     std::vector<Slot> slots;
+    float gradient_scale = 1.0F;
     std::unique_ptr<TwoPhase> two_phase;  // null: the bucket is done
   };
   /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way. Throws
@@ -80,15 +81,31 @@ class OCTAVO_API Compressor {
   };
   /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32 on the
   /// parameter's device, equal on all ranks, in the memory order of the parameter; shared, not copied: their owner
-  /// updates them between steps. A parameter without one goes on with its gradient. Residuals are kept: call
-  /// drop_residuals() where gradients become momenta, which are of another size. Throws Error invalid_argument for an
-  /// unknown name, a wrong size or a plan that votes.
+  /// updates them between steps. A parameter without one goes on with its gradient. Residuals of gradients say nothing
+  /// of momenta, which are of another size: the next begin_step() drops those of the other kind. Throws Error
+  /// invalid_argument for an unknown name, a wrong size or a plan that votes.
   void set_momentum(std::map<std::string, Momentum> momenta, double beta);
+
+  /// Some elements of the last result for the largest parameter with a momentum, in the gradient's dtype, on the CPU:
+  /// every `stride`-th in the order of its memory. Who finds others in `.grad` knows that somebody changed the
+  /// gradients since. Undefined tensor: there is no such result yet.
+  struct Sample {
+    std::size_t parameter = 0;
+    std::uint64_t stride = 1;
+    at::Tensor values;
+  };
+  Sample momentum_sample() const;
+
+  /// From the next step on the gradients in the buckets are `scale` times the true ones, as a GradScaler makes them.
+  /// Then results are `scale` times the average (or the momentum), while residuals, momenta and powers stay those of
+  /// the true gradients, so that the scale may change between steps. Throws Error invalid_argument unless it is
+  /// positive and finite.
+  void set_gradient_scale(double scale);
 
   void drop_residuals();
 
   /// The mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in the order
-  /// of the ParameterInfos; the same on all ranks. 0 with plan dense, which needs none.
+  /// of the ParameterInfos; the same on all ranks. 0 for a sparse gradient.
   std::vector<float> gradient_powers() const;
 
   CompressorStats stats() const;
@@ -97,7 +114,17 @@ class OCTAVO_API Compressor {
   /// copy them before the next step.
   std::map<std::string, at::Tensor> residuals();
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
-  void load_residuals(const std::map<std::string, at::Tensor>& residuals);
+  void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);
+  /// The residuals of all ranks of another world, by old rank, redistributed over this one
+  /// (feedback/redistribute.h). Throws as above.
+  void load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
+  /// Whether the residuals belong to momenta, not to gradients.
+  bool residuals_are_of_momenta() const;
+
+  /// Number of the current step, from which the rounding of residuals is drawn: saved and restored with them, a resumed
+  /// run rounds as the unbroken one.
+  std::uint64_t step() const;
+  void set_step(std::uint64_t step);
 
   int rank() const { return wire_->rank(); }
   int world_size() const { return wire_->world_size(); }
@@ -111,11 +138,21 @@ class OCTAVO_API Compressor {
     float power = 0;
   };
 
+  using Residuals = std::vector<std::pair<Residual*, at::Tensor>>;
+
   void settle();
-  void reduce_dense(at::Tensor& bucket);
+  void reduce_sparse(at::Tensor& bucket);
+  void reduce_dense(Job& job);
+  void average(at::Tensor& bucket);
+  void take_sample(const Job& job);
+  std::vector<Contribution> contributions(const Job& job);
   std::unique_ptr<TwoPhase> take_idle(c10::Device device);
-  Contribution contribution(Parameter& parameter, float* values, c10::Device device);
+  Contribution contribution(std::size_t index, float* values, c10::Device device);
   void clear_residuals();
+  /// Whether a key names what a rank did not send (or what it left out of a sum), and the parameter's index.
+  std::pair<bool, std::size_t> find_residual(const std::string& key) const;
+  Residuals checked(const std::map<std::string, at::Tensor>& residuals);
+  void replace_residuals(Residuals residuals, bool of_momenta);
   std::size_t find(const std::string& name, const char* where) const;
 
   mutable std::mutex mutex_;
@@ -125,8 +162,12 @@ class OCTAVO_API Compressor {
   Plan plan_;
   std::vector<Parameter> parameters_;
   bool in_momentum_phase_ = false;
+  bool residuals_are_of_momenta_ = false;
   double beta_ = 0;
+  Sample sample_;
+  float gradient_scale_ = 1.0F;
   bool step_is_finite_ = true;
+  std::uint64_t step_ = 0;  // as saved and restored
   std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;
 };
 

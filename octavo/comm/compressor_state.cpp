@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a Compressor is told and asked between steps: plan, momenta, residuals, its account.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "octavo/comm/compressor.h"
+#include "octavo/comm/feedback/redistribute.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -11,6 +16,17 @@ namespace {
 
 constexpr const char* kWorker = "worker/";
 constexpr const char* kOwner = "owner/";
+constexpr std::uint64_t kSampleSize = 64;  // elements
+
+void require_residual(const at::Tensor& values, const std::string& key, bool worker, std::uint64_t parameter_count,
+                      int rank, int world_size) {
+  if (!values.defined()) return;
+  const Sent sent = sent_part(parameter_count, rank, world_size);
+  const std::uint64_t count = worker ? sent.count : sent.own.count;
+  if (values.scalar_type() == at::kBFloat16 && static_cast<std::uint64_t>(values.numel()) == count) return;
+  fail(ErrorCode::invalid_argument, "comm.load_state", "expected bfloat16 with ", count, " elements for ", key,
+       " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ", values.numel());
+}
 
 }  // namespace
 
@@ -54,6 +70,27 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [index, momentum] : found) parameters_[index].momentum = std::move(momentum);
   in_momentum_phase_ = !found.empty();
   beta_ = beta;
+  sample_ = {};
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto size_of = [&](std::size_t index) {
+      return parameters_[index].momentum.mean.defined() ? parameters_[index].info.count : 0;
+    };
+    if (size_of(i) > size_of(sample_.parameter)) sample_.parameter = i;
+    sample_.stride = std::max<std::uint64_t>(1, size_of(sample_.parameter) / kSampleSize);
+  }
+}
+
+Compressor::Sample Compressor::momentum_sample() const {
+  const std::lock_guard lock(mutex_);
+  return sample_;
+}
+
+void Compressor::set_gradient_scale(double scale) {
+  if (!(scale > 0) || std::isinf(scale)) {
+    fail(ErrorCode::invalid_argument, "comm.set_gradient_scale", "the scale must be positive and finite, got ", scale);
+  }
+  const std::lock_guard lock(mutex_);
+  gradient_scale_ = static_cast<float>(scale);
 }
 
 void Compressor::drop_residuals() {
@@ -92,26 +129,73 @@ std::map<std::string, at::Tensor> Compressor::residuals() {
   return all;
 }
 
-void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals) {
+void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  std::vector<std::pair<Residual*, at::Tensor>> checked;
-  for (const auto& [key, values] : residuals) {
-    const bool worker = key.starts_with(kWorker);
-    if (!worker && !key.starts_with(kOwner)) {
-      fail(ErrorCode::invalid_argument, "comm.load_state", "expected keys worker/NAME or owner/NAME, got ", key);
+  replace_residuals(checked(residuals), of_momenta);
+}
+
+void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
+  const std::lock_guard lock(mutex_);
+  std::map<std::string, std::vector<at::Tensor>> by_key;  // then by old rank
+  for (std::size_t rank = 0; rank < world.size(); ++rank) {
+    for (const auto& [key, values] : world[rank]) {
+      auto& parts = by_key[key];
+      parts.resize(world.size());
+      parts[rank] = values;
     }
-    Parameter& parameter = parameters_[find(key.substr(key.find('/') + 1), "comm.load_state")];
-    const Sent sent = sent_part(parameter.info.count, wire_->rank(), wire_->world_size());
-    const std::uint64_t count = worker ? sent.count : sent.own.count;
-    if (values.scalar_type() != at::kBFloat16 || static_cast<std::uint64_t>(values.numel()) != count) {
-      fail(ErrorCode::invalid_argument, "comm.load_state", "expected bfloat16 with ", count, " elements for ", key,
-           " on rank ", wire_->rank(), ", got ", toString(values.scalar_type()), " with ", values.numel());
-    }
-    checked.emplace_back(worker ? &parameter.worker : &parameter.owner, values.detach().cpu().contiguous().clone());
   }
+  std::map<std::string, at::Tensor> ours;
+  for (const auto& [key, parts] : by_key) {
+    const auto [worker, index] = find_residual(key);
+    const std::uint64_t count = parameters_[index].info.count;
+    for (std::size_t old_rank = 0; old_rank < parts.size(); ++old_rank) {
+      require_residual(parts[old_rank], key, worker, count, static_cast<int>(old_rank), static_cast<int>(parts.size()));
+    }
+    const auto redistribute = worker ? redistribute_sent : redistribute_owned;
+    ours[key] = redistribute(parts, count, rank(), world_size());
+  }
+  replace_residuals(checked(ours), of_momenta);
+}
+
+Compressor::Residuals Compressor::checked(const std::map<std::string, at::Tensor>& residuals) {
+  Residuals found;
+  for (const auto& [key, values] : residuals) {
+    const auto [worker, index] = find_residual(key);
+    Parameter& parameter = parameters_[index];
+    require_residual(values, key, worker, parameter.info.count, rank(), world_size());
+    found.emplace_back(worker ? &parameter.worker : &parameter.owner, values.detach().cpu().contiguous().clone());
+  }
+  return found;
+}
+
+void Compressor::replace_residuals(Residuals residuals, bool of_momenta) {
   settle();
   clear_residuals();
-  for (auto& [residual, values] : checked) residual->restore(std::move(values));
+  residuals_are_of_momenta_ = of_momenta;
+  for (auto& [residual, values] : residuals) residual->restore(std::move(values));
+}
+
+bool Compressor::residuals_are_of_momenta() const {
+  const std::lock_guard lock(mutex_);
+  return residuals_are_of_momenta_;
+}
+
+std::uint64_t Compressor::step() const {
+  const std::lock_guard lock(mutex_);
+  return step_;
+}
+
+void Compressor::set_step(std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  step_ = step;
+}
+
+std::pair<bool, std::size_t> Compressor::find_residual(const std::string& key) const {
+  const bool worker = key.starts_with(kWorker);
+  if (!worker && !key.starts_with(kOwner)) {
+    fail(ErrorCode::invalid_argument, "comm.load_state", "expected keys worker/NAME or owner/NAME, got ", key);
+  }
+  return {worker, find(key.substr(key.find('/') + 1), "comm.load_state")};
 }
 
 std::size_t Compressor::find(const std::string& name, const char* where) const {

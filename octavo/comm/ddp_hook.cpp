@@ -60,13 +60,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   /// message came first: all ranks make the same calls in the same order.
   void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots, bool is_first,
                bool is_last) {
-    if (is_first) {
-      if (!in_flight_.empty()) {  // of a step that was broken off
-        drain();
-        state_->abandon_step();
-      }
-      state_->begin_step();
-    }
+    if (is_first) state_->begin_step();
     in_flight_.push_back({future, buffer, state_->send_up(where_kernels_run(buffer), slots)});
     if (in_flight_.size() >= 2) send_down(in_flight_[in_flight_.size() - 2]);
     if (in_flight_.size() >= 3) finish_oldest();

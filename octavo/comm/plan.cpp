@@ -18,9 +18,11 @@ struct Name {
 };
 
 constexpr std::array kNames = {
-    Name{"dense", Codec::fp32, false, false},       Name{"bf16", Codec::bf16, false, false},
-    Name{"int4", Codec::int4, true, true},          Name{"sign", Codec::scaled_sign, true, true},
-    Name{"sign-vote", Codec::ballot, false, false},
+    Name{"dense", Codec::fp32, false, false},
+    Name{"bf16", Codec::bf16, false, false},
+    Name{"int4", Codec::int4, true, true},
+    Name{"sign", Codec::scaled_sign, true, true},
+    Name{"sign-vote", Codec::majority_vote, false, false},
 };
 
 constexpr std::uint64_t kSmallestBlock = 8, kLargestBlock = 1U << 24;
@@ -85,6 +87,6 @@ Plan Plan::for_momentum() const {
   return plan;
 }
 
-Format Plan::down() const { return votes() ? Format{Codec::majority_vote, block} : up(); }
+Format Plan::down() const { return up(); }
 
 }  // namespace octavo

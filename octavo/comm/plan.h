@@ -16,7 +16,7 @@ namespace octavo {
 ///   bf16        bfloat16 on the wire, added in float32
 ///   int4        4 bits a value, a scale a block of 256
 ///   sign        1 bit a value, a scale a block of 256
-///   sign-vote   1 bit up, the majority's sign (0 for a tie) down: a direction without a magnitude
+///   sign-vote   2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (int4, sign); `:N` sets the block, in elements: `sign:1024+ef`.
 struct OCTAVO_API Plan {
@@ -29,7 +29,7 @@ struct OCTAVO_API Plan {
   std::string text() const;
 
   bool dense() const { return codec == Codec::fp32; }
-  bool votes() const { return codec == Codec::ballot; }
+  bool votes() const { return codec == Codec::majority_vote; }
   Format up() const { return {codec, block}; }
   Format down() const;
 

@@ -65,20 +65,22 @@ Transfer Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_by
   });
 }
 
-void Wire::all_reduce(at::Tensor& tensor) {
-  const std::uint64_t bytes = tensor.is_sparse() ? tensor._indices().nbytes() + tensor._values().nbytes()
-                                                 : static_cast<std::uint64_t>(tensor.nbytes());
-  const auto world = static_cast<std::uint64_t>(world_size_);
-  sent_bytes_ += tensor.is_sparse() ? bytes * (world - 1) : 2 * bytes * (world - 1) / world;
+Transfer Wire::start_all_reduce(at::Tensor& tensor) {
+  if (tensor.is_sparse()) {  // every rank sends all of it to every other
+    const std::uint64_t bytes = tensor._indices().nbytes() + tensor._values().nbytes();
+    sent_bytes_ += bytes * static_cast<std::uint64_t>(world_size_ - 1);
+  } else {
+    sent_bytes_ += ring_bytes(tensor.nbytes());
+  }
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.timeout = deadline_;
-  guarded(rank_, deadline_, [&] { return backend_->allreduce(tensors, options)->wait(deadline_); });
+  return guarded(rank_, deadline_, [&] { return Transfer(backend_->allreduce(tensors, options), rank_, deadline_); });
 }
 
-std::uint64_t Wire::dense_bytes(std::uint64_t elements) const {
+std::uint64_t Wire::ring_bytes(std::uint64_t payload_bytes) const {
   const auto world = static_cast<std::uint64_t>(world_size_);
-  return 2 * sizeof(float) * elements * (world - 1) / world;
+  return 2 * payload_bytes * (world - 1) / world;
 }
 
 }  // namespace octavo

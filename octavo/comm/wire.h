@@ -56,13 +56,16 @@ class OCTAVO_API Wire {
   [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 
-  /// The process group's own all-reduce by sum, in place; dense or sparse. Blocks.
-  void all_reduce(at::Tensor& tensor);
+  /// The process group's own all-reduce by sum, in place; dense or sparse. The tensor belongs to the transfer until it
+  /// was waited for.
+  [[nodiscard]] Transfer start_all_reduce(at::Tensor& tensor);
+  /// The same, and waits for it.
+  void all_reduce(at::Tensor& tensor) { start_all_reduce(tensor).wait(); }
 
   /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends.
   std::uint64_t sent_bytes() const { return sent_bytes_; }
-  /// Bytes that a float32 ring all-reduce of `elements` sends.
-  std::uint64_t dense_bytes(std::uint64_t elements) const;
+  /// Bytes that a rank sends in a ring all-reduce of `payload_bytes`.
+  std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;

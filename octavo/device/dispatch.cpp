@@ -10,6 +10,16 @@
 
 namespace octavo {
 
+namespace {
+
+Queue queue_of_current_stream(c10::Device device) {
+  if (device.is_cpu()) return {};
+  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+  return {stream.native_handle(), stream.device_index()};
+}
+
+}  // namespace
+
 const KernelTable& kernels_for(c10::Device device) {
   switch (device.type()) {
     case c10::DeviceType::CPU: return host_backend();
@@ -26,10 +36,8 @@ bool is_sycl(c10::Device device) {
   return device.type() == c10::DeviceType::PrivateUse1 && c10::get_privateuse1_backend() == "sycl";
 }
 
-Stream current_stream(c10::Device device) {
-  if (device.is_cpu()) return nullptr;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-}
+LaunchScope::LaunchScope(c10::Device device)
+    : kernels_(kernels_for(device)), device_is_current_(device), queue_(queue_of_current_stream(device)) {}
 
 void wait_for_current_stream(c10::Device device) {
   if (device.is_cpu()) return;
@@ -37,12 +45,12 @@ void wait_for_current_stream(c10::Device device) {
   guard.synchronizeStream(guard.getStream(device));
 }
 
-Stream sycl_queue(c10::Device device) {
+Queue sycl_queue(c10::Device device) {
   if (!device.is_cpu() && !device.is_xpu() && !is_sycl(device)) {
     fail(ErrorCode::invalid_argument, "device.sycl_queue", "expected a device cpu, sycl or xpu, got ", device.str());
   }
   const DeviceRuntime& runtime = *backend("sycl").runtime;
-  return device.is_cpu() ? runtime.host_stream() : current_stream(device);
+  return device.is_cpu() ? runtime.host_queue() : queue_of_current_stream(device);
 }
 
 void for_parts(c10::Device device, std::int64_t count, std::int64_t grain,

@@ -41,7 +41,7 @@ class OCTAVO_API SyclKernel {
               std::uint64_t argument_count);
 
  private:
-  Kernel compiled_for(c10::Device device, Stream stream, const DeviceRuntime& runtime);
+  Kernel compiled_for(c10::Device device, Queue queue, const DeviceRuntime& runtime);
 
   std::string source_, function_;
   std::mutex mutex_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "octavo/rules/contribution.h"
+#include "octavo/rules/counter_random.h"
 #include "octavo/rules/residual.h"
 
 /// What kernels read and write, and one element of it. Compiled for host and devices alike.
@@ -20,7 +21,9 @@ struct EncodeInput {
   const float* others = nullptr;
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  float sum_weight = 1.0F;  // read where others are
+  float sum_weight = 1.0F;         // read where others are
+  std::uint64_t rounding_key = 0;  // of the random bits by which residuals are rounded
+  std::uint64_t first = 0;         // the number of the first element, by which it draws them
 
   EncodeInput from(std::uint64_t offset) const {
     EncodeInput rest = *this;
@@ -29,6 +32,7 @@ struct EncodeInput {
     if (momentum) rest.momentum += offset;
     if (preconditioner) rest.preconditioner += offset;
     if (others) rest.others += offset;
+    rest.first += offset;
     return rest;
   }
 };
@@ -39,9 +43,9 @@ struct Payload {
   std::uint8_t* codes;
 };
 
-/// How results are written. `stream` is `assign` for results that nobody reads soon: large ones may then bypass the
+/// How results are written. `uncached` is `assign` for results that nobody reads soon: large ones may then bypass the
 /// caches, which saves reading what is overwritten.
-enum class Store { assign, add, stream };
+enum class Store { assign, add, uncached };
 
 /// The value that is encoded at an index.
 OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
@@ -50,6 +54,11 @@ OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
                             : rules::contribution(in.gradient_weight, in.gradient[i]);
   if (in.others) value = rules::sum_of(value, in.others[i], in.sum_weight);
   return in.residual ? value + rules::from_residual(in.residual[i]) : value;
+}
+
+/// What is kept of what the code of the value at an index leaves over.
+OCTAVO_RULE rules::Residual residual_at(const EncodeInput& in, std::uint64_t i, float left_over) {
+  return rules::to_residual(left_over, rules::random_bits(in.rounding_key, in.first + i));
 }
 
 OCTAVO_RULE void store(Store how, float value, float& out) { out = how == Store::add ? out + value : value; }

@@ -2,7 +2,9 @@
 #include "octavo/kernels/plugin.h"
 
 #include <array>
+#include <cctype>
 #include <cstddef>
+#include <cstdlib>
 #include <dlfcn.h>
 #include <map>
 #include <mutex>
@@ -23,13 +25,35 @@ std::string own_folder() {
   return slash == std::string::npos ? "" : file.substr(0, slash + 1);
 }
 
-Plugin open(const std::string& name) {
+/// The file that the environment names in the place of the back end's own; empty where it names none.
+std::string file_of_environment(std::string name) {
+  for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  const char* file = std::getenv(("OCTAVO_" + name + "_PLUGIN").c_str());
+  return file == nullptr ? "" : file;
+}
+
+struct Library {
+  void* handle;      // null where it cannot be loaded
+  std::string file;  // as messages name it
+  std::string reason = {};
+};
+
+Library load(const std::string& name) {
+  if (const std::string file = file_of_environment(name); !file.empty()) {
+    void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle != nullptr) return {handle, file};
+    return {nullptr, file, file + ", which the environment names, cannot be loaded: " + dlerror()};
+  }
   const std::string file = "liboctavo_" + name + ".so", beside = own_folder() + file;
   const bool is_beside = access(beside.c_str(), F_OK) == 0;  // then why it does not load is what the user must know
-  void* library = dlopen((is_beside ? beside : file).c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return {nullptr, file + (is_beside ? " cannot be loaded: " : " is not installed: ") + dlerror()};
-  }
+  void* handle = dlopen((is_beside ? beside : file).c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (handle != nullptr) return {handle, file};
+  return {nullptr, file, file + (is_beside ? " cannot be loaded: " : " is not installed: ") + dlerror()};
+}
+
+Plugin open(const std::string& name) {
+  const auto [library, file, why_not_loaded] = load(name);
+  if (library == nullptr) return {nullptr, why_not_loaded};
 
   const auto abi = reinterpret_cast<std::uint32_t (*)()>(dlsym(library, "octavo_backend_abi"));
   const auto create =

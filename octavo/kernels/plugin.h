@@ -17,7 +17,8 @@ struct Plugin {
   std::string reason;        // why it is missing, or the file that it came from
 };
 
-/// Opens the plug-in, once; it stays open. Looks beside liboctavo_core, then where the loader looks. Thread-safe.
+/// Opens the plug-in, once; it stays open. Looks beside liboctavo_core, then where the loader looks; the environment
+/// variable OCTAVO_<NAME>_PLUGIN (OCTAVO_SYCL_PLUGIN) names another file, and that one alone is tried. Thread-safe.
 OCTAVO_API const Plugin& plugin(const std::string& name);
 
 }  // namespace octavo

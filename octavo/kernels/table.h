@@ -11,23 +11,22 @@
 /// device.
 ///
 /// Common contract: buffers do not overlap unless said; any alignment; any count, 0 included; no allocation, no locks,
-/// no exceptions but Error at the first use of a device whose kernels do not compile. `stream` is the native handle of
-/// the caller's stream (a sycl::queue*, a cudaStream_t); a kernel is enqueued there and not waited for. On CPU it is
-/// null, a call runs to its end on the calling thread, and calls on disjoint ranges may run at once.
+/// no exceptions but Error at the first use of a device whose kernels do not compile. A kernel is enqueued on
+/// the Queue that it is given, of whose device its memory is, and not waited for; device/dispatch.h makes both. On the
+/// CPU the Queue is the calling thread (`{}`), and calls on disjoint ranges may run at once.
 namespace octavo {
 
-/// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded to
-/// `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN or an infinity
-/// gets a NaN scale and a next residual of 0.
-using EncodeKernel = void (*)(Stream, const EncodeInput& input, std::uint64_t count, std::uint64_t block,
-                              Payload payload, rules::Residual* next_residual);
+/// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded, rounded by
+/// rules/residual.h, to `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN
+/// or an infinity gets a NaN scale and a next residual of 0.
+using EncodeKernel = void(Queue, const EncodeInput& input, std::uint64_t count, std::uint64_t block, Payload payload,
+                          rules::Residual* next_residual);
 /// Decodes to `out`, or adds to it.
-using DecodeKernel = void (*)(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store store,
-                              float* out);
+using DecodeKernel = void(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store store, float* out);
 
 struct CodecKernels {
-  EncodeKernel encode;
-  DecodeKernel decode;
+  EncodeKernel* encode;
+  DecodeKernel* decode;
 };
 
 struct KernelTable {
@@ -35,25 +34,24 @@ struct KernelTable {
   const DeviceRuntime* runtime = nullptr;  // null: ordinary memory and no streams
 
   // sign_bits: value_bytes is the width of an element, 1, 2, 4 or 8
-  void (*pack_sign_bits)(Stream, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);
-  void (*unpack_sign_bits)(Stream, const std::uint8_t* bits, std::uint64_t count, float* values);
+  void (*pack_sign_bits)(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);
+  void (*unpack_sign_bits)(Queue, const std::uint8_t* bits, std::uint64_t count, float* values);
 
   // codecs: `scaled_sign` etc. are the basenames of their rules
   CodecKernels fp32;
   CodecKernels bf16;
   CodecKernels scaled_sign;
-  CodecKernels ballot;         // majority_vote: a rank's votes
-  CodecKernels majority_vote;  // majority_vote: the outcome
+  CodecKernels majority_vote;
   CodecKernels int4;
 
   // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
   // multiple of `stride` below `count`
-  void (*chunk_powers)(Stream, const float* values, std::uint64_t count, std::uint64_t stride, float* powers);
+  void (*chunk_powers)(Queue, const float* values, std::uint64_t count, std::uint64_t stride, float* powers);
 
   // adamw
-  void (*adamw)(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
+  void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);
-  void (*frozen_adamw)(Stream, float decay, float step_size, std::uint64_t count, const float* update,
+  void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update,
                        float* parameter);
 };
 

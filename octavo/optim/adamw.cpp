@@ -73,10 +73,9 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
   float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
-  const KernelTable& kernels = kernels_for(parameter.device());
-  const Stream stream = current_stream(parameter.device());
+  const LaunchScope scope(parameter.device());
   for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
-    kernels.adamw(stream, rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first, md + first,
+    scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first, md + first,
                   vd + first);
   });
   p.write_back();
@@ -106,10 +105,9 @@ void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& 
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), m(mean, order);
   float *pd = p.data(), *md = m.data();
-  const KernelTable& kernels = kernels_for(parameter.device());
-  const Stream stream = current_stream(parameter.device());
+  const LaunchScope scope(parameter.device());
   for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
-    kernels.frozen_adamw(stream, static_cast<float>(1 - decay), static_cast<float>(step_size),
+    scope.kernels().frozen_adamw(scope.queue(), static_cast<float>(1 - decay), static_cast<float>(step_size),
                          static_cast<std::uint64_t>(last - first), md + first, pd + first);
   });
   p.write_back();

@@ -6,14 +6,18 @@
 namespace octavo::rules {
 
 /// What a code leaves over is kept in bfloat16: half the memory of float32 and half its traffic, which is what a step
-/// of error feedback costs. The rounding, at most 2^-8 of what is kept, is far below the error of the codes themselves.
+/// of error feedback costs. The rounding, less than 2^-7 of what is kept, is far below the error of the codes
+/// themselves.
 using Residual = Bf16;
 
-/// Rounds a finite value to the nearest, ties away from zero: one operation fewer than ties to even, and as unbiased.
-/// One beyond the largest bfloat16 saturates: a finite step leaves finite residuals.
-OCTAVO_RULE Residual to_residual(float left_over) {
+/// Rounds a finite value away from zero with a probability equal to the fraction that truncation would discard, and
+/// towards zero otherwise: unbiased, whatever is added step by step. Rounding to nearest would lose for ever what is
+/// steadily less than half a unit of the residual's last place. `random`: uniform in [0, 2^16) (counter_random.h). What
+/// bfloat16 holds exactly stays as it is; beyond its largest finite value it saturates: a finite step leaves finite
+/// residuals.
+OCTAVO_RULE Residual to_residual(float left_over, std::uint32_t random) {
   constexpr std::uint32_t kLargestBits = 0x7F7FFFFFU;
-  const std::uint32_t rounded = magnitude_bits(left_over) + 0x8000U;
+  const std::uint32_t rounded = magnitude_bits(left_over) + random;
   const std::uint32_t bounded = rounded < kLargestBits ? rounded : kLargestBits;
   return {static_cast<std::uint16_t>((bounded | (to_bits(left_over) & kSignMask)) >> 16)};
 }

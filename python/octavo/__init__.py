@@ -6,11 +6,14 @@
 >>> packed = octavo.packbits(gradient)                 # one bit an element
 """
 
-import torch  # loads the libraries that _C links; _C then registers torch.ops.octavo
+import torch as torch  # loads the libraries that _C links; _C then registers torch.ops.octavo
+
+from octavo.version import __version__, cmake_dir, require_built_torch
+
+require_built_torch(torch.__version__)
 
 from octavo import _C as _C
 from octavo import optim as optim
-from octavo import sycl as sycl
 from octavo._C import Plan
 from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
@@ -18,7 +21,6 @@ from octavo.ddp import Handle, compress
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
 from octavo.sycl_kernel import SyclKernel
-from octavo.version import __version__, cmake_dir
 
 __all__ = [
     "CompressedGradientAccumulator",
@@ -36,9 +38,11 @@ __all__ = [
     "packbits",
     "pinned",
     "set_accelerator",
-    "sycl",
     "unpackbits",
 ]
 
-if sycl.is_installed() and not sycl.why_taken() and not torch.accelerator.is_available():
-    sycl.register()
+
+def __getattr__(name: str) -> object:
+    if name == "sycl":  # not imported by itself: torch serves one accelerator at a time, which is then sycl
+        raise AttributeError("[octavo] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl")
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")

@@ -1,7 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m octavo …` is `octavo …`."""
+"""The command `octavo`, also as `python -m octavo`. It needs more packages than the library: the extra `train`."""
 
-from octavo.cli import main
+import re
+import sys
+from importlib.metadata import requires
+
+EXIT_FAILED = 1
+
+
+def main() -> None:
+    """Runs the command line of `octavo.cli`; ends in one sentence where a package of the extra is missing."""
+    try:
+        from octavo.cli import app
+
+        app(prog_name="octavo")
+    except ModuleNotFoundError as missing:
+        if missing.name not in _packages_of_the_extra():
+            raise
+        print(
+            f"error: [cli] the command octavo needs the package {missing.name}, which is not installed: "
+            f"pip install 'octavo[train]'",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_FAILED)
+
+
+def _packages_of_the_extra() -> set[str]:
+    """The names of the packages of `octavo[train]`, under which they are imported too."""
+    named = [line for line in requires("octavo") or [] if re.search(r"extra == ['\"]train['\"]", line)]
+    return {re.match(r"[A-Za-z0-9_]+", line)[0] for line in named}
+
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's own operator, in C++ and SYCL, built against Octavo.
+"""A user's own operators, in C++ and SYCL, built against Octavo.
 
 >>> octavo.build.load("gated_add", ["gated_add.cpp", "gated_add.sycl"])     # now torch.ops.example.gated_add is there
 
@@ -41,7 +41,7 @@ def include_dirs(sycl: bool = False) -> list[str]:
     if not sycl:
         return own
     if not (_SYCL / "include" / "sycl" / "sycl.hpp").exists():
-        raise NotImplementedError("[build] expected SYCL's headers, got none: pip install octavo[sycl]")
+        raise NotImplementedError("[build.include_dirs] SYCL's headers are not installed: pip install 'octavo[sycl]'")
     return [*own, str(_SYCL / "include")]
 
 
@@ -79,13 +79,13 @@ def load(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = Fals
 
     ``name``: of the library, among all that this user builds. ``sycl``: a source includes ``<octavo/sycl.h>``. The
     first time takes half a minute: torch's headers are large. Raises ValueError for a source that is not there,
-    RuntimeError with the compiler's words.
+    RuntimeError with the compiler's message.
     """
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ValueError(f"[build.load] expected a list of source files, got {sources!r}")
     for source in sources:
         if not Path(source).is_file():
-            raise ValueError(f"[build.load] expected source files, got {source}, which is not there")
+            raise ValueError(f"[build.load] the source file {source} does not exist")
     with _tools_on_path():
         folder = Path(cpp_extension._get_build_directory(name, verbose))
         cpp_extension.load(
@@ -103,14 +103,16 @@ def _with_embedded(sources: Sequence[str], folder: Path) -> list[str]:
     """The sources, with a C++ file in place of each ``.sycl``."""
     stems = [Path(source).stem for source in sources if source.endswith(".sycl")]
     if len(set(stems)) < len(stems):
-        raise ValueError(f"[build] expected .sycl files of different names, got {', '.join(sorted(stems))}")
+        raise ValueError(f"[build] two .sycl files have the same name, among {', '.join(sorted(stems))}: rename one")
     return [_embed(Path(source), folder) if source.endswith(".sycl") else source for source in sources]
 
 
 def _embed(source: Path, folder: Path) -> str:
     name, text = source.stem, source.read_text()
-    if not name.isidentifier() or f"){_DELIMITER}" in text:
-        raise ValueError(f"[build] expected a .sycl file whose name is an identifier, got {source}")
+    if not name.isidentifier():
+        raise ValueError(f"[build] the name of {source} is not a C++ identifier, which its symbol {name}_sycl must be")
+    if f"){_DELIMITER}" in text:
+        raise ValueError(f"[build] {source} contains '){_DELIMITER}', which ends the string that it is embedded in")
     symbol = f"extern const char* const {name}_sycl;\nconst char* const {name}_sycl = "
     content = f'// From {source.name}.\n{symbol}R"{_DELIMITER}({text}){_DELIMITER}";\n'
     target = folder / f"{name}_sycl.cpp"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, `octavo`. Exit status: 0 done, 1 failed, 2 asked for what makes no sense."""
+"""The commands of `octavo`; `octavo.__main__` runs them. Exit status: 0 done, 1 failed, 2 the options make no sense."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ _HELP = "Trains the same model with a fraction of the bytes."
 app = typer.Typer(name="octavo", help=_HELP, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(train)
 app.command()(info)
-
-
-def main() -> None:
-    """The console script."""
-    app(prog_name="octavo")
 
 
 def _print_cmake_dir(asked: bool) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives that send codes instead of numbers."""
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,11 +12,7 @@ from torch import Tensor
 from octavo import _C
 from octavo._C import Plan
 from octavo.plan import as_plan
-from octavo.private_group import private_group
-
-# One thread: collectives must run in the order in which they were called, the same on all ranks.
-_groups: WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = WeakKeyDictionary()
-_queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo_all_reduce")
+from octavo.rendezvous import Rendezvous
 
 
 class PendingAllReduce:
@@ -46,7 +42,9 @@ def all_reduce(
 
     ``op``: ``SUM`` or ``AVG``. ``sign-vote`` gives the majority's sign (0 for a tie) whatever ``op`` is. Plans with
     ``+ef`` are refused: one call keeps no residual; ``octavo.compress`` does. The result has the same bits on every
-    rank. Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed.
+    rank. Calls on one group run in their order; calls on different groups do not wait for each other. Raises
+    ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed; after the last two the
+    tensor's content is undefined, and the next call on all ranks of the group connects them anew.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
@@ -54,15 +52,59 @@ def all_reduce(
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
     plan = as_plan(plan)
     group = group if group is not None else dist.group.WORLD
-    if group not in _groups:
-        _groups[group] = private_group(group, timeout_s)
-    average = op == dist.ReduceOp.AVG
-    ready = _mark(tensor)
-    future = _queue.submit(_all_reduce, ready, tensor.detach(), plan, _groups[group], average, timeout_s)
+    future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, timeout_s)
     if async_op:
         return PendingAllReduce(future)
     future.result()
     return None
+
+
+class _Channel:
+    """What ``all_reduce`` keeps for a process group: a thread and a Gloo back end.
+
+    The thread runs the group's calls in their order, which is the same on all of its ranks. It connects the back end
+    at its first call, and again after a failure, which leaves connections in an unknown state.
+    """
+
+    def __init__(self) -> None:
+        self._queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo_all_reduce")
+        self._backend: dist.ProcessGroupGloo | None = None
+
+    def submit(
+        self, group: dist.ProcessGroup, tensor: Tensor, plan: Plan, average: bool, timeout_s: float
+    ) -> "Future[None]":
+        return self._queue.submit(self._run, group, _mark(tensor), tensor.detach(), plan, average, timeout_s)
+
+    def _run(
+        self,
+        group: dist.ProcessGroup,
+        ready: torch.Event | None,
+        tensor: Tensor,
+        plan: Plan,
+        average: bool,
+        timeout_s: float,
+    ) -> None:
+        if ready is not None:
+            ready.synchronize()
+        try:
+            if self._backend is None:
+                self._backend = Rendezvous(group, "collectives.all_reduce", timeout_s).connect()
+            _C.all_reduce(tensor, plan, self._backend, average, timeout_s)
+        except (TimeoutError, RuntimeError) as error:
+            if not isinstance(error, NotImplementedError):  # the only one that says nothing of connections
+                self._backend = None
+            raise
+
+
+_channels: WeakKeyDictionary[dist.ProcessGroup, _Channel] = WeakKeyDictionary()
+_channels_lock = threading.Lock()
+
+
+def _channel(group: dist.ProcessGroup) -> _Channel:
+    with _channels_lock:
+        if group not in _channels:
+            _channels[group] = _Channel()
+        return _channels[group]
 
 
 def _mark(tensor: Tensor) -> torch.Event | None:
@@ -72,9 +114,3 @@ def _mark(tensor: Tensor) -> torch.Event | None:
     event = torch.Event(tensor.device)
     event.record(torch.accelerator.current_stream(tensor.device))
     return event
-
-
-def _all_reduce(ready: torch.Event | None, *arguments: Any) -> None:
-    if ready is not None:
-        ready.synchronize()
-    _C.all_reduce(*arguments)

@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed gradients for ``DistributedDataParallel``."""
 
-from collections.abc import Callable, Iterable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
+from json import dumps, loads
+from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.optim.onebit_adamw import OneBitAdamW
 from octavo.plan import as_plan
-from octavo.private_group import private_group
+from octavo.rendezvous import Rendezvous
 
 Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
+State = Mapping[str, Tensor | int | str]
 
 #: Below this a parameter's scales and latency cost more than its compression saves.
 SMALLEST_COMPRESSED = 2048
-_SCHEMA = 2
+_SCHEMA = 3
+_log = logging.getLogger("octavo")
 
 
 def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
@@ -32,25 +40,38 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
 class Handle:
     """What ``octavo.compress`` returns: the plan in force, its state and its account. Made by ``compress`` alone.
 
-    State (residuals) is kept by parameter name, in bfloat16, and differs from rank to rank: save one ``state_dict``
-    a rank. Methods may be called between steps, from any thread.
+    Error-feedback residuals are per-rank state, kept by parameter name in bfloat16: save one ``state_dict`` per rank.
+    Methods may be called between steps, from any thread.
     """
 
-    def __init__(self, compressor: "_C.Compressor", parameters: Mapping[str, nn.Parameter]):
+    def __init__(self, compressor: "_C.Compressor", parameters: Mapping[str, nn.Parameter], ddp: nn.Module):
         self._compressor = compressor
         self._parameters = dict(parameters)
+        self._ddp = ddp
+        self._optimizer: OneBitAdamW | None = None
+        self._scaler: torch.amp.GradScaler | None = None
+        self._guards: list[Any] = []
 
     @property
     def plan(self) -> Plan:
+        """What the next backward pass sends. With a 1-bit optimizer: its warm-up's plan, then that of the momentum."""
         return self._compressor.plan
 
     def set_plan(self, plan: str | Plan) -> None:
-        """Takes effect with the next backward pass. Call it with the same plan on all ranks."""
+        """Takes effect with the next backward pass. Call it with the same plan on all ranks. ValueError where a 1-bit
+        optimizer is joined, whose phases choose the plan."""
+        if self._optimizer is not None:
+            raise ValueError(
+                "[ddp.set_plan] the plan of this handle follows the phases of its OneBitAdamW: choose them by its "
+                "warmup_plan and by the plan of octavo.compress"
+            )
+        self._require_kernels(as_plan(plan))
         self._compressor.set_plan(as_plan(plan))
 
     def stats(self) -> dict[str, int]:
-        """``wire_bytes`` sent by this rank so far, ``dense_bytes`` that float32 would have sent, ``steps``, and
-        ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals were rolled back."""
+        """``wire_bytes`` sent by this rank so far, ``dense_bytes`` that a ring all-reduce of the gradients would have
+        sent, ``steps``, and ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals
+        were rolled back."""
         return self._compressor.stats()
 
     @property
@@ -65,36 +86,67 @@ class Handle:
             "plan": str(self.plan),
             "rank": self._compressor.rank,
             "world_size": self._compressor.world_size,
+            "step": self._compressor.step,
+            "of_momenta": self._compressor.residuals_are_of_momenta,
         }
         state.update({key: values.clone() for key, values in self._compressor.residuals().items()})
         return state
 
-    def load_state_dict(self, state: Mapping[str, Tensor | int | str]) -> None:
-        """Restores ``state_dict()``: residuals and plan. ValueError where it does not fit; nothing changes then."""
-        if not isinstance(state, Mapping):
-            raise TypeError(f"[ddp.load_state_dict] expected what state_dict() returned, got {type(state).__name__}")
-        if state.get("schema") != _SCHEMA:
+    def load_state_dict(self, state: State | Sequence[State]) -> None:
+        """Restores residuals, from what this rank saved or from what all ranks saved.
+
+        With its own state a rank goes on with the same bits; the world must be of the same size then. The states of all
+        ranks of any world, in any order, are redistributed over this one: what they still owed to the average is kept,
+        except in a world of one rank, which sends nothing. The plan stays this handle's own, with a warning where
+        another was saved. ValueError where a state does not fit; nothing changes then.
+        """
+        states = [state] if isinstance(state, Mapping) else list(state)
+        if not states or not all(isinstance(one, Mapping) for one in states):
+            raise TypeError("[ddp.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
+        schemas = {one.get("schema") for one in states}
+        if schemas != {_SCHEMA}:
             raise ValueError(
-                f"[ddp.load_state_dict] expected a state of schema {_SCHEMA}, which this version of Octavo writes, got "
-                f"{state.get('schema')!r}: start with an empty state"
+                f"[ddp.load_state_dict] this version of Octavo reads states of schema {_SCHEMA}, this one has "
+                f"{', '.join(sorted(map(repr, schemas)))}: start with an empty state"
             )
-        ours = {"rank": self._compressor.rank, "world_size": self._compressor.world_size}
-        for key, expected in ours.items():
-            if state.get(key) != expected:
-                raise ValueError(
-                    f"[ddp.load_state_dict] expected {key} {expected}, got {state.get(key)!r}: load the state that "
-                    f"this rank saved in a world of the same size, or start with an empty state"
-                )
-        plan = as_plan(str(state.get("plan")))
-        self._compressor.load_residuals({key: value for key, value in state.items() if isinstance(value, Tensor)})
-        if plan != self.plan:
-            self._compressor.set_plan(plan)
+        ours = self._compressor.rank, self._compressor.world_size
+        by_rank = {int(one["rank"]): one for one in states}
+        size = int(states[0]["world_size"])
+        if any(one["world_size"] != size for one in states) or (len(states) > 1 and set(by_rank) != set(range(size))):
+            raise ValueError(
+                f"[ddp.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(by_rank)} of "
+                f"worlds of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
+            )
+        tensors = {
+            rank: {key: value for key, value in one.items() if isinstance(value, Tensor)}
+            for rank, one in by_rank.items()
+        }
+        of_momenta = bool(states[0]["of_momenta"])
+        if size == ours[1] and ours[0] in by_rank:
+            self._compressor.load_residuals(tensors[ours[0]], of_momenta)
+        elif set(by_rank) == set(range(size)):
+            self._compressor.load_residuals_of([tensors[rank] for rank in range(size)], of_momenta)
+        else:
+            raise ValueError(
+                f"[ddp.load_state_dict] this is rank {ours[0]} of {ours[1]}, the state is of rank "
+                f"{next(iter(by_rank))} of {size}: load the state that this rank saved, or the list of the states of "
+                f"all {size} ranks"
+            )
+        self._compressor.step = max(int(one["step"]) for one in states)
+        if self._optimizer is None and str(self.plan) != states[0]["plan"]:
+            warnings.warn(
+                f"[ddp.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
+                f"{self.plan}, call set_plan() for the other",
+                stacklevel=2,
+            )
 
     def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.
 
         ``momenta``: ``(m, P)`` by parameter, float32, equal on all ranks; shared with the hook, which reads them during
         backward; their owner updates them between steps. Empty: back to gradients. ``OneBitAdamW`` builds on this.
+        ``.grad`` of these parameters holds a momentum afterwards: a backward pass that would add a gradient to it
+        raises RuntimeError.
         """
         name_of = {parameter: name for name, parameter in self._parameters.items()}
         unknown = [tuple(p.shape) for p in momenta if p not in name_of]
@@ -108,11 +160,14 @@ class Handle:
                         f"{parameter.device}, got one on {tensor.device}"
                     )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
+        for guard in self._guards:
+            guard.remove()
+        self._guards = [self._guard(parameter, name_of[parameter]) for parameter in momenta]
 
     def gradient_powers(self) -> dict[nn.Parameter, float]:
         """The mean square of each parameter's gradient in the last step, averaged over ranks: the same on all ranks.
 
-        An estimate from a 32nd of the elements of a large parameter. 0 under plan dense, which does not need it.
+        An estimate from a 32nd of the elements of a large parameter. 0 for a sparse gradient.
         """
         return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
 
@@ -120,61 +175,141 @@ class Handle:
         """Forgets what was not sent yet."""
         self._compressor.drop_residuals()
 
+    def holds_momenta(self) -> bool:
+        """Whether ``.grad`` is, bit by bit, what the hook delivered (after ``scaler.unscale_``, where there is a
+        scaler): False where gradients were clipped, scaled or added to since. Some elements of one parameter tell."""
+        index, stride, sent = self._compressor.momentum_sample()
+        gradient = self.parameters[index].grad
+        if sent is None or gradient is None:
+            return True
+        if self._scaler is not None:
+            sent = sent * (1.0 / torch.tensor(self._scaler.get_scale(), dtype=torch.float64)).float()
+        found = gradient.detach().as_strided((sent.numel(),), (stride,)).cpu()
+        return torch.allclose(found, sent, rtol=0.0, atol=0.0, equal_nan=True)
+
+    def _follow(self, plan: Plan, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
+        """Takes up a phase of the joined optimizer: ``plan`` for momenta, or for gradients where there are none."""
+        if plan != self.plan:
+            what = "momenta" if momenta else "gradients"
+            _log.info("the joined OneBitAdamW averages %s now: plan %s instead of %s", what, plan, self.plan)
+        if not momenta:
+            self.set_momentum({}, 0.0)
+        self._compressor.set_plan(plan)
+        if momenta:
+            self.set_momentum(momenta, beta)
+
+    def _guard(self, parameter: nn.Parameter, name: str) -> Any:
+        """Watches that no gradient is added to a momentum, which nobody could take apart again."""
+        delivered = False
+
+        def check(_: Tensor) -> None:
+            nonlocal delivered
+            if delivered and parameter.grad is not None and parameter.grad.any():
+                raise RuntimeError(
+                    f"[ddp.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
+                    f"zero_grad() after every step, and accumulate gradients under no_sync(), so that one backward "
+                    f"pass in a step is synchronised"
+                )
+            delivered = self._ddp.require_backward_grad_sync
+
+        return parameter.register_hook(check)
+
+    def _require_kernels(self, plan: Plan) -> None:
+        if not plan.is_dense:
+            for parameter in self._parameters.values():
+                _C.require_kernels(parameter)
+
 
 def compress(
     ddp_model: DistributedDataParallel,
     plan: str | Plan = "int4+ef",
     *,
+    optimizer: Optimizer | None = None,
+    scaler: "torch.amp.GradScaler | None" = None,
     exempt: Exempt = None,
     timeout_s: float = 300.0,
 ) -> Handle:
     """Compresses the gradients that a DDP model exchanges; everything else about training stays as it is.
 
-    ``plan``: see ``octavo.Plan``. ``exempt``: which parameters go in float32: a function of name and parameter, or
-    names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: after so long a wait for the peers, backward
-    raises RuntimeError. The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it
-    once a model, on all ranks, with the same arguments: ValueError on all of them where these differ. The gradients are
-    encoded by their own device's kernels: NotImplementedError, with the reason, where it has none.
+    ``plan``: see ``octavo.Plan``. ``optimizer``: a ``OneBitAdamW`` must be passed, built before or after the model was
+    wrapped; then ``plan`` is that of its momentum, and its warm-up sends gradients by its own ``warmup_plan``. Any
+    other optimizer needs no passing. ``scaler``: the ``GradScaler`` that scales the loss, if one does; error-feedback
+    residuals and momenta are then kept in unscaled units. ``exempt``: which parameters go in float32: a function of
+    name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: after so long a wait
+    for the peers, backward raises RuntimeError.
+
+    The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it once per model, on
+    all ranks, with the same arguments: ValueError on all of them where these differ. The gradients are encoded by
+    their own device's kernels: NotImplementedError, with the reason, where it has none.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
     if getattr(ddp_model, "_use_python_reducer", False):
         raise ValueError(
-            "[ddp.compress] expected DDP's C++ reducer, got optimize_ddp='python_reducer', which calls no hook"
+            "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
+            "choose another optimize_ddp"
         )
     plan = as_plan(plan)
     parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
-    if not plan.is_dense:
-        for parameter in parameters.values():
-            _C.require_kernels(parameter)
+    onebit = _onebit(optimizer)
+    first_plan = plan
+    if onebit is not None:
+        onebit.require_joinable(plan, parameters.values())
+        first_plan = as_plan(onebit.warmup_plan)
     is_exempt = _exemption(exempt, parameters)
-    group = private_group(ddp_model.process_group, timeout_s)
-    table = [(name, p.numel(), bool(is_exempt(name, p))) for name, p in parameters.items()]
+    table = [(name, _real_numbers(p), bool(is_exempt(name, p))) for name, p in parameters.items()]
+    rendezvous = Rendezvous(ddp_model.process_group, "ddp.compress", timeout_s)
     _require_same_on_all_ranks(
-        group, {"plan": str(plan), "exempt parameters": [n for n, _, e in table if e], "model": table}
+        rendezvous,
+        ddp_model.process_group.rank(),
+        {
+            "plan": f"{plan}, {first_plan}",
+            "exempt parameters": [name for name, _, is_exempt in table if is_exempt],
+            "model": table,
+        },
     )
-    compressor = _C.Compressor(group, plan, table, timeout_s)
+    compressor = _C.Compressor(rendezvous.connect(), first_plan, table, timeout_s)
+    handle = Handle(compressor, parameters, ddp_model)
+    handle._require_kernels(plan)
     try:
         _C.register_ddp_hook(ddp_model.reducer, compressor, list(parameters.values()))
     except RuntimeError as error:
         raise ValueError(
-            "[ddp.compress] expected a DDP model without a communication hook, got one that has it already; "
-            "DDP takes one hook in its life: keep the first handle and call its set_plan()"
+            "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: "
+            "keep the first handle and call its set_plan()"
         ) from error
-    return Handle(compressor, parameters)
+    if scaler is not None:
+        handle._scaler = scaler
+        ddp_model.register_forward_pre_hook(lambda *_: compressor.set_gradient_scale(scaler.get_scale()))
+    if onebit is not None:
+        handle._optimizer = onebit
+        onebit._join(handle, plan.for_momentum())
+    return handle
 
 
-def _require_same_on_all_ranks(group: dist.ProcessGroup, ours: Mapping[str, object]) -> None:
+def _onebit(optimizer: object) -> OneBitAdamW | None:
+    """The optimizer, out of a wrapper such as Accelerate's, if it is one that has to be joined."""
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"[ddp.compress] expected optimizer as a torch optimizer, got {type(optimizer).__name__}")
+    while not isinstance(optimizer, OneBitAdamW) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer if isinstance(optimizer, OneBitAdamW) else None
+
+
+def _real_numbers(parameter: Tensor) -> int:
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object]) -> None:
     """Ranks that disagree would read each other's bytes wrongly, or wait for ever."""
     digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
-    all_digests: list[dict[str, str]] = [{}] * group.size()
-    dist.all_gather_object(all_digests, digests, group=group)
+    all_digests = [loads(text) for text in rendezvous.exchange(dumps(digests))]
     for rank, theirs in enumerate(all_digests):
         for what, digest in theirs.items():
             if digest != all_digests[0][what]:
                 raise ValueError(
                     f"[ddp.compress] expected the same {what} on all ranks, got another on rank {rank} than on rank 0 "
-                    f"(here, rank {group.rank()}: {_short(ours[what])})"
+                    f"(here, rank {our_rank}: {_short(ours[what])})"
                 )
 
 

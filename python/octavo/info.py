@@ -57,11 +57,11 @@ def _accelerator() -> str:
 
 def _devices() -> list[str]:
     devices = ["cpu"]
-    for module in (torch.cuda, torch.xpu, octavo.sycl):
-        kind = module.__name__.rpartition(".")[2]
+    for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         count = module.device_count() if module.is_available() else 0
         devices += [f"{kind}:{index} {module.get_device_name(index)}" for index in range(count)]
-    return devices
+    sycl = octavo._C.sycl  # not octavo.sycl, whose import makes the device
+    return devices + [f"sycl:{index} {sycl.facts(index).name}" for index in range(sycl.device_count())]
 
 
 def _facts_table(facts: dict[str, Any]) -> Table:

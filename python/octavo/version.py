@@ -1,10 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which Octavo this is, and where its C++ half is installed."""
+"""Which Octavo this is, which torch it was built against, and where its C++ library is installed."""
 
 from importlib.metadata import version
 from pathlib import Path
 
+from octavo.built_with import TORCH  # written by the build
+
 __version__ = version("octavo")
+
+
+def require_built_torch(found: str) -> None:
+    """Raises ImportError where ``found``, the version of the torch that is imported, is not the one of the build.
+
+    Octavo's libraries use torch's C++ classes, whose layout changes from release to release. CPU, CUDA and XPU builds
+    of one release (``2.13.0+cpu``, ``2.13.0+cu126``) have the same classes.
+    """
+    if _release(found) == _release(TORCH):
+        return
+    raise ImportError(
+        f"[version] this Octavo was built against torch {TORCH}, and torch {found} is installed: install "
+        f"torch=={_release(TORCH)}, or build Octavo again with the torch that is installed, from its sources: "
+        f"pip install --no-build-isolation --no-deps --force-reinstall ."
+    )
+
+
+def _release(torch_version: str) -> str:
+    return str(torch_version).partition("+")[0]
 
 
 def cmake_dir() -> str:

@@ -27,9 +27,8 @@ TEST(AdamW, EqualsReference) {
       const auto gradient = finite_values(count + offset, count);
       State expected(count, 0), got(count, offset);
       const auto run = [&](const KernelTable& table, State& to) {
-        table.adamw(nullptr, step, count, gradient.data() + offset, to.parameter.data(), to.mean.data(),
-                    to.square.data());
-        table.frozen_adamw(nullptr, 0.999F, 1e-3F, count, to.mean.data(), to.parameter.data());
+        table.adamw({}, step, count, gradient.data() + offset, to.parameter.data(), to.mean.data(), to.square.data());
+        table.frozen_adamw({}, 0.999F, 1e-3F, count, to.mean.data(), to.parameter.data());
       };
       run(reference(), expected);
       run(tested(), got);

@@ -12,8 +12,8 @@ std::uint64_t chunks(std::uint64_t count, std::uint64_t stride) { return (count 
 void expect_reference(const std::vector<float>& values, std::uint64_t count, std::uint64_t offset) {
   for (const std::uint64_t stride : {rules::kPowerChunk, 8 * rules::kPowerChunk}) {
     Guarded<float> expected(chunks(count, stride)), got(chunks(count, stride), offset);
-    reference().chunk_powers(nullptr, values.data() + offset, count, stride, expected.data());
-    tested().chunk_powers(nullptr, values.data() + offset, count, stride, got.data());
+    reference().chunk_powers({}, values.data() + offset, count, stride, expected.data());
+    tested().chunk_powers({}, values.data() + offset, count, stride, got.data());
     SCOPED_TRACE(count);
     got.expect_same_bits(expected);
     got.expect_untouched_around();
@@ -32,7 +32,7 @@ TEST(GradientPower, IsZeroForZerosAlone) {
   std::vector<float> values(3 * rules::kPowerChunk, -0.0F);
   values[rules::kPowerChunk + 77] = -1e-41F;  // its square is none
   float powers[3];
-  tested().chunk_powers(nullptr, values.data(), values.size(), rules::kPowerChunk, powers);
+  tested().chunk_powers({}, values.data(), values.size(), rules::kPowerChunk, powers);
   EXPECT_EQ(powers[0], 0.0F);
   EXPECT_EQ(powers[1], rules::kLeastPower);
   EXPECT_EQ(powers[2], 0.0F);
@@ -43,7 +43,7 @@ TEST(GradientPower, ShowsWhatIsNotFinite) {
   values[5] = std::nanf("");
   values[rules::kPowerChunk] = -std::numeric_limits<float>::infinity();
   float powers[2];
-  tested().chunk_powers(nullptr, values.data(), values.size(), rules::kPowerChunk, powers);
+  tested().chunk_powers({}, values.data(), values.size(), rules::kPowerChunk, powers);
   EXPECT_TRUE(std::isnan(powers[0]));
   EXPECT_TRUE(std::isinf(powers[1]));
 }

@@ -8,25 +8,28 @@ namespace octavo::conformance {
 
 namespace {
 
-std::uint64_t outcome_bytes(std::uint64_t count) { return 2 * rules::packed_sign_bytes(count); }
+std::uint64_t code_bytes(std::uint64_t count) { return 2 * rules::packed_sign_bytes(count); }
+const CodecUnderTest kCodec = {&KernelTable::majority_vote, code_bytes, true, {64, 1000, 5000, 1U << 19}};
 
-TEST(MajorityVote, BallotEqualsReference) {
-  expect_codec_conforms({&KernelTable::ballot, rules::packed_sign_bytes, true, {64, 1000, 5000, 1U << 19}});
+TEST(MajorityVote, EqualsReference) { expect_codec_conforms(kCodec); }
+
+TEST(MajorityVote, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) {
+  expect_bad_values_stay_in_their_block(kCodec);
 }
 
-TEST(MajorityVote, OutcomeEqualsReference) {
-  expect_codec_conforms({&KernelTable::majority_vote, outcome_bytes, true, {64, 1000, 5000, 1U << 19}});
-}
+TEST(MajorityVote, PartsRoundAsTheWhole) { expect_parts_round_as_the_whole(kCodec, 72); }
 
-TEST(MajorityVote, ATieIsZero) {
-  const float counted[] = {2, 0, -2};
+TEST(MajorityVote, AZeroOfEitherSignAbstains) {
+  const std::vector<float> values = {2, 0.0F, -2, -0.0F, 1e-41F, -1e-41F};
+  const std::vector<float> expected = {1, 0, -1, 0, 1, -1};
   Encoded to(1, 2, 0, 0);
-  tested().majority_vote.encode(nullptr, {counted}, 3, 64, to.payload(), nullptr);
-  float outcome[3];
-  tested().majority_vote.decode(nullptr, to.payload(), 3, 64, Store::assign, outcome);
-  EXPECT_EQ(outcome[0], 1.0F);
-  EXPECT_EQ(outcome[1], 0.0F);
-  EXPECT_EQ(outcome[2], -1.0F);
+  tested().majority_vote.encode({}, {values.data()}, values.size(), 64, to.payload(), nullptr);
+  std::vector<float> votes(values.size());
+  tested().majority_vote.decode({}, to.payload(), values.size(), 64, Store::assign, votes.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    EXPECT_EQ(votes[i], expected[i]) << i;
+    EXPECT_FALSE(expected[i] == 0 && std::signbit(votes[i])) << i;
+  }
 }
 
 }  // namespace

@@ -12,21 +12,39 @@ namespace octavo::conformance {
 
 namespace {
 
-float kept(float value) { return rules::from_residual(rules::to_residual(value)); }
+constexpr std::uint32_t kLeast = 0, kMost = 0xFFFF;  // of the random bits
 
-TEST(Residual, RoundsToNearestAndTiesAwayFromZero) {
-  EXPECT_EQ(kept(1.0F), 1.0F);
-  EXPECT_EQ(kept(1.0F + 0x1p-9F), 1.0F);
-  EXPECT_EQ(kept(1.0F + 0x1p-8F), 1.0F + 0x1p-7F);
-  EXPECT_EQ(kept(-1.0F - 0x1p-8F), -1.0F - 0x1p-7F);
-  EXPECT_EQ(kept(0x1.8p-133F), 0x1p-132F);  // denormals too
-  EXPECT_TRUE(std::signbit(kept(-0.0F)));
+float kept(float value, std::uint32_t random) { return rules::from_residual(rules::to_residual(value, random)); }
+
+TEST(Residual, WhatBfloat16HoldsStaysAsItIs) {
+  for (const float value : {0.0F, -0.0F, 1.0F, -1.5F, 0x1p-133F, 0x1.FEp127F}) {
+    for (const std::uint32_t random : {kLeast, kMost}) {
+      EXPECT_EQ(rules::to_bits(kept(value, random)), rules::to_bits(value));
+    }
+  }
+}
+
+TEST(Residual, RoundsAwayFromZeroAsOftenAsTheFractionSays) {
+  constexpr float kUnit = 0x1p-7F;  // of the last place between 1 and 2
+  for (const int quarters : {1, 2, 3}) {
+    int up = 0;
+    for (std::uint32_t random = kLeast; random <= kMost; ++random) {
+      const float rounded = kept(-1.0F - static_cast<float>(quarters) / 4 * kUnit, random);
+      ASSERT_TRUE(rounded == -1.0F || rounded == -1.0F - kUnit);
+      up += rounded != -1.0F;
+    }
+    EXPECT_EQ(up, quarters * 0x4000);
+  }
+  EXPECT_EQ(kept(0x1.8p-133F, 0x7FFF), 0x1p-133F);  // denormals too
+  EXPECT_EQ(kept(0x1.8p-133F, 0x8000), 0x1p-132F);
 }
 
 TEST(Residual, AFiniteOneStaysFinite) {
-  constexpr float kMost = std::numeric_limits<float>::max();
-  EXPECT_EQ(kept(kMost), 0x1.FEp127F);
-  EXPECT_EQ(kept(-kMost), -0x1.FEp127F);
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  for (const std::uint32_t random : {kLeast, kMost}) {
+    EXPECT_EQ(kept(kLargest, random), 0x1.FEp127F);
+    EXPECT_EQ(kept(-kLargest, random), -0x1.FEp127F);
+  }
 }
 
 /// One huge value in a large block: its scale is far below, and nearly all of it is left over.
@@ -35,7 +53,7 @@ TEST(Residual, WhatASignLeavesOfAHugeValueStaysFinite) {
   std::vector<float> values(kCount, 0.0F);
   values[77] = std::numeric_limits<float>::max();
   Encoded to(1, rules::packed_sign_bytes(kCount), kCount, 0);
-  tested().scaled_sign.encode(nullptr, {values.data()}, kCount, kCount, to.payload(), to.next.data());
+  tested().scaled_sign.encode({}, {values.data()}, kCount, kCount, to.payload(), to.next.data());
   EXPECT_EQ(rules::from_residual(to.next.data()[77]), 0x1.FEp127F);
 }
 

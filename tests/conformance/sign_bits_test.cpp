@@ -11,7 +11,7 @@ TEST(SignBits, TheRuleOfTheDocument) {
   const float values[] = {1, -1, +0.0F, -0.0F, 2, -3, std::nanf(""), std::numeric_limits<float>::infinity()};
   std::uint8_t byte = 0;
   for (const KernelTable* table : {&reference(), &tested()}) {
-    table->pack_sign_bits(nullptr, values, 4, 8, &byte);
+    table->pack_sign_bits({}, values, 4, 8, &byte);
     EXPECT_EQ(byte, 0xAB) << table->name;
   }
 }
@@ -19,7 +19,7 @@ TEST(SignBits, TheRuleOfTheDocument) {
 TEST(SignBits, TailBitsAreZero) {
   const float ones[3] = {1, 1, 1};
   std::uint8_t byte = 0xFF;
-  tested().pack_sign_bits(nullptr, ones, 4, 3, &byte);
+  tested().pack_sign_bits({}, ones, 4, 3, &byte);
   EXPECT_EQ(byte, 0xE0);
 }
 
@@ -33,8 +33,8 @@ TEST_P(PackSignBits, EqualsReference) {
       std::vector<std::uint8_t> raw(count * width + offset);
       for (auto& byte : raw) byte = static_cast<std::uint8_t>(random());
       Guarded<std::uint8_t> expected(rules::packed_sign_bytes(count)), got(rules::packed_sign_bytes(count), offset);
-      reference().pack_sign_bits(nullptr, raw.data() + offset, width, count, expected.data());
-      tested().pack_sign_bits(nullptr, raw.data() + offset, width, count, got.data());
+      reference().pack_sign_bits({}, raw.data() + offset, width, count, expected.data());
+      tested().pack_sign_bits({}, raw.data() + offset, width, count, got.data());
       SCOPED_TRACE(count);
       got.expect_same_bits(expected);
       got.expect_untouched_around();
@@ -50,8 +50,8 @@ TEST(UnpackSignBits, ALargeOutputEqualsReference) {
   for (auto& byte : bits) byte = static_cast<std::uint8_t>(random());
   for (const std::uint64_t offset : {0, 1}) {
     Guarded<float> expected(kLargeCount), got(kLargeCount, offset);
-    reference().unpack_sign_bits(nullptr, bits.data(), kLargeCount, expected.data());
-    tested().unpack_sign_bits(nullptr, bits.data(), kLargeCount, got.data());
+    reference().unpack_sign_bits({}, bits.data(), kLargeCount, expected.data());
+    tested().unpack_sign_bits({}, bits.data(), kLargeCount, got.data());
     got.expect_same_bits(expected);
     got.expect_untouched_around();
   }
@@ -62,10 +62,10 @@ TEST(UnpackSignBits, EqualsReferenceAndGivesBackTheSigns) {
     for (const std::uint64_t offset : kOffsets) {
       const auto values = any_values(count, count);
       std::vector<std::uint8_t> bits(rules::packed_sign_bytes(count) + offset);
-      tested().pack_sign_bits(nullptr, values.data(), 4, count, bits.data() + offset);
+      tested().pack_sign_bits({}, values.data(), 4, count, bits.data() + offset);
       Guarded<float> expected(count), got(count, offset);
-      reference().unpack_sign_bits(nullptr, bits.data() + offset, count, expected.data());
-      tested().unpack_sign_bits(nullptr, bits.data() + offset, count, got.data());
+      reference().unpack_sign_bits({}, bits.data() + offset, count, expected.data());
+      tested().unpack_sign_bits({}, bits.data() + offset, count, got.data());
       SCOPED_TRACE(count);
       got.expect_same_bits(expected);
       got.expect_untouched_around();

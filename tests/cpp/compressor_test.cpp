@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "octavo/comm/layout.h"
 #include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
 
@@ -187,6 +188,167 @@ TEST(Compressor, AVotingPlanCannotAverageMomenta) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign-vote");
     EXPECT_THROW(compressor.set_momentum({{"weight", {at::zeros({kCount}), at::ones({kCount})}}}, 0.9), Error);
+  });
+}
+
+TEST(Compressor, PowersBelongToEveryPlan) {
+  for (const char* plan : {"dense", "bf16", "int4+ef", "sign+ef"}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      Compressor compressor = make(backend, plan);
+      compressor.begin_step();
+      compressor.reduce(at::full({kCount + 64}, rank == 0 ? 1.0F : 3.0F), kSlots);
+      EXPECT_NEAR(compressor.gradient_powers()[0], (1.0 + 9.0) / 2, 1e-5) << plan;
+      EXPECT_NEAR(compressor.gradient_powers()[1], (1.0 + 9.0) / 2, 1e-5) << plan;
+    });
+  }
+}
+
+TEST(Compressor, AComplexGradientIsAveragedInBothParts) {
+  for (const char* plan : {"dense", "bf16", "int4"}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      Compressor compressor{std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
+                            Plan::parse(plan),
+                            {{"weight", 2 * kCount, false}, {"norm", 2 * 64, true}}};
+      const float ours = rank == 0 ? 1.0F : 3.0F;
+      at::Tensor bucket = at::complex(at::full({kCount + 64}, ours), at::full({kCount + 64}, -2 * ours));
+      compressor.begin_step();
+      compressor.reduce(bucket, kSlots);
+      EXPECT_TRUE(at::allclose(at::real(bucket), at::full({kCount + 64}, 2.0F), 0.05, 0.5)) << plan;
+      EXPECT_TRUE(at::allclose(at::imag(bucket), at::full({kCount + 64}, -4.0F), 0.05, 0.5)) << plan;
+    });
+  }
+}
+
+TEST(Compressor, ANaNInASparseBucketRollsBackTheStep) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 0), kSlots);
+    const at::Tensor bad = at::full({1}, rank == 0 ? std::nanf("") : 1.0F);
+    compressor.reduce(at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), bad, {4}).coalesce(), {});
+    EXPECT_TRUE(compressor.residuals().empty());
+    EXPECT_EQ(compressor.stats().nonfinite_steps, 1U);
+  });
+}
+
+TEST(Compressor, DenseBytesAreThoseOfTheGradientsDtype) {
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.begin_step();
+    compressor.reduce(at::zeros({kCount + 64}, at::kBFloat16), kSlots);
+    EXPECT_EQ(compressor.stats().dense_bytes, 2U * (kCount + 64));
+  });
+}
+
+/// A loss scale changes nothing but the scale of the result, also from step to step.
+TEST(Compressor, ResidualsAndMomentaAreInUnscaledUnits) {
+  for (const bool momentum : {false, true}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      Compressor plain = make(backend, "sign+ef"), scaled = make(backend, "sign+ef");
+      for (Compressor* compressor : {&plain, &scaled}) {
+        if (!momentum) continue;
+        compressor->set_momentum({{"weight", {at::full({kCount}, 0.3F), at::full({kCount}, 2.0F)}}}, 0.5);
+      }
+      for (int step = 0; step < 4; ++step) {
+        const double scale = step % 2 == 0 ? 1024.0 : 0.5;
+        at::Tensor expected = bucket_of(rank, step), bucket = bucket_of(rank, step) * scale;
+        scaled.set_gradient_scale(scale);
+        for (Compressor* compressor : {&plain, &scaled}) compressor->begin_step();
+        plain.reduce(expected, kSlots);
+        scaled.reduce(bucket, kSlots);
+        EXPECT_TRUE(at::equal(bucket / scale, expected)) << "step " << step;
+        EXPECT_EQ(plain.gradient_powers(), scaled.gradient_powers());
+      }
+      EXPECT_THROW(scaled.set_gradient_scale(0.0), Error);
+      EXPECT_THROW(scaled.set_gradient_scale(INFINITY), Error);
+    });
+  }
+}
+
+TEST(Compressor, ResidualsOfGradientsAreNotAddedToMomenta) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "sign+ef"), fresh = make(backend, "sign+ef");
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 0), kSlots);
+    const auto left = copy(compressor.residuals());
+    EXPECT_FALSE(compressor.residuals_are_of_momenta());
+    at::Tensor a = bucket_of(rank, 1), b = bucket_of(rank, 1);
+    for (auto& [one, bucket] : {std::pair(&compressor, a), std::pair(&fresh, b)}) {
+      one->set_momentum({{"weight", {at::zeros({kCount}), at::full({kCount}, 100.0F)}}}, 0.5);
+      one->set_step(7);
+      one->begin_step();
+      one->reduce(bucket, kSlots);
+    }
+    EXPECT_TRUE(at::equal(a, b));
+    EXPECT_TRUE(compressor.residuals_are_of_momenta());
+
+    // the order in which residuals and phase are restored does not matter
+    fresh.load_residuals(left, /*of_momenta=*/false);
+    fresh.set_momentum({}, 0);
+    fresh.begin_step();
+    expect_equal(fresh.residuals(), left);
+  });
+}
+
+TEST(Compressor, TheSampleIsOfTheLargestMomentum) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "int4+ef");
+    compressor.set_momentum(
+        {{"norm", {at::zeros({64}), at::ones({64})}}, {"weight", {at::zeros({kCount}), at::ones({kCount})}}}, 0.5);
+    EXPECT_FALSE(compressor.momentum_sample().values.defined());
+    compressor.begin_step();
+    at::Tensor bucket = bucket_of(rank, 0);
+    compressor.reduce(bucket, kSlots);
+    const Compressor::Sample sample = compressor.momentum_sample();
+    EXPECT_EQ(sample.parameter, 0U);
+    EXPECT_TRUE(at::equal(sample.values, bucket.slice(0, 0, kCount, static_cast<std::int64_t>(sample.stride))));
+  });
+}
+
+/// What a world still owes to the average, by element: the senders' residuals over W, and the owners'.
+at::Tensor owed(const std::vector<std::map<std::string, at::Tensor>>& world, std::uint64_t count) {
+  at::Tensor total = at::zeros({static_cast<std::int64_t>(count)});
+  const int size = static_cast<int>(world.size());
+  for (int rank = 0; rank < size; ++rank) {
+    const Sent sent = sent_part(count, rank, size);
+    const at::Tensor& worker = world[static_cast<std::size_t>(rank)].at("worker/weight");
+    const at::Tensor& owner = world[static_cast<std::size_t>(rank)].at("owner/weight");
+    for (std::uint64_t i = 0; i < count; ++i) {
+      const bool own = i >= sent.own.first && i < sent.own.first + sent.own.count;
+      const auto at_owner = static_cast<std::int64_t>(i - sent.own.first);
+      const auto at_worker = static_cast<std::int64_t>(own ? 0 : sent.index(i));
+      total[static_cast<std::int64_t>(i)] +=
+          own ? owner[at_owner].item<float>() : worker[at_worker].item<float>() / size;
+    }
+  }
+  return total;
+}
+
+TEST(Compressor, ResidualsSurviveAChangeOfWorldSize) {
+  std::vector<std::map<std::string, at::Tensor>> old(2);
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.begin_step();
+    compressor.reduce(bucket_of(rank, 0), kSlots);
+    old[static_cast<std::size_t>(rank)] = copy(compressor.residuals());
+  });
+  for (const int size : {3, 2}) {
+    std::vector<std::map<std::string, at::Tensor>> now(static_cast<std::size_t>(size));
+    run_ranks(size, [&](const BackendPtr& backend, int rank) {
+      Compressor compressor = make(backend, "sign+ef");
+      compressor.load_residuals_of(old);
+      now[static_cast<std::size_t>(rank)] = copy(compressor.residuals());
+      compressor.begin_step();
+      compressor.reduce(bucket_of(rank, 1), kSlots);
+    });
+    EXPECT_TRUE(at::allclose(owed(now, kCount), owed(old, kCount), 0.02, 0.01)) << size;
+  }
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "sign+ef");
+    compressor.load_residuals_of(old);
+    auto bad = old;
+    bad[1]["worker/weight"] = at::zeros({3}, at::kBFloat16);
+    EXPECT_THROW(compressor.load_residuals_of(bad), Error);
   });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <barrier>
@@ -17,13 +18,17 @@ namespace octavo::testing {
 
 /// Where the ranks of one group meet: each lays down what it sends, and takes what the others laid down.
 struct Meeting {
-  explicit Meeting(int world_size) : barrier(world_size), sent(static_cast<std::size_t>(world_size)) {}
+  explicit Meeting(int world_size)
+      : barrier(world_size),
+        sent(static_cast<std::size_t>(world_size)),
+        summands(static_cast<std::size_t>(world_size)) {}
   struct Sent {
     const char* bytes;
     std::vector<std::int64_t> splits;
   };
   std::barrier<> barrier;
   std::vector<Sent> sent;
+  std::vector<at::Tensor> summands;
 };
 
 class Done : public c10d::Work {
@@ -54,6 +59,17 @@ class ThreadBackend : public c10d::Backend {
       out += size;
     }
     meeting_->barrier.arrive_and_wait();
+    return c10::make_intrusive<Done>();
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
+    at::Tensor& ours = tensors.at(0);
+    meeting_->summands[static_cast<std::size_t>(getRank())] = ours;
+    meeting_->barrier.arrive_and_wait();
+    at::Tensor sum = meeting_->summands[0].clone();
+    for (std::size_t rank = 1; rank < meeting_->summands.size(); ++rank) sum.add_(meeting_->summands[rank]);
+    meeting_->barrier.arrive_and_wait();
+    ours.copy_(sum);
     return c10::make_intrusive<Done>();
   }
 

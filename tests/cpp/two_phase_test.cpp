@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "octavo/rules/counter_random.h"
 #include "tests/cpp/ranks.h"
 
 namespace octavo {
@@ -76,12 +77,34 @@ TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
     Wire wire(backend, kDeadline);
     float values[3];
     std::copy_n(votes[rank], 3, values);
-    Contribution tensor{values, 3, default_format(Codec::ballot), default_format(Codec::majority_vote)};
+    Contribution tensor{values, 3, default_format(Codec::majority_vote), default_format(Codec::majority_vote)};
     reduce(wire, tensor, 1.0F);
     EXPECT_EQ(values[0], 1.0F);
     EXPECT_EQ(values[1], 0.0F);
     EXPECT_EQ(values[2], -1.0F);
   });
+}
+
+/// As in the rows of an embedding whose tokens some ranks have, or none.
+TEST(TwoPhase, AnExactZeroAbstains) {
+  constexpr std::uint64_t kCount = 1000;
+  for (const int world : {1, 2, 3, 4}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      std::vector<float> values(kCount);
+      const bool is_last = rank == world - 1;
+      for (std::uint64_t i = 0; i < kCount; ++i) {
+        const float of_one_rank = is_last ? 1.0F : 0.0F;
+        values[i] = std::vector{0.0F, -0.0F, of_one_rank, -of_one_rank}[i % 4];
+      }
+      Contribution tensor{values.data(), kCount, default_format(Codec::majority_vote),
+                          default_format(Codec::majority_vote)};
+      reduce(wire, tensor, 1.0F / static_cast<float>(world));
+      for (std::uint64_t i = 0; i < kCount; ++i) {
+        ASSERT_EQ(values[i], (std::vector{0.0F, 0.0F, 1.0F, -1.0F}[i % 4])) << "element " << i << " of " << world;
+      }
+    });
+  }
 }
 
 TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
@@ -99,6 +122,7 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
                           default_format(Codec::scaled_sign)};
       tensor.worker = &worker;
       tensor.owner = &owner;
+      tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(step));
       reduce(two_phase, tensor, 0.5F);
       worker.commit();
       owner.commit();
@@ -108,6 +132,34 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
     const double error = (sum / kSteps - expected).abs().max().item<double>();
     EXPECT_LT(error, 0.05) << "one bit with feedback did not average to the mean";
   });
+}
+
+TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
+  constexpr std::int64_t kCount = 1000;
+  const auto residuals = [&](std::uint64_t key) {  // of rank 0: the worker's, the owner's
+    std::vector<at::Tensor> kept;
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      at::Tensor values = gradient_of(rank, kCount);
+      Residual worker, owner;
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(Codec::scaled_sign),
+                          default_format(Codec::scaled_sign)};
+      tensor.worker = &worker;
+      tensor.owner = &owner;
+      tensor.rounding_key = key;
+      reduce(wire, tensor, 0.5F);
+      worker.commit();
+      owner.commit();
+      if (rank == 0) kept = {worker.tensor(), owner.tensor()};
+    });
+    return kept;
+  };
+  const auto first = residuals(1), again = residuals(1), other = residuals(2);
+  for (const std::size_t which : {0, 1}) {
+    EXPECT_TRUE(at::equal(first[which], again[which]));
+    EXPECT_FALSE(at::equal(first[which], other[which]));
+    EXPECT_TRUE(at::allclose(first[which].to(at::kFloat), other[which].to(at::kFloat), 0x1p-7, 0));
+  }
 }
 
 TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {

@@ -25,10 +25,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 from train_runs import nano_config, read_curve
 
-from octavo.train import loop
 from octavo.train.config import TrainConfig
-from octavo.train.rank import run_rank
-from octavo.train.world import PARENT_STORE
+from octavo.train.launch.rank_main import run_rank
+from octavo.train.launch.world import PARENT_STORE
+from octavo.train.trainer import Trainer
 
 PORT = struct.Struct("H")
 
@@ -98,17 +98,17 @@ def kill_at_random(golden: TrainConfig, whole_s: float, kills: int) -> None:
 
 def kill_after(golden: TrainConfig, last: int) -> None:
     """Compares a run whose ranks died after step `last` with the golden one."""
-    victim, real = dataclasses.replace(golden, out=f"{golden.out}-victim"), loop.Trainer.step
+    victim, real = dataclasses.replace(golden, out=f"{golden.out}-victim"), Trainer.step
 
-    def step(trainer: loop.Trainer) -> dict[str, Any]:
+    def step(trainer: Trainer) -> dict[str, Any]:
         if trainer.totals.step == last:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(trainer)
 
-    loop.Trainer.step = step  # the forked ranks inherit it
+    Trainer.step = step  # the forked ranks inherit it
     if run_ranks(victim) != [-signal.SIGKILL] * golden.nproc:
         raise RuntimeError(f"the ranks did not reach step {last}")
-    loop.Trainer.step = real
+    Trainer.step = real
     run_whole(victim)
     check_curve(victim, golden)
 

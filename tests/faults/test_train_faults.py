@@ -23,6 +23,8 @@ from octavo.train.config import TrainConfig
 
 STEPS = 60
 
+pytestmark = pytest.mark.ranks
+
 
 def start(config: TrainConfig, **environment: str) -> subprocess.Popen[str]:
     """Starts a job with its output in pipes."""

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from octavo.train.batches import IGNORE, Batches, encode, pack
-from octavo.train.dataset import Corpus, Example, load_corpus
-from octavo.train.tokenizer import answer, prompt, token_ids, train_tokenizer
+from octavo.train.data.batches import IGNORE, Batches, encode, pack
+from octavo.train.data.dataset import Corpus, Example, load_corpus
+from octavo.train.data.tokenizer import answer, prompt, token_ids, train_tokenizer
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -84,6 +84,30 @@ def test_plain_text_is_learnt_whole_and_cut_into_rows(tokenizer: PreTrainedToken
     for (_, before), (ids, labels) in itertools.pairwise(samples):
         assert labels[: SEQ_LEN // 4] == [IGNORE] * (SEQ_LEN // 4)
         assert ids[: SEQ_LEN // 4] == before[-SEQ_LEN // 4 :], "a piece goes on where the last one ended"
+
+
+CHAT = Example("2 + 2?", "", "4", "Be short.", (("Hi.", "Yes?"),))
+
+
+def test_every_turn_of_the_assistant_is_learnt_and_nothing_else(tokenizer: PreTrainedTokenizerFast) -> None:
+    [(ids, labels)] = encode([CHAT], tokenizer, 256)
+    assert tokenizer.decode([label for label in labels if label != IGNORE]) == " Yes?<eos> 4<eos>"
+    first, second = "### Instruction: Hi.\n\n### Response:", "### Instruction: 2 + 2?\n\n### Response:"
+    assert tokenizer.decode(ids) == f"<bos>Be short.\n\n{first} Yes?<eos>{second} 4<eos>"
+
+
+def test_a_part_of_a_chat_without_an_answer_is_left_out(tokenizer: PreTrainedTokenizerFast) -> None:
+    chat = Example("2 + 2?", "", "4", "", (("word " * 40, "Yes?"), ("word " * 40, "No.")))
+    samples = encode([chat], tokenizer, 16)
+    whole = [token_ids(tokenizer, [text])[0] + [tokenizer.eos_token_id] for text in (" Yes?", " No.", " 4")]
+    assert learnt_of(samples) == [token for answer in whole for token in answer]
+    assert all(any(label != IGNORE for label in labels) for _, labels in samples)
+
+
+def test_answer_tokens_counts_the_loss_of_all_ranks_and_micro_steps(batches: Batches) -> None:
+    for step in (0, 3, 40):
+        parts = [batches.batch(step, micro, rank, 3)["labels"] for micro in range(2) for rank in range(3)]
+        assert batches.answer_tokens(step, 3) == sum(int((labels[:, 1:] != IGNORE).sum()) for labels in parts)
 
 
 @settings(max_examples=150, deadline=None)
@@ -268,7 +292,7 @@ def test_rows_in_order_come_once_and_can_be_capped(batches: Batches) -> None:
 
 @pytest.mark.parametrize("place", [(-1, 0, 0, 1), (0, 2, 0, 1), (0, 0, 2, 2), (0, 0, -1, 2), (0, -1, 0, 1)])
 def test_a_place_that_does_not_exist_is_refused(batches: Batches, place: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"\[train.batches\] expected micro_step below 2 and rank below"):
+    with pytest.raises(ValueError, match=r"\[train.batches\] there is no step"):
         batches.batch(*place)
 
 
@@ -277,7 +301,7 @@ def test_sizes_that_hold_nothing_are_refused(
     corpus: Corpus, tokenizer: PreTrainedTokenizerFast, change: dict[str, int]
 ) -> None:
     sizes = {"seq_len": 64, "batch_size": 2, "grad_accum": 1, **change}
-    with pytest.raises(ValueError, match=r"\[train.batches\] expected seq_len of at least 4"):
+    with pytest.raises(ValueError, match=r"\[train.batches\] seq_len must be at least 4"):
         Batches(corpus.train, tokenizer, seed=0, **sizes)
-    with pytest.raises(ValueError, match=r"\[train.batches\] expected at least one example, got none"):
+    with pytest.raises(ValueError, match=r"\[train.batches\] there are no examples"):
         Batches([], tokenizer, seq_len=64, batch_size=2, seed=0)

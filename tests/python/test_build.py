@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import octavo
+import octavo.sycl
 from octavo import build
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"
@@ -88,16 +88,19 @@ def test_a_package_is_built_by_the_class_that_the_accelerator_names(tmp_path):
 
 
 def test_sources_that_cannot_be_built_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"\[build.load\] expected source files, got .*nothing.cpp"):
+    with pytest.raises(ValueError, match=r"\[build.load\] the source file .*nothing.cpp does not exist"):
         build.load("nothing", [tmp_path / "nothing.cpp"])
     for not_a_list in ("x.cpp", []):
         with pytest.raises(ValueError, match="expected a list of source files"):
             build.load("nothing", not_a_list)
-    with pytest.raises(ValueError, match="different names, got same, same"):
+    with pytest.raises(ValueError, match="same name, among same, same"):
         build._with_embedded(["one/same.sycl", "two/same.sycl"], tmp_path)
     (tmp_path / "not-a-name.sycl").write_text("")
-    with pytest.raises(ValueError, match=r"whose name is an identifier, got .*not-a-name\.sycl"):
+    with pytest.raises(ValueError, match=r"the name of .*not-a-name\.sycl is not a C\+\+ identifier"):
         build._embed(tmp_path / "not-a-name.sycl", tmp_path)
+    (tmp_path / "quoted.sycl").write_text('const char* x = R"__octavo__()__octavo__";')
+    with pytest.raises(ValueError, match=r"quoted\.sycl contains '\)__octavo__'"):
+        build._embed(tmp_path / "quoted.sycl", tmp_path)
 
 
 @needs_sycl

@@ -4,14 +4,21 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from train_runs import solo_world
 
-from octavo.train import durable, manifest, restore, tree
-from octavo.train.checkpoint import (
+from octavo.train.checkpoint import durable_files, manifest, restore, state_file
+from octavo.train.checkpoint.shared_disk import find_disk
+from octavo.train.checkpoint.writer import (
     MODEL,
     OPTIMIZER,
     TRAINER,
@@ -20,8 +27,8 @@ from octavo.train.checkpoint import (
     saved_steps,
     step_folder,
 )
-from octavo.train.disk import find_disk
 from octavo.train.errors import JobError
+from octavo.train.launch.world import World
 
 pytestmark = pytest.mark.timeout(60)
 RUN = "fingerprint of the run"
@@ -49,10 +56,11 @@ class Shelf:
         return CheckpointWriter(self.world, self.disk, self.folder, RUN, resumed_step)
 
     def newest(self, run: str = RUN) -> int | None:
-        return restore.newest_common_step(self.world, self.disk, self.folder, run, self.warnings.append)
+        found = restore.newest_checkpoint(self.world, self.disk, self.folder, run, self.warnings.append)
+        return found.step if found else None
 
     def own(self, step: int):
-        return restore.load_rank(self.folder, step, self.world)
+        return restore.load_rank_states(self.world, self.folder, restore.Found(step, holders=(0,)))
 
 
 @pytest.fixture
@@ -145,7 +153,7 @@ def test_no_good_step_among_several_is_an_error_not_a_fresh_start(shelf):
     save(shelf.writer(), 1, 2)
     for step in (1, 2):
         damage_flip(step_folder(shelf.folder, step) / MODEL)
-    with pytest.raises(JobError, match="--fresh starts over"):
+    with pytest.raises(JobError, match="start over with --fresh"):
         shelf.newest()
     assert len(shelf.warnings) == 2
 
@@ -205,6 +213,116 @@ def test_a_failing_write_leaves_the_older_step(shelf):
     assert shelf.newest() == 1
 
 
+def test_a_new_out_is_on_the_disk_before_anything_is_written_to_it(world, tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    find_disk(world, tmp_path / "runs" / "today")
+    assert sorted(synced) == [str(tmp_path), str(tmp_path / "runs")]
+
+
+def save_while_rank_1_cannot_see_the_mark_of_rank_0(rank: int, out: str) -> tuple[tuple[int, ...], list[str]]:
+    """As on a network disk that shows rank 1 an old state. Returns rank's view and the files of the step it saved."""
+    world = World(rank, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            glob, exists = Path.glob, Path.exists
+            hidden = re.compile(r"\.rank-\w+-0")
+            patch.setattr(Path, "glob", lambda *args: (p for p in glob(*args) if not hidden.fullmatch(p.name)))
+            patch.setattr(Path, "exists", lambda p: not hidden.fullmatch(p.name) and exists(p))
+        disk = find_disk(world, Path(out))
+    folder = Path(out) / "checkpoint"
+    CheckpointWriter(world, disk, folder, RUN).save(1, write_shared, {})
+    return disk.members, sorted(path.name for path in step_folder(folder, 1).iterdir())
+
+
+def test_ranks_with_different_views_of_out_agree_on_one(two_ranks, tmp_path):
+    whole = sorted([MODEL, OPTIMIZER, TRAINER, "config.json", manifest.NAME, rank_file(0, 2), rank_file(1, 2)])
+    for members, files in two_ranks.run(save_while_rank_1_cannot_see_the_mark_of_rank_0, str(tmp_path)):
+        assert members == (0, 1)
+        assert files == whole
+
+
+def newest_with_an_old_listing_on_rank_0(rank: int, outs: list[str]):
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(restore, "saved_steps", lambda _folder: [])
+        return load_newest(rank, 2, outs)
+
+
+def test_a_step_that_only_another_rank_has_in_its_listing_is_found(two_ranks, tmp_path):
+    outs = [str(tmp_path)] * 2
+    two_ranks.run(save_one_step, 2, outs)
+    assert two_ranks.run(newest_with_an_old_listing_on_rank_0, outs) == [(2, [0.0]), (2, [1.0])]
+
+
+def save_one_step(rank: int, size: int, outs: list[str]) -> None:
+    """Saves step 3 as one of `size` ranks, each in its own of `outs`."""
+    world, out = World(rank, size), Path(outs[rank])
+    state = {"handle": {"rank": rank, "residual": torch.full((3,), float(rank))}}
+    CheckpointWriter(world, find_disk(world, out), out / "checkpoint", RUN).save(3, write_shared, state)
+
+
+def load_newest(rank: int, size: int, outs: list[str]):
+    """What this rank loads, as (number of ranks that saved, the first value of each residual), or an error's text."""
+    world, out = World(rank, size), Path(outs[rank])
+    folder, warnings = out / "checkpoint", []
+    try:
+        found = restore.newest_checkpoint(world, find_disk(world, out), folder, RUN, warnings.append)
+    except JobError as error:
+        return str(error)
+    if found is None:
+        return None
+    states = restore.load_rank_states(world, folder, found)
+    states = [states] if isinstance(states, dict) else states
+    return found.world_size, [state["handle"]["residual"].tolist()[0] for state in states]
+
+
+@pytest.mark.parametrize("separate", [False, True], ids=["one disk", "separate disks"])
+def test_another_number_of_ranks_reads_the_states_of_all_that_saved(world, two_ranks, three_ranks, tmp_path, separate):
+    outs = [str(tmp_path / f"disk-{rank if separate else 0}") for rank in range(3)]
+    two_ranks.run(save_one_step, 2, outs)
+    assert three_ranks.run(load_newest, 3, outs) == [(2, [0.0, 1.0])] * 3
+    assert two_ranks.run(load_newest, 2, outs) == [(2, [0.0]), (2, [1.0])]
+    if separate:
+        assert load_newest(0, 1, outs).startswith("[train.restore] no checkpoint in ")
+    else:
+        assert load_newest(0, 1, outs) == (2, [0.0, 1.0])
+
+
+def test_one_rank_that_becomes_two_is_not_taken_for_the_same_number(world, two_ranks, tmp_path):
+    outs = [str(tmp_path)] * 2
+    save_one_step(0, 1, outs)
+    assert two_ranks.run(load_newest, 2, outs) == [(1, [0.0])] * 2
+
+
+def test_a_step_that_one_disk_did_not_finish_does_not_count(two_ranks, tmp_path):
+    outs = [str(tmp_path / f"disk-{rank}") for rank in range(2)]
+    two_ranks.run(save_one_step, 2, outs)
+    shutil.rmtree(step_folder(Path(outs[1]) / "checkpoint", 3))
+    assert two_ranks.run(load_newest, 2, outs) == [None, None]
+
+
+def test_torch_distributed_checkpoint_reads_a_step_in_any_sharding(world, tmp_path):
+    writer = Shelf(world, tmp_path).writer()
+
+    def write(folder: Path) -> None:
+        save_file({"layer.weight": torch.arange(12.0).view(4, 3)}, folder / MODEL)
+        state_file.save_tree(folder / OPTIMIZER, {"state": {0: {"exp_avg": torch.ones(4, 3)}}}, "optimizer")
+        (folder / TRAINER).write_text("{}")
+
+    writer.save(1, write, {"handle": {"worker/layer.weight": torch.full((12,), 0.5, dtype=torch.bfloat16)}})
+    mesh = init_device_mesh("cpu", (1,))
+    state = {
+        "layer.weight": distribute_tensor(torch.zeros(4, 3), mesh, [Shard(0)]),
+        "optimizer/state/0/exp_avg": distribute_tensor(torch.zeros(4, 3), mesh, [Shard(1)]),
+        "rank-0/handle/worker/layer.weight": torch.zeros(12, dtype=torch.bfloat16),
+    }
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(step_folder(tmp_path / "checkpoint", 1))))
+    assert torch.equal(state["layer.weight"].full_tensor(), torch.arange(12.0).view(4, 3))
+    assert torch.equal(state["optimizer/state/0/exp_avg"].full_tensor(), torch.ones(4, 3))
+    assert state["rank-0/handle/worker/layer.weight"].tolist() == [0.5] * 12
+
+
 def test_trees_keep_types_keys_and_bits(tmp_path):
     shared = torch.arange(6.0)
     value = {
@@ -214,8 +332,8 @@ def test_trees_keep_types_keys_and_bits(tmp_path):
         "bytes": torch.tensor([1, 255], dtype=torch.uint8),
         "half": torch.tensor([1.5, float("nan")], dtype=torch.bfloat16),
     }
-    tree.save_tree(tmp_path / "t", value)
-    back = tree.load_tree(tmp_path / "t")
+    state_file.save_tree(tmp_path / "t", value)
+    back = state_file.load_tree(tmp_path / "t")
     assert back["groups"] == value["groups"]
     assert set(back["state"]) == {0, 1}
     assert torch.equal(back["state"][1]["m"], shared[3:])
@@ -226,17 +344,17 @@ def test_trees_keep_types_keys_and_bits(tmp_path):
 
 
 def test_a_tree_refuses_what_it_cannot_hold(tmp_path):
-    with pytest.raises(TypeError, match=r"^\[train\.tree\] .* at 'a/0'"):
-        tree.save_tree(tmp_path / "t", {"a": [object()]})
+    with pytest.raises(TypeError, match=r"^\[train\.state_file\] .* at 'a/0'"):
+        state_file.save_tree(tmp_path / "t", {"a": [object()]})
     (tmp_path / "t").write_bytes(b"no tensors")
-    with pytest.raises(ValueError, match=r"^\[train\.tree\] "):
-        tree.load_tree(tmp_path / "t")
+    with pytest.raises(ValueError, match=r"^\[train\.state_file\] "):
+        state_file.load_tree(tmp_path / "t")
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
-    durable.write_json(path, {"a": 1})
+    durable_files.write_json(path, {"a": 1})
     stop_after(monkeypatch, "fsync", 1)
     with pytest.raises(Stop):
-        durable.write_json(path, {"a": 2})
+        durable_files.write_json(path, {"a": 2})
     assert path.read_text() == '{\n  "a": 1\n}\n'

@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from octavo.train.config import TrainConfig, check_local_ranks, parse_compare
-from octavo.train.schedule import learning_rate
+from octavo.train.optimizer import learning_rate
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -16,36 +16,44 @@ pytestmark = pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(steps=0), "--steps of at least 1, got 0"),
-        (dict(nproc=-1), "--nproc of at least 1, got -1"),
-        (dict(batch_size=0), "--batch-size of at least 1"),
-        (dict(grad_accum=0), "--grad-accum of at least 1"),
-        (dict(eval_every=0), "--eval-every of at least 1"),
-        (dict(checkpoint_every=0), "--checkpoint-every of at least 1"),
-        (dict(seq_len=4), "--seq-len of at least 8"),
-        (dict(seed=-1), "--seed between"),
-        (dict(lr=0.0), "--lr above 0"),
-        (dict(lr=float("nan")), "--lr above 0, got nan"),
-        (dict(weight_decay=-0.1), "--weight-decay of at least 0"),
-        (dict(timeout_s=0.0), "--timeout-s above 0"),
-        (dict(port=70000), "--port between 1 and 65535"),
-        (dict(optimizer="sgd"), "--optimizer auto, adamw or onebit-adamw, got 'sgd'"),
-        (dict(model="huge"), "got 'huge'"),
-        (dict(device="tpu"), "got 'tpu'"),
-        (dict(precision="fp64"), "got 'fp64'"),
-        (dict(plan=""), "a --plan"),
-        (dict(plan="int4", compare=("dense",)), "--plan or --compare"),
-        (dict(out=""), "a directory for --out"),
-        (dict(zero=1), "--zero 0, the only stage"),
-        (dict(zero=4), "--zero 0, 1, 2 or 3, got 4"),
-        (dict(compile=True), "no --compile"),
-        (dict(device="cuda"), "--device auto, cpu or sycl"),
-        (dict(optimizer="onebit-adamw", plan="dense"), "onebit-adamw only with plan sign or sign+ef"),
-        (dict(optimizer="onebit-adamw", compare=("sign", "dense")), "got plan 'dense'"),
+        (dict(steps=0), "--steps must be at least 1, not 0"),
+        (dict(nproc=-1), "--nproc must be at least 1, not -1"),
+        (dict(batch_size=0), "--batch-size must be at least 1"),
+        (dict(grad_accum=0), "--grad-accum must be at least 1"),
+        (dict(eval_every=0), "--eval-every must be at least 1"),
+        (dict(checkpoint_every=0), "--checkpoint-every must be at least 1"),
+        (dict(seq_len=4), "--seq-len must be at least 8 tokens, not 4"),
+        (dict(seed=-1), "--seed must be between"),
+        (dict(lr=0.0), "--lr must be finite and above 0, not 0.0"),
+        (dict(lr=float("nan")), "--lr must be finite and above 0, not nan"),
+        (dict(weight_decay=-0.1), "--weight-decay must be finite and at least 0, not -0.1"),
+        (dict(beta1=1.0), "--beta1 must be at least 0 and below 1, not 1.0; 0.9 or 0.99 are usual"),
+        (dict(beta1=-0.1), "--beta1 must be at least 0 and below 1, not -0.1"),
+        (dict(beta2=float("nan")), "--beta2 must be at least 0 and below 1, not nan"),
+        (dict(clip_norm=0.0), "--clip-norm must be finite and above 0, not 0.0; leave it out for no clipping"),
+        (dict(clip_norm=float("inf")), "--clip-norm must be finite and above 0, not inf"),
+        (dict(timeout_s=0.0), "--timeout-s must be finite and above 0, not 0.0"),
+        (dict(port=70000), "--port must be between 1 and 65535"),
+        (dict(optimizer="sgd"), "--optimizer must be auto, adamw, onebit-adamw or muon, not 'sgd'"),
+        (dict(model="huge"), "a CONFIG.json, not 'huge'"),
+        (dict(device="tpu"), "not 'tpu'"),
+        (dict(precision="fp64"), "--precision must be auto, fp32 or bf16, not 'fp64'"),
+        (dict(plan=""), "--plan is empty; dense"),
+        (dict(plan="int4", compare=("dense",)), "--plan int4 and --compare exclude each other"),
+        (dict(out=""), "--out is empty; it must name a directory"),
+        (dict(zero=1), "--zero 1 is not supported yet; only --zero 0 is"),
+        (dict(zero=4), "--zero must be 0, 1, 2 or 3, not 4"),
+        (dict(compile=True), "--compile is not supported yet"),
+        (dict(device="cuda"), "--device cuda is not supported yet; auto, cpu and sycl are"),
+        (
+            dict(optimizer="onebit-adamw", plan="dense"),
+            "--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not 'dense'",
+        ),
+        (dict(optimizer="onebit-adamw", compare=("sign", "dense")), "not 'dense'; adamw and muon work with every plan"),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(change, words):
-    with pytest.raises(ValueError, match=r"^\[train\.config\] expected ") as caught:
+    with pytest.raises(ValueError, match=r"^\[train\.config\] --") as caught:
         TrainConfig(**change)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -58,6 +66,12 @@ def test_the_optimizer_follows_from_the_plan():
     assert TrainConfig(plan="sign-vote").optimizer_name == "adamw"
     assert TrainConfig(plan="int4+ef").optimizer_name == "adamw"
     assert TrainConfig(plan="sign+ef", optimizer="adamw").optimizer_name == "adamw"
+
+
+def test_beta1_has_a_default_for_each_optimizer():
+    assert TrainConfig(plan="dense").resolved_beta1 == TrainConfig(plan="sign+ef").resolved_beta1 == 0.5
+    assert TrainConfig(plan="dense", optimizer="muon").resolved_beta1 == 0.95
+    assert TrainConfig(plan="dense", optimizer="muon", beta1=0.0).resolved_beta1 == 0.0
 
 
 def test_one_bit_warm_up_is_15_percent_of_the_steps():
@@ -76,6 +90,7 @@ def test_to_args_names_only_what_differs_from_the_defaults():
     config = TrainConfig(data="a b.json", steps=3, fresh=True, compare=("dense", "sign"), grad_accum=2)
     expected = ["--steps", "3", "--grad-accum", "2", "--fresh", "--compare", "dense,sign"]
     assert config.to_args() == ["--data", "a b.json", *expected]
+    assert TrainConfig(beta1=0.0, clip_norm=1.0).to_args() == ["--beta1", "0.0", "--clip-norm", "1.0"]
 
 
 def test_a_leg_of_a_comparison_lives_in_a_folder_of_its_own():
@@ -93,7 +108,7 @@ def test_compare_wants_different_plans():
 
 def test_more_ranks_than_make_sense_are_refused():
     check_local_ranks(8, cores=2)
-    with pytest.raises(ValueError, match=r"--nproc of at most 8 .*, got 9"):
+    with pytest.raises(ValueError, match=r"--nproc must be at most 8 here .*, not 9"):
         check_local_ranks(9, cores=2)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The C++ half of the installed package: find_package(octavo), its headers, and that it stands where it lies."""
+"""The installed C++ library: find_package(octavo), its headers, and that its libraries find one another."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
 PREFIX = Path(octavo.cmake_dir()).parents[2]
 #: Where cmake and ninja are: beside this Python.
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-#: Rooms that octavo::core has alone; their headers must do without torch.
-CORE_ROOMS = ("rules", "kernels")
+#: The modules of octavo::core; their headers compile without torch.
+CORE_MODULES = ("rules", "kernels")
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -74,7 +74,7 @@ def test_every_installed_header_compiles_alone(tmp_path):
         unit = source / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
         # twice: a header must also bear to be included again
         unit.write_text(f"#include <{header}>\n#include <{header}>\n")
-        units[header.parts[1] in CORE_ROOMS].append(unit.name)
+        units[header.parts[1] in CORE_MODULES].append(unit.name)
     with (source / "CMakeLists.txt").open("a") as lists:
         for name, target, sources in (
             ("core", "octavo::core", units[True]),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.train.dataset import Corpus, Example, load_corpus
+from octavo.train.data.dataset import Corpus, Example, load_corpus
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -94,7 +94,7 @@ def test_plain_text_is_cut_without_loss(text: str, tmp_path_factory: pytest.Temp
     try:
         corpus = load_corpus(path, seed=0)
     except ValueError as error:  # a text that repeats itself may have but one block
-        assert "at least 2 different records" in str(error)
+        assert "all records ask the same" in str(error) or "is empty" in str(error)
         return
     examples = everything(corpus)
     assert all(example.is_text for example in examples)
@@ -111,49 +111,52 @@ def test_plain_text_keeps_whole_lines(tmp_path: Path) -> None:
     assert "".join(sorted((e.output for e in everything(corpus)), key=text.index)) == text
 
 
+NO_FORM = "the record has no known form: it has "
+FORMS = "it must have instruction and output, messages, conversations, or text"
+
+
+def chat(*turns: tuple[str, object]) -> dict[str, object]:
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}
+
+
 BAD_FILES = [
-    ("a.json", "", "expected a list of records, got an empty file, in FILE"),
-    ("a.json", "[]", "expected at least 2 records, got an empty data set, in FILE"),
-    ("a.jsonl", "\n\n", "got an empty data set, in FILE"),
-    ("a.txt", " \n", "got an empty data set, in FILE"),
-    ("a.json", '[\n{"instruction": "a",\n}]', "expected JSON, got malformed JSON (", ", in FILE, line 3"),
-    ("a.jsonl", '{"instruction": "a", "output": "b"}\n{"in', "got malformed JSON (", ", in FILE, line 2"),
-    ("a.json", '{"instruction": "a"}', "expected a list of records, got an object, in FILE"),
-    ("a.json", "3", "expected a list of records, got a number, in FILE"),
-    ("a.json", "[" * 100_000, "got JSON that is nested too deeply, in FILE, line 1"),
-    ("a.json", "[" + "9" * 5000 + "]", "got a number that is too long to read, in FILE, line 1"),
-    ("a.json", [RECORDS[0], "text"], "expected an object with the fields", "got a string, in FILE, record 2"),
-    ("a.jsonl", '[1]\n{"a": 2}', "expected an object with the fields", "got a list, in FILE, line 1"),
-    (
-        "a.json",
-        [{"instruction": "a", "text": "b"}],
-        "the field 'output', got the fields ['instruction', 'text']",
-    ),
-    ("a.json", [RECORDS[0], {"output": "b"}], "the field 'instruction', got the fields", "FILE, record 2"),
-    (
-        "a.json",
-        [{"instruction": 3, "output": "b"}],
-        "a string as 'instruction', got a number, in FILE, record 1",
-    ),
-    (
-        "a.json",
-        [{"instruction": "a", "output": ["b"]}],
-        "a string as 'output', got a list, in FILE, record 1",
-    ),
-    ("a.json", [{"instruction": "a", "output": None}], "a string as 'output', got null"),
-    ("a.json", [{"instruction": "a", "input": {}, "output": ""}], "a string as 'input', got an object"),
-    (
-        "a.json",
-        [{"instruction": " ", "output": "b"}],
-        "expected an instruction, got an empty one, in FILE, record 1",
-    ),
-    ("a.json", '[{"instruction": "\\ud800", "output": ""}]', "valid Unicode in 'instruction', got half"),
-    ("a.json", RECORDS[:1], "expected at least 2 different records, of which 1 is held out, got 1, in FILE"),
-    ("a.json", RECORDS[:1] * 9, "expected at least 2 different records"),
-    ("a.txt", "too short", "expected at least 2 different records"),
-    ("a.txt", b"good line\nbad \xff line", "expected UTF-8 text, got byte 0xff, in FILE, line 2"),
-    ("a.csv", "a,b", "expected a file named .json, .jsonl or .txt, got the extension '.csv', in FILE"),
-    ("data", "a,b", "got no extension, in FILE"),
+    ("a.json", "", "FILE: the file is empty; it must hold a list of records"),
+    ("a.json", "[]", "FILE: the data set is empty; it needs at least 2 different records"),
+    ("a.jsonl", "\n\n", "FILE: the data set is empty"),
+    ("a.txt", " \n", "FILE: the data set is empty"),
+    ("a.json", '[\n{"instruction": "a",\n}]', "FILE, line 3: malformed JSON ("),
+    ("a.jsonl", '{"instruction": "a", "output": "b"}\n{"in', "FILE, line 2: malformed JSON ("),
+    ("a.json", '{"instruction": "a"}', "FILE: the file holds an object; it must hold a list of records"),
+    ("a.json", "3", "FILE: the file holds a number; it must hold a list of records"),
+    ("a.json", "[" * 100_000, "FILE, line 1: the JSON is nested too deeply"),
+    ("a.json", "[" + "9" * 5000 + "]", "FILE, line 1: a number is too long to read"),
+    ("a.json", [RECORDS[0], "text"], "FILE, record 2: the record is a string; it must be an object with"),
+    ("a.jsonl", '[1]\n{"a": 2}', "FILE, record 1 (line 1): the record is a list; it must be an object with"),
+    ("a.jsonl", '\n{"a": 2, "b": 3}', f"FILE, record 1 (line 2): {NO_FORM}a, b; {FORMS}"),
+    ("a.json", [{}], f"{NO_FORM}no keys; {FORMS}"),
+    ("a.json", [{"instruction": "a", "text": "b"}], f"{NO_FORM}instruction, text; {FORMS}"),
+    ("a.json", [RECORDS[0], {"output": "b"}], f"FILE, record 2: {NO_FORM}output; {FORMS}"),
+    ("a.json", [{"instruction": 3, "output": "b"}], "FILE, record 1: 'instruction' is a number; it must be a string"),
+    ("a.json", [{"instruction": "a", "output": ["b"]}], "FILE, record 1: 'output' is a list; it must be a string"),
+    ("a.json", [{"instruction": "a", "output": None}], "'output' is null; it must be a string"),
+    ("a.json", [{"instruction": "a", "input": {}, "output": ""}], "'input' is an object; it must be a string"),
+    ("a.json", [{"instruction": " ", "output": "b"}], "FILE, record 1: 'instruction' is empty"),
+    ("a.json", [{"text": "\n"}], "FILE, record 1: 'text' is empty"),
+    ("a.json", [{"text": 1}], "FILE, record 1: 'text' is a number; it must be a string"),
+    ("a.json", [{"messages": "hi"}], "FILE, record 1: 'messages' is a string; it must be a list of turns"),
+    ("a.json", [{"messages": []}], "FILE, record 1: 'messages' has no turn of the assistant"),
+    ("a.json", [chat(("user", "hi"))], "FILE, record 1: 'messages' has no turn of the assistant"),
+    ("a.json", [chat(("tool", "hi"))], "record 1, turn 1: the role 'tool' is not known; roles are system, developer,"),
+    ("a.json", [chat(("user", "hi"), ("assistant", [1]))], "record 1, turn 2: 'content' is a list; it must be"),
+    ("a.json", [{"conversations": [{"from": "gpt"}]}], "turn 1: the turn is an object with from; it must be an object"),
+    ("a.json", [{"conversations": ["hi"]}], "turn 1: the turn is a string; it must be an object with from and value"),
+    ("a.json", '[{"instruction": "\\ud800", "output": ""}]', "'instruction' has half of a surrogate pair"),
+    ("a.json", RECORDS[:1], "FILE: all records ask the same; at least 2 different ones are needed"),
+    ("a.json", RECORDS[:1] * 9, "all records ask the same"),
+    ("a.txt", "too short", "all records ask the same"),
+    ("a.txt", b"good line\nbad \xff line", "FILE, line 2: byte 0xff is not UTF-8"),
+    ("a.csv", "a,b", "FILE: the extension '.csv' is not known; name it .json, .jsonl or .txt"),
+    ("data", "a,b", "FILE: the file has no extension"),
 ]
 
 
@@ -164,15 +167,42 @@ def test_a_bad_file_gets_one_sentence(bad: tuple, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         load_corpus(path, seed=0)
     said = str(caught.value)
-    assert said.startswith("[train.dataset] expected ") and "\n" not in said
+    assert said.startswith(f"[train.records] {path}") and "\n" not in said
     for word in words:
         assert word.replace("FILE", str(path)) in said
 
 
 def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"\[train.dataset\] expected a data set, got no such file, in "):
+    with pytest.raises(FileNotFoundError, match=r"^\[train\.records\] .*none\.json: there is no such file"):
         load_corpus(tmp_path / "none.json", seed=0)
-    with pytest.raises(ValueError, match=r"\[train.dataset\] expected a file, got a directory, in "):
+    with pytest.raises(ValueError, match=r"^\[train\.records\] .*: this is a directory, not a file"):
         load_corpus(tmp_path, seed=0)
-    with pytest.raises(OSError, match=r"\[train.dataset\] expected a readable file, got 'file name too long', in"):
+    with pytest.raises(OSError, match=r"^\[train\.records\] .*: the file cannot be read \(file name too long\)"):
         load_corpus(tmp_path / ("x" * 5000 + ".json"), seed=0)
+
+
+TURNS = [("system", "Be short."), ("user", "Hi."), ("assistant", "Yes?"), ("user", "2 + 2?"), ("assistant", "4")]
+CHAT = Example("2 + 2?", "", "4", "Be short.", (("Hi.", "Yes?"),))
+OTHER = {"text": "A plain text."}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_chats_and_texts_are_read_in_both_formats(name: str, tmp_path: Path) -> None:
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    shared = {"conversations": [{"from": names[role], "value": text} for role, text in TURNS]}
+    for record in (chat(*TURNS), shared):
+        records = [record, OTHER]
+        content = json.dumps(records) if name == "a.json" else "".join(json.dumps(r) + "\n" for r in records)
+        examples = everything(load_corpus(write(tmp_path, name, content), seed=0))
+        assert sorted(examples, key=lambda example: example.is_text) == [CHAT, Example("", "", "A plain text.")]
+
+
+def test_a_chat_ends_with_the_last_answer_and_joins_what_one_side_says_twice(tmp_path: Path) -> None:
+    turns = [("user", "Hi."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "Thanks.")]
+    examples = everything(load_corpus(write(tmp_path, "a.json", [chat(*turns), OTHER]), seed=0))
+    assert Example("Hi.\n\n2 + 2?", "", "4") in examples
+
+
+def test_an_alpaca_record_may_have_a_text_too(tmp_path: Path) -> None:
+    records = [{"instruction": f"Say {i}.", "input": "", "output": str(i), "text": "..."} for i in range(3)]
+    assert not any(example.is_text for example in everything(load_corpus(write(tmp_path, "a.json", records), seed=0)))

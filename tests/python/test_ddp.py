@@ -123,6 +123,7 @@ def poison(rank: int, plan: str, bad: float) -> None:
     assert not torch.isfinite(model.module.wide.weight.grad).all(), "the NaN did not arrive"
     after = handle.state_dict()
     assert before.keys() == after.keys()
+    assert (before.pop("step"), after.pop("step")) == (3, 4)
     for key, value in before.items():
         assert torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key], key
     hook.remove()
@@ -200,10 +201,12 @@ def save_and_resume(rank: int) -> None:
     model, handle, optimizer = make("sign+ef")
     for step in range(3):
         step_once(model, optimizer, rank, step)
-    resumed, resumed_handle, resumed_optimizer = make("int4")
+    resumed, resumed_handle, resumed_optimizer = make("int4+ef")
     resumed.module.load_state_dict(model.module.state_dict())
-    resumed_handle.load_state_dict(handle.state_dict())
-    assert str(resumed_handle.plan) == "sign+ef"
+    with pytest.warns(UserWarning, match=r"saved under plan sign\+ef; this handle goes on with int4\+ef"):
+        resumed_handle.load_state_dict(handle.state_dict())
+    assert str(resumed_handle.plan) == "int4+ef", "loading a state changes no plan"
+    resumed_handle.set_plan("sign+ef")
     for step in range(3, 6):
         step_once(model, optimizer, rank, step)
         step_once(resumed, resumed_optimizer, rank, step)
@@ -221,7 +224,6 @@ def refuse_states(rank: int) -> None:
         {"world_size": 3},
         {"rank": 7},
         {"schema": 99},
-        {"plan": "x"},
         {"worker/nobody": torch.zeros(1)},
     ):
         with pytest.raises(ValueError, match=r"\[.*\]"):
@@ -297,3 +299,69 @@ def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(two_ranks):
     header = 4
     for wire, dense in two_ranks.run(bytes_of):
         assert wire == up_and_down + header and dense == 4 * elements
+
+
+def complex_gradients(rank: int, plan: str) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.randn(64, 64, dtype=torch.complex64))
+    model.forward = lambda x: (model.weight @ x).abs().square().sum()
+    ddp = DistributedDataParallel(model)
+    handle = octavo.compress(ddp, plan)
+    ddp(torch.ones(64, 1, dtype=torch.complex64) * (1 + rank)).backward()
+    assert handle.stats()["dense_bytes"] == 8 * 64 * 64
+    return model.weight.grad, model.weight.detach()
+
+
+@pytest.mark.parametrize("plan", ["dense", "int4+ef"])
+def test_complex_gradients_are_averaged_whole(two_ranks, plan):
+    (first, weight), (second, _) = two_ranks.run(complex_gradients, plan)
+    assert torch.equal(first, second)
+    rows = 2 * weight.sum(1, keepdim=True) * (1 + 4) / 2  # of |weight @ ones * k|^2, averaged over k = 1, 2
+    torch.testing.assert_close(first, rows.expand(64, 64), rtol=0.1, atol=0.2 * rows.abs().max().item())
+
+
+def set_plan_without_kernels(rank: int) -> None:
+    from octavo import _C
+
+    model, handle, optimizer = make("dense")
+    require, _C.require_kernels = _C.require_kernels, lambda _: (_ for _ in ()).throw(NotImplementedError("no kernels"))
+    try:
+        with pytest.raises(NotImplementedError, match="no kernels"):
+            handle.set_plan("int4+ef")
+    finally:
+        _C.require_kernels = require
+    step_once(model, optimizer, rank, 0)
+    assert str(handle.plan) == "dense"
+
+
+def test_a_plan_without_kernels_is_refused_before_the_next_backward_pass(two_ranks):
+    two_ranks.run(set_plan_without_kernels)
+
+
+def save_states(rank: int) -> dict:
+    model, handle, optimizer = make("sign+ef")
+    for step in range(2):
+        step_once(model, optimizer, rank, step)
+    return {"model": model.module.state_dict(), "handle": handle.state_dict()}
+
+
+def resume_on_another_number_of_ranks(rank: int, saved: list[dict]) -> str:
+    model, handle, optimizer = make("sign+ef")
+    model.module.load_state_dict(saved[0]["model"])
+    states = [one["handle"] for one in saved]
+    with pytest.raises(ValueError, match="the list of the states of all 2 ranks"):
+        handle.load_state_dict(states[0])
+    with pytest.raises(ValueError, match="expected the states of all ranks of one world"):
+        handle.load_state_dict([states[0], states[0]])
+    handle.load_state_dict(states)
+    assert handle.state_dict()["step"] == 2
+    for step in range(2, 5):
+        step_once(model, optimizer, rank, step)
+    return digest(model)
+
+
+def test_residuals_are_redistributed_over_another_number_of_ranks(two_ranks, three_ranks):
+    saved = two_ranks.run(save_states)
+    digests = three_ranks.run(resume_on_another_number_of_ranks, saved)
+    assert len(set(digests)) == 1

@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from octavo.train import evaluate
-from octavo.train.batches import IGNORE, Batches
-from octavo.train.dataset import Corpus, Example
+from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.dataset import Corpus, Example
+from octavo.train.data.tokenizer import prompt, train_tokenizer
 from octavo.train.evaluate import eval_loss, exact_match, sample_answers
-from octavo.train.tokenizer import prompt, train_tokenizer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -143,7 +143,7 @@ def test_plain_text_is_continued(model: LlamaForCausalLM, tokenizer: PreTrainedT
 def test_nothing_to_evaluate_is_an_error(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, batches: Batches
 ) -> None:
-    with pytest.raises(ValueError, match=r"\[train.evaluate\] expected at least one example, got none"):
+    with pytest.raises(ValueError, match=r"\[train.evaluate\] there are no examples"):
         exact_match(model, tokenizer, [])
-    with pytest.raises(ValueError, match=r"\[train.evaluate\] expected at least one row to evaluate"):
+    with pytest.raises(ValueError, match=r"\[train.evaluate\] there is no row to evaluate"):
         eval_loss(model, batches, max_rows=0)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from hosts import Hosts, can_make_hosts
 from train_runs import clean_environment, nano_config
 
+from octavo.bench.hosts import Hosts, why_no_hosts
 from octavo.train.config import TrainConfig
 
-needs_hosts = pytest.mark.skipif(not can_make_hosts(), reason="making hosts needs root and Debian's iproute2")
+needs_hosts = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
 
 
 def train_on(hosts: Hosts, folder: Path, config: TrainConfig) -> list[dict]:
@@ -37,6 +37,7 @@ def train_on(hosts: Hosts, folder: Path, config: TrainConfig) -> list[dict]:
 
 
 @needs_hosts
+@pytest.mark.ranks
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("count", [2, 4])
 def test_the_same_command_trains_on_separate_hosts(tmp_path, count):

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from train_runs import clean_environment
 
-from octavo.train import launcher
 from octavo.train.config import TrainConfig, usable_cores
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK
+from octavo.train.launch import launcher
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.ranks]
 
 
 @pytest.fixture
@@ -52,7 +52,49 @@ def test_a_killed_rank_ends_the_job_at_once_with_its_name_and_signal(play):
 def test_the_last_words_of_a_crashed_rank_are_passed_on(play):
     script = "time.sleep(60) if rank != 1 else (print('terminate called', file=sys.stderr), os.abort())"
     _, said, _ = play(script)
-    assert said == "error: rank 1 was killed by SIGABRT; the last it said was: terminate called\n"
+    assert said == "rank 1: terminate called\nerror: rank 1 was killed by SIGABRT\n"
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_the_traceback_of_any_rank_is_shown_above_the_sentence(play, culprit):
+    script = f"""
+        from octavo.train.errors import show_traceback
+        if rank == {culprit}:
+            try:
+                [].pop()
+            except IndexError as error:
+                show_traceback(error)
+            print("error: IndexError: pop from empty list", file=sys.stderr)
+            sys.exit({EXIT_RANK})
+        time.sleep(60)
+    """
+    _, said, _ = play(script)
+    *above, last = said.splitlines()
+    assert last == f"error: rank {culprit} ended with exit code {EXIT_RANK}: IndexError: pop from empty list"
+    mark = "rank 1: " if culprit else ""
+    assert above[0] == f"{mark}Traceback (most recent call last):"
+    assert above[-1] == f"{mark}IndexError: pop from empty list"
+
+
+def test_stderr_of_rank_0_is_passed_on_while_it_runs(play):
+    script = """
+        print(f"warning: rank {rank}", file=sys.stderr)
+        print("error: said by the launcher", file=sys.stderr)
+    """
+    assert play(script)[:2] == (0, "warning: rank 0\n")
+
+
+def test_no_python_runs_between_fork_and_exec(play, monkeypatch):
+    """A lock that another thread of the launcher holds would stay locked there."""
+    used, real = [], subprocess.Popen.__init__
+
+    def record(self, *args, **options):
+        used.append(options.get("preexec_fn"))
+        real(self, *args, **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", record)
+    assert play("pass")[0] == 0
+    assert used == [None, None]
 
 
 def test_the_cause_is_blamed_not_the_ranks_that_lost_it(play, tmp_path):
@@ -109,13 +151,13 @@ def test_a_port_in_use_is_one_sentence_and_starts_nothing(play):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RuntimeError, match=rf"expected a free port .* got {port} .*choose another --port"):
+        with pytest.raises(RuntimeError, match=rf"the ranks cannot meet at port {port} .*choose another --port"):
             play("print('started')", port=port)
 
 
 def test_a_master_port_in_the_environment_counts(play, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "many")
-    with pytest.raises(ValueError, match="expected a whole number in MASTER_PORT, got 'many'"):
+    with pytest.raises(ValueError, match="MASTER_PORT must be a whole number, got 'many'"):
         play("print('started')")
 
 
@@ -130,12 +172,12 @@ def test_too_many_ranks_are_refused_before_anything_starts(play):
         (
             signal.SIGINT,
             130,
-            "stopped by SIGINT: the same command goes on from its last checkpoint, if there is one yet\n",
+            "stopped by SIGINT: the same command continues from its last checkpoint, if there is one\n",
         ),
         (
             signal.SIGTERM,
             143,
-            "stopped by SIGTERM: the same command goes on from its last checkpoint, if there is one yet\n",
+            "stopped by SIGTERM: the same command continues from its last checkpoint, if there is one\n",
         ),
         (signal.SIGKILL, -9, ""),
     ],
@@ -147,21 +189,46 @@ def test_no_rank_outlives_its_launcher(tmp_path, number, status, words):
             file.write(str(os.getpid()))
         time.sleep(60)
     """)
-    parent = textwrap.dedent(f"""
-        import sys
-        from octavo.train import launcher
-        from octavo.train.config import TrainConfig
-        launcher._command = lambda _config: [sys.executable, "-c", {rank!r}]
-        sys.exit(launcher.launch(TrainConfig()))
-    """)
-    command = [sys.executable, "-c", parent]
-    process = subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    process = start_launcher(rank)
     pids = [int(wait_for(lambda n=n: (tmp_path / str(n)).read_text())) for n in (0, 1)]
     process.send_signal(number)
     said = process.communicate(timeout=30)[1]
     assert (process.returncode, said) == (status, words)
     for pid in pids:
         wait_for(lambda pid=pid: not is_alive(pid))
+
+
+def test_a_second_ctrl_c_does_not_keep_the_ranks_from_being_ended(tmp_path):
+    """The first rank ignores SIGTERM, so that the launcher is waiting when the second signal comes."""
+    rank = textwrap.dedent(f"""
+        import os, signal, time
+        signal.signal(signal.SIGTERM, lambda *_: open(r"{tmp_path}/asked-" + os.environ["RANK"], "w").close())
+        with open(r"{tmp_path}/" + os.environ["RANK"], "w") as file:
+            file.write(str(os.getpid()))
+        while True:
+            time.sleep(60)
+    """)
+    process = start_launcher(rank)
+    pids = [int(wait_for(lambda n=n: (tmp_path / str(n)).read_text())) for n in (0, 1)]
+    process.send_signal(signal.SIGINT)
+    wait_for(lambda: (tmp_path / "asked-0").exists())
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, said.count("\n")) == (130, 1)
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def start_launcher(rank: str) -> subprocess.Popen[str]:
+    """Starts a process that launches two ranks with the script `rank`."""
+    parent = textwrap.dedent(f"""
+        import sys
+        from octavo.train.config import TrainConfig
+        from octavo.train.launch import launcher
+        launcher._command = lambda _config: [sys.executable, "-c", {rank!r}]
+        sys.exit(launcher.launch(TrainConfig()))
+    """)
+    command = [sys.executable, "-c", parent]
+    return subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True)
 
 
 def wait_for(condition, timeout_s: float = 30.0):

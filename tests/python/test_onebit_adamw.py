@@ -91,8 +91,8 @@ def test_memory_formats_and_strides_do_not_matter():
 def train(rank: int, steps: int, resume_at: int | None) -> list[str]:
     def make():
         model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
-        handle = octavo.compress(model, "sign+ef")
-        return model, handle, OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=4, handle=handle)
+        optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=4)
+        return model, octavo.compress(model, "sign+ef", optimizer=optimizer), optimizer
 
     model, handle, optimizer = make()
     digests = []
@@ -125,8 +125,8 @@ def test_resuming_gives_the_same_bits_before_and_after_the_freeze(two_ranks, res
 def momentum_in_the_hook(rank: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(64, 64, bias=False))
-    handle = octavo.compress(model, "int4+ef")
-    optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=1, handle=handle, frozen_beta=0.75)
+    optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=1, frozen_beta=0.75)
+    handle = octavo.compress(model, "int4+ef", optimizer=optimizer)
     weight = model.module.weight
     for _ in range(2):
         state = {key: value.clone() for key, value in optimizer.state[weight].items() if torch.is_tensor(value)}
@@ -153,28 +153,349 @@ def test_arguments_that_make_no_sense_are_refused():
         OneBitAdamW(parameters, warmup_steps=1).load_state_dict(torch.optim.AdamW(parameters).state_dict())
 
 
-def refuse_votes(rank: int) -> None:
+def wrap(warmup_steps: int = 2, plan: str = "sign+ef", width: int = 64, **options):
+    """A model, its handle and its optimizer, which was built before DDP wrapped the model."""
+    torch.manual_seed(0)
+    module = nn.Linear(width, width, bias=False)
+    compress_options = {key: options.pop(key) for key in ("scaler",) if key in options}
+    optimizer = OneBitAdamW(module.parameters(), lr=1e-2, warmup_steps=warmup_steps, **options)
+    model = DistributedDataParallel(module)
+    return model, octavo.compress(model, plan, optimizer=optimizer, **compress_options), optimizer
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+    return model(x).sub(x.roll(1, 1)).square().mean()
+
+
+def step_once(model, optimizer, rank: int, step: int) -> None:
+    optimizer.zero_grad()
+    loss_of(model, rank, step).backward()
+    optimizer.step()
+
+
+def refuse_joins(rank: int) -> None:
     model = DistributedDataParallel(nn.Linear(4, 4))
-    handle = octavo.compress(model, "sign-vote")
+    optimizer = OneBitAdamW(model.parameters(), warmup_steps=1)
     with pytest.raises(ValueError, match="magnitude"):
-        OneBitAdamW(model.parameters(), warmup_steps=1, handle=handle)
-
-
-def refuse_handles(rank: int) -> None:
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    with pytest.raises(ValueError, match=r"expected handle=octavo.compress\(...\), since there are 2 ranks"):
-        OneBitAdamW(model.parameters(), warmup_steps=1)
-    handle = octavo.compress(model, "sign+ef")
-    with pytest.raises(ValueError, match="parameters of the model that the handle compresses, got 1 others"):
-        OneBitAdamW([*model.parameters(), nn.Parameter(torch.zeros(2))], warmup_steps=1, handle=handle)
+        octavo.compress(model, "sign-vote", optimizer=optimizer)
+    with pytest.raises(ValueError, match="magnitude"):
+        OneBitAdamW(model.parameters(), warmup_steps=1, warmup_plan="sign-vote")
+    stranger = OneBitAdamW([*model.parameters(), nn.Parameter(torch.zeros(2))], warmup_steps=1)
+    with pytest.raises(ValueError, match=r"parameters of the model that octavo.compress is given, got 1 others"):
+        octavo.compress(model, "sign+ef", optimizer=stranger)
     with pytest.raises(TypeError, match="got str"):
-        OneBitAdamW(model.parameters(), warmup_steps=1, handle="sign+ef")
-    OneBitAdamW(model.parameters(), warmup_steps=1, handle=handle)
+        octavo.compress(model, "sign+ef", optimizer="adamw")
+    handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
+    with pytest.raises(ValueError, match="follows the phases"):
+        handle.set_plan("bf16")
+    assert str(handle.plan) == "int4+ef"
+    with pytest.raises(ValueError, match="a second one"):
+        octavo.compress(DistributedDataParallel(nn.Linear(4, 4)), "sign+ef", optimizer=optimizer)
 
 
-def test_a_missing_or_a_strange_handle_is_refused(two_ranks):
-    two_ranks.run(refuse_handles)
+def test_a_join_that_makes_no_sense_is_refused(two_ranks):
+    two_ranks.run(refuse_joins)
 
 
-def test_a_voting_plan_is_refused(two_ranks):
-    two_ranks.run(refuse_votes)
+def step_without_join(rank: int) -> None:
+    model = DistributedDataParallel(nn.Linear(64, 64))
+    optimizer = OneBitAdamW(model.parameters(), warmup_steps=1)
+    octavo.compress(model, "sign+ef")
+    loss_of(model, rank, 0).backward()
+    before = digest(model)
+    with pytest.raises(RuntimeError, match=r"octavo.compress\(ddp, plan, optimizer=optimizer\)"):
+        optimizer.step()
+    assert digest(model) == before
+
+
+def test_an_optimizer_that_was_not_joined_makes_no_step(two_ranks):
+    two_ranks.run(step_without_join)
+
+
+def unwrap(rank: int) -> str:
+    class Wrapper(torch.optim.Optimizer):  # as Accelerate's AcceleratedOptimizer: an optimizer that holds one
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    torch.manual_seed(0)
+    module = nn.Linear(64, 64)
+    optimizer = OneBitAdamW(module.parameters(), warmup_steps=1)
+    model = DistributedDataParallel(module)
+    handle = octavo.compress(model, "sign+ef", optimizer=Wrapper(optimizer))
+    step_once(model, optimizer, rank, 0)
+    return str(handle.plan)
+
+
+def test_a_wrapped_optimizer_is_found(two_ranks):
+    assert two_ranks.run(unwrap) == ["sign:262144+ef"] * 2
+
+
+def dense_warmup(rank: int) -> list[float]:
+    model, handle, optimizer = wrap(warmup_steps=5, warmup_plan="dense")
+    weight = model.module.weight
+    norms = []
+    for step in range(20):
+        before = weight.detach().clone()
+        optimizer.zero_grad()
+        (loss_of(model, rank, step) * (1.0 if step < 8 else 100.0)).backward()
+        assert handle.gradient_powers()[weight] > 0
+        optimizer.step()
+        norms.append((weight.detach() - before).norm().item())
+    return norms
+
+
+def test_after_a_dense_warmup_the_variance_follows_the_gradients(two_ranks):
+    for norms in two_ranks.run(dense_warmup):
+        assert max(norms[8:]) < 10 * max(norms[:8]), (
+            "a loss that grew a hundredfold must not lengthen the steps as much"
+        )
+
+
+def through_torchs_state_dict(rank: int) -> None:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+    for stop in (1, 4):  # in the warm-up, after the freeze
+        model, handle, optimizer = wrap()
+        for step in range(stop):
+            step_once(model, optimizer, rank, step)
+        saved = copy.deepcopy(get_optimizer_state_dict(model.module, optimizer))
+        resumed, resumed_handle, resumed_optimizer = wrap()
+        resumed.module.load_state_dict(model.module.state_dict())
+        set_optimizer_state_dict(resumed.module, resumed_optimizer, saved)
+        resumed_handle.load_state_dict(handle.state_dict())
+        assert resumed_optimizer.frozen == optimizer.frozen == (stop == 4)
+        for step in range(stop, stop + 3):
+            step_once(model, optimizer, rank, step)
+            step_once(resumed, resumed_optimizer, rank, step)
+            assert digest(model) == digest(resumed)
+
+
+def test_torchs_distributed_state_dict_keeps_all_of_it(two_ranks):
+    two_ranks.run(through_torchs_state_dict)
+
+
+def test_a_deep_copy_goes_on_alike():
+    model, x, y = quadratic()
+    optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=3)
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    for _ in range(5):
+        step(model, optimizer)
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    assert twin_optimizer.frozen
+    for one in ((model, optimizer), (twin, twin_optimizer)):
+        step(*one)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_the_length_of_the_warmup_is_history_after_the_freeze():
+    parameters = [nn.Parameter(torch.zeros(2))]
+    for stop, frozen in ((2, False), (4, True)):
+        short, long = (OneBitAdamW(parameters, warmup_steps=steps) for steps in (3, 100))
+        for _ in range(stop):
+            parameters[0].grad = torch.ones(2)
+            short.step()
+        long.load_state_dict(short.state_dict())
+        assert long.frozen == frozen and long.warmup_steps == 100
+        parameters[0].grad = torch.ones(2)
+        long.step()
+        assert long.frozen == frozen
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_state_of_half_parameters_survives_a_reload_in_float32(dtype):
+    parameter = nn.Parameter(torch.ones(300, dtype=dtype))
+    optimizer = OneBitAdamW([parameter], lr=1e-3, warmup_steps=1)
+    parameter.grad = torch.full((300,), 1e-6, dtype=dtype)  # 1 / sqrt(v) is beyond float16
+    optimizer.step()
+    resumed = OneBitAdamW([parameter], lr=1e-3, warmup_steps=1)
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for key in ("exp_avg", "exp_avg_sq"):
+        ours, theirs = resumed.state[parameter][key], optimizer.state[parameter][key]
+        assert ours.dtype == torch.float32 and torch.equal(ours, theirs) and ours.isfinite().all()
+
+
+def leave_the_momentum_phase(rank: int) -> None:
+    model, handle, optimizer = wrap(warmup_steps=3)
+    step_once(model, optimizer, rank, 0)
+    warm = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
+    warm = copy.deepcopy(warm)
+    digests = []
+    for order in ("handle first", "optimizer first"):
+        for step in range(1, 6):
+            step_once(model, optimizer, rank, step)
+        assert optimizer.frozen and str(handle.plan) == "sign:262144+ef"
+        digests.append(digest(model))
+        model.module.load_state_dict(warm[0])
+        loads = [(handle, warm[1]), (optimizer, copy.deepcopy(warm[2]))]
+        for part, state in loads if order == "handle first" else reversed(loads):
+            part.load_state_dict(state)
+        assert not optimizer.frozen and str(handle.plan) == "int4+ef"
+    for step in range(1, 6):
+        step_once(model, optimizer, rank, step)
+    assert digests == [digest(model)] * 2, "a warm-up checkpoint did not bring the warm-up back"
+
+
+def test_a_warmup_checkpoint_loaded_after_the_freeze_brings_the_warmup_back(two_ranks):
+    two_ranks.run(leave_the_momentum_phase)
+
+
+def synchronise_twice(rank: int) -> None:
+    model, _, optimizer = wrap()
+    for step in range(4):
+        optimizer.zero_grad(set_to_none=step % 2 == 0)  # both ways to forget a momentum
+        with model.no_sync():
+            loss_of(model, rank, 2 * step).backward()
+        loss_of(model, rank, 2 * step + 1).backward()
+        optimizer.step()
+    assert optimizer.frozen
+    optimizer.zero_grad()
+    loss_of(model, rank, 0).backward()
+    before = digest(model)
+    with pytest.raises(RuntimeError, match=r"\.grad of weight holds the averaged momentum .* no_sync"):
+        loss_of(model, rank, 1).backward()
+    assert digest(model) == before
+
+
+def test_a_second_synchronised_backward_pass_in_a_step_is_refused(two_ranks):
+    two_ranks.run(synchronise_twice)
+
+
+def scale_losses(rank: int, scale: bool) -> list[torch.Tensor]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scale)
+    model, _, optimizer = wrap(scaler=scaler)
+    weights = []
+    for step in range(8):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, rank, step)).backward()
+        scaler.unscale_(optimizer)
+        optimizer.clip_grad_norm_(0.05)
+        scaler.step(optimizer)
+        scaler.update()
+        weights.append(model.module.weight.detach().clone())
+    return weights
+
+
+def test_a_loss_scale_that_grows_changes_nothing(two_ranks):
+    (scaled, _), (plain, _) = two_ranks.run(scale_losses, True), two_ranks.run(scale_losses, False)
+    for a, b in zip(scaled, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def scale_losses_in_secret(rank: int) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    model, _, optimizer = wrap(warmup_steps=1)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, rank, step)).backward()
+        if step == 1:
+            with pytest.raises(RuntimeError, match="scaler=scaler"):
+                scaler.step(optimizer)
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_a_scaler_that_octavo_does_not_know_is_refused(two_ranks):
+    two_ranks.run(scale_losses_in_secret)
+
+
+def clip_by_torch(rank: int) -> None:
+    model, _, optimizer = wrap(warmup_steps=2)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        before = digest(model)
+        if optimizer.frozen:
+            with pytest.raises(RuntimeError, match=r"optimizer.clip_grad_norm_\(max_norm\)"):
+                optimizer.step()
+            assert digest(model) == before
+        else:
+            optimizer.step()
+    assert optimizer.frozen
+
+
+def test_torchs_clip_after_the_freeze_is_refused(two_ranks):
+    two_ranks.run(clip_by_torch)
+
+
+def norms_in_both_phases(rank: int) -> list[tuple[bool, float, float]]:
+    """Whether frozen, the norm that the clip reports, the norm of the averaged gradient."""
+    model, _, optimizer = wrap(warmup_steps=10, plan="int4+ef", warmup_plan="bf16")
+    twin = copy.deepcopy(model.module)
+    norms = []
+    for step in range(30):
+        twin.load_state_dict(model.module.state_dict())
+        for peer in range(2):
+            (loss_of(twin, peer, step) / 2).backward()
+        true_norm = twin.weight.grad.norm().item()
+        twin.weight.grad = None
+        frozen = optimizer.frozen
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        norms.append((frozen, optimizer.clip_grad_norm_(1e9).item(), true_norm))
+        optimizer.step()
+    return norms
+
+
+def test_the_norm_that_is_clipped_is_the_gradients_in_both_phases(two_ranks):
+    norms = two_ranks.run(norms_in_both_phases)[0]
+    assert any(frozen for frozen, _, _ in norms)
+    for frozen, ours, true in norms:
+        assert ours == pytest.approx(true, rel=0.15 if frozen else 0.05)
+
+
+def clip_a_burst(rank: int, max_norm: float) -> torch.Tensor:
+    """How far the momentum moves in a step whose gradient is a hundred times as large as the others."""
+    model, _, optimizer = wrap(warmup_steps=4, plan="int4+ef")
+    weight = model.module.weight
+    for step in range(8):
+        optimizer.zero_grad()
+        (loss_of(model, rank, step) * (100.0 if step == 7 else 1.0)).backward()
+        before = optimizer.state[weight]["exp_avg"].clone() if step == 7 else None
+        norm = optimizer.clip_grad_norm_(max_norm).item()
+        if step == 7:
+            factor = min(1.0, max_norm / (norm + 1e-6))
+            unclipped = (weight.grad - 0.5 * before) / factor + 0.5 * before
+            return torch.stack([weight.grad, unclipped, before])
+        optimizer.step()
+
+
+def test_a_clip_after_the_freeze_holds_back_what_the_gradient_brought(two_ranks):
+    for (clipped, unclipped, before), (free, _, _) in zip(
+        two_ranks.run(clip_a_burst, 5.0), two_ranks.run(clip_a_burst, 1e9), strict=True
+    ):
+        torch.testing.assert_close(unclipped, free, rtol=1e-3, atol=1e-3 * free.abs().max().item())
+        assert (clipped - 0.5 * before).norm() < 0.2 * (free - 0.5 * before).norm()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_learning_rate_schedules_of_torch_rule_both_phases(frozen):
+    parameter = nn.Parameter(torch.zeros(100))
+    optimizer = OneBitAdamW([parameter], lr=1.0, betas=(0.0, 0.5), weight_decay=0.0, warmup_steps=1 if frozen else 100)
+    schedule = torch.optim.lr_scheduler.SequentialLR(
+        optimizer,
+        [
+            torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=3),
+            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        ],
+        milestones=[3],
+    )
+    for _ in range(8):
+        before, rate = parameter.detach().clone(), optimizer.param_groups[0]["lr"]
+        parameter.grad = torch.ones(100)
+        optimizer.step()
+        schedule.step()
+    assert (before - parameter.detach()).mean().item() == pytest.approx(rate, rel=0.01)
+    assert 0 < rate < 1
+
+
+def test_complex_parameters_are_refused():
+    with pytest.raises(TypeError, match="complex"):
+        OneBitAdamW([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], warmup_steps=1)

@@ -5,11 +5,13 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from octavo.train import tasks
-from octavo.train.rng import Rng
+from octavo.train.data import tasks
+from octavo.train.data.dataset import load_corpus
+from octavo.train.data.rng import Rng
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -101,3 +103,18 @@ def test_draws_cover_their_range() -> None:
     rng = Rng("range")
     assert {rng.between(-1, 2) for _ in range(200)} == {-1, 0, 1, 2}
     assert len(set(rng.sample(range(10), 4))) == 4
+
+
+def test_another_draw_is_of_the_same_kinds_and_has_other_records():
+    ours, others = tasks.records(500), tasks.records(500, draw=1000)
+    assert ours == tasks.records(500, draw=tasks.DRAW)
+    same = [record for record in others if record in ours]
+    assert len(same) < 100  # some tasks have few questions
+    assert tasks.draw_of("tasks:1000") == 1000
+    assert [tasks.draw_of(name) for name in ("tasks.json", "tasks:", "tasks:x", "my:7")] == [None] * 4
+
+
+def test_a_draw_is_a_data_set_that_can_be_checked():
+    corpus, ours = load_corpus(Path("tasks:1000"), seed=0), load_corpus(None, seed=0)
+    assert corpus.checkable and corpus.name == "octavo-tasks:1000"
+    assert corpus.fingerprint != ours.fingerprint

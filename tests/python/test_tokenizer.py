@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 
-from octavo.train.dataset import Corpus, Example, load_corpus
-from octavo.train.tokenizer import MIN_VOCAB_SIZE, answer, prompt, token_ids, train_tokenizer
+from octavo.train.data.dataset import Corpus, Example, load_corpus
+from octavo.train.data.tokenizer import MIN_VOCAB_SIZE, answer, prompt, token_ids, train_tokenizer
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -57,7 +57,9 @@ def test_sizes(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(train_tokenizer(corpus, 300)) == 300
     assert len(train_tokenizer(small("a", "b"))) < 300, "two letters do not fill a vocabulary"
     assert len(train_tokenizer(small("a", "b"), MIN_VOCAB_SIZE)) == MIN_VOCAB_SIZE
-    with pytest.raises(ValueError, match=r"\[train.tokenizer\] expected a vocabulary of 262 or more, got 261"):
+    with pytest.raises(
+        ValueError, match=r"\[train.tokenizer\] a vocabulary of 261 tokens is too small; it needs at least 262"
+    ):
         train_tokenizer(corpus, 261)
 
 

@@ -14,14 +14,22 @@ from rich.console import Console
 from train_runs import nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from octavo.train import identity, job, loop, report
-from octavo.train.checkpoint import saved_steps
+from octavo.train import job, trainer
+from octavo.train.checkpoint import run_folder
+from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.compare import run_comparison
+from octavo.train.config import TrainConfig
+from octavo.train.data.batches import IGNORE
+from octavo.train.data.training_data import Data, load_data
+from octavo.train.engine import build_engine, build_replica
 from octavo.train.errors import JobError
 from octavo.train.evaluate import Answer
 from octavo.train.job import run_job
-from octavo.train.metrics import MetricsLog, read_metrics
+from octavo.train.launch.world import World
 from octavo.train.model import model_config
+from octavo.train.report import tables
+from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
+from octavo.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -70,14 +78,14 @@ def golden(world, tmp_path_factory):
 
 def stop_after_step(monkeypatch, last: int) -> None:
     """Lets a job make `last` steps, then die as it begins another."""
-    real = loop.Trainer.step
+    real = trainer.Trainer.step
 
     def step(self):
         if self.totals.step == last:
             raise Stop
         return real(self)
 
-    monkeypatch.setattr(loop.Trainer, "step", step)
+    monkeypatch.setattr(trainer.Trainer, "step", step)
 
 
 def test_a_run_writes_what_it_promises(golden):
@@ -94,7 +102,11 @@ def test_a_run_writes_what_it_promises(golden):
     assert all(set(record) >= METRICS for record in records)
     assert [record["step"] for record in records if "eval_loss" in record] == [4, 8]
     assert records[-1]["eval_loss"] == summary["eval_loss"]
-    for words in ("starting: ", "step 8/8", "eval loss", "answers to held-out questions"):
+    options = dict(lr=2e-3, beta1=0.5, beta2=0.999, weight_decay=0.01, clip_norm=None)
+    assert {name: summary[name] for name in options} == options
+    del options["lr"]  # metrics.jsonl has the rate of the step
+    assert all({name: record[name] for name in options} == options for record in records)
+    for words in ("starting: ", "1 ranks on cpu", "step 8/8", "eval loss", "answers to held-out questions"):
         assert words in screen
 
 
@@ -113,7 +125,7 @@ def test_the_same_command_on_a_finished_run_shows_its_summary(world, golden):
     screen = io.StringIO()
     before = read_curve(Path(config.out))
     assert run_job(config, world, Console(file=screen, width=120)) == summary
-    assert "finished already, after 8 steps" in screen.getvalue()
+    assert "this run was finished after 8 steps" in screen.getvalue()
     assert read_curve(Path(config.out)) == before
 
 
@@ -153,12 +165,15 @@ def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden
     before = read_curve(Path(config.out))
     for change, words in (
         (dict(steps=16), "steps 8 there and 16 here"),
+        (dict(beta1=0.9), "beta1 0.5 there and 0.9 here"),
+        (dict(beta2=0.9), "beta2 0.999 there and 0.9 here"),
+        (dict(clip_norm=1.0), "clip_norm None there and 1.0 here"),
         (
             dict(plan="dense"),
             "optimizer onebit-adamw there and adamw here, plan sign+ef there and dense here",
         ),
     ):
-        with pytest.raises(JobError, match="to belong to this configuration") as caught:
+        with pytest.raises(JobError, match="belongs to another configuration") as caught:
             run_job(dataclasses.replace(config, **change), world, None)
         assert words in str(caught.value)
     assert read_curve(Path(config.out)) == before
@@ -183,13 +198,24 @@ def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     assert mine.read_text() == "mine"
 
 
+def test_a_run_of_an_older_version_is_refused_but_for_fresh(world, tmp_path):
+    config = nano_config(tmp_path, steps=2)
+    run_job(config, world, None)
+    record = Path(config.out) / "run.json"
+    old = json.loads(record.read_text())
+    record.write_text(json.dumps({**old, "schema": 1, "identity": {**old["identity"], "ranks": 1}}))
+    with pytest.raises(JobError, match=r"is from another version of Octavo \(schema 1, .* or --fresh"):
+        run_job(config, world, None)
+    assert run_job(dataclasses.replace(config, fresh=True), world, None)["steps"] == 2
+
+
 @pytest.mark.parametrize("fresh", [False, True])
 def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
     config = nano_config(tmp_path, fresh=fresh)
     precious = Path(config.out) / "metrics.jsonl"
     precious.parent.mkdir()
     precious.write_text("years of work")
-    with pytest.raises(JobError, match=r"got a metrics\.jsonl without run\.json"):
+    with pytest.raises(JobError, match=r"has a metrics\.jsonl but no run\.json"):
         run_job(config, world, None)
     assert precious.read_text() == "years of work"
 
@@ -197,19 +223,22 @@ def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
 def test_out_must_be_a_directory(world, tmp_path):
     config = nano_config(tmp_path)
     Path(config.out).write_text("a file")
-    with pytest.raises(JobError, match=r"^\[train\.disk\] expected a writable directory for --out"):
+    with pytest.raises(JobError, match=r"^\[train\.shared_disk\] --out .* cannot be written to: "):
         run_job(config, world, None)
 
 
 def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):
     config = nano_config(tmp_path)
-    with identity.lock(Path(config.out)), pytest.raises(JobError, match="for one run at a time, got one that another"):
+    with (
+        run_folder.lock(Path(config.out)),
+        pytest.raises(JobError, match="is locked by another running job"),
+    ):
         run_job(config, world, None)
     run_job(config, world, None)
 
 
 def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_path, monkeypatch):
-    real = loop.Trainer._backward
+    real = trainer.Trainer._backward
 
     def poisoned(self, step):
         loss = real(self, step)
@@ -217,7 +246,7 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
             next(self.engine.model.parameters()).grad.view(-1)[0] = float("nan")
         return loss
 
-    monkeypatch.setattr(loop.Trainer, "_backward", poisoned)
+    monkeypatch.setattr(trainer.Trainer, "_backward", poisoned)
     summary = run_job(nano_config(tmp_path, plan="dense"), world, None)
     assert summary["skipped_steps"] == 1
     records = read_curve(tmp_path / "out")
@@ -226,10 +255,69 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
 
 
 def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "MOST_SKIPPED", 3)
-    monkeypatch.setattr(loop.Trainer, "_gradient_is_finite", lambda _self: False)
-    with pytest.raises(JobError, match=r"got none in the last 3 steps \(step 3\): try a smaller --lr"):
+    monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
+    monkeypatch.setattr(trainer.Trainer, "_gradient_is_finite", lambda _self: False)
+    with pytest.raises(JobError, match="none of the last 3 steps, up to step 3, had a finite gradient"):
         run_job(nano_config(tmp_path), world, None)
+
+
+# A record fills a row: some with a long question, some with a long answer.
+UNEVEN = [
+    dict(instruction=f"Say {i}." + " ab" * (40 if i % 2 else 0), output=str(i) + " ab" * (0 if i % 2 else 40))
+    for i in range(80)
+]
+
+
+def gradient_of_a_step(config: TrainConfig, world: World) -> tuple[float, list[torch.Tensor], Data]:
+    """The loss and the averaged gradient of the first step, with the data that it was made of."""
+    data = load_data(config, world)
+    engine = build_engine(config, world, data, build_replica(config, data), None, resumed=False)
+    loss = world.mean(Trainer(config, world, data, engine, Totals())._backward(1))
+    return loss, [parameter.grad for parameter in engine.model.parameters()], data
+
+
+def largest_difference_from_one_big_batch(rank: int, config: TrainConfig) -> tuple[float, float]:
+    """How far loss and gradient of a step are from those of one model over all rows of the step; runs in each rank."""
+    world = World(rank, config.nproc)
+    loss, gradients, data = gradient_of_a_step(config, world)
+    whole = build_replica(config, data)
+    places = [(micro, peer) for micro in range(config.grad_accum) for peer in range(config.nproc)]
+    batches = [data.train.batch(0, micro, peer, config.nproc) for micro, peer in places]
+    counts = [int((batch["labels"][:, 1:] != IGNORE).sum()) for batch in batches]
+    assert max(counts) > 2 * min(counts), "the test needs batches of different weight"
+    losses = [whole(**batch).loss * count for batch, count in zip(batches, counts, strict=True)]
+    mean = sum(losses) / sum(counts)
+    mean.backward()
+    pairs = zip(gradients, whole.parameters(), strict=True)
+    return abs(loss - mean.item()), max((mine - one.grad).abs().max().item() for mine, one in pairs)
+
+
+def test_a_step_weighs_every_answer_token_alike(two_ranks, tmp_path):
+    config = nano_config(tmp_path, plan="dense", grad_accum=2, batch_size=1, seq_len=64, nproc=2)
+    Path(config.data).write_text("".join(json.dumps(record) + "\n" for record in UNEVEN))
+    for loss, gradient in two_ranks.run(largest_difference_from_one_big_batch, config):
+        assert loss < 1e-5
+        assert gradient < 1e-6
+
+
+def test_the_gradient_is_clipped_whatever_the_plan(world, tmp_path):
+    for plan in ("dense", "int4+ef"):
+        out = tmp_path / plan
+        run_job(nano_config(tmp_path, plan=plan, out=str(out), clip_norm=0.5), world, None)
+        assert all(record["clip_norm"] == 0.5 and record["grad_norm"] > 0.5 for record in read_curve(out))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "onebit-adamw", "muon"])
+def test_every_optimizer_resumes_exactly(world, tmp_path, monkeypatch, optimizer):
+    options = dict(optimizer=optimizer, beta1=0.8, beta2=0.98, weight_decay=0.1)
+    whole = nano_config(tmp_path, out=str(tmp_path / "whole"), **options)
+    broken = nano_config(tmp_path, out=str(tmp_path / "broken"), **options)
+    summary = run_job(whole, world, None)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 5)
+        run_job(broken, world, None)
+    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
+    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
 
 
 def test_gradient_accumulation_sends_once_a_step(world, tmp_path):
@@ -248,7 +336,7 @@ def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
     assert json.loads((out / "compare.json").read_text()) == summaries
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert {path.name for path in out.iterdir()} == {"dense", "sign+ef", "compare.json", "compare.png"}
-    assert "sent a step" in screen.getvalue()
+    assert "sent per step" in screen.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -256,8 +344,8 @@ def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
     [
         (dict(data="/no/such/file.json"), "no such file"),
         (dict(plan="sing+ef"), "sing"),
-        (dict(model="/no/such/config.json"), "expected a readable CONFIG.json"),
-        (dict(seq_len=128), "max_position_embeddings of at least 128"),
+        (dict(model="/no/such/config.json"), "config.json cannot be read: No such file"),
+        (dict(seq_len=128), "is 64; it must be at least --seq-len, 128"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, change, words):
@@ -266,18 +354,18 @@ def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, cha
         run_job(config, world, None)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert {path.name for path in Path(config.out).glob("*")} <= {identity.LOCK}
+    assert {path.name for path in Path(config.out).glob("*")} <= {run_folder.LOCK}
 
 
 def test_broken_model_files_are_named(tmp_path):
     path = tmp_path / "config.json"
     for text, words in (
-        ("{", "expected JSON"),
-        ("[]", "got 'list'"),
-        ('{"model_type": "bert"}', "got 'bert'"),
+        ("{", "is not JSON: "),
+        ("[]", "not 'list'"),
+        ('{"model_type": "bert"}', "not 'bert'"),
     ):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"^\[train\.model\] expected") as caught:
+        with pytest.raises(ValueError, match=r"^\[train\.model\] ") as caught:
             model_config(str(path), 300, 32)
         assert words in str(caught.value)
 
@@ -294,7 +382,7 @@ def test_sizes_have_about_the_parameters_they_promise(name, millions):
 def test_answers_stay_on_one_line_and_in_their_cell():
     screen = io.StringIO()
     rambling = Answer("Say [b]hi[/b].", "", "hi", "### Response:\n\n" * 40, False)
-    report.print_answers(Console(file=screen, width=160), [rambling])
+    tables.print_answers(Console(file=screen, width=160), [rambling])
     assert len(screen.getvalue().splitlines()) < 12
     assert "[b]hi[/b]" in screen.getvalue()
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from octavo.train.config import TrainConfig
-from octavo.train.world import World
+from octavo.train.launch.world import World
 
 TIMINGS = ("tokens_per_s", "step_s")
 NANO = dict(

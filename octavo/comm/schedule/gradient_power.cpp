@@ -26,13 +26,12 @@ std::uint64_t stride_of(const Contribution& tensor) {
 std::uint64_t chunks_of(std::uint64_t count, std::uint64_t stride) { return (count + stride - 1) / stride; }
 
 void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
-  const auto kernel = kernels_for(device).chunk_powers;
-  const Stream stream = current_stream(device);
+  const LaunchScope scope(device);
   const auto chunks = static_cast<std::int64_t>(chunks_of(tensor.count, stride));
   for_parts(device, chunks, kGrain, [&](std::int64_t from, std::int64_t to) {
     const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
     const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, tensor.count);
-    kernel(stream, tensor.values + first, last - first, stride, powers + from);
+    scope.kernels().chunk_powers(scope.queue(), tensor.values + first, last - first, stride, powers + from);
   });
 }
 

@@ -10,6 +10,13 @@
 
 namespace octavo {
 
+namespace {
+
+/// What a tensor's rounding key is used for: the two residuals of a rank draw different bits.
+enum Rounding : std::uint64_t { kOfWorker, kOfOwner };
+
+}  // namespace
+
 /// How much is added up at a time: whole blocks of both formats, on the CPU some 64 Ki elements, whose sum stays in L2;
 /// elsewhere as much as is worth the launch of a kernel.
 std::uint64_t RangeCoder::part_size(Format up, Format down) const {
@@ -26,6 +33,7 @@ void RangeCoder::encode_up(const Contribution& tensor, Range range, std::uint8_t
     const std::uint64_t at = sent.index(range.first);
     if (const auto* now = tensor.worker->now(device_)) input.residual = now + at;
     next = tensor.worker->next(sent.count, device_) + at;
+    input.rounding_key = rules::derive_key(tensor.rounding_key, kOfWorker);
   }
   encode(device_, tensor.up, input, range.count, tensor.up.payload(out, range.count), next);
 }
@@ -37,11 +45,12 @@ void RangeCoder::reduce(const Contribution& tensor, Range range, const std::vect
   for (std::uint64_t first = 0; first < range.count; first += size) {
     const Range part{first, std::min(size, range.count - first)};
     EncodeInput input =
-        tensor.up.codec == Codec::ballot ? own_votes(tensor, range, part) : tensor.input(range.first + first);
+        tensor.up.codec == Codec::majority_vote ? own_votes(tensor, range, part) : tensor.input(range.first + first);
     input.others = sum_of_others(tensor, range, part, payloads);
     input.sum_weight = result_weight;
     const rules::Residual* now = tensor.owner ? tensor.owner->now(device_) : nullptr;
     if (now) input.residual = now + first;
+    input.rounding_key = rules::derive_key(tensor.rounding_key, kOfOwner);
     encode(device_, tensor.down, input, part.count, tensor.down.from(tensor.down.payload(out, range.count), first),
            next ? next + first : nullptr);
   }
@@ -70,7 +79,8 @@ const float* RangeCoder::sum_of_others(const Contribution& tensor, Range range, 
 
 bool RangeCoder::decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const {
   const std::uint64_t count = range.count;
-  decode(device_, tensor.down, tensor.down.payload(payload, count), count, Store::stream, tensor.values + range.first);
+  decode(device_, tensor.down, tensor.down.payload(payload, count), count, Store::uncached,
+         tensor.values + range.first);
   return payload_is_finite(tensor.down, payload, count);
 }
 

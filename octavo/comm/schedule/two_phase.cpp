@@ -105,7 +105,7 @@ Outcome TwoPhase::finish() {
 /// With one rank nothing crosses a wire and nothing is encoded, unless the plan votes: even one rank's vote is a sign.
 bool TwoPhase::stays_here() const {
   return wire_.world_size() == 1 && std::none_of(tensors_.begin(), tensors_.end(), [](const Contribution& tensor) {
-           return tensor.up.codec == Codec::ballot;
+           return tensor.up.codec == Codec::majority_vote;
          });
 }
 

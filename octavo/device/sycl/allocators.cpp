@@ -33,7 +33,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
-    const auto queue = queue_of(current_stream(current_device()));
+    const Queue queue = queue_of(current_stream(current_device()));
     runtime().copy(queue, to, from, bytes);  // of any kind of memory, which the host may not read
     runtime().wait(queue);
   }

@@ -66,7 +66,7 @@ void copy_by_host(const at::Tensor& to, const at::Tensor& from) {
 // ---- by staging: through page-locked memory of the host, where the host cannot read the device's
 
 void transfer(c10::DeviceIndex device, void* to, const void* from, std::uint64_t bytes) {
-  const auto queue = queue_of(current_stream(device));
+  const Queue queue = queue_of(current_stream(device));
   runtime().copy(queue, to, from, bytes);
   runtime().wait(queue);
 }

@@ -51,7 +51,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return stream_from_pool(index_of(device), priority < 0);
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return exchange_stream(stream); }
-  void* getStreamNativeHandle(const c10::Stream stream) const override { return queue_of(stream); }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return queue_of(stream).handle; }
   bool queryStream(const c10::Stream& stream) const override { return runtime().is_idle(queue_of(stream)); }
   void synchronizeStream(const c10::Stream& stream) const override { runtime().wait(queue_of(stream)); }
 

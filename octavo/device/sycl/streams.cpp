@@ -18,28 +18,28 @@ thread_local std::array<std::uint8_t, kMostDevices> stream_of_thread = {};
 
 class Streams {
  public:
-  octavo::Stream at(c10::DeviceIndex device, c10::StreamId id) {
-    octavo::Stream stream = streams_[id].load(std::memory_order_acquire);
-    return stream != nullptr ? stream : create(device, id);
+  Queue at(c10::DeviceIndex device, c10::StreamId id) {
+    void* handle = handles_[id].load(std::memory_order_acquire);
+    return {handle != nullptr ? handle : create(device, id), device};
   }
   c10::StreamId next(bool is_urgent) { return 1 + (is_urgent ? kPool : 0) + next_[is_urgent]++ % kPool; }
-  void synchronize() {
-    for (auto& slot : streams_) {
-      if (octavo::Stream stream = slot.load(std::memory_order_acquire)) runtime().wait(stream);
+  void synchronize(c10::DeviceIndex device) {
+    for (auto& slot : handles_) {
+      if (void* handle = slot.load(std::memory_order_acquire)) runtime().wait({handle, device});
     }
   }
 
  private:
-  octavo::Stream create(c10::DeviceIndex device, c10::StreamId id) {
+  void* create(c10::DeviceIndex device, c10::StreamId id) {
     const std::lock_guard lock(mutex_);
-    octavo::Stream stream = streams_[id].load(std::memory_order_relaxed);
-    if (stream != nullptr) return stream;
-    stream = runtime().create_stream(device, id > kPool);
-    streams_[id].store(stream, std::memory_order_release);
-    return stream;
+    void* handle = handles_[id].load(std::memory_order_relaxed);
+    if (handle != nullptr) return handle;
+    handle = runtime().create_queue(device, id > kPool).handle;
+    handles_[id].store(handle, std::memory_order_release);
+    return handle;
   }
 
-  std::array<std::atomic<octavo::Stream>, kStreams> streams_ = {};
+  std::array<std::atomic<void*>, kStreams> handles_ = {};
   std::array<std::atomic<unsigned>, 2> next_ = {};
   std::mutex mutex_;
 };
@@ -86,16 +86,16 @@ c10::Stream exchange_stream(c10::Stream stream) {
   return before;
 }
 
-octavo::Stream queue_of(c10::Stream stream) {
+Queue queue_of(c10::Stream stream) {
   require_stream(stream);
   return streams_of(stream.device_index()).at(stream.device_index(), stream.id());
 }
 
 void settle(c10::DeviceIndex device) {
-  octavo::Stream queue = queue_of(current_stream(device));
+  const Queue queue = queue_of(current_stream(device));
   if (!runtime().is_idle(queue)) runtime().wait(queue);
 }
 
-void synchronize(c10::DeviceIndex device) { streams_of(device).synchronize(); }
+void synchronize(c10::DeviceIndex device) { streams_of(device).synchronize(device); }
 
 }  // namespace octavo::sycl_device

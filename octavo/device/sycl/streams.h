@@ -18,7 +18,7 @@ c10::Stream stream_from_pool(c10::DeviceIndex, bool is_urgent);
 /// Returns the one before.
 c10::Stream exchange_stream(c10::Stream);
 
-octavo::Stream queue_of(c10::Stream);
+Queue queue_of(c10::Stream);
 
 /// Waits until the current stream of the device has nothing left to do: the host may then read and write its memory.
 void settle(c10::DeviceIndex);

@@ -6,9 +6,8 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-namespace {
-
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
+void encode_bf16(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+                 rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_group(count, [&](std::uint64_t first, auto size) {
       value.prefetch(first);
@@ -19,13 +18,13 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
         codes[j] = rules::to_bf16(v);
         left[j] = rules::is_finite(v) ? v - rules::from_bf16(codes[j]) : 0.0F;
       }
-      if (next) store_residual(Store::assign, left, size, next + first);
+      if (next) store_residual(Store::assign, value.in, first, left, size, next);
       std::memcpy(payload.codes + 2 * first, codes, 2 * size);
     });
   });
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
+void decode_bf16(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_group(count, [&](std::uint64_t first, auto size) {
     rules::Bf16 codes[kGroup];
@@ -36,9 +35,5 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store w
   });
   end_stream();
 }
-
-}  // namespace
-
-const CodecKernels bf16 = {encode, decode};
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -4,9 +4,8 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-namespace {
-
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
+void encode_fp32(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+                 rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_group(count, [&](std::uint64_t first, auto size) {
       float values[kGroup];
@@ -18,7 +17,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
   if (next) std::memset(next, 0, count * sizeof *next);
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
+void decode_fp32(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_group(count, [&](std::uint64_t first, auto size) {
     float values[kGroup];
@@ -27,9 +26,5 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store w
   });
   end_stream();
 }
-
-}  // namespace
-
-const CodecKernels fp32 = {encode, decode};
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -24,7 +24,7 @@ OCTAVO_INLINE void prefetch_chunk(const float* values) {
 
 }  // namespace
 
-void chunk_powers(Stream, const float* values, std::uint64_t count, std::uint64_t stride, float* powers) {
+void chunk_powers(Queue, const float* values, std::uint64_t count, std::uint64_t stride, float* powers) {
   for (std::uint64_t first = 0; first < count; first += stride) {
     prefetch_chunk(values + first + stride);
     const std::uint64_t size = smaller(rules::kPowerChunk, count - first);

@@ -42,6 +42,14 @@ OCTAVO_INLINE void encode_group(V value, std::uint64_t first, std::uint64_t coun
   }
 }
 
+OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, float scale, float* values) {
+  for (std::uint64_t j = 0; j < count / 2; ++j) {
+    values[2 * j] = rules::int4_decoded(static_cast<float>((codes[j] >> 4) - 8), scale);
+    values[2 * j + 1] = rules::int4_decoded(static_cast<float>((codes[j] & 15) - 8), scale);
+  }
+  if (count % 2) values[count - 1] = rules::int4_decoded(static_cast<float>((codes[count / 2] >> 4) - 8), scale);
+}
+
 template <class V>
 OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* codes, float* scale,
                                 rules::Residual* next, Store how) {
@@ -52,12 +60,14 @@ OCTAVO_INLINE void encode_block(V value, std::uint64_t first, std::uint64_t size
     float left[kGroup];
     encode_group(value, first + i, count, s, nibbles, left);
     pack_nibbles(nibbles, count, codes + i / 2);
-    if (next) store_residual(how, left, count, next + first + i);
+    if (next) store_residual(how, value.in, first + i, left, count, next);
   });
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-            rules::Residual* next) {
+}  // namespace
+
+void encode_int4(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                 rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       encode_block(value, first, size, payload.codes + index * rules::packed_int4_bytes(block), payload.scales + index,
@@ -67,15 +77,7 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
   end_stream();
 }
 
-OCTAVO_INLINE void unpack_codes(const std::uint8_t* codes, std::uint64_t count, float scale, float* values) {
-  for (std::uint64_t j = 0; j < count / 2; ++j) {
-    values[2 * j] = rules::int4_decoded(static_cast<float>((codes[j] >> 4) - 8), scale);
-    values[2 * j + 1] = rules::int4_decoded(static_cast<float>((codes[j] & 15) - 8), scale);
-  }
-  if (count % 2) values[count - 1] = rules::int4_decoded(static_cast<float>((codes[count / 2] >> 4) - 8), scale);
-}
-
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode_int4(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
@@ -87,9 +89,5 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
   });
   end_stream();
 }
-
-}  // namespace
-
-const CodecKernels int4 = {encode, decode};
 
 }  // namespace octavo::cpu::OCTAVO_ISA

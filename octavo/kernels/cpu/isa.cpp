@@ -10,7 +10,7 @@
 
 namespace octavo::cpu {
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(OCTAVO_PORTABLE_ONLY)
 namespace avx512 {
 extern const KernelTable table;
 }
@@ -30,8 +30,8 @@ struct Isa {
 };
 
 // Best first.
-const std::array kIsas = {
-#if defined(__x86_64__)
+constexpr std::array kIsas = {
+#if defined(__x86_64__) && !defined(OCTAVO_PORTABLE_ONLY)
     Isa{avx512::table,
         [] {
           return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

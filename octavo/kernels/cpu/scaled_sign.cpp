@@ -19,9 +19,10 @@ OCTAVO_INLINE void work_out(V value, std::uint64_t first, std::uint64_t count, f
   });
 }
 
-/// Packs the signs of a chunk, and keeps what they and the scale leave over where `next` is not null.
-OCTAVO_INLINE void encode_chunk(const float* values, std::uint64_t count, float scale, std::uint8_t* bits,
-                                rules::Residual* next, Store how) {
+/// Packs the signs of a chunk, the values of `in` from element `first` on, and keeps what they and the scale leave over
+/// where `next` is not null.
+OCTAVO_INLINE void encode_chunk(const EncodeInput& in, std::uint64_t first, const float* values, std::uint64_t count,
+                                float scale, std::uint8_t* bits, rules::Residual* next, Store how) {
   for_each_group(count, [&](std::uint64_t i, auto size) {
     pack_signs(values + i, size, bits + i / 8);
     if (!next) return;
@@ -29,7 +30,7 @@ OCTAVO_INLINE void encode_chunk(const float* values, std::uint64_t count, float 
     for (std::uint64_t j = 0; j < kGroup; ++j) {
       left_over[j] = values[i + j] - rules::sign_decoded(scale, values[i + j]);
     }
-    store_residual(how, left_over, size, next + i);
+    store_residual(how, in, first + i, left_over, size, next);
   });
 }
 
@@ -39,35 +40,37 @@ template <class V>
 OCTAVO_INLINE float encode_block(V value, std::uint64_t first, std::uint64_t size, std::uint8_t* bits,
                                  rules::Residual* next, Store how) {
   alignas(64) float values[rules::kSumChunk];
-  double sum = 0;
+  rules::CompensatedSum sum;
   for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t count) {
     work_out(value, first + chunk, count, values);
-    sum += static_cast<double>(lane_sum(values, count, magnitudes));
+    sum.add(lane_sum(values, count, magnitudes));
   });
-  const float scale = rules::sign_scale(sum, size);
+  const float scale = rules::sign_scale(sum.value(), size);
   if (next && !rules::is_finite(scale)) {
-    std::memset(next, 0, size * sizeof *next);
+    std::memset(next + first, 0, size * sizeof *next);
     next = nullptr;
   }
   for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t count) {
     if (size > rules::kSumChunk) work_out(value, first + chunk, count, values);
-    encode_chunk(values, count, scale, bits + chunk / 8, next ? next + chunk : nullptr, how);
+    encode_chunk(value.in, first + chunk, values, count, scale, bits + chunk / 8, next, how);
   });
   return scale;
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-            rules::Residual* next) {
+}  // namespace
+
+void encode_scaled_sign(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                        rules::Residual* next) {
   with_values(in, [&](auto value) {
     for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
       payload.scales[index] = encode_block(value, first, size, payload.codes + index * rules::packed_sign_bytes(block),
-                                           next ? next + first : nullptr, choose_residual_store(count));
+                                           next, choose_residual_store(count));
     });
   });
   end_stream();
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
+void decode_scaled_sign(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out) {
   const Store how = choose_store(wish, count);
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
@@ -80,9 +83,5 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
   });
   end_stream();
 }
-
-}  // namespace
-
-const CodecKernels scaled_sign = {encode, decode};
 
 }  // namespace octavo::cpu::OCTAVO_ISA

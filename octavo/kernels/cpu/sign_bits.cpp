@@ -18,7 +18,7 @@ void pack(const Word* values, std::uint64_t count, std::uint8_t* bits) {
 
 }  // namespace
 
-void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits) {
+void pack_sign_bits(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits) {
   switch (value_bytes) {
     case 1: return pack(static_cast<const std::uint8_t*>(values), count, bits);
     case 2: return pack(static_cast<const std::uint16_t*>(values), count, bits);
@@ -27,7 +27,7 @@ void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint6
   }
 }
 
-void unpack_sign_bits(Stream, const std::uint8_t* bits, std::uint64_t count, float* values) {
+void unpack_sign_bits(Queue, const std::uint8_t* bits, std::uint64_t count, float* values) {
   const Store how = choose_store(count);
   for_each_group(count, [&](std::uint64_t i, auto group) {
     float signs[kGroup];

@@ -6,7 +6,7 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-const KernelTable table = {
+constinit const KernelTable table = {
     .name = OCTAVO_NAME(OCTAVO_ISA),
 #include "octavo/kernels/entries.inc"
 };

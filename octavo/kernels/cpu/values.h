@@ -77,32 +77,56 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
   }
 }
 
-/// Keeps what up to a group of codes leave over; where `how` is stream, around the caches.
-OCTAVO_INLINE void store_residual(Store how, const float* left_over, std::uint64_t count, rules::Residual* next) {
-  rules::Residual rounded[kGroup];
-  for (std::uint64_t i = 0; i < count; ++i) rounded[i] = rules::to_residual(left_over[i]);
-  if (how == Store::stream && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next);
-  std::memcpy(next, rounded, count * sizeof *rounded);
+static_assert(kGroup == rules::kRandomGroup);
+
+/// The residuals of a whole group whose numbers begin at a multiple of kGroup, as nearly all do: a word serves two.
+OCTAVO_INLINE void round_group(std::uint64_t key, std::uint64_t first, const float* left_over,
+                               rules::Residual* rounded) {
+  const std::uint32_t base = rules::random_base(key, first / kGroup);
+  for (std::uint32_t i = 0; i < rules::kRandomWords; ++i) {
+    const std::uint32_t word = rules::random_word(base, i);
+    rounded[i] = rules::to_residual(left_over[i], word & 0xFFFFU);
+    rounded[rules::kRandomWords + i] = rules::to_residual(left_over[rules::kRandomWords + i], word >> 16);
+  }
 }
 
-/// Writes up to a group; where `how` is stream, a whole one around the caches.
+/// Keeps what the codes of up to a group of the input leave over, from element `first` on; where `how` is uncached,
+/// around the caches.
+OCTAVO_INLINE void store_residual(Store how, const EncodeInput& in, std::uint64_t first, const float* left_over,
+                                  std::uint64_t count, rules::Residual* next) {
+  const std::uint64_t number = in.first + first;
+  rules::Residual rounded[kGroup];
+  if (count == kGroup && number % kGroup == 0) {
+    round_group(in.rounding_key, number, left_over, rounded);
+  } else {
+    for (std::uint64_t i = 0; i < count; ++i) {
+      rounded[i] = rules::to_residual(left_over[i], rules::random_bits(in.rounding_key, number + i));
+    }
+  }
+  if (how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next + first);
+  std::memcpy(next + first, rounded, count * sizeof *rounded);
+}
+
+/// Writes up to a group; where `how` is uncached, a whole one around the caches.
 OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t count, float* out) {
-  if (how == Store::stream && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
+  if (how == Store::uncached && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
   store(how, values, count, out);
 }
 
 /// How a kernel writes `count` values that nobody reads soon.
-OCTAVO_INLINE Store choose_store(std::uint64_t count) { return count >= kStreamCount ? Store::stream : Store::assign; }
+OCTAVO_INLINE Store choose_store(std::uint64_t count) {
+  return count >= kStreamCount ? Store::uncached : Store::assign;
+}
 
 /// How it keeps `count` residuals. They are read a whole step later, when no cache remembers them: small ones, which
 /// are parts of large ones, go around the caches too.
 OCTAVO_INLINE Store choose_residual_store(std::uint64_t count) {
-  return count >= kStreamCount / 64 ? Store::stream : Store::assign;
+  return count >= kStreamCount / 64 ? Store::uncached : Store::assign;
 }
 
 /// What a decode kernel makes of the caller's wish: small outputs stay in the caches.
 OCTAVO_INLINE Store choose_store(Store how, std::uint64_t count) {
-  return how == Store::stream ? choose_store(count) : how;
+  return how == Store::uncached ? choose_store(count) : how;
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -5,12 +5,12 @@
 
 namespace octavo::reference {
 
-void adamw(Stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
+void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
            float* mean, float* square) {
   for (std::uint64_t i = 0; i < count; ++i) rules::adamw(step, gradient[i], parameter[i], mean[i], square[i]);
 }
 
-void frozen_adamw(Stream, float decay, float step_size, std::uint64_t count, const float* update, float* parameter) {
+void frozen_adamw(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter) {
   for (std::uint64_t i = 0; i < count; ++i) {
     parameter[i] = rules::frozen_adamw(decay, step_size, parameter[i], update[i]);
   }

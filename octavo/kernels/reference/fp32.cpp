@@ -6,9 +6,8 @@
 
 namespace octavo::reference {
 
-namespace {
-
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload, rules::Residual* next) {
+void encode_fp32(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+                 rules::Residual* next) {
   for (std::uint64_t i = 0; i < count; ++i) {
     const float value = value_at(in, i);
     std::memcpy(payload.codes + 4 * i, &value, sizeof value);
@@ -16,16 +15,12 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, P
   }
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+void decode_fp32(Queue, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
   for (std::uint64_t i = 0; i < count; ++i) {
     float value;
     std::memcpy(&value, payload.codes + 4 * i, sizeof value);
     store(how, value, out[i]);
   }
 }
-
-}  // namespace
-
-const CodecKernels fp32 = {encode, decode};
 
 }  // namespace octavo::reference

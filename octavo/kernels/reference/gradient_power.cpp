@@ -7,7 +7,7 @@
 
 namespace octavo::reference {
 
-void chunk_powers(Stream, const float* values, std::uint64_t count, std::uint64_t stride, float* powers) {
+void chunk_powers(Queue, const float* values, std::uint64_t count, std::uint64_t stride, float* powers) {
   for (std::uint64_t first = 0; first < count; first += stride) {
     const std::uint64_t size = std::min(rules::kPowerChunk, count - first);
     const float sum = rules::lane_sum(size, [&](std::uint64_t i) { return values[first + i] * values[first + i]; });

@@ -6,10 +6,8 @@
 
 namespace octavo::reference {
 
-namespace {
-
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-            rules::Residual* next) {
+void encode_int4(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                 rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     std::uint32_t largest = 0;
     for (std::uint64_t i = 0; i < size; ++i) {
@@ -25,12 +23,12 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
       const auto nibble = static_cast<unsigned>(static_cast<int>(code) + 8);
       codes[i / 2] = static_cast<std::uint8_t>(i % 2 == 0 ? nibble << 4 : codes[i / 2] | nibble);
       const float left_over = finite ? value - rules::int4_decoded(code, s.scale) : 0.0F;
-      if (next) next[first + i] = rules::to_residual(left_over);
+      if (next) next[first + i] = residual_at(in, first + i, left_over);
     }
   });
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_int4(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* codes = payload.codes + index * rules::packed_int4_bytes(block);
     for (std::uint64_t i = 0; i < size; ++i) {
@@ -39,9 +37,5 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
     }
   });
 }
-
-}  // namespace
-
-const CodecKernels int4 = {encode, decode};
 
 }  // namespace octavo::reference

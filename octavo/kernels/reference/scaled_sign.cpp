@@ -13,14 +13,16 @@ float chunk_sum(const EncodeInput& in, std::uint64_t first, std::uint64_t count)
   return rules::lane_sum(count, [&](std::uint64_t i) { return rules::magnitude(value_at(in, first + i)); });
 }
 
-void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-            rules::Residual* next) {
+}  // namespace
+
+void encode_scaled_sign(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                        rules::Residual* next) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
-    double sum = 0;
+    rules::CompensatedSum sum;
     for_each_block(size, rules::kSumChunk, [&](std::uint64_t, std::uint64_t chunk, std::uint64_t chunk_size) {
-      sum += static_cast<double>(chunk_sum(in, first + chunk, chunk_size));
+      sum.add(chunk_sum(in, first + chunk, chunk_size));
     });
-    const float scale = rules::sign_scale(sum, size);
+    const float scale = rules::sign_scale(sum.value(), size);
     payload.scales[index] = scale;
     std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
     for (std::uint64_t i = 0; i < size; ++i) {
@@ -28,12 +30,12 @@ void encode(Stream, const EncodeInput& in, std::uint64_t count, std::uint64_t bl
       if (i % 8 == 0) bits[i / 8] = 0;
       bits[i / 8] |= rules::place_sign_bit(rules::sign_bit(rules::to_bits(value)), i);
       const float left_over = rules::is_finite(scale) ? value - rules::sign_decoded(scale, value) : 0.0F;
-      if (next) next[first + i] = rules::to_residual(left_over);
+      if (next) next[first + i] = residual_at(in, first + i, left_over);
     }
   });
 }
 
-void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+void decode_scaled_sign(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const std::uint8_t* bits = payload.codes + index * rules::packed_sign_bytes(block);
     const float scale = payload.scales[index];
@@ -42,9 +44,5 @@ void decode(Stream, Payload payload, std::uint64_t count, std::uint64_t block, S
     }
   });
 }
-
-}  // namespace
-
-const CodecKernels scaled_sign = {encode, decode};
 
 }  // namespace octavo::reference

@@ -21,7 +21,7 @@ void pack(const unsigned char* values, std::uint64_t count, std::uint8_t* bits) 
 
 }  // namespace
 
-void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits) {
+void pack_sign_bits(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits) {
   const auto* bytes = static_cast<const unsigned char*>(values);
   switch (value_bytes) {
     case 1: return pack<std::uint8_t>(bytes, count, bits);
@@ -31,7 +31,7 @@ void pack_sign_bits(Stream, const void* values, unsigned value_bytes, std::uint6
   }
 }
 
-void unpack_sign_bits(Stream, const std::uint8_t* bits, std::uint64_t count, float* values) {
+void unpack_sign_bits(Queue, const std::uint8_t* bits, std::uint64_t count, float* values) {
   for (std::uint64_t i = 0; i < count; ++i) values[i] = rules::is_positive(bits[i / 8], i) ? 1.0F : -1.0F;
 }
 

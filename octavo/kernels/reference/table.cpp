@@ -3,7 +3,7 @@
 
 namespace octavo::reference {
 
-const KernelTable table = {
+constinit const KernelTable table = {
     .name = "reference",
 #include "octavo/kernels/entries.inc"
 };

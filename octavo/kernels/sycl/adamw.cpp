@@ -4,14 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-void adamw(Stream stream, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
+void adamw(Queue queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
            float* mean, float* square) {
-  launch_elements(stream, {"adamw", "adamw"}, count, step, count, gradient, parameter, mean, square);
+  launch_elements(queue, {"adamw", "adamw"}, count, step, count, gradient, parameter, mean, square);
 }
 
-void frozen_adamw(Stream stream, float decay, float step_size, std::uint64_t count, const float* update,
+void frozen_adamw(Queue queue, float decay, float step_size, std::uint64_t count, const float* update,
                   float* parameter) {
-  launch_elements(stream, {"adamw", "frozen_adamw"}, count, decay, step_size, count, update, parameter);
+  launch_elements(queue, {"adamw", "frozen_adamw"}, count, decay, step_size, count, update, parameter);
 }
 
 }  // namespace octavo::sycl_backend

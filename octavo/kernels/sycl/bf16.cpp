@@ -4,20 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-namespace {
-
-void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
-            rules::Residual* next) {
-  launch_elements(stream, {"bf16", "bf16_encode"}, count, in, count, payload.codes, next);
+void encode_bf16(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+                 rules::Residual* next) {
+  launch_elements(queue, {"bf16", "bf16_encode"}, count, in, count, payload.codes, next);
 }
 
-void decode(Stream stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
-  launch_elements(stream, {"bf16", "bf16_decode"}, count, static_cast<const std::uint8_t*>(payload.codes), count, how,
+void decode_bf16(Queue queue, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+  launch_elements(queue, {"bf16", "bf16_decode"}, count, static_cast<const std::uint8_t*>(payload.codes), count, how,
                   out);
 }
-
-}  // namespace
-
-const CodecKernels bf16 = {encode, decode};
 
 }  // namespace octavo::sycl_backend

@@ -20,33 +20,31 @@ std::uint64_t spans(const Blocks& blocks) { return divide_up(blocks.blocks, bloc
 
 }  // namespace
 
-void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, std::uint64_t count,
-                   std::uint64_t block, Payload payload, rules::Residual* next) {
+void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
+                   Payload payload, rules::Residual* next) {
   if (count == 0) return;
   const Blocks blocks = Blocks::of(count, block, payload);
   const std::string options = "-DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
-  const auto kernel = [&](const char* part) {
-    return KernelName{name.program, std::string(name.codec) + part, options, name.needs_fp64};
-  };
+  const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part, options}; };
   if (blocks.chunks_of_block == 1) {
-    return launch_groups(stream, kernel("_encode_blocks"), spans(blocks), in, blocks, next);
+    return launch_groups(queue, kernel("_encode_blocks"), spans(blocks), in, blocks, next);
   }
   const std::uint64_t chunks = blocks.blocks * blocks.chunks_of_block;
-  launch_groups(stream, kernel("_summarize_chunks"), chunks, in, blocks);
-  launch_groups(stream, kernel("_add_summaries"), blocks.blocks, in, blocks);
-  launch_groups(stream, kernel("_encode_chunks"), chunks, in, blocks, next);
-  launch_elements(stream, kernel("_write_scales"), blocks.blocks, blocks);
+  launch_groups(queue, kernel("_summarize_chunks"), chunks, in, blocks);
+  launch_groups(queue, kernel("_add_summaries"), blocks.blocks, in, blocks);
+  launch_groups(queue, kernel("_encode_chunks"), chunks, in, blocks, next);
+  launch_elements(queue, kernel("_write_scales"), blocks.blocks, blocks);
 }
 
-void decode_blocks(const CodecName& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
+void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out) {
   if (count == 0) return;
   const Blocks blocks = Blocks::of(count, block, payload);
-  const auto kernel = [&](const char* part) { return KernelName{name.program, std::string(name.codec) + part}; };
+  const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part}; };
   if (blocks.chunks_of_block == 1) {
-    return launch_groups(stream, kernel("_decode_blocks"), spans(blocks), blocks, how, out);
+    return launch_groups(queue, kernel("_decode_blocks"), spans(blocks), blocks, how, out);
   }
-  launch_groups(stream, kernel("_decode_chunks"), blocks.blocks * blocks.chunks_of_block, blocks, how, out);
+  launch_groups(queue, kernel("_decode_chunks"), blocks.blocks * blocks.chunks_of_block, blocks, how, out);
 }
 
 }  // namespace octavo::sycl_backend

@@ -3,18 +3,13 @@
 
 #include "octavo/kernels/table.h"
 
-/// Launches the kernels that blocks.h makes of a codec.
+/// Launches the kernels that blocks.h makes of a codec. `codec` is the basename of its source, with which its kernels'
+/// names begin.
 namespace octavo::sycl_backend {
 
-struct CodecName {
-  const char* program;
-  const char* codec;        // what its kernels' names begin with
-  bool needs_fp64 = false;  // to encode
-};
-
-void encode_blocks(const CodecName& name, Stream stream, const EncodeInput& in, std::uint64_t count,
-                   std::uint64_t block, Payload payload, rules::Residual* next);
-void decode_blocks(const CodecName& name, Stream stream, Payload payload, std::uint64_t count, std::uint64_t block,
+void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
+                   Payload payload, rules::Residual* next);
+void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block,
                    Store how, float* out);
 
 }  // namespace octavo::sycl_backend

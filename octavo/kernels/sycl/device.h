@@ -19,12 +19,14 @@
 
 /// The fields of structs as parameters of their own, in the order of launch.h: the compiler takes what a struct holds
 /// for a lane's own, and would make a mask of every branch and a loop of every bound on it.
-#define OCTAVO_INPUT_PARAMETERS                                                                                       \
-  const float *gradient, const octavo::rules::Residual *residual, const float *momentum, const float *preconditioner, \
-      const float *others, float gradient_weight, float momentum_weight, float sum_weight
-#define OCTAVO_INPUT                                                                                   \
-  octavo::EncodeInput {                                                                                \
-    gradient, residual, momentum, preconditioner, others, gradient_weight, momentum_weight, sum_weight \
+#define OCTAVO_INPUT_PARAMETERS                                                                                        \
+  const float *gradient, const octavo::rules::Residual *residual, const float *momentum, const float *preconditioner,  \
+      const float *others, float gradient_weight, float momentum_weight, float sum_weight, std::uint64_t rounding_key, \
+      std::uint64_t first
+#define OCTAVO_INPUT                                                                                                  \
+  octavo::EncodeInput {                                                                                               \
+    gradient, residual, momentum, preconditioner, others, gradient_weight, momentum_weight, sum_weight, rounding_key, \
+        first                                                                                                         \
   }
 
 namespace octavo::sycl_code {

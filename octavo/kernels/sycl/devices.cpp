@@ -3,6 +3,9 @@
 
 #include <cstdlib>
 #include <dlfcn.h>
+#include <filesystem>
+#include <link.h>
+#include <set>
 #include <string>
 #include <unistd.h>
 
@@ -10,20 +13,45 @@ namespace octavo::sycl_backend {
 
 namespace {
 
+std::string path_of_libsycl() {
+  Dl_info info;
+  const auto* inside = reinterpret_cast<const void*>(&sycl::device::get_devices);
+  return dladdr(inside, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
+}
+
 /// The CPU device comes with a package that registers itself nowhere: its library lies beside libsycl. SYCL reads these
 /// variables at its first query; the user's own settings stay.
 void prepare_environment() {
-  Dl_info info;
-  const auto* inside = reinterpret_cast<const void*>(&sycl::device::get_devices);
-  if (dladdr(inside, &info) != 0 && info.dli_fname != nullptr) {
-    const std::string libsycl = info.dli_fname;
-    const std::string driver = libsycl.substr(0, libsycl.rfind('/') + 1) + "libintelocl.so";
-    if (access(driver.c_str(), R_OK) == 0) setenv("OCL_ICD_FILENAMES", driver.c_str(), 0);
-  }
+  const std::string libsycl = path_of_libsycl();
+  const std::string driver = libsycl.substr(0, libsycl.rfind('/') + 1) + "libintelocl.so";
+  if (access(driver.c_str(), R_OK) == 0) setenv("OCL_ICD_FILENAMES", driver.c_str(), 0);
   setenv("SYCL_CACHE_PERSISTENT", "1", 0);
 }
 
+/// A file of the process, for dl_iterate_phdr: kept where it is a run time of SYCL.
+int keep_run_time(dl_phdr_info* file, std::size_t, void* found) {
+  const std::filesystem::path path = file->dlpi_name;
+  if (path.filename().string().starts_with("libsycl.so")) {
+    static_cast<std::set<std::filesystem::path>*>(found)->insert(std::filesystem::weakly_canonical(path));
+  }
+  return 0;
+}
+
+/// What one of them made means nothing to the other, queues among it, and symbols of one may be taken for the other's.
+void require_single_run_time() {
+  const std::filesystem::path own = std::filesystem::weakly_canonical(path_of_libsycl());
+  std::set<std::filesystem::path> found;
+  dl_iterate_phdr(keep_run_time, &found);
+  found.erase(own);
+  if (found.empty()) return;
+  fail(ErrorCode::unsupported, "kernels.sycl",
+       "two SYCL run times are loaded in this process: ", found.begin()->string(), " and ", own.string(),
+       ", which Octavo was built with: build Octavo against the first ",
+       "one's version of intel-sycl-rt, which torch's xpu wheels fix, or leave away the library that loads it");
+}
+
 std::vector<Device> find_devices() {
+  require_single_run_time();
   prepare_environment();
   // A GPU is there twice, once in each driver: those of the first driver count.
   for (const auto type : {sycl::info::device_type::gpu, sycl::info::device_type::cpu}) {

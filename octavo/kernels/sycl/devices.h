@@ -17,20 +17,25 @@ struct Device {
   sycl::context context;
 };
 
-/// Empty where SYCL finds none. Lives as long as the process: SYCL's own statics may go before ours.
+/// Empty where SYCL finds none. Throws Error unsupported where another library has loaded a SYCL run time of its own,
+/// whose queues would mean nothing here. Lives as long as the process: SYCL's own statics may go before ours.
 const std::vector<Device>& devices();
 
 /// Throws Error invalid_argument where there is no such device.
 const Device& device_at(int index);
 
-/// The queue of calls without a stream, whose memory is ordinary: of the first device that can read it, or of the CPU
-/// where only GPUs are numbered. Throws Error unsupported where there is none.
+/// The queue of the calling thread's own calls, whose memory is ordinary: of the first device that can read it, or of
+/// the CPU where only GPUs are numbered. Throws Error unsupported where there is none.
 sycl::queue& host_queue();
 
 /// For queues: what failed on the device leaves wait_and_throw(), and does not end the process.
 void rethrow(sycl::exception_list failures);
 
-inline sycl::queue& queue_of(Stream stream) { return *static_cast<sycl::queue*>(stream); }
+/// SYCL's queue behind one of ours; behind the calling thread it is host_queue().
+inline sycl::queue& sycl_queue_of(Queue queue) {
+  if (queue.is_calling_thread()) return host_queue();
+  return *static_cast<sycl::queue*>(queue.handle);
+}
 
 /// Runs `body`; a failure of SYCL leaves as Error internal with SYCL's words in one line.
 template <class Body>

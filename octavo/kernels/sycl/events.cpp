@@ -38,9 +38,9 @@ Event create_event() { return new Marker; }
 
 void destroy_event(Event event) { delete &marker_of(event); }
 
-void record(Event event, Stream stream) {
+void record(Event event, Queue queue) {
   guarded(kWhere,
-          [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(queue_of(stream))); });
+          [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(sycl_queue_of(queue))); });
 }
 
 bool is_done(Event event) {
@@ -56,9 +56,9 @@ void wait_for(Event event) {
   if (recorded) guarded(kWhere, [&] { recorded->wait_and_throw(); });
 }
 
-void block(Stream stream, Event event) {
+void block(Queue queue, Event event) {
   const auto recorded = marker_of(event).get();
-  if (recorded) guarded(kWhere, [&] { queue_of(stream).ext_oneapi_submit_barrier({*recorded}); });
+  if (recorded) guarded(kWhere, [&] { sycl_queue_of(queue).ext_oneapi_submit_barrier({*recorded}); });
 }
 
 double elapsed_ms(Event start, Event end) {

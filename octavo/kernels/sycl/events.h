@@ -8,10 +8,10 @@ namespace octavo::sycl_backend {
 
 Event create_event();
 void destroy_event(Event);
-void record(Event, Stream);
+void record(Event, Queue);
 bool is_done(Event);
 void wait_for(Event);
-void block(Stream, Event);
+void block(Queue, Event);
 double elapsed_ms(Event start, Event end);
 
 }  // namespace octavo::sycl_backend

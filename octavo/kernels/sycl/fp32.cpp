@@ -4,20 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-namespace {
-
-void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
-            rules::Residual* next) {
-  launch_elements(stream, {"fp32", "fp32_encode"}, count, in, count, payload.codes, next);
+void encode_fp32(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t, Payload payload,
+                 rules::Residual* next) {
+  launch_elements(queue, {"fp32", "fp32_encode"}, count, in, count, payload.codes, next);
 }
 
-void decode(Stream stream, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
-  launch_elements(stream, {"fp32", "fp32_decode"}, count, static_cast<const std::uint8_t*>(payload.codes), count, how,
+void decode_fp32(Queue queue, Payload payload, std::uint64_t count, std::uint64_t, Store how, float* out) {
+  launch_elements(queue, {"fp32", "fp32_decode"}, count, static_cast<const std::uint8_t*>(payload.codes), count, how,
                   out);
 }
-
-}  // namespace
-
-const CodecKernels fp32 = {encode, decode};
 
 }  // namespace octavo::sycl_backend

@@ -6,9 +6,9 @@
 
 namespace octavo::sycl_backend {
 
-void chunk_powers(Stream stream, const float* values, std::uint64_t count, std::uint64_t stride, float* powers) {
+void chunk_powers(Queue queue, const float* values, std::uint64_t count, std::uint64_t stride, float* powers) {
   const std::uint64_t chunks = sycl_span::divide_up(count, stride);
-  launch_groups(stream, {"gradient_power", "chunk_powers"}, chunks, values, count, stride, powers);
+  launch_groups(queue, {"gradient_power", "chunk_powers"}, chunks, values, count, stride, powers);
 }
 
 }  // namespace octavo::sycl_backend

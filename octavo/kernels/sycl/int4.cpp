@@ -4,19 +4,13 @@
 
 namespace octavo::sycl_backend {
 
-namespace {
-
-void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-            rules::Residual* next) {
-  encode_blocks({"int4", "int4"}, stream, in, count, block, payload, next);
+void encode_int4(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                 rules::Residual* next) {
+  encode_blocks("int4", queue, in, count, block, payload, next);
 }
 
-void decode(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
-  decode_blocks({"int4", "int4"}, stream, payload, count, block, how, out);
+void decode_int4(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
+  decode_blocks("int4", queue, payload, count, block, how, out);
 }
-
-}  // namespace
-
-const CodecKernels int4 = {encode, decode};
 
 }  // namespace octavo::sycl_backend

@@ -10,16 +10,14 @@
 #include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/span.h"
 
-/// Enqueues kernels, after all that the stream was given before. Without a stream the memory is ordinary, and a call
+/// Enqueues kernels, after all that the queue was given before. On the calling thread the memory is ordinary, and a call
 /// returns when its kernel has run.
 namespace octavo::sycl_backend {
-
-inline sycl::queue& queue_or_host(Stream stream) { return stream ? queue_of(stream) : host_queue(); }
 
 // A kernel's arguments, with structs taken apart (device.h says why).
 inline auto flat(const EncodeInput& in) {
   return std::tuple(in.gradient, in.residual, in.momentum, in.preconditioner, in.others, in.gradient_weight,
-                    in.momentum_weight, in.sum_weight);
+                    in.momentum_weight, in.sum_weight, in.rounding_key, in.first);
 }
 inline auto flat(const sycl_span::Blocks& b) {
   return std::tuple(b.count, b.block, b.payload.scales, b.payload.codes, b.blocks, b.chunks_of_block,
@@ -31,37 +29,37 @@ auto flat(const Argument& argument) {
 }
 
 template <class... Arguments>
-void launch(Stream stream, const KernelName& name, std::uint64_t groups, std::uint64_t group_size,
+void launch(Queue queue, const KernelName& name, std::uint64_t groups, std::uint64_t group_size,
             const Arguments&... arguments) {
   guarded("kernels.sycl", [&] {
-    sycl::queue& queue = queue_or_host(stream);
-    const sycl::kernel code = kernel(queue, name);
-    sycl::event done = queue.submit([&](sycl::handler& handler) {
+    sycl::queue& target = sycl_queue_of(queue);
+    const sycl::kernel code = kernel(target, name);
+    sycl::event done = target.submit([&](sycl::handler& handler) {
       std::apply([&](const auto&... all) { handler.set_args(all...); }, std::tuple_cat(flat(arguments)...));
       handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
     });
-    if (stream == nullptr) done.wait_and_throw();
+    if (queue.is_calling_thread()) done.wait_and_throw();
   });
 }
 
 /// For kernels that give each group a span of their own: groups of one sub-group.
 template <class... Arguments>
-void launch_groups(Stream stream, const KernelName& name, std::uint64_t groups, const Arguments&... arguments) {
-  if (groups > 0) launch(stream, name, groups, lanes(queue_or_host(stream)), arguments...);
+void launch_groups(Queue queue, const KernelName& name, std::uint64_t groups, const Arguments&... arguments) {
+  if (groups > 0) launch(queue, name, groups, lanes(sycl_queue_of(queue)), arguments...);
 }
 
 /// For kernels whose groups take a span of elements each.
 template <class... Arguments>
-void launch_spans(Stream stream, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
-  launch_groups(stream, name, sycl_span::divide_up(count, sycl_span::kSpan), arguments...);
+void launch_spans(Queue queue, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
+  launch_groups(queue, name, sycl_span::divide_up(count, sycl_span::kSpan), arguments...);
 }
 
 /// For kernels that take an item an element.
 template <class... Arguments>
-void launch_elements(Stream stream, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
+void launch_elements(Queue queue, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
   if (count == 0) return;
-  const std::uint64_t size = largest_group(queue_or_host(stream));
-  launch(stream, name, sycl_span::divide_up(count, size), size, arguments...);
+  const std::uint64_t size = largest_group(sycl_queue_of(queue));
+  launch(queue, name, sycl_span::divide_up(count, size), size, arguments...);
 }
 
 }  // namespace octavo::sycl_backend

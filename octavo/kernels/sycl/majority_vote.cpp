@@ -4,26 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-namespace {
-
-void encode_ballot(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-                   rules::Residual* next) {
-  encode_blocks({"majority_vote", "ballot"}, stream, in, count, block, payload, next);
-}
-
-void encode_majority_vote(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
+void encode_majority_vote(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
                           Payload payload, rules::Residual* next) {
-  encode_blocks({"majority_vote", "majority_vote"}, stream, in, count, block, payload, next);
+  encode_blocks("majority_vote", queue, in, count, block, payload, next);
 }
 
-void decode_majority_vote(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
+void decode_majority_vote(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
                           float* out) {
-  decode_blocks({"majority_vote", "majority_vote"}, stream, payload, count, block, how, out);
+  decode_blocks("majority_vote", queue, payload, count, block, how, out);
 }
-
-}  // namespace
-
-const CodecKernels ballot = {encode_ballot, scaled_sign.decode};
-const CodecKernels majority_vote = {encode_majority_vote, decode_majority_vote};
 
 }  // namespace octavo::sycl_backend

@@ -44,13 +44,6 @@ std::string first_error(const std::string& log) {
   return log.substr(line, log.find('\n', start) - line);
 }
 
-void require_fp64(const sycl::device& device) {
-  if (device.has(sycl::aspect::fp64)) return;
-  fail(ErrorCode::unsupported, "kernels.sycl",
-       "expected a device with fp64, in which the sums of blocks are formed, got ",
-       device.get_info<sycl::info::device::name>());
-}
-
 struct Source {
   std::string text, options;
   std::string name;       // for the sentence that says why it does not compile
@@ -87,10 +80,11 @@ Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   return Clock::now() - start < kLongestFromCache ? kernels : compile(queue, source);
 }
 
+/// Own kernels run on devices without fp64 too, such as Intel Arc: a `double` in them does not compile anywhere.
 Executable compile_own(const sycl::queue& queue, const KernelName& name) {
-  if (name.needs_fp64) require_fp64(queue.get_device());
   const std::string file = std::string("octavo/kernels/sycl/") + name.program + ".sycl";
-  return compile_for_cache(queue, {"#include \"" + file + "\"\n", name.options, file, ErrorCode::internal});
+  const std::string text = "#include <sycl/sycl.hpp>\n#pragma GCC poison double\n#include \"" + file + "\"\n";
+  return compile_for_cache(queue, {text, name.options, file, ErrorCode::internal});
 }
 
 /// What a program was compiled for.

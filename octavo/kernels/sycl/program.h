@@ -20,7 +20,6 @@ struct KernelName {
   const char* program;  // the basename of its source: "int4" is octavo/kernels/sycl/int4.sycl
   std::string function;
   std::string options = {};  // of the compiler: the same source with other definitions is another program
-  bool needs_fp64 = false;
 };
 
 /// The first call for a program and a device compiles it, some two seconds, or takes it from SYCL's persistent cache.

@@ -73,43 +73,43 @@ void free_memory(int index, void* memory) {
   guarded(kWhere, [&] { sycl::free(memory, device_at(index).context); });
 }
 
-// ---- streams
+// ---- queues
 
-Stream create_stream(int index, bool is_urgent) {
+Queue create_queue(int index, bool is_urgent) {
   namespace property = sycl::property::queue;
   const Device& at = device_at(index);
-  return guarded(kWhere, [&]() -> Stream {
-    if (!is_urgent) {
-      return new sycl::queue(at.context, at.device, rethrow, {property::in_order(), property::enable_profiling()});
+  return guarded(kWhere, [&]() -> Queue {
+    sycl::property_list properties = {property::in_order(), property::enable_profiling()};
+    if (is_urgent) {
+      properties = {property::in_order(), property::enable_profiling(),
+                    sycl::ext::oneapi::property::queue::priority_high()};
     }
-    return new sycl::queue(
-        at.context, at.device, rethrow,
-        {property::in_order(), property::enable_profiling(), sycl::ext::oneapi::property::queue::priority_high()});
+    return {new sycl::queue(at.context, at.device, rethrow, properties), index};
   });
 }
 
-bool is_idle(Stream stream) {
-  return guarded(kWhere, [&] { return queue_of(stream).ext_oneapi_empty(); });
+bool is_idle(Queue queue) {
+  return guarded(kWhere, [&] { return sycl_queue_of(queue).ext_oneapi_empty(); });
 }
 
-void wait(Stream stream) {
-  guarded(kWhere, [&] { queue_of(stream).wait_and_throw(); });
+void wait(Queue queue) {
+  guarded(kWhere, [&] { sycl_queue_of(queue).wait_and_throw(); });
 }
 
-void copy(Stream stream, void* to, const void* from, std::uint64_t bytes) {
-  guarded(kWhere, [&] { queue_of(stream).memcpy(to, from, bytes); });
+void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
+  guarded(kWhere, [&] { sycl_queue_of(queue).memcpy(to, from, bytes); });
 }
 
 }  // namespace
 
-const DeviceRuntime runtime = {
+constinit const DeviceRuntime runtime = {
     .device_count = device_count,
     .facts = facts,
     .free_bytes = free_bytes,
     .allocate = allocate,
     .free = free_memory,
-    .create_stream = create_stream,
-    .host_stream = []() -> Stream { return &host_queue(); },
+    .create_queue = create_queue,
+    .host_queue = []() -> Queue { return {&host_queue(), kHost}; },
     .is_idle = is_idle,
     .wait = wait,
     .copy = copy,

@@ -4,20 +4,14 @@
 
 namespace octavo::sycl_backend {
 
-namespace {
-
-void encode(Stream stream, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
-            rules::Residual* next) {
-  encode_blocks({.program = "scaled_sign", .codec = "scaled_sign", .needs_fp64 = true}, stream, in, count, block,
-                payload, next);
+void encode_scaled_sign(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                        rules::Residual* next) {
+  encode_blocks("scaled_sign", queue, in, count, block, payload, next);
 }
 
-void decode(Stream stream, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out) {
-  decode_blocks({"scaled_sign", "scaled_sign"}, stream, payload, count, block, how, out);
+void decode_scaled_sign(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
+                        float* out) {
+  decode_blocks("scaled_sign", queue, payload, count, block, how, out);
 }
-
-}  // namespace
-
-const CodecKernels scaled_sign = {encode, decode};
 
 }  // namespace octavo::sycl_backend

@@ -11,7 +11,7 @@
 
 namespace octavo::sycl_backend {
 
-const KernelTable table = {
+constinit const KernelTable table = {
     .name = "sycl",
     .runtime = &runtime,
 #include "octavo/kernels/entries.inc"

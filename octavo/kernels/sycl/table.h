@@ -10,8 +10,8 @@ namespace octavo::sycl_backend {
 #include "octavo/kernels/declarations.inc"
 
 // user_kernel.cpp: DeviceRuntime::compile and launch
-Kernel compile_user_kernel(Stream, const std::string& source, const std::string& function);
-void launch_user_kernel(Stream, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,
+Kernel compile_user_kernel(Queue, const std::string& source, const std::string& function);
+void launch_user_kernel(Queue, Kernel, std::uint64_t groups, std::uint64_t group_size, const KernelArgument* arguments,
                         std::uint64_t argument_count);
 
 extern const DeviceRuntime runtime;

@@ -35,12 +35,12 @@ std::string described(const KernelArgument* arguments, std::uint64_t count) {
 
 }  // namespace
 
-Kernel compile_user_kernel(Stream stream, const std::string& source, const std::string& function) {
+Kernel compile_user_kernel(Queue queue, const std::string& source, const std::string& function) {
   return guarded("kernels.sycl",
-                 [&] { return new UserKernel{function, compile_kernel(queue_or_host(stream), source, function)}; });
+                 [&] { return new UserKernel{function, compile_kernel(sycl_queue_of(queue), source, function)}; });
 }
 
-void launch_user_kernel(Stream stream, Kernel kernel, std::uint64_t groups, std::uint64_t group_size,
+void launch_user_kernel(Queue queue, Kernel kernel, std::uint64_t groups, std::uint64_t group_size,
                         const KernelArgument* arguments, std::uint64_t argument_count) {
   if (groups == 0) return;
   const auto& [function, code] = *static_cast<const UserKernel*>(kernel);
@@ -50,11 +50,11 @@ void launch_user_kernel(Stream stream, Kernel kernel, std::uint64_t groups, std:
          argument_count);
   }
   try {
-    sycl::event done = queue_or_host(stream).submit([&](sycl::handler& handler) {
+    sycl::event done = sycl_queue_of(queue).submit([&](sycl::handler& handler) {
       for (std::uint64_t i = 0; i < argument_count; ++i) set_argument(handler, static_cast<int>(i), arguments[i]);
       handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
     });
-    if (stream == nullptr) done.wait_and_throw();
+    if (queue.is_calling_thread()) done.wait_and_throw();
   } catch (const sycl::exception& error) {
     fail(ErrorCode::invalid_argument, "kernels.sycl", "expected arguments that are the parameters of ", function,
          " and groups that the device can run, got ", described(arguments, argument_count), " and groups of ",

@@ -7,13 +7,9 @@
 The names are those of DeepSpeed's accelerator, which ``octavo.integrations.deepspeed`` hands to it.
 """
 
-from octavo.accelerator.abstract import Accelerator
-from octavo.accelerator.choose import get_accelerator, set_accelerator
-from octavo.accelerator.cpu import CPU_Accelerator
-from octavo.accelerator.cuda import CUDA_Accelerator
-from octavo.accelerator.pinned import pinned
-from octavo.accelerator.sycl import SYCL_Accelerator
-from octavo.accelerator.xpu import XPU_Accelerator
+from octavo.accelerator.base import Accelerator
+from octavo.accelerator.choose import accelerator_named, get_accelerator, pinned, set_accelerator
+from octavo.accelerator.devices import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
 
 __all__ = [
     "Accelerator",
@@ -21,6 +17,7 @@ __all__ = [
     "CUDA_Accelerator",
     "SYCL_Accelerator",
     "XPU_Accelerator",
+    "accelerator_named",
     "get_accelerator",
     "pinned",
     "set_accelerator",

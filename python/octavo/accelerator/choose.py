@@ -5,21 +5,23 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 
-from octavo.accelerator.abstract import Accelerator
-from octavo.accelerator.cpu import CPU_Accelerator
-from octavo.accelerator.cuda import CUDA_Accelerator
-from octavo.accelerator.sycl import SYCL_Accelerator
-from octavo.accelerator.xpu import XPU_Accelerator
+import torch
+from torch import Tensor
 
-# In the order of detection. CUDA first: on a host with both, an Intel GPU is mostly the one that drives the screen.
-# SYCL after XPU, which is the same GPU by torch's own kernels.
+from octavo.accelerator.base import Accelerator
+from octavo.accelerator.devices import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
+
 _CLASSES: dict[str, type[Accelerator]] = {
     "cuda": CUDA_Accelerator,
     "xpu": XPU_Accelerator,
-    "sycl": SYCL_Accelerator,
     "cpu": CPU_Accelerator,
+    "sycl": SYCL_Accelerator,
 }
+# CUDA first: on a host with both, an Intel GPU is mostly the one that drives the screen. Not sycl: operators without a
+# kernel of their own run on the processor there, over memory that migrates.
+_DETECTED = ("cuda", "xpu", "cpu")
 _VARIABLES = ("OCTAVO_ACCELERATOR", "DS_ACCELERATOR")
 
 _lock = threading.RLock()
@@ -30,9 +32,8 @@ def get_accelerator() -> Accelerator:
     """This process's accelerator, chosen once.
 
     It is the one that was set; else the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names; else the first that is
-    there of cuda, xpu, sycl and cpu. ``sycl`` over a processor is never chosen by itself: ``cpu`` is the same
-    processor, without a detour. Raises ValueError for a name that is none of these, NotImplementedError for a device
-    that is absent, with the reason.
+    there of cuda, xpu and cpu. ``sycl`` is never chosen unless it is asked for. Raises ValueError for a name that is
+    none of these, NotImplementedError for a device that is absent, with the reason.
     """
     global _chosen
     with _lock:
@@ -53,34 +54,48 @@ def set_accelerator(accelerator: Accelerator | None) -> None:
             f"got {type(accelerator).__name__}"
         )
     if accelerator is not None:
-        _require_present(accelerator, "set_accelerator", f"of type {accelerator._name}")
+        _require_present(accelerator, "set_accelerator")
     with _lock:
         _chosen = accelerator
 
 
+def accelerator_named(name: str) -> Accelerator:
+    """The accelerator of cpu, cuda, xpu or sycl, which need not be the chosen one.
+
+    Raises ValueError for another name, NotImplementedError for a device that is absent, with the reason.
+    """
+    return _named(name, "a name", "accelerator_named")
+
+
+def pinned(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, align_bytes: int = 0) -> Tensor:
+    """Zeros in page-locked memory that the chosen accelerator copies from and to asynchronously.
+
+    >>> staging = octavo.pinned((1024, 1024))            # at a page, for direct I/O
+    >>> tensor.copy_(staging, non_blocking=True)
+    """
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    return get_accelerator().pinned_zeros(sizes, dtype, align_bytes)
+
+
 def _named_by_environment() -> Accelerator | None:
     variable = next((name for name in _VARIABLES if os.environ.get(name)), None)
-    if variable is None:
-        return None
-    name = os.environ[variable]
+    return None if variable is None else _named(os.environ[variable], variable, "get_accelerator")
+
+
+def _named(name: str, what: str, function: str) -> Accelerator:
     if name not in _CLASSES:
-        raise ValueError(f"[accelerator.get_accelerator] expected {variable} as one of {_names()}, got {name!r}")
+        raise ValueError(f"[accelerator.{function}] expected {what} of {', '.join(_CLASSES)}, got '{name}'")
     accelerator = _CLASSES[name]()
-    _require_present(accelerator, "get_accelerator", f"that {variable}={name} asks for")
+    _require_present(accelerator, function)
     return accelerator
 
 
-def _require_present(accelerator: Accelerator, function: str, which: str) -> None:
+def _require_present(accelerator: Accelerator, function: str) -> None:
     accelerator.make_present()
     if not accelerator.is_available():
-        raise NotImplementedError(
-            f"[accelerator.{function}] expected the device {which}, got none: {accelerator.why_absent()}"
-        )
+        name, reason = accelerator.device_name(), accelerator.why_absent()
+        raise NotImplementedError(f"[accelerator.{function}] {name} was asked for and no such device is here: {reason}")
 
 
 def _detected() -> Accelerator:
-    return next(accelerator for make in _CLASSES.values() if (accelerator := make()).is_chosen_by_itself())
-
-
-def _names() -> str:
-    return ", ".join(_CLASSES)
+    return next(accelerator for name in _DETECTED if (accelerator := _CLASSES[name]()).is_available())

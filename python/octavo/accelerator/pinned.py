@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,11 @@ class Pinning:
     the system locks no more (``ulimit -l``) or has no more, ValueError for another alignment, TypeError for a bool.
     """
 
-    pinned_zeros: Callable[..., Tensor]
+    def pinned_zeros(self, shape: Sequence[int], dtype: torch.dtype, align_bytes: int = 0) -> Tensor:
+        """Zeros on the CPU in page-locked memory that this device's driver knows."""
+        if isinstance(align_bytes, bool):  # meant for another parameter
+            raise TypeError("[accelerator.pinned_zeros] expected align_bytes as an int, got a bool")
+        return _C.pinned_zeros(shape, dtype, align_bytes, self._require("pinned_zeros"))
 
     def pin_memory(
         self, tensor: Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
@@ -49,14 +53,9 @@ class Pinning:
         """The alignment, in bytes, that suits every device and direct I/O: a page."""
         return _C.page_bytes()
 
+    def register_host_memory(self, address: int, num_bytes: int) -> bool:
+        """Tells the device's driver of host memory that somebody else locked. False where no driver wants to know."""
+        return False
 
-def pinned(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, align_bytes: int = 0) -> Tensor:
-    """Zeros in page-locked memory that the chosen accelerator copies from and to asynchronously.
-
-    >>> staging = octavo.pinned((1024, 1024))            # at a page, for direct I/O
-    >>> tensor.copy_(staging, non_blocking=True)
-    """
-    from octavo.accelerator.choose import get_accelerator
-
-    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-    return get_accelerator().pinned_zeros(sizes, dtype, align_bytes)
+    def unregister_host_memory(self, address: int) -> None:
+        """Takes back ``register_host_memory``, before the memory is freed. RuntimeError where the driver refuses."""

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo import _C
-
 
 class TensorType:
     """Makes tensors of one dtype on the accelerator's current device, called as torch's legacy classes are.
@@ -19,7 +17,7 @@ class TensorType:
     ``isinstance(tensor, FloatTensor)`` asks for dtype and device type.
     """
 
-    def __init__(self, dtype: torch.dtype, accelerator: _C.Accelerator) -> None:
+    def __init__(self, dtype: torch.dtype, accelerator: Any) -> None:
         self.dtype = dtype
         self._accelerator = accelerator
 

@@ -12,11 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 import octavo
+from octavo.bench.hosts import RATES
+from octavo.bench.quality.cli import quality
+from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
+from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.config import check_local_ranks, usable_cores
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
 )
+
+app.command()(quality)
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
@@ -51,46 +57,64 @@ def ddp(
     plans: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Plans to measure: dense, bf16, int4+ef, sign+ef, ...", show_default="dense bf16 int4+ef sign+ef"
+            help=f"Plans (dense, bf16, int4+ef, sign+ef, ...) and torch's own hooks ({', '.join(DOUBTFUL)}).",
+            show_default="dense bf16 int4+ef sign+ef torch-powersgd:4 torch-int8",
         ),
     ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,
+    rows: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Rows (tokens) per step and rank; may be repeated.", show_default="4"),
+    ] = None,
+    layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 24,
+    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of each layer.")] = 1024,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate; may be repeated. Needs root.",
+            show_default="this machine as it is",
+        ),
+    ] = None,
     rounds: Rounds = 8,
     json_file: JsonFile = None,
 ) -> None:
-    """A data-parallel step by plan, against torch's hooks and against no communication at all."""
+    """A data-parallel step by plan, by link and by tokens per step, against torch's hooks and no communication."""
     from octavo.bench import ddp as bench
+    from octavo.bench import ddp_jobs
 
-    plans = plans or bench.DEFAULT_PLANS
+    sizes = [bench.Size(count, layers, width) for count in rows or [4]]
+    contenders = plans or [*bench.DEFAULT_PLANS, *([] if bench.is_rank() else DEFAULT_HOOKS)]
     if bench.is_main():
         _check_place(json_file)
     try:
-        for plan in plans:
-            octavo.Plan(plan)
-        if not bench.is_rank():
+        if bench.is_rank():
+            report = json_file if bench.is_main() else None
+            measured = ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)
+        else:
             check_local_ranks(nproc, usable_cores())
+            links = link or [None]
+            measured = ddp_jobs.measure(contenders, nproc=nproc, rounds=rounds, sizes=sizes, links=links)
     except ValueError as error:
         _refuse(error)
-    if not bench.is_rank():
-        options = [f"--rounds={rounds}", *([f"--json={json_file.absolute()}"] if json_file else [])]
-        raise typer.Exit(bench.run_ranks(nproc, [*plans, *options]))
-    rows = bench.bench(plans, rounds)
-    if rows is not None:
-        _show(
-            "a step of 25.2 M parameters; alone: without communication", bench.as_dicts(rows), bench.HEADINGS, json_file
-        )
+    except RuntimeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if measured is not None:
+        title = f"a step of {sizes[0].parameters / 1e6:.1f} M parameters; alone: without communication"
+        shaped = any(row.link != bench.UNSHAPED for row in measured)
+        headings = bench.HEADINGS if shaped else {k: v for k, v in bench.HEADINGS.items() if k != "link"}
+        _show(title, bench.as_dicts(measured), headings, json_file)
+        for row in measured:
+            if row.remark:
+                print(f"{row.plan}: {row.remark}")
 
 
 def _device(name: str) -> torch.device:
     """The device to measure; refuses one that is not here, with the reason."""
-    kinds = {"cpu": "CPU", "sycl": "SYCL", "cuda": "CUDA", "xpu": "XPU"}
-    if name not in kinds:
-        _refuse(f"[bench] expected --device cpu, sycl, cuda or xpu, got '{name}'")
-    accelerator = getattr(octavo.accelerator, f"{kinds[name]}_Accelerator")()
-    accelerator.make_present()
-    if not accelerator.is_available():
-        _refuse(f"[bench] expected a device that is here, got {name}: {accelerator.why_absent()}")
-    return torch.device(name)
+    try:
+        return octavo.accelerator.accelerator_named(name).device()
+    except (ValueError, NotImplementedError) as reason:
+        _refuse(reason)
 
 
 def _refuse(error: object) -> NoReturn:
@@ -111,17 +135,20 @@ def _check_place(json_file: Path | None) -> None:
 def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str], json_file: Path | None) -> None:
     table = Table(title=title)
     for name, heading in headings.items():
-        table.add_column(heading, justify="left" if isinstance(rows[0][name], str) else "right", overflow="fold")
+        is_text = isinstance(rows[0][name], str)
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
     for row in rows:
-        table.add_row(*[_cell(row[name]) for name in headings])
+        table.add_row(*[_cell(name, row[name]) for name in headings])
     Console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def _cell(value: object) -> str:
+def _cell(name: str, value: object) -> str:
     if value is None:
         return "-"
+    if name.endswith("_bytes"):
+        return f"{float(str(value)) / 1e6:,.1f}"
     if isinstance(value, float):
-        return f"{value:,.2f}"
+        return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}"
     return f"{value:,}" if isinstance(value, int) else str(value)

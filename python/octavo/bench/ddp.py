@@ -1,55 +1,82 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step of a data-parallel model, by plan: 24 linear layers of 1024 x 1024 (25.2 M parameters, 100 MB of gradients).
+"""The step of a data-parallel model, by plan: linear layers of `width` x `width`, forward, backward and exchange.
 
-Every plan takes its turn in every round, next to torch's own hooks and to the same step without communication.
+This is the part of one rank; `ddp_jobs` starts the ranks. Every plan takes its turn in every round, next to DDP without
+and with torch's fp16 hook, and to the same step without communication.
 """
 
+from __future__ import annotations
+
 import os
-import subprocess
-import sys
+import re
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
+from octavo.bench.torch_hooks import FP16, HOOKS
 
 DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
-ALONE, TORCH, TORCH_FP16 = "alone", "torch", "torch fp16"  # alone: without communication
+ALONE, TORCH = "alone", "torch"  # alone: without communication
+WARMUP_ROUNDS = 3
+NO_ANSWER_S = 30.0
+"""After so long a step of one of torch's hooks counts as hanging; at 100 Mbit/s torch's own takes 9 s."""
+UNSHAPED = "unshaped"
+
+
+@dataclass(frozen=True)
+class Size:
+    """The model, and the rows (tokens) of a step and rank."""
+
+    rows: int = 4
+    layers: int = 24
+    width: int = 1024
+
+    @property
+    def parameters(self) -> int:
+        return self.layers * self.width**2
 
 
 @dataclass(frozen=True)
 class Row:
+    """A line of the table; figures are None where there are none, as of a hook that raises."""
+
+    rows: int
     plan: str
-    milliseconds: float
-    of_no_communication: float  # 1.0: communication costs nothing
-    times_faster_than_torch: float
-    wire_bytes: int  # a step and rank; of torch what a ring sends
-    waiting_ms: float | None  # of the hook's thread, a step; None: there is none
-    codec_ms: float | None
+    milliseconds: float | None = None
+    of_no_communication: float | None = None  # 1.0: communication costs nothing
+    times_faster_than_torch: float | None = None
+    wire_bytes: int | None = None  # a step and rank; of torch what a ring sends, of its other hooks unknown
+    waiting_ms: float | None = None  # of the hook's thread, a step
+    codec_ms: float | None = None
+    remark: str = ""
+    link: str = UNSHAPED  # between the ranks, where the bench has shaped it
 
 
 HEADINGS = {
+    "link": "link",
+    "rows": "rows",
     "plan": "plan",
     "milliseconds": "ms",
     "of_no_communication": "of alone",
     "times_faster_than_torch": "x torch",
-    "wire_bytes": "bytes sent",
+    "wire_bytes": "MB sent",
     "waiting_ms": "wait ms",
     "codec_ms": "codec ms",
 }
 
 
-def run_ranks(nproc: int, arguments: list[str]) -> int:
-    """Starts this benchmark as `nproc` local ranks; returns the exit status."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    return subprocess.call([*torchrun, "-m", "octavo", "bench", "ddp", *arguments], env=environment)
+def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]
 
 
 def is_rank() -> bool:
@@ -61,66 +88,118 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def bench(plans: list[str], rounds: int = 8, layers: int = 24, width: int = 1024) -> list[Row] | None:
+def bench(plans: Sequence[str], rounds: int, sizes: Sequence[Size]) -> list[Row] | None:
     """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    steps = {ALONE: _Alone(layers, width), TORCH: _Step(layers, width), TORCH_FP16: _Step(layers, width)}
-    steps[TORCH_FP16].model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    _join()
+    rows = [row for size in sizes for row in _bench_size(plans, rounds, size)]
+    is_first = dist.get_rank() == 0
+    dist.barrier()
+    dist.destroy_process_group()
+    return rows if is_first else None
+
+
+def _bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
+    steps: dict[str, _Alone] = {ALONE: _Alone(size), TORCH: _Step(size), FP16: _Step(size)}
+    HOOKS[FP16](steps[FP16].model)
     handles = {}
     for plan in plans:
-        steps[plan] = _Step(layers, width)
+        steps[plan] = _Step(size)
         handles[plan] = octavo.compress(steps[plan].model, plan)
+    seconds = _measure(steps, rounds)
+    ring = 2 * (dist.get_world_size() - 1) * 4 * size.parameters // dist.get_world_size()
+    sent_by_torch = {ALONE: 0, TORCH: ring, FP16: ring // 2}
+    rows = [_row(size, seconds, name, wire_bytes=sent_by_torch[name]) for name in sent_by_torch]
+    return rows + [_row(size, seconds, plan, **_account(handle)) for plan, handle in handles.items()]
 
+
+def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]) -> None:
+    """Measures one of torch's other hooks as a rank of a job of its own, which ends with this call: the process too.
+
+    Rank 0 reports one row: the figures, or what the hook raised, or that a step was not finished in `NO_ANSWER_S`.
+    """
+
+    def end(row: Row) -> None:
+        if is_main():
+            report(row)
+        os._exit(0)  # the hook may have left threads behind that never end
+
+    without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")
+    _join()
+    try:
+        steps: dict[str, _Alone] = {
+            ALONE: _Alone(size),
+            TORCH: _Step(size),
+            name: _Watched(size, lambda: end(without_answer)),
+        }
+        HOOKS[name](steps[name].model)
+        seconds = _measure(steps, rounds)
+        end(_row(size, seconds, name))
+    except Exception as error:  # whatever a hook raises is its line in the table
+        end(Row(size.rows, name, remark=f"raises {_one_line(error)}"))
+
+
+def _one_line(error: Exception) -> str:
+    """The innermost cause: c10d wraps what a hook's callback raises, as text."""
+    text = f"{type(error).__name__}: {error}"
+    causes = list(re.finditer(r"\w+(Error|Exception): ", text))
+    return text[causes[-1].start() :].splitlines()[0].rstrip(": ") if causes else text.splitlines()[0]
+
+
+def _join() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def _measure(steps: dict[str, _Alone], rounds: int) -> Seconds:
     def line_up(name: str) -> None:
         steps[name].model.zero_grad(set_to_none=False)
         dist.barrier()
 
-    seconds = take_turns(steps, rounds, warmup=3, before=line_up)
-    model_bytes = 4 * sum(parameter.numel() for parameter in steps[TORCH].model.parameters())
-    ring = 2 * (dist.get_world_size() - 1) * model_bytes // dist.get_world_size()
-    sent_by_torch = {ALONE: 0, TORCH: ring, TORCH_FP16: ring // 2}
-    rows = [_row(seconds, name, sent_by_torch[name]) for name in sent_by_torch]
-    rows += [_row(seconds, plan, *_account(handle)) for plan, handle in handles.items()]
-    rank = dist.get_rank()
-    dist.barrier()
-    dist.destroy_process_group()
-    return rows if rank == 0 else None
+    return take_turns(steps, rounds, warmup=WARMUP_ROUNDS, before=line_up)
 
 
-def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
+@contextmanager
+def _deadline(seconds: float, then: Callable[[], None]):
+    timer = threading.Timer(seconds, then)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
-def _account(handle: octavo.Handle) -> tuple[int, float, float]:
+def _account(handle: octavo.Handle) -> dict[str, Any]:
     """Bytes sent, milliseconds of waiting and of coding, a step."""
     stats = handle.stats()
     waiting = stats["wait_up_s"] + stats["wait_down_s"]
     codec = stats["encode_s"] + stats["reduce_s"] + stats["decode_s"]
-    return stats["wire_bytes"] // stats["steps"], 1e3 * waiting / stats["steps"], 1e3 * codec / stats["steps"]
+    return dict(
+        wire_bytes=stats["wire_bytes"] // stats["steps"],
+        waiting_ms=1e3 * waiting / stats["steps"],
+        codec_ms=1e3 * codec / stats["steps"],
+    )
 
 
-def _row(
-    seconds: Seconds, name: str, wire_bytes: int, waiting_ms: float | None = None, codec_ms: float | None = None
-) -> Row:
+def _row(size: Size, seconds: Seconds, name: str, **account: Any) -> Row:
     return Row(
-        plan=name,
+        size.rows,
+        name,
         milliseconds=1e3 * typical(seconds, name),
         of_no_communication=ratio(seconds, name, ALONE),
         times_faster_than_torch=ratio(seconds, TORCH, name),
-        wire_bytes=wire_bytes,
-        waiting_ms=waiting_ms,
-        codec_ms=codec_ms,
+        **account,
     )
 
 
 class _Alone:
     """One step of the model without communication."""
 
-    def __init__(self, layers: int, width: int):
+    def __init__(self, size: Size):
         torch.manual_seed(0)
-        self.model: nn.Module = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
-        self.batch = torch.randn(4, width)
+        layers = [nn.Linear(size.width, size.width, bias=False) for _ in range(size.layers)]
+        self.model: nn.Module = nn.Sequential(*layers)
+        self.batch = torch.randn(size.rows, size.width)
 
     def __call__(self) -> None:
         self.model(self.batch).square().mean().backward()
@@ -129,6 +208,18 @@ class _Alone:
 class _Step(_Alone):
     """The same step under DDP."""
 
-    def __init__(self, layers: int, width: int):
-        super().__init__(layers, width)
+    def __init__(self, size: Size):
+        super().__init__(size)
         self.model = DistributedDataParallel(self.model, bucket_cap_mb=25, gradient_as_bucket_view=True)
+
+
+class _Watched(_Step):
+    """The same step, which calls `then` where it is not finished in time."""
+
+    def __init__(self, size: Size, then: Callable[[], None]):
+        super().__init__(size)
+        self._then = then
+
+    def __call__(self) -> None:
+        with _deadline(NO_ANSWER_S, self._then):
+            super().__call__()

@@ -19,16 +19,16 @@ from octavo import _C
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 
 BUCKET = 6_553_600  # elements: 26.2 MB, DDP's default bucket
-#: Codecs by name: the plan that they are of, and whether they are its sums' own, which only votes have.
+#: Codecs by name, and the plans that they are of.
 CODECS = {
-    "sign+ef": ("sign+ef", False),
-    "sign:262144+ef": ("sign:262144+ef", False),
-    "sign-vote": ("sign-vote", False),
-    "outcome of sign-vote": ("sign-vote", True),
-    "int4+ef": ("int4+ef", False),
-    "bf16": ("bf16", False),
-    "fp32": ("dense", False),
+    "sign+ef": "sign+ef",
+    "sign:262144+ef": "sign:262144+ef",
+    "sign-vote": "sign-vote",
+    "int4+ef": "int4+ef",
+    "bf16": "bf16",
+    "fp32": "dense",
 }
+NUMPY = "numpy.packbits, one thread"
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
 
@@ -40,11 +40,13 @@ class Row:
     gigabytes_per_s: float  # of the bytes that the kernel must move
     limit: str  # what it is measured against
     of_limit: float  # 1.0 is as fast as the limit
+    threads: int | None = None  # of the kernel, and of the limit unless its name says another number; None: a device's
 
 
 #: The columns of the table; the bytes are those that the kernel must move.
 HEADINGS = {
     "kernel": "kernel",
+    "threads": "threads",
     "elements": "elements",
     "milliseconds": "ms",
     "gigabytes_per_s": "GB/s",
@@ -59,7 +61,8 @@ def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
     `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB.
     """
     torch.manual_seed(0)
-    return [*_bits(elements, rounds), *_codecs(rounds), *_steps(rounds)]
+    rows = [*_bits(elements, rounds), *_codecs(rounds), *_steps(rounds)]
+    return [replace(row, threads=row.threads or torch.get_num_threads()) for row in rows]
 
 
 def bench_device(device: torch.device, sizes: Sequence[int] = SIZES, rounds: int = 15) -> list[Row]:
@@ -73,9 +76,12 @@ def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def _row(seconds: Seconds, kernel: str, elements: int, bytes_each: float, limit: str) -> Row:
+def _row(
+    seconds: Seconds, kernel: str, elements: int, bytes_each: float, limit: str, threads: int | None = None
+) -> Row:
     time = typical(seconds, kernel)
-    return Row(kernel, elements, 1e3 * time, bytes_each * elements / time / 1e9, limit, ratio(seconds, limit, kernel))
+    rate, of_limit = bytes_each * elements / time / 1e9, ratio(seconds, limit, kernel)
+    return Row(kernel, elements, 1e3 * time, rate, limit, of_limit, threads)
 
 
 def _against_copy(
@@ -126,20 +132,18 @@ def _codecs_on(device: torch.device, rounds: int) -> list[Row]:
     gradient, out = (torch.randn(BUCKET).to(device) for _ in range(2))
     residual, following = (torch.zeros(BUCKET, dtype=torch.bfloat16, device=device) for _ in range(2))
     kernels: dict[str, tuple[float, Callable[[], object]]] = {}
-    for name, (text, down) in CODECS.items():
+    for name, text in CODECS.items():
         plan = octavo.Plan(text)
-        payload = torch.empty(plan.payload_bytes(BUCKET, down), dtype=torch.uint8, device=device)
+        payload = torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8, device=device)
         feedback = (residual, following) if plan.error_feedback else (None, None)
         code = payload.numel() / BUCKET
         kernels[f"encode {name}"] = (
             4 + code + (4 if plan.error_feedback else 0),
-            lambda plan=plan, payload=payload, feedback=feedback, down=down: _C.encode(
-                plan, gradient, payload, *feedback, down=down
-            ),
+            lambda plan=plan, payload=payload, feedback=feedback: _C.encode(plan, gradient, payload, *feedback),
         )
         kernels[f"decode {name}"] = (
             4 + code,
-            lambda plan=plan, payload=payload, down=down: _C.decode(plan, payload, out, down),
+            lambda plan=plan, payload=payload: _C.decode(plan, payload, out),
         )
     return _against_copy(device, BUCKET, kernels, rounds)
 
@@ -161,27 +165,37 @@ def _bits(elements: int, rounds: int) -> list[Row]:
             "sum": lambda: values.sum(),
             "packbits": lambda: octavo.packbits(values),
             "fill": lambda: out.fill_(1.0),
-            "unpackbits": lambda: octavo.unpackbits(packed, elements, out=out),
-        },
-        rounds,
-    )
-    seconds |= take_turns(
-        {"numpy.packbits": lambda: np.packbits(array >= 0), "packbits ": lambda: octavo.packbits(values)},
-        max(3, rounds // 4),
-    )
-    seconds |= take_turns(
-        {
+            "unpackbits, out=": lambda: octavo.unpackbits(packed, elements, out=out),
             "full": lambda: torch.full((elements,), 1.0),
-            "unpackbits, fresh memory": lambda: octavo.unpackbits(packed, elements),
+            "unpackbits": lambda: octavo.unpackbits(packed, elements),
         },
         rounds,
+    )
+    against_numpy = take_turns(
+        {
+            NUMPY: lambda: np.packbits(array >= 0),
+            "packbits": lambda: octavo.packbits(values),
+            "packbits, one thread": lambda: _on_one_thread(lambda: octavo.packbits(values)),
+        },
+        max(3, rounds // 4),
     )
     return [
         _row(seconds, "packbits", elements, 4, "sum"),
-        _row(seconds, "packbits ", elements, 4, "numpy.packbits"),
-        _row(seconds, "unpackbits", elements, 4, "fill"),
-        _row(seconds, "unpackbits, fresh memory", elements, 4, "full"),
+        _row(against_numpy, "packbits", elements, 4, NUMPY),
+        _row(against_numpy, "packbits, one thread", elements, 4, NUMPY, threads=1),
+        _row(seconds, "unpackbits, out=", elements, 4, "fill"),
+        _row(seconds, "unpackbits", elements, 4, "fill"),  # its result's memory is fresh: new pages for the system
+        _row(seconds, "unpackbits", elements, 4, "full"),
     ]
+
+
+def _on_one_thread(run: Callable[[], object]) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        run()
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _codecs(rounds: int) -> list[Row]:

@@ -10,15 +10,16 @@ Raises ImportError where DeepSpeed is not installed.
 
 from __future__ import annotations
 
+import functools
 import sys
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import octavo
-from octavo.accelerator import Accelerator
-from octavo.accelerator.abstract import DeviceIndex
+from octavo.accelerator import Accelerator, get_accelerator
+from octavo.accelerator.device_index import DeviceIndex, index_of
 from octavo.ops import xpu_packbits
 
 try:
@@ -27,26 +28,51 @@ try:
     from deepspeed.accelerator.abstract_accelerator import DeepSpeedAccelerator
 except ModuleNotFoundError as missing:
     raise ImportError(
-        f"[integrations.deepspeed] expected the package deepspeed (pip install 'octavo[deepspeed]'), got: {missing}"
+        f"[integrations.deepspeed] the package deepspeed does not import (pip install 'octavo[deepspeed]'): {missing}"
     ) from missing
 
+# Together with what OctavoAccelerator defines, these are all public names of DeepSpeed's class.
+# fmt: off
+ASKED_OF_OCTAVO = [
+    "is_synchronized_device", "use_host_timers", "resolves_data_dependency", "handles_memory_backpressure",
+    "device", "current_device", "current_device_name", "device_count", "synchronize", "is_available", "on_accelerator",
+    "random", "set_rng_state", "get_rng_state", "manual_seed", "manual_seed_all", "initial_seed", "default_generator",
+    "Stream", "Event", "stream", "current_stream", "default_stream",
+    "empty_cache", "memory_allocated", "max_memory_allocated", "reset_max_memory_allocated",
+    "memory_cached", "max_memory_cached", "reset_max_memory_cached", "memory_stats", "reset_peak_memory_stats",
+    "memory_reserved", "max_memory_reserved", "total_memory", "available_memory",
+    "register_host_memory", "unregister_host_memory", "pin_memory_alignment",
+    "is_bf16_supported", "is_fp16_supported", "is_fp64_supported", "supported_dtypes",
+    "is_triton_supported", "prefer_triton_grouped_mm",
+    "BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor",
+    "supports_nvtx_domain", "range_push", "range_pop",
+    "is_current_stream_capturing", "create_graph", "capture_to_graph", "replay_graph",
+    "get_compile_backend", "set_compile_backend",
+    "build_extension", "op_builder_dir", "create_op_builder", "get_op_builder",
+    "communication_backend_name", "lazy_call", "export_envs", "visible_devices_envs", "set_visible_devices_envs",
+]
+# fmt: on
+"""Methods and properties that Octavo's accelerator has by the same name, with the same meaning."""
 
-def _asked_of_ours(name: str) -> Any:
-    """A method or property of DeepSpeed's class that asks Octavo's accelerator, which has it by the same name."""
-    if isinstance(getattr(DeepSpeedAccelerator, name), property):
+KEPT_FROM_DEEPSPEED = ["pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory"]
+"""Methods that choose between DeepSpeed's own allocator (DS_PIN_MEMORY_BACKEND=native) and the hooks `_torch_…`."""
+
+
+def _asked_of_octavo(name: str) -> Any:
+    """A method, with the signature of Octavo's, or a property that asks Octavo's accelerator."""
+    ours = getattr(Accelerator, name)
+    if not callable(ours):
         return property(lambda self: getattr(self.octavo, name))
-    return lambda self, *args, **kwargs: getattr(self.octavo, name)(*args, **kwargs)
 
+    @functools.wraps(ours)
+    def ask(self: OctavoAccelerator, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.octavo, name)(*args, **kwargs)
 
-def _shared_names() -> list[str]:
-    """What both classes have and DeepSpeed leaves to its subclasses: all but pinning, which it does through hooks."""
-    hooked = {name for name in vars(DeepSpeedAccelerator) if "pin" in name} - DeepSpeedAccelerator.__abstractmethods__
-    names = (name for name in vars(DeepSpeedAccelerator) if not name.startswith("_") and name not in hooked)
-    return [name for name in names if hasattr(Accelerator, name)]
+    return ask
 
 
 _Delegating = type(DeepSpeedAccelerator)(
-    "_Delegating", (DeepSpeedAccelerator,), {name: _asked_of_ours(name) for name in _shared_names()}
+    "_Delegating", (DeepSpeedAccelerator,), {name: _asked_of_octavo(name) for name in ASKED_OF_OCTAVO}
 )
 
 
@@ -65,30 +91,45 @@ class OctavoAccelerator(_Delegating):
         self._compile_backend = accelerator.get_compile_backend()
 
     def device_name(self, device_index: DeviceIndex = None) -> str:
-        return self.octavo.device_name(self._shared(device_index))
+        return self.octavo.device_name(self._shared(device_index, "device_name"))
 
     def set_device(self, device_index: DeviceIndex) -> None:
-        self.octavo.set_device(self._shared(device_index))
+        self.octavo.set_device(self._shared(device_index, "set_device"))
 
-    def _shared(self, device_index: DeviceIndex) -> DeviceIndex:
-        index = self.octavo.device(device_index).index
+    def _shared(self, device_index: DeviceIndex, function: str) -> int | None:
+        index = index_of(device_index, self._name, function)
         if index is None or not self.octavo.is_host_processor():
             return index
         return index % self.octavo.device_count()
 
+    # DeepSpeed's hooks for memory that copies asynchronously
+
     def _torch_pin_memory(self, tensor: Tensor) -> Tensor:
-        return self.octavo.pin_memory(tensor)
+        try:
+            return self.octavo.pin_memory(tensor)
+        except MemoryError as refusal:
+            return self._not_locked(refusal, tensor)
 
     def _torch_empty_pinned(self, tensor: Tensor, shape: tuple[int, ...] | torch.Size) -> Tensor:
-        return self.octavo.pinned_zeros(shape, tensor.dtype)
+        try:
+            return self.octavo.pinned_zeros(shape, tensor.dtype)
+        except MemoryError as refusal:
+            return self._not_locked(refusal, tensor.new_empty(shape))
 
     def _torch_is_pinned(self, tensor: Tensor) -> bool:
         return self.octavo.is_pinned(tensor)
 
+    def _not_locked(self, refusal: MemoryError, unpinned: Tensor) -> Tensor:
+        """``unpinned`` where the CPU is the device: no copy needs locked memory there. Elsewhere raises ``refusal``."""
+        if self._name != "cpu":
+            raise refusal
+        warnings.warn(f"training goes on with memory that is not page-locked: {refusal}", stacklevel=4)
+        return unpinned
+
 
 def install(accelerator: Accelerator | None = None) -> OctavoAccelerator:
     """Makes ``deepspeed.accelerator.get_accelerator()`` return Octavo's accelerator (by default the chosen one)."""
-    handed = OctavoAccelerator(accelerator or octavo.get_accelerator())
+    handed = OctavoAccelerator(accelerator or get_accelerator())
     deepspeed.accelerator.set_accelerator(handed)
     return handed
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """1-bit AdamW: AdamW whose momentum, not whose gradient, crosses the wire in one bit."""
 
-from collections.abc import Callable
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -10,18 +12,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Plan
-from octavo.ddp import Handle
+from octavo.plan import as_plan
+
+if TYPE_CHECKING:
+    from octavo.ddp import Handle
 
 
 class OneBitAdamW(Optimizer):
     """AdamW in two phases, after 1-bit Adam (Tang et al. 2021).
 
+    >>> optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=round(0.15 * steps))
+    >>> handle = octavo.compress(ddp, "sign+ef", optimizer=optimizer)
+
     Adam divides by a running variance, and a one-bit gradient's variance says nothing: fed to plain AdamW, signs cost
-    some 20 % of the final loss. So for ``warmup_steps`` (about 15 % of a run) this is AdamW on gradients sent in int4
-    with error feedback. Then the variance is frozen into a preconditioner ``P = 1 / sqrt(v)``, and each rank sends
-    ``beta * m + (1 - beta) * P * gradient`` by the handle's own plan (``sign+ef``); the average comes back as the new
+    some 20 % of the final loss. So for ``warmup_steps`` (about 15 % of a run) this is AdamW on gradients sent by
+    ``warmup_plan``. Then the variance is frozen into a preconditioner ``P = 1 / sqrt(v)``, and each rank sends
+    ``beta * m + (1 - beta) * P * gradient`` by the plan of ``octavo.compress``; the average comes back as the new
     ``m``, which is the update. It happens in the communication hook, overlapped with backward: after the freeze
-    ``parameter.grad`` holds ``m``, not a gradient, and must not be clipped.
+    ``parameter.grad`` holds ``m``, not a gradient. What would mistake one for the other is refused with RuntimeError:
+    a gradient added to it, a clip by its norm (use ``clip_grad_norm_`` of this class), a GradScaler that
+    ``octavo.compress`` does not know.
 
     Three things differ from the paper, each for a measured reason (docs/quality.md). The momentum is preconditioned
     before it is sent, so that one scale suits all of a tensor. Its ``beta`` is ``frozen_beta``, 0.5: the feedback of
@@ -29,11 +39,17 @@ class OneBitAdamW(Optimizer):
     keeps its pattern but not its size: it follows the mean square of each tensor's gradients, one float that travels
     with the bits.
 
-    ``handle``: from ``octavo.compress``; None in a single process, where nothing crosses a wire. ``variance_floor``:
-    the frozen root of the variance is at least this part of its mean over 256 elements. A parameter that had no
-    gradient in the warm-up stays on plain AdamW. State per parameter, float32: ``exp_avg`` and ``exp_avg_sq`` (after
-    the freeze: ``m`` and ``P``). Save ``handle.state_dict()`` with it.
+    In a single process, where nothing crosses a wire, no handle is needed. ``variance_floor``: the frozen root of the
+    variance is at least this part of its mean over 256 elements. A parameter that had no gradient in the warm-up stays
+    on plain AdamW. State per parameter: ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32
+    whatever the parameter's dtype, and scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks.
+    Save ``handle.state_dict()`` with it. ``warmup_steps`` is the constructor's, also after ``load_state_dict``, and
+    has no meaning once the variance is frozen.
     """
+
+    _handle: Handle | None = None  # a copy has none
+    _momentum_plan: Plan | None = None
+    _is_clipped = False
 
     def __init__(
         self,
@@ -44,7 +60,6 @@ class OneBitAdamW(Optimizer):
         weight_decay: float = 1e-2,
         *,
         warmup_steps: int,
-        handle: Handle | None = None,
         warmup_plan: str | Plan = "int4+ef",
         variance_floor: float = 0.3,
         frozen_beta: float = 0.5,
@@ -53,28 +68,48 @@ class OneBitAdamW(Optimizer):
         _require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
         _require(0 <= frozen_beta < 1, "frozen_beta in [0, 1)", frozen_beta)
         _require(eps >= 0, "eps of at least 0", eps)
-        _require(
-            warmup_steps >= 1,
-            "warmup_steps of at least 1, since the variance is learnt in them",
-            warmup_steps,
+        _require(warmup_steps >= 1, "warmup_steps of at least 1, since the variance is learnt in them", warmup_steps)
+        _require(not as_plan(warmup_plan).votes, "a warmup_plan that keeps magnitudes, such as int4+ef", warmup_plan)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "warmup_steps": warmup_steps,
+                "warmup_plan": str(warmup_plan),
+                "variance_floor": variance_floor,
+                "frozen_beta": frozen_beta,
+                # the phase, the same in all groups
+                "steps": 0,
+                "frozen": False,
+                # decayed sums over the steps of the warm-up that were clipped: squared norms of averaged gradients, and
+                # what the powers say of them
+                "norm_squares": 0.0,
+                "power_squares": 0.0,
+            },
         )
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        _require(len({group["betas"] for group in self.param_groups}) == 1, "the same betas in all groups", betas)
-        _require_handle(handle, [parameter for group in self.param_groups for parameter in group["params"]])
-        self.warmup_steps = warmup_steps
-        self.variance_floor = variance_floor
-        self.frozen_beta = frozen_beta
-        self._handle = handle
-        self._steps = 0
-        if handle is not None:
-            self._momentum_plan = handle.plan.for_momentum()
-            _require(not handle.plan.votes, "a plan that keeps magnitudes, such as sign+ef", handle.plan)
-            handle.set_plan(warmup_plan)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        for key in ("steps", "frozen", "norm_squares", "power_squares"):
+            self.param_groups[-1][key] = self.param_groups[0][key]
+        if any(p.is_complex() for p in self.param_groups[-1]["params"]):
+            raise TypeError("[optim.OneBitAdamW] complex parameters are not supported: use torch.optim.AdamW for them")
 
     @property
     def frozen(self) -> bool:
-        """Whether the warm-up is over: gradients are then momenta."""
-        return self._steps >= self.warmup_steps
+        """Whether the warm-up is over: with a handle, gradients are then momenta."""
+        return self.param_groups[0]["frozen"]
+
+    @property
+    def warmup_steps(self) -> int:
+        return self.param_groups[0]["warmup_steps"]
+
+    @property
+    def warmup_plan(self) -> str:
+        return self.param_groups[0]["warmup_plan"]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -82,19 +117,64 @@ class OneBitAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._require_joined()
+        self._require_momenta("step")
         powers = self._handle.gradient_powers() if self._handle is not None else {}
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._step_parameter(parameter, group, powers.get(parameter))
-        self._steps += 1
-        if self._steps == self.warmup_steps:
+            group["steps"] += 1
+        self._is_clipped = False
+        if not self.frozen and self.param_groups[0]["steps"] >= self.warmup_steps:
             self._freeze()
         return loss
 
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clips the global norm of the gradient, in both phases; returns the norm, 0-dim. Call it before ``step``, and
+        after ``scaler.unscale_`` where there is a scaler.
+
+        After the freeze the gradient is not there any more. Its norm is estimated from the powers that travel with the
+        bits, calibrated by the steps of the warm-up that were clipped, and the clip holds back that part of the new
+        momentum which this step's gradient brought.
+        """
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if self._handle is None:
+            norm = torch.nn.utils.get_total_norm(gradients)
+            return self._clip(norm, max_norm)
+        self._require_momenta("clip_grad_norm_")
+        powers = self._handle.gradient_powers()
+        total = sum(power * parameter.numel() for parameter, power in powers.items())
+        first = self.param_groups[0]
+        if self.frozen:
+            calibration = first["norm_squares"] / first["power_squares"] if first["power_squares"] else 1.0
+            return self._clip(torch.tensor((calibration * total) ** 0.5), max_norm)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if torch.isfinite(norm):
+            decay = first["betas"][1]
+            for group in self.param_groups:
+                group["norm_squares"] = decay * group["norm_squares"] + norm.item() ** 2
+                group["power_squares"] = decay * group["power_squares"] + total
+        return self._clip(norm, max_norm)
+
+    def _clip(self, norm: Tensor, max_norm: float) -> Tensor:
+        factor = min(1.0, max_norm / (norm.item() + 1e-6))
+        if factor < 1.0:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is None:
+                        continue
+                    parameter.grad.mul_(factor)
+                    if self._handle is not None and self.state[parameter].get("frozen"):
+                        momentum = self.state[parameter]["exp_avg"].to(parameter.grad.dtype)
+                        parameter.grad.add_(momentum, alpha=group["frozen_beta"] * (1 - factor))
+            self._is_clipped = True
+        return norm
+
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any], power: float | None) -> None:
         if parameter.grad.is_sparse:
-            raise RuntimeError("[optim.OneBitAdamW] expected dense gradients, got a sparse one; use torch's SparseAdam")
+            raise RuntimeError("[optim.OneBitAdamW] sparse gradients are not supported: use torch.optim.SparseAdam")
         state = self.state[parameter] or self._first_state(parameter)
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
         mean, square = state["exp_avg"], state["exp_avg_sq"]
@@ -108,7 +188,7 @@ class OneBitAdamW(Optimizer):
             return
         update = parameter.grad
         if self._handle is None:
-            update = mean.lerp(update.float() * square, 1 - self.frozen_beta)
+            update = mean.lerp(update.float() * square, 1 - group["frozen_beta"])
         torch.ops.octavo.frozen_adamw_(parameter, update, mean, lr / self._growth(state, beta2), lr * decay)
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
@@ -136,49 +216,79 @@ class OneBitAdamW(Optimizer):
                 if not (state := self.state.get(parameter)):
                     continue
                 mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
-                torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], self.variance_floor)
+                torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], group["variance_floor"])
                 mean.mul_(square).div_(1 - beta1**step)
                 state["frozen"] = True
                 state["frozen_power"] = self._power(state, beta2)
-        if self._handle is not None:
-            self._handle.drop_residuals()  # they are parts of gradients, and momenta are of another size
-            self._enter_momentum_phase()
+            group["frozen"] = True
+        self._enter_phase()
 
-    def _enter_momentum_phase(self) -> None:
-        self._handle.set_plan(self._momentum_plan)
-        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s["frozen"]}
-        self._handle.set_momentum(frozen, self.frozen_beta)
+    # ---- the handle of octavo.compress
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "onebit": {"steps": self._steps, "warmup_steps": self.warmup_steps}}
+    def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
+        """Raises ValueError where ``octavo.compress`` of these parameters by this plan cannot serve the optimizer."""
+        _require(self._handle is None, "one octavo.compress per OneBitAdamW", "a second one for the same optimizer")
+        _require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
+        known = set(parameters)
+        ours = [parameter for group in self.param_groups for parameter in group["params"]]
+        strangers = sum(parameter.requires_grad and parameter not in known for parameter in ours)
+        _require(strangers == 0, "parameters of the model that octavo.compress is given", f"{strangers} others")
+
+    def _join(self, handle: Handle, momentum_plan: Plan) -> None:
+        self._handle = handle
+        self._momentum_plan = momentum_plan
+        self._enter_phase()
+
+    def _enter_phase(self) -> None:
+        if self._handle is None:
+            return
+        if not self.frozen:
+            self._handle._follow(as_plan(self.warmup_plan), {}, 0.0)
+            return
+        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s.get("frozen")}
+        self._handle._follow(self._momentum_plan, frozen, self.param_groups[0]["frozen_beta"])
+
+    def _require_joined(self) -> None:
+        """Without a handle, or beside that of its own model, signs would feed plain AdamW, and nobody would say so."""
+        if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
+            return
+        changes_parameters = any(
+            group["lr"] != 0 for group in self.param_groups
+        )  # torch makes a state by a step of lr 0
+        if changes_parameters and dist.get_world_size() > 1:
+            raise RuntimeError(
+                f"[optim.OneBitAdamW] this optimizer does not know how gradients are sent between the "
+                f"{dist.get_world_size()} ranks: pass it as octavo.compress(ddp, plan, optimizer=optimizer)"
+            )
+
+    def _require_momenta(self, function: str) -> None:
+        if self._handle is None or not self.frozen or self._is_clipped or self._handle.holds_momenta():
+            return
+        raise RuntimeError(
+            f"[optim.OneBitAdamW] {function}: after the freeze .grad holds the averaged momentum, and it is not what "
+            f"came from the wire any more. Clip by optimizer.clip_grad_norm_(max_norm) instead of "
+            f"torch.nn.utils.clip_grad_norm_; a GradScaler must be given to octavo.compress(..., scaler=scaler) and "
+            f"must unscale before"
+        )
+
+    # ---- state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        onebit = state_dict.get("onebit")
-        if onebit is None or onebit["warmup_steps"] != self.warmup_steps:
-            raise ValueError(
-                f"[optim.OneBitAdamW] expected the state of a OneBitAdamW with warmup_steps {self.warmup_steps}, got "
-                f"{'another optimizer' if onebit is None else onebit['warmup_steps']}"
-            )
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "onebit"})
-        for state in self.state.values():  # torch casts state to the parameter's dtype; ours is float32
-            for key in ("exp_avg", "exp_avg_sq"):
-                state[key] = state[key].float()
-        self._steps = onebit["steps"]
-        if self.frozen and self._handle is not None:
-            self._enter_momentum_phase()
+        if any("frozen" not in group for group in state_dict["param_groups"]):
+            raise ValueError("[optim.OneBitAdamW] this is the state of another optimizer, not of a OneBitAdamW")
+        warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
+        super().load_state_dict(state_dict)
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            group.update(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
+            for key, parameter in zip(saved["params"], group["params"], strict=True):
+                self._restore_float32(parameter, state_dict["state"].get(key, {}))
+        self._enter_phase()
 
-
-def _require_handle(handle: Handle | None, parameters: list[Tensor]) -> None:
-    """Without it, or with that of another model, signs would feed plain AdamW, and nobody would say so."""
-    if handle is None:
-        ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-        _require(ranks == 1, f"handle=octavo.compress(...), since there are {ranks} ranks", "none")
-        return
-    if not isinstance(handle, Handle):
-        raise TypeError(f"[optim.OneBitAdamW] expected handle as octavo.Handle, got {type(handle).__name__}")
-    known = set(handle.parameters)
-    strangers = sum(parameter.requires_grad and parameter not in known for parameter in parameters)
-    _require(strangers == 0, "parameters of the model that the handle compresses", f"{strangers} others")
+    def _restore_float32(self, parameter: Tensor, saved: dict[str, Any]) -> None:
+        """torch casts state to the parameter's dtype, in which a preconditioner may be infinite."""
+        for key in ("exp_avg", "exp_avg_sq"):
+            if key in saved:
+                self.state[parameter][key] = saved[key].to(parameter.device, torch.float32, copy=True)
 
 
 def _require(condition: bool, expected: str, got: Any) -> None:

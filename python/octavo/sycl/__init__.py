@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.sycl``: the device ``sycl``, with the names that users know from ``torch.cuda``.
 
-``import octavo`` makes the device where its run time is installed (``pip install octavo[sycl]``) and torch has no
-other accelerator: torch serves one at a time to ``torch.accelerator``. ``register()`` makes it anyway.
+``import octavo.sycl`` makes the device where its run time is installed (``pip install octavo[sycl]``). ``import
+octavo`` does not: torch serves one device type at a time to ``torch.accelerator``, and that is ``sycl`` from then on.
+``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. Where another library holds
+torch's one place for a device from outside, nothing is made, and ``why_missing()`` says so.
 
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
 on that memory, without a copy. Devices are numbered from 0; ``device`` arguments take an index, ``"sycl:1"``, a
@@ -11,6 +13,7 @@ on that memory, without a copy. Devices are numbered from 0; ``device`` argument
 NotImplementedError with the reason.
 """
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -120,7 +123,8 @@ COLLECTIVES = "cpu:gloo,sycl:octavo"
 
 def is_installed() -> bool:
     """Whether this installation has the back end; whether it finds a device, ``is_available()`` says."""
-    return (Path(_C.__file__).parent / "lib" / "liboctavo_sycl.so").exists()
+    library = os.environ.get("OCTAVO_SYCL_PLUGIN") or Path(_C.__file__).parent / "lib" / "liboctavo_sycl.so"
+    return Path(library).exists()
 
 
 def why_missing() -> str:
@@ -159,3 +163,7 @@ def _gloo_on_device(store: "dist.Store", rank: int, size: int, timeout: timedelt
 
 def _is_in_bad_fork() -> bool:
     return _C.sycl.is_in_bad_fork()
+
+
+if is_installed() and not why_taken():
+    register()

@@ -18,44 +18,66 @@ _DEFAULT = TrainConfig()
 def train(
     data: Annotated[
         str | None,
-        typer.Option(help="Alpaca-format .json or .jsonl, or a plain .txt; the bundled tasks if left out."),
+        typer.Option(
+            help="A .json or .jsonl of Alpaca records, of texts or of chats, or a .txt; the bundled tasks if left out, "
+            "and tasks:N for another draw of them."
+        ),
     ] = None,
     nproc: Annotated[
-        int, typer.Option(help="Ranks to start here; torchrun's own number counts instead.")
+        int, typer.Option(help="Ranks to start on this machine; under torchrun its own number counts.")
     ] = _DEFAULT.nproc,
     plan: Annotated[
         str,
-        typer.Option(help="How gradients travel: dense, bf16, int4, int4+ef, sign, sign+ef or sign-vote."),
+        typer.Option(help="How gradients are sent: dense, bf16, int4, int4+ef, sign, sign+ef or sign-vote."),
     ] = _DEFAULT.plan,
     optimizer: Annotated[
         str,
-        typer.Option(help="adamw or onebit-adamw; auto is onebit-adamw for sign and sign+ef, adamw otherwise."),
+        typer.Option(help="adamw, onebit-adamw or muon; auto is onebit-adamw for sign and sign+ef, otherwise adamw."),
     ] = _DEFAULT.optimizer,
-    zero: Annotated[int, typer.Option(help="ZeRO stage; this version has only 0.")] = _DEFAULT.zero,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not in this version.")] = False,
+    zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
+    compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not supported yet.")] = False,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
-    device: Annotated[str, typer.Option(help="auto (the CPU), cpu or sycl.")] = _DEFAULT.device,
+    device: Annotated[
+        str, typer.Option(help="cpu, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels.")
+    ] = _DEFAULT.device,
     precision: Annotated[
         str, typer.Option(help="fp32 or bf16; auto is bf16 where it is known to be faster.")
     ] = _DEFAULT.precision,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = _DEFAULT.steps,
-    batch_size: Annotated[int, typer.Option(help="Rows a rank and micro-step.")] = _DEFAULT.batch_size,
-    seq_len: Annotated[int, typer.Option(help="Tokens a row.")] = _DEFAULT.seq_len,
-    grad_accum: Annotated[int, typer.Option(help="Micro-steps a step; only the last one sends.")] = _DEFAULT.grad_accum,
+    batch_size: Annotated[int, typer.Option(help="Rows per rank and micro-batch.")] = _DEFAULT.batch_size,
+    seq_len: Annotated[int, typer.Option(help="Tokens per row.")] = _DEFAULT.seq_len,
+    grad_accum: Annotated[
+        int, typer.Option(help="Micro-batches per step; gradients are sent after the last one.")
+    ] = _DEFAULT.grad_accum,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = _DEFAULT.lr,
-    weight_decay: Annotated[float, typer.Option(help="Decoupled weight decay.")] = _DEFAULT.weight_decay,
-    seed: Annotated[int, typer.Option(help="Decides weights, split and order.")] = _DEFAULT.seed,
+    beta1: Annotated[
+        float | None,
+        typer.Option(
+            help="Momentum: of AdamW; of 1-bit AdamW in both phases; of Muon, not of the AdamW beside it. "
+            "The default is 0.5, for muon 0.95."
+        ),
+    ] = _DEFAULT.beta1,
+    beta2: Annotated[float, typer.Option(help="Decay of AdamW's running variance.")] = _DEFAULT.beta2,
+    weight_decay: Annotated[
+        float, typer.Option(help="Decoupled weight decay of matrices; norms and biases have none.")
+    ] = _DEFAULT.weight_decay,
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(help="Clip the averaged gradient to this global L2 norm; no clipping if left out."),
+    ] = _DEFAULT.clip_norm,
+    seed: Annotated[int, typer.Option(help="Decides the weights, the held-out data and the order.")] = _DEFAULT.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = _DEFAULT.eval_every,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = _DEFAULT.checkpoint_every,
     out: Annotated[
-        str, typer.Option(help="Where the run lives; the same command goes on from its last good checkpoint.")
+        str,
+        typer.Option(help="Directory of the run; the same command resumes from the newest good checkpoint in it."),
     ] = _DEFAULT.out,
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove an earlier run in --out and start over.")] = False,
     compare: Annotated[
         str | None,
-        typer.Option(help="Plans separated by commas: trains each and draws one picture of all."),
+        typer.Option(help="Plans separated by commas: trains with each of them and plots them together."),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Where local ranks meet; a free port if left out.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port at which local ranks meet; a free one if left out.")] = None,
     timeout_s: Annotated[
         float, typer.Option(help="Seconds after which a rank stops waiting for another.")
     ] = _DEFAULT.timeout_s,
@@ -76,13 +98,13 @@ def _run(config: TrainConfig) -> int:
     for plan in config.compare or (config.plan,):
         octavo.Plan(plan)  # says in its own words what is wrong with it
     # The heavy imports come after the options are known to be good.
-    from octavo.train.world import launched_outside
+    from octavo.train.launch.world import launched_outside
 
     if launched_outside():
-        from octavo.train.rank import run_rank
+        from octavo.train.launch.rank_main import run_rank
 
         return run_rank(config)
-    from octavo.train.launcher import launch
+    from octavo.train.launch.launcher import launch
 
     return launch(config)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo train --compare dense,sign+ef`: the same run once a plan, then one picture and one table."""
+"""`octavo train --compare dense,sign+ef`: the same run with each plan, then one plot and one table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from octavo.train import durable, plots, report
+from octavo.train.checkpoint import durable_files
+from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
-from octavo.train.identity import METRICS
 from octavo.train.job import run_job
-from octavo.train.metrics import read_metrics
-from octavo.train.world import World
+from octavo.train.launch.world import World
+from octavo.train.report import plots, tables
+from octavo.train.report.metrics import read_metrics
 
 PLOT = "compare.png"
 FIGURES = "compare.json"
@@ -33,11 +34,11 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
             console.rule(plan)
         leg = dataclasses.replace(config.for_plan(plan), precision=precision)
         summaries[plan], logs[plan] = run_job(leg, world, console), Path(leg.out) / METRICS
-        precision = summaries[plan]["precision"]  # measured at most once: the plans must differ in nothing else
+        precision = summaries[plan]["precision"]  # chosen once: the plans must differ in nothing else
     if world.is_main:
         runs = {plan: read_metrics(path) for plan, path in logs.items()}
         plots.plot_comparison(runs, Path(config.out) / PLOT)
-        durable.write_json(Path(config.out) / FIGURES, summaries)
+        durable_files.write_json(Path(config.out) / FIGURES, summaries)
     if console:
         console.print(_table(summaries))
         console.print(f"written to {Path(config.out) / PLOT}", highlight=False, markup=False, soft_wrap=True)
@@ -50,17 +51,17 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     table = Table(title=title)
     for heading in ("plan", "optimizer"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("eval loss", "change", "exact", "sent a step", "ratio", "ms a step"):
+    for heading in ("eval loss", "change", "exact", "sent per step", "ratio", "ms per step"):
         table.add_column(heading, justify="right")
     for plan, summary in summaries.items():
         exact, ratio = summary["accuracy"], summary["compression_ratio"]
         table.add_row(
             plan,
             summary["optimizer"],
-            report.number(summary["eval_loss"]),
+            tables.number(summary["eval_loss"]),
             f"{summary['eval_loss'] / first['eval_loss'] - 1:+.2%}",
             "-" if exact is None else f"{exact:.1%}",
-            report.size(summary["wire_bytes_per_step"]),
+            tables.size(summary["wire_bytes_per_step"]),
             "-" if ratio is None else f"{ratio:.1f}x",
             f"{summary['step_s'] * 1e3:.0f}",
         )

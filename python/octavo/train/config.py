@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `octavo train`, checked once, at the door.
+"""The options of `octavo train`, checked when a `TrainConfig` is made.
 
-A `TrainConfig` that exists is valid: its constructor raises `ValueError` with one sentence otherwise. What
-is not built yet (`--zero` above 0, `--compile`, devices other than the CPU and sycl) is refused, never ignored.
+A `TrainConfig` that exists is valid: its constructor raises `ValueError` with one sentence otherwise. What is not
+supported yet (`--zero` above 0, `--compile`, devices other than the CPU and sycl) is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-OPTIMIZERS = ("adamw", "onebit-adamw")
+OPTIMIZERS = ("adamw", "onebit-adamw", "muon")
+BETA1 = {"adamw": 0.5, "onebit-adamw": 0.5, "muon": 0.95}
+"""The default of --beta1 for each optimizer. AdamW learns these short runs faster with 0.5 than with the usual 0.9."""
 MODELS = ("tiny", "small", "220m")
 DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
 PRECISIONS = ("auto", "fp32", "bf16")
 RANKS_PER_CORE = 4
-"""More local ranks a core than this only wait for one another."""
+"""More local ranks per core than this only wait for one another."""
+_HINTS = {"clip_norm": "; leave it out for no clipping"}
 LR_WARMUP_SHARE = 0.05
 ONEBIT_WARMUP_SHARE = 0.15
 """Share of the steps that 1-bit AdamW spends on int4+ef before it freezes the variance."""
@@ -26,7 +30,11 @@ ONEBIT_WARMUP_SHARE = 0.15
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides a run. `batch_size` is rows a rank and micro-step, `seq_len` tokens a row."""
+    """Everything that decides a run.
+
+    `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. `beta1` None is the optimizer's own
+    default, `clip_norm` None does not clip.
+    """
 
     data: str | None = None
     nproc: int = 2
@@ -42,7 +50,10 @@ class TrainConfig:
     seq_len: int = 128
     grad_accum: int = 1
     lr: float = 2e-3
+    beta1: float | None = None
+    beta2: float = 0.999
     weight_decay: float = 0.01
+    clip_norm: float | None = None
     seed: int = 0
     eval_every: int = 100
     checkpoint_every: int = 100
@@ -56,7 +67,7 @@ class TrainConfig:
         _check_ranges(self)
         _check_names(self)
         _check_compare(self)
-        _refuse_later_work(self)
+        _refuse_what_is_not_supported(self)
         _check_optimizer(self)
 
     @property
@@ -65,6 +76,11 @@ class TrainConfig:
         if self.optimizer != "auto":
             return self.optimizer
         return "onebit-adamw" if is_sign_plan(self.plan) else "adamw"
+
+    @property
+    def resolved_beta1(self) -> float:
+        """`beta1`, or the default of the optimizer where it is not given."""
+        return BETA1[self.optimizer_name] if self.beta1 is None else self.beta1
 
     @property
     def lr_warmup_steps(self) -> int:
@@ -79,7 +95,7 @@ class TrainConfig:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
     def for_plan(self, plan: str) -> TrainConfig:
-        """The same run with another plan, in a folder of its own: one leg of `--compare`."""
+        """The same run with another plan, in a folder of its own: one run of `--compare`."""
         return dataclasses.replace(self, plan=plan, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
 
     def to_args(self) -> list[str]:
@@ -109,7 +125,7 @@ def parse_compare(text: str | None) -> tuple[str, ...]:
         return ()
     plans = tuple(part.strip() for part in text.split(","))
     if not all(plans) or len(set(plans)) != len(plans):
-        _fail("different plans separated by commas for --compare", f"'{text}'")
+        _fail(f"--compare must be different plans separated by commas, such as dense,sign+ef, not '{text}'")
     return plans
 
 
@@ -124,62 +140,68 @@ def check_local_ranks(nproc: int, cores: int) -> None:
     """Refuses more ranks on one machine than make sense. Raises ValueError."""
     if nproc > RANKS_PER_CORE * cores:
         _fail(
-            f"--nproc of at most {RANKS_PER_CORE * cores} ({RANKS_PER_CORE} ranks a core, {cores} cores)",
-            nproc,
+            f"--nproc must be at most {RANKS_PER_CORE * cores} here ({RANKS_PER_CORE} ranks per core, {cores} cores), "
+            f"not {nproc}"
         )
 
 
-def _fail(expected: str, got: object) -> None:
-    raise ValueError(f"[train.config] expected {expected}, got {got}")
+def _fail(sentence: str) -> NoReturn:
+    raise ValueError(f"[train.config] {sentence}")
 
 
 def _check_ranges(config: TrainConfig) -> None:
     for name in ("nproc", "steps", "batch_size", "grad_accum", "eval_every", "checkpoint_every"):
         if getattr(config, name) < 1:
-            _fail(f"--{name.replace('_', '-')} of at least 1", getattr(config, name))
+            _fail(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
     if config.seq_len < 8:
-        _fail("--seq-len of at least 8 tokens", config.seq_len)
+        _fail(f"--seq-len must be at least 8 tokens, not {config.seq_len}")
     if not 0 <= config.seed < 2**63:
-        _fail("--seed between 0 and 2^63-1", config.seed)
-    if not (math.isfinite(config.lr) and config.lr > 0):
-        _fail("a finite --lr above 0", config.lr)
-    if not (math.isfinite(config.weight_decay) and config.weight_decay >= 0):
-        _fail("a finite --weight-decay of at least 0", config.weight_decay)
-    if not (math.isfinite(config.timeout_s) and config.timeout_s > 0):
-        _fail("a finite --timeout-s above 0", config.timeout_s)
+        _fail(f"--seed must be between 0 and 2^63-1, not {config.seed}")
     if config.port is not None and not 1 <= config.port <= 65535:
-        _fail("--port between 1 and 65535", config.port)
+        _fail(f"--port must be between 1 and 65535, not {config.port}")
+    for name in ("lr", "timeout_s", "clip_norm"):
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            _fail(f"--{name.replace('_', '-')} must be finite and above 0, not {value}{_HINTS.get(name, '')}")
+    for name in ("beta1", "beta2"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < 1:
+            _fail(f"--{name} must be at least 0 and below 1, not {value}; 0.9 or 0.99 are usual")
+    if not (math.isfinite(config.weight_decay) and config.weight_decay >= 0):
+        _fail(f"--weight-decay must be finite and at least 0, not {config.weight_decay}")
 
 
 def _check_names(config: TrainConfig) -> None:
-    if config.optimizer not in ("auto", *OPTIMIZERS):
-        _fail(f"--optimizer auto, {' or '.join(OPTIMIZERS)}", f"'{config.optimizer}'")
+    _check_name("optimizer", config.optimizer, ("auto", *OPTIMIZERS))
+    _check_name("device", config.device, DEVICES)
+    _check_name("precision", config.precision, PRECISIONS)
     if config.model not in MODELS and not config.model.endswith(".json"):
-        _fail(f"--model {', '.join(MODELS)} or a CONFIG.json", f"'{config.model}'")
-    if config.device not in DEVICES:
-        _fail(f"--device {', '.join(DEVICES)}", f"'{config.device}'")
-    if config.precision not in PRECISIONS:
-        _fail(f"--precision {', '.join(PRECISIONS)}", f"'{config.precision}'")
+        _fail(f"--model must be {', '.join(MODELS)} or a CONFIG.json, not '{config.model}'")
     if not config.plan:
-        _fail("a --plan such as dense, int4+ef or sign+ef", "an empty one")
+        _fail("--plan is empty; dense, int4+ef and sign+ef are plans")
     if not config.out:
-        _fail("a directory for --out", "an empty one")
+        _fail("--out is empty; it must name a directory")
+
+
+def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        _fail(f"--{option} must be {', '.join(known[:-1])} or {known[-1]}, not '{name}'")
 
 
 def _check_compare(config: TrainConfig) -> None:
     if config.compare and config.plan != TrainConfig.plan:  # the default
-        _fail("--plan or --compare, which names its own plans", f"--plan {config.plan} and --compare")
+        _fail(f"--plan {config.plan} and --compare exclude each other: --compare names the plans itself")
 
 
-def _refuse_later_work(config: TrainConfig) -> None:
+def _refuse_what_is_not_supported(config: TrainConfig) -> None:
     if config.zero not in (0, 1, 2, 3):
-        _fail("--zero 0, 1, 2 or 3", config.zero)
+        _fail(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
     if config.zero > 0:
-        _fail("--zero 0, the only stage that this version trains with", config.zero)
+        _fail(f"--zero {config.zero} is not supported yet; only --zero 0 is")
     if config.compile:
-        _fail("no --compile, which this version does not train with", "--compile")
+        _fail("--compile is not supported yet; leave it out")
     if config.device not in ("auto", "cpu", "sycl"):
-        _fail("--device auto, cpu or sycl, the ones that this version trains on", f"'{config.device}'")
+        _fail(f"--device {config.device} is not supported yet; auto, cpu and sycl are")
 
 
 def _check_optimizer(config: TrainConfig) -> None:
@@ -187,4 +209,7 @@ def _check_optimizer(config: TrainConfig) -> None:
         return
     for plan in config.compare or (config.plan,):
         if not is_sign_plan(plan):
-            _fail("--optimizer onebit-adamw only with plan sign or sign+ef", f"plan '{plan}'")
+            _fail(
+                f"--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not '{plan}'; "
+                f"adamw and muon work with every plan"
+            )

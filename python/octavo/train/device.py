@@ -9,49 +9,62 @@ import torch
 import torch.distributed as dist
 
 import octavo
-from octavo.train.world import env_number
+from octavo.train.launch.world import env_number
 
 
 def choose(name: str) -> torch.device:
-    """The device that `--device` means on this rank; `auto` is the CPU. It becomes the current one.
+    """The device that `--device` means on this rank, which becomes the current one.
 
-    Ranks of one machine take turns over its devices. Raises ValueError where there is none.
+    `auto` is the device of `octavo.get_accelerator()` where Octavo has kernels for it, else the CPU. Ranks of one
+    machine take turns over its devices. Raises NotImplementedError, with the reason, where there is none.
     """
-    if name in ("auto", "cpu"):
-        return torch.device("cpu")
-    reason = octavo.sycl.why_missing()
-    if reason:
-        raise ValueError(f"[train.device] expected --device auto or cpu, since sycl is missing here: {reason}")
-    octavo.sycl.register()
+    accelerator = octavo.accelerator.accelerator_named(_auto() if name == "auto" else name)
     local_rank = env_number("LOCAL_RANK", default=env_number("RANK", default=0))
-    octavo.sycl.set_device(local_rank % octavo.sycl.device_count())
-    return torch.device("sycl", octavo.sycl.current_device())
+    accelerator.set_device(local_rank % accelerator.device_count())
+    return accelerator.device(accelerator.current_device())
+
+
+def describe(device: torch.device, name: str) -> str:
+    """The device in words, and why `auto` did not take the machine's accelerator."""
+    present = octavo.get_accelerator().device_name() if name == "auto" else device.type
+    return str(device) if present == device.type else f"{device} (Octavo has no kernels for {present} here)"
 
 
 def group_for(device: torch.device, timeout_s: float) -> dist.ProcessGroup | None:
     """The group whose collectives take tensors of `device`; None: the default one. Called by all ranks together."""
     if device.type == "cpu":
         return None
-    return dist.new_group(backend=octavo.sycl.COLLECTIVES, timeout=timedelta(seconds=timeout_s))
+    backend = _accelerator_of(device).communication_backend_name()
+    return dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
 
 
 def reset_peak(device: torch.device) -> None:
     """Starts `peak_bytes` anew."""
     if device.type != "cpu":
-        octavo.sycl.reset_peak_memory_stats(device)
+        _accelerator_of(device).reset_peak_memory_stats(device)
 
 
 def peak_bytes(device: torch.device) -> int:
     """The most bytes that tensors held on the device at once; 0 where the CPU is the device."""
-    return 0 if device.type == "cpu" else octavo.sycl.max_memory_allocated(device)
+    return 0 if device.type == "cpu" else _accelerator_of(device).max_memory_allocated(device)
 
 
 def rng_state(device: torch.device) -> torch.Tensor | None:
     """The state of the device's default generator; None where that is the CPU's."""
-    return None if device.type == "cpu" else octavo.sycl.get_rng_state(device)
+    return None if device.type == "cpu" else _accelerator_of(device).get_rng_state(device)
 
 
 def set_rng_state(device: torch.device, state: torch.Tensor | None) -> None:
     """Goes on with the draws of `rng_state`; a run that changed its device begins them anew."""
     if device.type != "cpu" and state is not None:
-        octavo.sycl.set_rng_state(state, device)
+        _accelerator_of(device).set_rng_state(state, device)
+
+
+def _auto() -> str:
+    present = octavo.get_accelerator().device_name()
+    with_kernels = [backend["name"] for backend in octavo._C.backends() if backend["available"]]
+    return present if present in with_kernels else "cpu"
+
+
+def _accelerator_of(device: torch.device) -> octavo.accelerator.Accelerator:
+    return octavo.accelerator.accelerator_named(device.type)

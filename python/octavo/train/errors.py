@@ -56,6 +56,15 @@ def exit_code(error: BaseException) -> int:
 
 
 def show_traceback(error: BaseException) -> None:
-    """Prints the traceback where OCTAVO_DEBUG=1 asks for it; says nothing otherwise."""
-    if os.environ.get("OCTAVO_DEBUG") == "1":
+    """Prints the traceback of an error that does not explain itself; of every error where OCTAVO_DEBUG=1 asks for it.
+
+    Our own errors begin with their place in brackets; OSErrors and the loss of a rank are no mistakes of the program.
+    """
+    explained = isinstance(error, (JobError, OSError)) or is_peer_loss(error) or str(error).startswith("[")
+    if not explained or tracebacks_wanted():
         traceback.print_exception(error)
+
+
+def tracebacks_wanted() -> bool:
+    """Whether the environment variable OCTAVO_DEBUG=1 asks for the traceback of every error."""
+    return os.environ.get("OCTAVO_DEBUG") == "1"

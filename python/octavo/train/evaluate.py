@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from octavo.train.batches import IGNORE, Batches
-from octavo.train.dataset import Example
-from octavo.train.tokenizer import answer, prompt, token_ids
+from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.dataset import Example
+from octavo.train.data.tokenizer import answer, rounds, token_ids
 
 GROUP = 64
 """Questions answered together."""
@@ -46,7 +46,7 @@ def eval_loss(model: PreTrainedModel, batches: Batches, *, max_rows: int = 128) 
             total += float(model(**moved, use_cache=False).loss) * count
             tokens += count
     if not tokens:
-        raise ValueError(f"[train.evaluate] expected at least one row to evaluate, got max_rows {max_rows}")
+        raise ValueError(f"[train.evaluate] there is no row to evaluate; max_rows is {max_rows}")
     return total / tokens
 
 
@@ -62,7 +62,7 @@ def exact_match(
     """
     asked = list(examples[:max_items])
     if not asked:
-        raise ValueError("[train.evaluate] expected at least one example, got none")
+        raise ValueError("[train.evaluate] there are no examples; at least one is needed")
     # An answer longer than the longest right one is wrong anyway.
     answers = [answer(example) for example in asked]
     longest = max(map(len, token_ids(tokenizer, answers)))
@@ -113,9 +113,13 @@ def _answers(
 
 
 def _question(tokenizer: PreTrainedTokenizerFast, example: Example) -> list[int]:
-    given = example.output if example.is_text else prompt(example)
-    ids = [tokenizer.bos_token_id, *token_ids(tokenizer, [given])[0]]
-    return ids[: 1 + OPENING] if example.is_text else ids
+    if example.is_text:
+        return [tokenizer.bos_token_id, *token_ids(tokenizer, [example.output])[0][:OPENING]]
+    ids = [tokenizer.bos_token_id]
+    *history, (asked, _) = rounds(example)
+    for earlier, said in history:
+        ids += [*token_ids(tokenizer, [earlier + said])[0], tokenizer.eos_token_id]
+    return ids + token_ids(tokenizer, [asked])[0]
 
 
 def _continue(

@@ -14,16 +14,20 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
-from octavo.train import durable, evaluate, identity, memory, plots, report, restore, state
-from octavo.train.checkpoint import CheckpointWriter, step_folder
+from octavo.train import device, evaluate
+from octavo.train.checkpoint import durable_files, restore, run_folder, training_state
+from octavo.train.checkpoint.restore import Found
+from octavo.train.checkpoint.shared_disk import Disk, find_disk
+from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
-from octavo.train.disk import Disk, find_disk
-from octavo.train.loop import Trainer
-from octavo.train.metrics import MetricsLog, Totals, read_metrics
-from octavo.train.progress import make_display
-from octavo.train.setup import Data, build_engine, build_replica, load_data
-from octavo.train.summary import check_replicas, summarize
-from octavo.train.world import World
+from octavo.train.data.training_data import Data, load_data
+from octavo.train.engine import build_engine, build_replica
+from octavo.train.launch.world import World
+from octavo.train.report import memory, plots, tables
+from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
+from octavo.train.report.progress import make_display
+from octavo.train.report.summary import check_replicas, summarize
+from octavo.train.trainer import Trainer
 
 ANSWERS = 6
 
@@ -38,7 +42,12 @@ class _Run:
     disk: Disk
     identity: dict[str, Any]
     resolved: dict[str, Any]
-    step: int | None
+    found: Found | None
+
+    @property
+    def step(self) -> int | None:
+        """The step to go on after."""
+        return self.found.step if self.found else None
 
     @property
     def out(self) -> Path:
@@ -46,7 +55,7 @@ class _Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.out / identity.CHECKPOINT
+        return self.out / run_folder.CHECKPOINT
 
 
 def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[str, Any]:
@@ -63,9 +72,9 @@ def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[
 
 @contextmanager
 def _locked(out: Path, world: World) -> Iterator[Disk]:
-    """The disks that hold `out`; one rank of each keeps other runs out of it."""
+    """The disks that hold `out`; one rank per disk locks it against other runs."""
     disk = find_disk(world, out)
-    lock = world.agree(lambda: identity.lock(out) if disk.is_leader else None)
+    lock = world.agree(lambda: run_folder.lock(out) if disk.is_leader else None)
     try:
         yield disk
     finally:
@@ -77,8 +86,8 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
     finished = _finished_summary(run)
     if finished is not None:
         if console:
-            console.print(f"finished already, after {run.config.steps} steps: --fresh starts over", soft_wrap=True)
-            report.print_summary(console, finished, run.out)
+            console.print(f"this run was finished after {run.config.steps} steps; --fresh starts over", soft_wrap=True)
+            tables.print_summary(console, finished, run.out)
         return finished
     trainer = _start(run, model)
     _train(run, trainer, console)
@@ -87,18 +96,18 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
 
 def _open(config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]) -> _Run:
     out = Path(config.out)
-    whose = identity.identity_of(config, world.size, data.corpus, model)
-    claimed = world.agree(lambda: identity.claim(out, whose, config.fresh) if disk.is_leader else None)
-    key = identity.fingerprint(whose)
-    step = restore.newest_common_step(world, disk, out / identity.CHECKPOINT, key, _warn)
-    return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, step)
+    whose = run_folder.identity_of(config, data.corpus, model)
+    claimed = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
+    key = run_folder.fingerprint(whose)
+    found = restore.newest_checkpoint(world, disk, out / run_folder.CHECKPOINT, key, _warn)
+    return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, found)
 
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; one killed before writing it still has."""
 
     def read() -> dict[str, Any] | None:
-        path = run.out / identity.SUMMARY
+        path = run.out / run_folder.SUMMARY
         done = run.world.is_main and run.step == run.config.steps and path.is_file()
         return json.loads(path.read_text()) if done else None
 
@@ -107,14 +116,16 @@ def _finished_summary(run: _Run) -> dict[str, Any] | None:
 
 def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
     """Builds the engine, in the state of the checkpoint where there is one."""
-    world, step = run.world, run.step
+    world = run.world
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
-    engine = build_engine(run.config, world, run.data, model, run.resolved.get("precision"), resumed=step is not None)
-    if step is not None:
-        own = world.agree(lambda: restore.load_rank(run.checkpoints, step, world))
-        state.restore(engine, world, optimizer_state, own)
+    engine = build_engine(
+        run.config, world, run.data, model, run.resolved.get("precision"), resumed=run.found is not None
+    )
+    if run.found:
+        rank_states = restore.load_rank_states(world, run.checkpoints, run.found)
+        training_state.restore(engine, world, optimizer_state, rank_states)
     resolved = {"precision": engine.precision}
-    world.agree(lambda: identity.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None)
+    world.agree(lambda: run_folder.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))
 
 
@@ -122,16 +133,16 @@ def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
     """On rank 0 fills `model` and returns what else it keeps for all; DDP will send the weights around."""
     if run.step is None or not run.world.is_main:
         return Totals(), None
-    state.load_weights(model, step_folder(run.checkpoints, run.step))
+    training_state.load_weights(model, step_folder(run.checkpoints, run.step))
     totals = Totals.from_dict(restore.load_trainer(run.checkpoints, run.step))
     return totals, restore.load_optimizer(run.checkpoints, run.step)
 
 
 def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
-    """Makes the steps that are left, with their lines, evaluations and checkpoints."""
+    """Makes the remaining steps, with their metrics, evaluations and checkpoints."""
     config, world, totals = run.config, run.world, trainer.totals
-    log = world.agree(lambda: MetricsLog(run.out / identity.METRICS, totals.step) if world.is_main else None)
-    writer = CheckpointWriter(world, run.disk, run.checkpoints, identity.fingerprint(run.identity), totals.step)
+    log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
+    writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.fingerprint(run.identity), totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))
     try:
@@ -155,28 +166,32 @@ def _save(run: _Run, trainer: Trainer, writer: CheckpointWriter, log: MetricsLog
     check_replicas(trainer)
     if log:
         log.sync()
-    shared = state.shared_writer(trainer.engine, run.data.tokenizer, trainer.totals)
-    writer.save(trainer.totals.step, shared, state.rank_state(trainer.engine))
+    shared = training_state.shared_writer(trainer.engine, run.data.tokenizer, trainer.totals)
+    writer.save(trainer.totals.step, shared, training_state.rank_state(trainer.engine))
 
 
 def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, Any]:
     summary = summarize(trainer, trainer.accuracy())
     if run.world.is_main:
-        plots.plot_loss(read_metrics(run.out / identity.METRICS), run.out / identity.PLOT)
-        durable.write_json(run.out / identity.SUMMARY, summary)
+        plots.plot_loss(read_metrics(run.out / run_folder.METRICS), run.out / run_folder.PLOT)
+        durable_files.write_json(run.out / run_folder.SUMMARY, summary)
     if console:
         model, data = trainer.engine.model, run.data
-        report.print_summary(console, summary, run.out)
-        report.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
+        tables.print_summary(console, summary, run.out)
+        tables.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
     return summary
 
 
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
+    where = device.describe(trainer.engine.device, config.device)
     begin = f"resuming after step {run.step}" if run.step else "starting"
+    if run.found and run.found.world_size != run.world.size:
+        begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks, plan {config.plan}, {config.optimizer_name}, {trainer.engine.precision}"
+        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.plan}, "
+        f"{config.optimizer_name}"
     )
 
 

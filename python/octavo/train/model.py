@@ -49,21 +49,21 @@ def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, i
     try:
         options = json.loads(path.read_text())
     except OSError as error:
-        raise ValueError(f"[train.model] expected a readable CONFIG.json, got {path}: {error.strerror}") from error
+        raise ValueError(f"[train.model] {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ValueError(f"[train.model] expected JSON in {path}, got: {error}") from error
+        raise ValueError(f"[train.model] {path} is not JSON: {error}") from error
     kind = options.get("model_type") if isinstance(options, dict) else type(options).__name__
     if kind != "llama":
-        raise ValueError(f'[train.model] expected "model_type": "llama" in {path}, got {kind!r}')
+        raise ValueError(f'[train.model] {path} must have "model_type": "llama", not {kind!r}')
     options.setdefault("vocab_size", vocab_size)
     config = LlamaConfig(**{**options, **token_ids})
     if config.vocab_size < vocab_size:
         raise ValueError(
-            f"[train.model] expected vocab_size of at least {vocab_size} in {path}, got {config.vocab_size}"
+            f"[train.model] vocab_size in {path} is {config.vocab_size}; the tokenizer needs at least {vocab_size}"
         )
     if config.max_position_embeddings < seq_len:
         raise ValueError(
-            f"[train.model] expected max_position_embeddings of at least {seq_len} in {path}, "
-            f"got {config.max_position_embeddings}"
+            f"[train.model] max_position_embeddings in {path} is {config.max_position_embeddings}; it must be at least "
+            f"--seq-len, {seq_len}"
         )
     return config

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A back end's DeviceRuntime alone, without torch: that of the back end under test, where it has devices of its own.
+// All of it also runs on the fake devices of tests/fake_device.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -36,10 +37,10 @@ class DeviceRuntimeTest : public testing::Test {
   void SetUp() override {
     if (host_backend().runtime == nullptr) GTEST_SKIP() << "the back end under test has no devices of its own";
     runtime_ = host_backend().runtime;
-    stream_ = runtime_->create_stream(0, /*is_urgent=*/false);
+    queue_ = runtime_->create_queue(0, /*is_urgent=*/false);
   }
   void TearDown() override {
-    if (runtime_ != nullptr) runtime_->wait(stream_);  // streams live as long as the process
+    if (runtime_ != nullptr) runtime_->wait(queue_);  // queues live as long as the process
   }
 
   Memory allocate(MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment = 64) {
@@ -47,34 +48,45 @@ class DeviceRuntimeTest : public testing::Test {
     EXPECT_NE(memory.get(), nullptr);
     return memory;
   }
+  Memory allocate_on(int device) {
+    void* all = runtime_->allocate(device, MemoryKind::device, kCount * sizeof(float), 64);
+    EXPECT_NE(all, nullptr);
+    return {all, [this, device](void* memory) { runtime_->free(device, memory); }};
+  }
   OwnedEvent create_event() { return {runtime_->create_event(), runtime_->destroy_event}; }
 
-  void upload(Stream stream, const Memory& to, const std::vector<float>& from) {
-    runtime_->copy(stream, to.get(), from.data(), from.size() * sizeof(float));
-    runtime_->wait(stream);
+  void upload(Queue queue, const Memory& to, const std::vector<float>& from) {
+    runtime_->copy(queue, to.get(), from.data(), from.size() * sizeof(float));
+    runtime_->wait(queue);
   }
-  std::vector<float> download(Stream stream, const Memory& from) {
+  std::vector<float> download(Queue queue, const Memory& from) {
     std::vector<float> values(kCount);
-    runtime_->copy(stream, values.data(), from.get(), kCount * sizeof(float));
-    runtime_->wait(stream);
+    runtime_->copy(queue, values.data(), from.get(), kCount * sizeof(float));
+    runtime_->wait(queue);
     return values;
   }
 
-  /// What takes the stream some hundred milliseconds.
-  void keep_busy(Stream stream) {
+  /// What takes the queue some hundred milliseconds.
+  void keep_busy(Queue queue) {
     constexpr std::uint64_t kBytes = 64 << 20;
     for (Memory& memory : much_) {
       if (!memory) memory = allocate(MemoryKind::device, kBytes);
     }
-    for (int i = 0; i < 20; ++i) runtime_->copy(stream, much_[0].get(), much_[1].get(), kBytes);
+    for (int i = 0; i < 20; ++i) runtime_->copy(queue, much_[0].get(), much_[1].get(), kBytes);
   }
 
-  /// Enqueues values[0 .. kCount) += step.
-  void add_to(Stream stream, Kernel kernel, float* values, float step) {
+  /// Enqueues values[0 .. kCount) += step, by a kernel of the table; `steps` holds kCount times the step.
+  static void add_to(Queue queue, const Memory& steps, const Memory& values) {
+    const Payload payload{nullptr, static_cast<std::uint8_t*>(steps.get())};
+    host_backend().fp32.decode(queue, payload, kCount, kCount, Store::add, static_cast<float*>(values.get()));
+  }
+
+  /// The same by a kernel of a user's own.
+  void add_to(Queue queue, Kernel kernel, float* values, float step) {
     const std::array arguments = {KernelArgument{&values, sizeof values, true},
                                   KernelArgument{&step, sizeof step, false},
                                   KernelArgument{&kCount, sizeof kCount, false}};
-    runtime_->launch(stream, kernel, kCount / kGroup, kGroup, arguments.data(), arguments.size());
+    runtime_->launch(queue, kernel, kCount / kGroup, kGroup, arguments.data(), arguments.size());
   }
 
   static void expect_error(ErrorCode code, const std::string& words, const std::function<void()>& body) {
@@ -88,7 +100,7 @@ class DeviceRuntimeTest : public testing::Test {
   }
 
   const DeviceRuntime* runtime_ = nullptr;
-  Stream stream_ = nullptr;
+  Queue queue_;
   std::array<Memory, 2> much_;
 };
 
@@ -116,7 +128,7 @@ TEST_F(DeviceRuntimeTest, ADeviceThatIsNotThereIsRefused) {
     refused([&] { runtime_->free_bytes(device); });
     refused([&] { runtime_->allocate(device, MemoryKind::shared, 64, 64); });
     refused([&] { runtime_->free(device, memory.get()); });
-    refused([&] { runtime_->create_stream(device, false); });
+    refused([&] { runtime_->create_queue(device, false); });
   }
 }
 
@@ -145,10 +157,10 @@ TEST_F(DeviceRuntimeTest, CopiesGoBetweenAllKinds) {
   for (const MemoryKind from : kKinds) {
     for (const MemoryKind to : kKinds) {
       const Memory source = allocate(from, kCount * sizeof(float)), target = allocate(to, kCount * sizeof(float));
-      upload(stream_, source, values);
-      runtime_->copy(stream_, target.get(), source.get(), kCount * sizeof(float));
-      runtime_->copy(stream_, target.get(), values.data(), 0);
-      EXPECT_EQ(download(stream_, target), values);
+      upload(queue_, source, values);
+      runtime_->copy(queue_, target.get(), source.get(), kCount * sizeof(float));
+      runtime_->copy(queue_, target.get(), values.data(), 0);
+      EXPECT_EQ(download(queue_, target), values);
     }
   }
 }
@@ -156,46 +168,47 @@ TEST_F(DeviceRuntimeTest, CopiesGoBetweenAllKinds) {
 TEST_F(DeviceRuntimeTest, TheHostReadsSharedAndPageLockedMemoryInPlace) {
   for (const MemoryKind kind : {MemoryKind::shared, MemoryKind::host}) {
     const Memory memory = allocate(kind, kCount * sizeof(float));
-    upload(stream_, memory, std::vector<float>(kCount, 3));
+    upload(queue_, memory, std::vector<float>(kCount, 3));
     EXPECT_EQ(static_cast<float*>(memory.get())[kCount - 1], 3);
   }
 }
 
-// ---- streams and events
+// ---- queues and events
 
-TEST_F(DeviceRuntimeTest, AStreamIsIdleWhenItsWorkIsDone) {
+TEST_F(DeviceRuntimeTest, AQueueIsIdleWhenItsWorkIsDone) {
   for (const bool is_urgent : {false, true}) {
-    const Stream stream = runtime_->create_stream(0, is_urgent);
-    EXPECT_TRUE(runtime_->is_idle(stream));
-    keep_busy(stream);
-    EXPECT_FALSE(runtime_->is_idle(stream));
-    runtime_->wait(stream);
-    EXPECT_TRUE(runtime_->is_idle(stream));
+    const Queue queue = runtime_->create_queue(0, is_urgent);
+    EXPECT_TRUE(runtime_->is_idle(queue));
+    keep_busy(queue);
+    EXPECT_FALSE(runtime_->is_idle(queue));
+    runtime_->wait(queue);
+    EXPECT_TRUE(runtime_->is_idle(queue));
   }
 }
 
-TEST_F(DeviceRuntimeTest, AStreamRunsInOrder) {
-  const Kernel kernel = runtime_->compile(stream_, kAddTo, "add_to");
+TEST_F(DeviceRuntimeTest, AQueueRunsInOrder) {
   const Memory memory = allocate(MemoryKind::device, kCount * sizeof(float)),
-               copied = allocate(MemoryKind::device, kCount * sizeof(float));
-  upload(stream_, memory, std::vector<float>(kCount, 0));
+               copied = allocate(MemoryKind::device, kCount * sizeof(float)),
+               ones = allocate(MemoryKind::device, kCount * sizeof(float));
+  upload(queue_, memory, std::vector<float>(kCount, 0));
+  upload(queue_, ones, std::vector<float>(kCount, 1));
   for (int i = 0; i < 200; ++i) {  // each works on what the one before has left
-    add_to(stream_, kernel, static_cast<float*>(memory.get()), 1);
-    runtime_->copy(stream_, copied.get(), memory.get(), kCount * sizeof(float));
-    runtime_->copy(stream_, memory.get(), copied.get(), kCount * sizeof(float));
+    add_to(queue_, ones, memory);
+    runtime_->copy(queue_, copied.get(), memory.get(), kCount * sizeof(float));
+    runtime_->copy(queue_, memory.get(), copied.get(), kCount * sizeof(float));
   }
-  EXPECT_EQ(download(stream_, memory), std::vector<float>(kCount, 200));
+  EXPECT_EQ(download(queue_, memory), std::vector<float>(kCount, 200));
 }
 
 TEST_F(DeviceRuntimeTest, AnEventIsDoneWhenWhatCameBeforeItIs) {
   const OwnedEvent event = create_event();
   for (int recorded = 0; recorded < 2; ++recorded) {
-    keep_busy(stream_);
-    runtime_->record(event.get(), stream_);
+    keep_busy(queue_);
+    runtime_->record(event.get(), queue_);
     EXPECT_FALSE(runtime_->is_done(event.get()));
     runtime_->wait_for(event.get());
     EXPECT_TRUE(runtime_->is_done(event.get()));
-    EXPECT_TRUE(runtime_->is_idle(stream_));
+    EXPECT_TRUE(runtime_->is_idle(queue_));
   }
 }
 
@@ -203,31 +216,31 @@ TEST_F(DeviceRuntimeTest, AnEventThatWasNeverRecordedHoldsNobodyUp) {
   const OwnedEvent event = create_event();
   EXPECT_TRUE(runtime_->is_done(event.get()));
   runtime_->wait_for(event.get());
-  runtime_->block(stream_, event.get());
-  runtime_->wait(stream_);
+  runtime_->block(queue_, event.get());
+  runtime_->wait(queue_);
 }
 
-TEST_F(DeviceRuntimeTest, AStreamWaitsForAnotherOnesEvent) {
-  const Stream other = runtime_->create_stream(0, false);
+TEST_F(DeviceRuntimeTest, AQueueWaitsForAnotherOnesEvent) {
+  const Queue other = runtime_->create_queue(0, false);
   const Memory memory = allocate(MemoryKind::shared, kCount * sizeof(float));
-  upload(stream_, memory, std::vector<float>(kCount, 1));
+  upload(queue_, memory, std::vector<float>(kCount, 1));
   const std::vector<float> late(kCount, 2);
-  keep_busy(stream_);
-  runtime_->copy(stream_, memory.get(), late.data(), kCount * sizeof(float));
+  keep_busy(queue_);
+  runtime_->copy(queue_, memory.get(), late.data(), kCount * sizeof(float));
   const OwnedEvent event = create_event();
-  runtime_->record(event.get(), stream_);
+  runtime_->record(event.get(), queue_);
   runtime_->block(other, event.get());
-  EXPECT_FALSE(runtime_->is_idle(other)) << "the first stream ended too early for this test to say anything";
+  EXPECT_FALSE(runtime_->is_idle(other)) << "the first queue ended too early for this test to say anything";
   EXPECT_EQ(download(other, memory), late);
 }
 
 TEST_F(DeviceRuntimeTest, EventsMeasureTheTimeBetweenThem) {
   const OwnedEvent start = create_event(), end = create_event();
   const auto before = std::chrono::steady_clock::now();
-  runtime_->record(start.get(), stream_);
-  keep_busy(stream_);
-  runtime_->record(end.get(), stream_);
-  runtime_->wait(stream_);
+  runtime_->record(start.get(), queue_);
+  keep_busy(queue_);
+  runtime_->record(end.get(), queue_);
+  runtime_->wait(queue_);
   const std::chrono::duration<double, std::milli> wall = std::chrono::steady_clock::now() - before;
   const double elapsed = runtime_->elapsed_ms(start.get(), end.get());
   EXPECT_GT(elapsed, 0.1 * wall.count());
@@ -237,61 +250,104 @@ TEST_F(DeviceRuntimeTest, EventsMeasureTheTimeBetweenThem) {
 
 TEST_F(DeviceRuntimeTest, NoTimeBetweenEventsThatWereNotRecorded) {
   const OwnedEvent recorded = create_event(), not_recorded = create_event();
-  runtime_->record(recorded.get(), stream_);
-  runtime_->wait(stream_);
+  runtime_->record(recorded.get(), queue_);
+  runtime_->wait(queue_);
   const std::string words = "expected two recorded events";
   expect_error(ErrorCode::invalid_argument, words, [&] { runtime_->elapsed_ms(recorded.get(), not_recorded.get()); });
   expect_error(ErrorCode::invalid_argument, words, [&] { runtime_->elapsed_ms(not_recorded.get(), recorded.get()); });
 }
 
+// ---- several devices
+
+TEST_F(DeviceRuntimeTest, EachDeviceHasItsOwnMemoryAndQueues) {
+  std::vector<Queue> queues;
+  std::vector<Memory> memories, steps;
+  for (int device = 0; device < runtime_->device_count(); ++device) {
+    queues.push_back(runtime_->create_queue(device, /*is_urgent=*/false));
+    EXPECT_EQ(queues.back().device, device);
+    memories.push_back(allocate_on(device));
+    steps.push_back(allocate_on(device));
+    upload(queues.back(), memories.back(), std::vector<float>(kCount, 1));
+    upload(queues.back(), steps.back(), std::vector<float>(kCount, static_cast<float>(device)));
+  }
+  for (std::size_t device = 0; device < queues.size(); ++device)
+    add_to(queues[device], steps[device], memories[device]);
+  for (std::size_t device = 0; device < queues.size(); ++device) {
+    EXPECT_EQ(download(queues[device], memories[device]), std::vector<float>(kCount, 1 + static_cast<float>(device)));
+  }
+}
+
+TEST_F(DeviceRuntimeTest, AQueueWaitsForAnEventOfAnotherDevice) {
+  const int last = runtime_->device_count() - 1;
+  const Queue other = runtime_->create_queue(last, /*is_urgent=*/false);
+  const Memory staged = allocate(MemoryKind::host, kCount * sizeof(float)), target = allocate_on(last);
+  const Memory source = allocate(MemoryKind::device, kCount * sizeof(float));
+  upload(queue_, source, std::vector<float>(kCount, 7));
+  keep_busy(queue_);
+  runtime_->copy(queue_, staged.get(), source.get(), kCount * sizeof(float));
+  const OwnedEvent event = create_event();
+  runtime_->record(event.get(), queue_);
+  runtime_->block(other, event.get());
+  runtime_->copy(other, target.get(), staged.get(), kCount * sizeof(float));
+  EXPECT_EQ(download(other, target), std::vector<float>(kCount, 7));
+}
+
 // ---- kernels of a user's own
 
-TEST_F(DeviceRuntimeTest, WithoutAStreamAKernelRunsOnOrdinaryMemory) {
-  const Kernel kernel = runtime_->compile(nullptr, kAddTo, "add_to");
+class UserKernelTest : public DeviceRuntimeTest {
+ protected:
+  void SetUp() override {
+    DeviceRuntimeTest::SetUp();
+    if (runtime_ != nullptr && runtime_->compile == nullptr) GTEST_SKIP() << "the back end under test compiles nothing";
+  }
+};
+
+TEST_F(UserKernelTest, OnTheCallingThreadAKernelRunsOnOrdinaryMemory) {
+  const Kernel kernel = runtime_->compile({}, kAddTo, "add_to");
   std::vector<float> values(kCount, 1);
-  add_to(nullptr, kernel, values.data(), 2);
+  add_to({}, kernel, values.data(), 2);
   EXPECT_EQ(values, std::vector<float>(kCount, 3));
   const std::vector<float> others(kCount, 5);
-  runtime_->copy(runtime_->host_stream(), values.data(), others.data(), kCount * sizeof(float));
-  add_to(runtime_->host_stream(), kernel, values.data(), 1);
-  runtime_->wait(runtime_->host_stream());
+  runtime_->copy(runtime_->host_queue(), values.data(), others.data(), kCount * sizeof(float));
+  add_to(runtime_->host_queue(), kernel, values.data(), 1);
+  runtime_->wait(runtime_->host_queue());
   EXPECT_EQ(values, std::vector<float>(kCount, 6));
 }
 
-TEST_F(DeviceRuntimeTest, NoGroupsAreNoWork) {
-  const Kernel kernel = runtime_->compile(stream_, kAddTo, "add_to");
-  runtime_->launch(stream_, kernel, 0, kGroup, nullptr, 0);
-  EXPECT_TRUE(runtime_->is_idle(stream_));
+TEST_F(UserKernelTest, NoGroupsAreNoWork) {
+  const Kernel kernel = runtime_->compile(queue_, kAddTo, "add_to");
+  runtime_->launch(queue_, kernel, 0, kGroup, nullptr, 0);
+  EXPECT_TRUE(runtime_->is_idle(queue_));
 }
 
-TEST_F(DeviceRuntimeTest, ASourceThatDoesNotCompileIsRefusedInTheCompilersWords) {
+TEST_F(UserKernelTest, ASourceThatDoesNotCompileIsRefusedInTheCompilersWords) {
   expect_error(ErrorCode::invalid_argument, "add_to does not compile for",
-               [&] { runtime_->compile(stream_, "OCTAVO_KERNEL add_to(float* x) { *x = nothing; }", "add_to"); });
+               [&] { runtime_->compile(queue_, "OCTAVO_KERNEL add_to(float* x) { *x = nothing; }", "add_to"); });
   std::string wrong = kAddTo;
   wrong.replace(wrong.find("+= step"), 7, "+= stop");
   expect_error(ErrorCode::invalid_argument, "undeclared identifier 'stop'",
-               [&] { runtime_->compile(stream_, wrong, "add_to"); });
-  expect_error(ErrorCode::invalid_argument, "other", [&] { runtime_->compile(stream_, kAddTo, "other"); });
+               [&] { runtime_->compile(queue_, wrong, "add_to"); });
+  expect_error(ErrorCode::invalid_argument, "other", [&] { runtime_->compile(queue_, kAddTo, "other"); });
 }
 
-TEST_F(DeviceRuntimeTest, ArgumentsAndGroupsThatAreNotTheKernelsAreRefused) {
-  const Kernel kernel = runtime_->compile(stream_, kAddTo, "add_to");
+TEST_F(UserKernelTest, ArgumentsAndGroupsThatAreNotTheKernelsAreRefused) {
+  const Kernel kernel = runtime_->compile(queue_, kAddTo, "add_to");
   const Memory memory = allocate(MemoryKind::shared, kCount * sizeof(float));
   void* const pointer = memory.get();
   const KernelArgument argument{&pointer, sizeof pointer, true};
   expect_error(ErrorCode::invalid_argument, "expected 3 arguments for add_to, got 1",
-               [&] { runtime_->launch(stream_, kernel, 1, kGroup, &argument, 1); });
+               [&] { runtime_->launch(queue_, kernel, 1, kGroup, &argument, 1); });
   const double wide = 1;
   const std::array wrong = {argument, KernelArgument{&wide, sizeof wide, false},
                             KernelArgument{&kCount, sizeof kCount, false}};
   expect_error(ErrorCode::invalid_argument, "got a pointer, a value of 8 bytes, a value of 8 bytes",
-               [&] { runtime_->launch(stream_, kernel, 1, kGroup, wrong.data(), wrong.size()); });
+               [&] { runtime_->launch(queue_, kernel, 1, kGroup, wrong.data(), wrong.size()); });
   const float step = 1;
   const std::array right = {argument, KernelArgument{&step, sizeof step, false},
                             KernelArgument{&kCount, sizeof kCount, false}};
   const std::uint64_t too_many = 2ULL * runtime_->facts(0).largest_group;
   expect_error(ErrorCode::invalid_argument, "groups of " + std::to_string(too_many) + " items",
-               [&] { runtime_->launch(stream_, kernel, 1, too_many, right.data(), right.size()); });
+               [&] { runtime_->launch(queue_, kernel, 1, too_many, right.data(), right.size()); });
 }
 
 }  // namespace

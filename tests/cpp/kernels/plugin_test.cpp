@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 namespace octavo {
 
 namespace {
@@ -33,6 +35,17 @@ TEST(Plugin, ALibraryThatIsNoBackEndIsNotCalled) {
 
 TEST(Plugin, OneThatDoesNotLoadSaysWhichSymbolIsMissing) {
   EXPECT_TRUE(says(reason("broken"), "nobody_has_this")) << reason("broken");
+}
+
+TEST(Plugin, TheEnvironmentNamesAnotherFileAndThatAloneIsTried) {
+  const std::string file = PLUGIN_FOLDER "/liboctavo_working.so";
+  ASSERT_EQ(setenv("OCTAVO_RENAMED_PLUGIN", file.c_str(), 1), 0);
+  ASSERT_NE(plugin("renamed").table, nullptr) << plugin("renamed").reason;
+  EXPECT_EQ(plugin("renamed").table, plugin("working").table);
+  EXPECT_EQ(plugin("renamed").reason, file);
+  ASSERT_EQ(setenv("OCTAVO_ELSEWHERE_PLUGIN", "/nowhere/at_all.so", 1), 0);
+  EXPECT_TRUE(says(reason("elsewhere"), "/nowhere/at_all.so, which the environment names, cannot be loaded"))
+      << reason("elsewhere");
 }
 
 TEST(Plugin, OneThatIsNowhereIsNamed) { EXPECT_TRUE(says(reason("nowhere"), "liboctavo_nowhere.so")); }

@@ -2,13 +2,13 @@
 """An accelerator whose device is not here: its constants, and one sentence where it needs the device."""
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from accelerator_classes import ABSENT
 
-from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator, packages
+from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator, devices
 
 CONSTANTS = {
     CUDA_Accelerator: ("cuda", "nccl", ["CUDA_VISIBLE_DEVICES"], True),
@@ -46,6 +46,28 @@ def test_a_gpu_is_asked_what_it_is_capable_of(monkeypatch, capability, fp16, tri
     assert (torch.float16 in cuda.supported_dtypes()) is fp16
 
 
+@pytest.mark.parametrize("has_fp64", [True, False])
+def test_xpu_is_asked_for_double_precision(monkeypatch, has_fp64):
+    monkeypatch.setattr(XPU_Accelerator, "is_available", lambda self: True)
+    monkeypatch.setattr(torch.xpu, "get_device_properties", lambda *_: SimpleNamespace(has_fp64=has_fp64))
+    assert XPU_Accelerator().is_fp64_supported() is has_fp64
+
+
+def test_cuda_registers_memory_that_somebody_else_locked(monkeypatch):
+    calls = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *arguments: calls.append(arguments) or 0,
+        cudaHostUnregister=lambda *arguments: calls.append(arguments) or 0,
+    )
+    module = SimpleNamespace(cudart=lambda: runtime)
+    monkeypatch.setattr(CUDA_Accelerator, "_live_module", lambda self, function: module)
+    monkeypatch.setattr(torch.cuda, "check_error", lambda result: calls.append(result))
+    cuda = CUDA_Accelerator()
+    assert cuda.register_host_memory(4096, 8192) is True
+    cuda.unregister_host_memory(4096)
+    assert calls == [(4096, 8192, 0), 0, (4096,), 0]
+
+
 @pytest.mark.parametrize("make", ABSENT, ids=lambda make: make.__name__)
 @pytest.mark.parametrize(
     "use",
@@ -73,16 +95,16 @@ def test_what_needs_the_device_says_why_it_is_absent(make, use):
     with pytest.raises(NotImplementedError) as raised:
         use(absent)
     name = absent.device_name()
-    assert str(raised.value).endswith(f"expected a device of type {name}, got none: {absent.why_absent()}")
+    assert str(raised.value).endswith(f"] no {name} device is here: {absent.why_absent()}")
 
 
 @pytest.mark.parametrize("make", [XPU_Accelerator, CPU_Accelerator], ids=lambda make: make.__name__)
 def test_ccl_where_its_bindings_import(make, monkeypatch):
     assert make().communication_backend_name() != "ccl"
-    packages.has_oneccl.cache_clear()
+    devices._has_oneccl.cache_clear()
     monkeypatch.setitem(sys.modules, "oneccl_bindings_for_pytorch", ModuleType("oneccl_bindings_for_pytorch"))
     assert make().communication_backend_name() == "ccl"
-    packages.has_oneccl.cache_clear()
+    devices._has_oneccl.cache_clear()
 
 
 @pytest.mark.parametrize(

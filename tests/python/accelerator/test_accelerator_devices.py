@@ -58,7 +58,7 @@ OF_A_DEVICE = [
 @pytest.mark.parametrize("name", OF_A_DEVICE)
 def test_an_index_that_is_no_device(accelerator, name):
     for index in (-1, "-1"):
-        with pytest.raises(ValueError, match=r"^\[device\.\w+\] expected .*index.*, got -1$"):
+        with pytest.raises(ValueError, match=r"^\[accelerator\.\w+\] expected .*index.*, got -1$"):
             getattr(accelerator, name)(index)
 
 
@@ -69,9 +69,9 @@ def test_what_names_a_device(accelerator, name):
     for asked in (0, "0", tensor.device, accelerator.device(), accelerator.device_name(0)):
         call(asked)
     for asked in (torch.device("meta"), "meta:0", "abacus"):
-        with pytest.raises(ValueError, match=rf"^\[device\.device_index\] expected .*{accelerator._name}, got "):
+        with pytest.raises(ValueError, match=rf"^\[accelerator\.\w+\] expected .*{accelerator._name}, got "):
             call(asked)
-    with pytest.raises(TypeError, match=r"^\[device\.device_index\] expected an int, .*, got float$"):
+    with pytest.raises(TypeError, match=r"^\[accelerator\.\w+\] expected an int, .*, got float$"):
         call(0.5)
 
 

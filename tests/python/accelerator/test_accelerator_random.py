@@ -4,6 +4,8 @@
 import pytest
 import torch
 
+from octavo.accelerator import Accelerator, CUDA_Accelerator
+
 
 def draw(accelerator):
     return torch.rand(8, device=accelerator.device(0)).tolist()
@@ -45,3 +47,51 @@ def test_the_default_generator_is_the_one_that_is_seeded(accelerator):
 
 def test_the_module_of_random_numbers(accelerator):
     assert callable(accelerator.random().get_rng_state) and callable(accelerator.random().manual_seed)
+
+
+class LazyModule:
+    """A device that is initialized at its first use, as torch.cuda is: seeds wait until then, in their order."""
+
+    def __init__(self) -> None:
+        self.generator = torch.default_generator
+        self.waiting: list[int] | None = []
+
+    def manual_seed(self, seed: int) -> None:
+        self.generator.manual_seed(seed) if self.waiting is None else self.waiting.append(seed)
+
+    manual_seed_all = manual_seed
+
+    def init(self) -> None:
+        waiting, self.waiting = self.waiting or [], None
+        for seed in waiting:
+            self.manual_seed(seed)
+
+
+@pytest.mark.parametrize("seed_by", ["manual_seed", "manual_seed_all"])
+def test_a_seed_before_the_first_use_of_the_device_is_not_lost_to_an_earlier_one(seed_by):
+    module = LazyModule()
+
+    class Lazy(Accelerator):
+        def _torch_module(self, function: str = "") -> LazyModule:
+            return module
+
+    module.manual_seed_all(1)  # what torch.manual_seed does to each device type
+    getattr(Lazy("cpu"), seed_by)(2)
+    module.init()
+    assert module.generator.initial_seed() == 2
+
+
+@pytest.mark.parametrize("seed_by", ["manual_seed", "manual_seed_all"])
+def test_torchs_own_queue_keeps_the_order_of_seeds(seed_by, monkeypatch):
+    generator = torch.Generator()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch.cuda, "_lazy_seed_tracker", type(torch.cuda._lazy_seed_tracker)())
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    monkeypatch.setattr(torch.cuda.random, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda.random, "device_count", lambda: 1)
+    monkeypatch.setattr(CUDA_Accelerator, "device_count", lambda self: 1)
+    torch.manual_seed(1)
+    getattr(CUDA_Accelerator(), seed_by)(2)
+    for call, _ in filter(None, torch.cuda._lazy_seed_tracker.get_calls()):  # as torch.cuda.init() does
+        call()
+    assert generator.initial_seed() == 2

@@ -3,10 +3,19 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 from accelerator_classes import ABSENT, ALL
 
 import octavo
-from octavo.accelerator import Accelerator, CPU_Accelerator, CUDA_Accelerator, SYCL_Accelerator, XPU_Accelerator
+import octavo.sycl
+from octavo.accelerator import (
+    Accelerator,
+    CPU_Accelerator,
+    CUDA_Accelerator,
+    SYCL_Accelerator,
+    XPU_Accelerator,
+    accelerator_named,
+)
 from octavo.info import collect
 
 
@@ -34,12 +43,24 @@ def test_the_order_of_detection(only, present, chosen):
     assert type(octavo.get_accelerator()) is chosen
 
 
-@pytest.mark.parametrize(("is_cpu", "chosen"), [(True, CPU_Accelerator), (False, SYCL_Accelerator)])
-def test_sycl_is_chosen_by_itself_only_over_a_gpu(only, detection, is_cpu, chosen):
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_sycl_is_never_chosen_unless_it_is_asked_for(only, detection, is_cpu):
     only(CPU_Accelerator, SYCL_Accelerator)
     facts = SimpleNamespace(is_cpu=is_cpu)
     detection.setattr(octavo.sycl, "get_device_properties", lambda index: facts)
-    assert type(octavo.get_accelerator()) is chosen
+    assert type(octavo.get_accelerator()) is CPU_Accelerator
+    octavo.set_accelerator(None)
+    detection.setenv("OCTAVO_ACCELERATOR", "sycl")
+    assert type(octavo.get_accelerator()) is SYCL_Accelerator
+
+
+def test_an_accelerator_by_its_name(only):
+    only(CPU_Accelerator, CUDA_Accelerator)
+    assert type(accelerator_named("cpu")) is CPU_Accelerator
+    with pytest.raises(ValueError, match=r"expected a name of cuda, xpu, cpu, sycl, got 'npu'$"):
+        accelerator_named("npu")
+    with pytest.raises(NotImplementedError, match=r"xpu was asked for and no such device is here: "):
+        accelerator_named("xpu")
 
 
 @pytest.mark.parametrize("variable", ["OCTAVO_ACCELERATOR", "DS_ACCELERATOR"])
@@ -58,7 +79,7 @@ def test_octavos_variable_comes_first(only, detection):
 
 def test_an_unknown_name(detection):
     detection.setenv("DS_ACCELERATOR", "npu")
-    with pytest.raises(ValueError, match=r"expected DS_ACCELERATOR as one of cuda, xpu, sycl, cpu, got 'npu'$"):
+    with pytest.raises(ValueError, match=r"expected DS_ACCELERATOR of cuda, xpu, cpu, sycl, got 'npu'$"):
         octavo.get_accelerator()
 
 
@@ -66,7 +87,7 @@ def test_a_device_that_is_absent(only, detection):
     only(CPU_Accelerator)
     detection.setattr(XPU_Accelerator, "why_absent", lambda self: "nobody bought one")
     detection.setenv("OCTAVO_ACCELERATOR", "xpu")
-    with pytest.raises(NotImplementedError, match=r"OCTAVO_ACCELERATOR=xpu .*got none: nobody bought one$"):
+    with pytest.raises(NotImplementedError, match=r"xpu was asked for .*: nobody bought one$"):
         octavo.get_accelerator()
 
 
@@ -92,10 +113,10 @@ def test_what_is_set_stays_until_none_is(detection):
 def test_a_device_that_is_absent_cannot_be_set(detection, make):
     absent = make()
     with pytest.raises(
-        NotImplementedError, match=r"^\[accelerator\.set_accelerator\] expected the device of type "
+        NotImplementedError, match=r"^\[accelerator\.set_accelerator\] \w+ was asked for and no such device is here: "
     ) as no:
         octavo.set_accelerator(absent)
-    assert str(no.value).endswith(f"{absent._name}, got none: {absent.why_absent()}")
+    assert str(no.value).endswith(absent.why_absent())
     assert octavo.get_accelerator().is_available()
 
 
@@ -127,5 +148,76 @@ def test_a_third_partys_class_needs_only_a_name():
     assert mine.use_host_timers() and mine.resolves_data_dependency()  # they follow what it overrides
     with pytest.raises(NotImplementedError, match="this torch is built without mtia"):
         mine.memory_allocated()
-    with pytest.raises(ValueError, match="got 'abacus'"):
-        Accelerator("abacus")
+    with pytest.raises(NotImplementedError, match="no abacus device is here: this torch is built without abacus"):
+        Accelerator("abacus").synchronize()
+
+
+def test_what_follows_from_a_method_follows_its_override():
+    class Mine(CPU_Accelerator):
+        """Two devices that are one, with a meter of its own."""
+
+        def is_bf16_supported(self) -> bool:
+            return False
+
+        def is_synchronized_device(self) -> bool:
+            return False
+
+        def memory_reserved(self, device_index=None) -> int:
+            return 8
+
+        def max_memory_reserved(self, device_index=None) -> int:
+            return 9
+
+        def pinned_zeros(self, shape, dtype, align_bytes=0) -> torch.Tensor:
+            return torch.full(tuple(shape), 7, dtype=dtype)
+
+        def visible_devices_envs(self) -> list[str]:
+            return ["MINE"]
+
+    mine, environment = Mine(), {}
+    assert torch.bfloat16 not in mine.supported_dtypes()
+    assert not (mine.use_host_timers() or mine.resolves_data_dependency() or mine.handles_memory_backpressure())
+    assert (mine.memory_cached(), mine.max_memory_cached()) == (8, 9)
+    assert mine.pin_memory(torch.ones(2), make_copy=False).tolist() == [7, 7]
+    mine.set_visible_devices_envs(environment, [1])
+    assert environment == {"MINE": "1"}
+
+
+def test_devices_and_memory_follow_their_overrides():
+    asked = []
+    module = SimpleNamespace(
+        is_available=lambda: True,
+        synchronize=asked.append,
+        manual_seed_all=asked.append,
+        mem_get_info=lambda device: (100, 1000),
+    )
+
+    class Mine(Accelerator):
+        def __init__(self) -> None:
+            super().__init__("mtia")
+
+        def _torch_module(self, function: str):
+            return module
+
+        def device_count(self) -> int:
+            return 4
+
+        def current_device(self) -> int:
+            return 3
+
+        def memory_allocated(self, device_index=None) -> int:
+            return 50
+
+        def memory_reserved(self, device_index=None) -> int:
+            return 80
+
+    mine = Mine()
+    assert mine.is_available() and mine.current_device_name() == "mtia:3"
+    mine.synchronize()
+    mine.synchronize(2)
+    assert asked == [torch.device("mtia:3"), torch.device("mtia:2")]
+    with pytest.raises(
+        ValueError, match=r"^\[accelerator\.synchronize\] expected the index of one of 4 mtia devices, got 4$"
+    ):
+        mine.synchronize(4)
+    assert mine.available_memory() == 100 + (80 - 50) and mine.total_memory() == 1000

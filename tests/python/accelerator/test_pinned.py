@@ -142,7 +142,7 @@ def test_an_empty_tensor_is_pinned_too(accelerator):
 
 
 def test_arguments_of_another_type(accelerator):
-    with pytest.raises(TypeError, match=r"^\[device\.pinned\] expected align_bytes as an int, got a bool$"):
+    with pytest.raises(TypeError, match=r"^\[accelerator\.pinned_zeros\] expected align_bytes as an int, got a bool$"):
         accelerator.pin_memory(torch.ones(3), False)  # as if it were make_copy
     with pytest.raises(TypeError, match=r"^\[accelerator\.pin_memory\] expected a torch\.Tensor, got list$"):
         accelerator.pin_memory([1.0])

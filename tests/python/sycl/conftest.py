@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import octavo
+import octavo.sycl
 
 _HERE = Path(__file__).parent
 

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from test_sycl_ddp import group_of
 
+import octavo.sycl  # noqa: F401
+
 SYCL = torch.device("sycl", 0)
 
 

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-import octavo
+import octavo.sycl
 
 
 def group_of(device: str) -> dist.ProcessGroup:

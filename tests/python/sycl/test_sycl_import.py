@@ -1,33 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import octavo` costs, and what is said where the device cannot be used."""
+"""What `import octavo` and `import octavo.sycl` do, and what is said where the device cannot be used."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
-import octavo
 import octavo.info
+import octavo.sycl
 
 
-def run(code: str, **environment: str) -> str:
+def run(code: str, *arguments: str | Path, **environment: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
+def test_import_octavo_leaves_torchs_accelerator_as_it_was() -> None:
+    code = """
+import torch
+def served():
+    return torch.accelerator.is_available(), torch.accelerator.current_accelerator(), hasattr(torch, "sycl")
+before = served()
+import octavo, octavo.accelerator, octavo.info, octavo.optim, octavo.train.device
+octavo.get_accelerator()
+octavo.SyclKernel("", "nothing")
+x = torch.ones(3, requires_grad=True)
+(x * 2).sum().backward()
+print(served() == before, "libsycl" in open("/proc/self/maps").read())
+"""
+    assert run(code) == "True False"
+
+
+def test_octavo_sycl_is_there_after_its_import() -> None:
+    code = """
+import torch, octavo
+try:
+    octavo.sycl
+except AttributeError as error:
+    print(error)
+import octavo.sycl
+print(octavo.sycl is torch.sycl, torch.accelerator.current_accelerator())
+"""
+    sentence = "[octavo] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl"
+    assert run(code).splitlines() == [sentence, "True sycl"]
+
+
+def test_the_accelerator_that_is_asked_for_by_name_makes_the_device() -> None:
+    code = "import torch, octavo; print(octavo.get_accelerator().device_name(), hasattr(torch, 'sycl'))"
+    assert run(code, OCTAVO_ACCELERATOR="sycl") == "sycl True"
+
+
 def test_import_and_seeds_load_no_run_time() -> None:
-    use = "import torch, octavo; torch.manual_seed(3); torch.device('sycl');"
+    use = "import torch, octavo.sycl; torch.manual_seed(3); torch.device('sycl');"
     assert run(use + "print('libsycl' in open('/proc/self/maps').read())") == "False"
-    assert run("import torch, octavo; torch.manual_seed(3); print(torch.sycl.initial_seed())") == "3"
+    assert run("import torch, octavo.sycl; torch.manual_seed(3); print(torch.sycl.initial_seed())") == "3"
 
 
 def test_a_forked_process_is_told_to_use_spawn() -> None:
     code = """
-import os, torch, octavo
+import os, torch, octavo.sycl
 x = torch.ones(2, device="sycl")
 if os.fork() == 0:
     try:
@@ -43,7 +83,7 @@ os.wait()
 
 def test_a_program_that_stays_on_the_cpu_may_fork() -> None:
     code = """
-import os, torch, octavo
+import os, torch, octavo.sycl
 torch.ones(3, requires_grad=True).sum().backward()
 assert torch.sycl.device_count() == 1 and not torch.sycl.is_initialized()
 if os.fork() == 0:
@@ -57,7 +97,7 @@ os.wait()
 
 def test_a_forked_process_frees_and_differentiates() -> None:
     code = """
-import os, torch, octavo
+import os, torch, octavo.sycl
 pinned, x = torch.ones(1 << 20).pin_memory(), torch.empty(1 << 20, device="sycl")
 x.copy_(pinned, non_blocking=True)
 torch.sycl.synchronize()
@@ -100,7 +140,7 @@ def test_torch_serves_one_device_from_outside() -> None:
     code = """
 import torch
 torch.utils.rename_privateuse1_backend("other")
-import octavo
+import octavo.sycl
 print(hasattr(torch, "sycl"), octavo.sycl.why_missing())
 try:
     octavo.sycl.register()
@@ -113,7 +153,7 @@ except RuntimeError as error:
 
 def test_no_device_is_one_sentence() -> None:
     code = """
-import torch, octavo
+import torch, octavo.sycl
 print(torch.sycl.is_available(), torch.sycl.device_count())
 try:
     torch.ones(2, device="sycl")
@@ -134,3 +174,18 @@ def test_torch_knows_the_device() -> None:
 
 def test_info_shows_the_devices() -> None:
     assert f"sycl:0 {torch.sycl.get_device_name(0)}" in octavo.info.collect()["devices"]
+
+
+def test_two_run_times_in_one_process_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "libsycl.so.8"
+    command = ["c++", "-shared", "-fPIC", "-x", "c++", "/dev/null", "-Wl,-soname,libsycl.so.8", "-o", other]
+    subprocess.run(command, check=True, timeout=60)
+    code = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+import torch, octavo.sycl
+print(torch.sycl.is_available(), octavo.sycl.why_missing())
+"""
+    said = run(code, other)
+    assert said.startswith(f"False [kernels.sycl] two SYCL run times are loaded in this process: {other} and /"), said
+    assert "libsycl.so.9" in said and "build Octavo" in said

@@ -10,6 +10,8 @@ import pytest
 import torch
 from sycl_work import keep_busy
 
+import octavo.sycl  # noqa: F401
+
 MIB = 1 << 20
 
 
@@ -165,7 +167,7 @@ def test_an_operator_out_of_memory_leaves_its_arguments_alone(limit) -> None:
 
 @pytest.mark.parametrize("text, outcome", [("1048576", "OutOfMemoryError"), ("lots", "expected a number of bytes")])
 def test_the_cap_by_environment(text: str, outcome: str) -> None:
-    code = "import torch, octavo; torch.empty(1 << 20, device='sycl')"
+    code = "import torch, octavo.sycl; torch.empty(1 << 20, device='sycl')"
     environment = {**os.environ, "OCTAVO_SYCL_MEMORY_BYTES": text}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 1 and outcome in run.stderr

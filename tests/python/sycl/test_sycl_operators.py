@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import octavo
+import octavo.sycl
 
 OPERATORS = {
     "add": lambda x: x + x,

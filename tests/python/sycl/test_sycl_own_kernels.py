@@ -10,7 +10,7 @@ from test_sycl_ddp import group_of, onebit, train
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import octavo
+import octavo.sycl
 
 
 def as_gpu(rank: int, function: Callable[..., object], *args: object) -> object:

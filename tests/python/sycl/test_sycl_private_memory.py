@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from sycl_work import keep_busy
 
-import octavo
+import octavo.sycl
 
 REFUSED = "expected memory that the host can read, got a tensor in memory of sycl:0 alone"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sycl_work import keep_busy
 
-import octavo
+import octavo.sycl
 
 
 class Program:

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from train_runs import nano_config, read_curve, run_octavo
 
+import octavo.sycl  # noqa: F401
 from octavo.train.config import TrainConfig
+
+pytestmark = pytest.mark.ranks
 
 
 def summary(config: TrainConfig) -> dict:

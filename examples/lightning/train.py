@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lightning with compressed gradients: torchrun --nproc-per-node 2 examples/lightning/train.py
+
+The script is an ordinary one but for CompressGradients, which works with any LightningModule under strategy "ddp".
+"""
+
+import lightning as L
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import octavo
+
+
+class CompressGradients(L.Callback):
+    """Compresses the gradients of the model that Lightning has wrapped in DistributedDataParallel."""
+
+    def __init__(self, plan: str):
+        self.plan = plan
+
+    def on_train_start(self, trainer, module):
+        self.handle = octavo.compress(trainer.strategy.model, self.plan)
+
+
+class Classifier(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8))
+        self.losses = []
+
+    def training_step(self, batch, index):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.layers(x), y)
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=3e-3)
+
+
+def main() -> None:
+    L.seed_everything(0)
+    inputs = torch.randn(1280, 64)
+    data = DataLoader(TensorDataset(inputs, inputs[:, :8].argmax(1)), batch_size=16, shuffle=True)
+    model, compression = Classifier(), CompressGradients("int4+ef")
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=1,
+        callbacks=[compression],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+    )
+    trainer.fit(model, data)
+    if trainer.is_global_zero:
+        stats, losses = compression.handle.stats(), model.losses
+        print(f"bytes sent: {stats['wire_bytes']}, in float32: {stats['dense_bytes']}")
+        print(f"loss: {sum(losses[:5]) / 5:.3f} -> {sum(losses[-5:]) / 5:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/portable.h"
+
+/// Random bits of an element of a tensor: a hash of a key and of the element's number. They depend neither on threads
+/// nor on how the tensor is cut, and every machine and back end draws the same.
+namespace octavo::rules {
+
+/// A key for one of several purposes of `key` (a step, a parameter, a rank, ...), unrelated to the key and to those of
+/// other purposes: splitmix64 (Steele, Lea and Flood 2014).
+OCTAVO_RULE constexpr std::uint64_t derive_key(std::uint64_t key, std::uint64_t purpose) {
+  std::uint64_t x = key + (purpose + 1) * 0x9E3779B97F4A7C15U;
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBU;
+  return x ^ x >> 31;
+}
+
+/// The integer hash lowbias32 (Wellons 2018).
+OCTAVO_RULE constexpr std::uint32_t mix(std::uint32_t x) {
+  x = (x ^ x >> 16) * 0x7FEB352DU;
+  x = (x ^ x >> 15) * 0x846CA68BU;
+  return x ^ x >> 16;
+}
+
+// Elements draw in groups, whose numbers are taken modulo 2^32. A group mixes its number well, once; each of its words
+// then costs a vector four operations, all of 32 bits, which every instruction set has.
+
+inline constexpr std::uint64_t kRandomGroup = 64;                // elements
+inline constexpr std::uint64_t kRandomWords = kRandomGroup / 2;  // of 32 bits
+
+OCTAVO_RULE constexpr std::uint32_t random_base(std::uint64_t key, std::uint64_t group) {
+  return mix(mix(static_cast<std::uint32_t>(group + key)) + static_cast<std::uint32_t>(key >> 32));
+}
+
+/// Word i of a group: uniform, since it is one to one with the base, and uncorrelated with the group's other words.
+OCTAVO_RULE constexpr std::uint32_t random_word(std::uint32_t base, std::uint32_t i) {
+  const std::uint32_t x = base + i * 0x9E3779B9U;
+  return (x ^ x >> 15) * 0x846CA68BU;
+}
+
+/// 16 random bits of an element: element i of a group has the low half of word i, element kRandomWords + i its high
+/// half.
+OCTAVO_RULE constexpr std::uint32_t random_bits(std::uint64_t key, std::uint64_t element) {
+  const std::uint64_t place = element % kRandomGroup;
+  const std::uint32_t base = random_base(key, element / kRandomGroup);
+  const std::uint32_t word = random_word(base, static_cast<std::uint32_t>(place % kRandomWords));
+  return place < kRandomWords ? word & 0xFFFFU : word >> 16;
+}
+
+}  // namespace octavo::rules

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams and events of the CPU, which torch has not. Operations there are finished when they return."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import torch
+
+from octavo import _C
+from octavo.accelerator.device_index import DeviceIndex, index_of
+
+DEFAULT_ID = 0
+"""The number of the default stream, of every thread."""
+
+_unused_ids = itertools.count(DEFAULT_ID + 1)
+
+
+class _Current(threading.local):
+    stream_id = DEFAULT_ID
+
+
+_current = _Current()
+
+
+class Event(_C.HostEvent):
+    """A time of the host's steady clock. Operations on the CPU are finished when they return: nothing ever waits.
+
+    ``elapsed_time(end_event)`` is in milliseconds and raises ValueError unless both were made with
+    ``enable_timing=True`` and recorded, as on any device; TypeError for another device's event. ``interprocess=True``
+    raises NotImplementedError.
+    """
+
+    def __init__(
+        self,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+        device: DeviceIndex = None,
+    ) -> None:
+        index_of(device, "cpu", "event")
+        if interprocess:
+            raise NotImplementedError("[accelerator.event] expected interprocess=False on the cpu, got True")
+        super().__init__(enable_timing)
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        self._record()
+
+    def elapsed_time(self, end_event: Event) -> float:
+        if not isinstance(end_event, Event):
+            raise TypeError(f"[accelerator.event] expected end_event as an event of the cpu, got {end_event!r}")
+        return super().elapsed_time(end_event)
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        """Operations are finished when they return: there is nothing to wait for."""
+
+
+class Stream(torch.Stream):
+    """A stream of the CPU: always empty. ``accelerator.stream(s)`` makes it current, which changes nothing else."""
+
+    def __new__(cls, device: torch.device | int | None = None, priority: int = 0, *, stream_id: int | None = None):
+        if stream_id is None:
+            stream_id = next(_unused_ids)
+        return super().__new__(cls, stream_id=stream_id, device_index=-1, device_type=0)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: torch.Stream) -> None:
+        """Operations are finished when they return: there is nothing to wait for."""
+
+
+def current() -> Stream:
+    """This thread's current stream."""
+    return Stream(stream_id=_current.stream_id)
+
+
+def exchange(stream: torch.Stream) -> Stream:
+    """Makes ``stream`` this thread's current one and returns the one that was."""
+    previous = current()
+    _current.stream_id = stream.stream_id
+    return previous

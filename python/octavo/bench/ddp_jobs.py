@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the ranks of `octavo bench ddp`, on this machine or on hosts joined at a given rate, and gathers rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import octavo
+from octavo.bench import ddp
+from octavo.bench.ddp import UNSHAPED, Row, Size
+from octavo.bench.hosts import RATES, Hosts, why_no_hosts
+from octavo.bench.torch_hooks import DOUBTFUL
+
+DEADLINE_S = 3600.0
+PORT = 29511
+"""Where ranks on hosts of their own meet: in their network stack every port is free."""
+
+
+def measure(
+    contenders: Sequence[str], *, nproc: int, rounds: int, sizes: Sequence[Size], links: Sequence[str | None]
+) -> list[Row]:
+    """For every link the plans together, at all sizes, then each of torch's hooks in a job of its own, at the first.
+
+    `links`: rates among `RATES`, None for this machine as it is. Raises ValueError for what cannot be measured,
+    RuntimeError, with the ranks' last words, where a job fails.
+    """
+    plans, hooks = _split(contenders)
+    _check_links(links)
+    rows = []
+    for link in links:
+        measured = _job([*plans, *_options(rounds, sizes)], nproc, link) if plans else []
+        for hook in hooks:
+            measured += _job([hook, *_options(rounds, sizes[:1])], nproc, link)
+        rows += [replace(row, link=link or UNSHAPED) for row in measured]
+    return rows
+
+
+def measure_as_rank(
+    contenders: Sequence[str], *, rounds: int, sizes: Sequence[Size], report: Path | None
+) -> list[Row] | None:
+    """The part of one rank: plans, whose rows it returns on rank 0, or one hook, whose row it writes to `report`."""
+    plans, hooks = _split(contenders)
+    if not hooks:
+        return ddp.bench(plans, rounds, sizes)
+    if plans or len(hooks) > 1:
+        raise ValueError(f"[bench.ddp] {hooks[0]} may hang: under torchrun measure it alone")
+    ddp.try_hook(hooks[0], rounds, sizes[0], lambda row: _write([row], report))
+    return None
+
+
+def _write(rows: Sequence[Row], path: Path | None) -> None:
+    if path is not None:
+        path.write_text(json.dumps(ddp.as_dicts(rows)))
+
+
+def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Plans, and torch's hooks. Raises ValueError for what is neither."""
+    plans = [name for name in contenders if name not in DOUBTFUL]
+    for plan in plans:
+        octavo.Plan(plan)
+    return plans, [name for name in contenders if name in DOUBTFUL]
+
+
+def _check_links(links: Sequence[str | None]) -> None:
+    for link in links:
+        if link is not None and link not in RATES:
+            raise ValueError(f"[bench.ddp] --link is one of {', '.join(RATES)}, not '{link}'")
+    reason = why_no_hosts() if any(links) else None
+    if reason is not None:
+        raise ValueError(f"[bench.ddp] --link makes a network of its own, which is not possible here: {reason}")
+
+
+def _options(rounds: int, sizes: Sequence[Size]) -> list[str]:
+    first = sizes[0]
+    shape = [f"--layers={first.layers}", f"--width={first.width}", *[f"--rows={size.rows}" for size in sizes]]
+    return [f"--rounds={rounds}", *shape]
+
+
+def _job(arguments: list[str], nproc: int, link: str | None) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.json"
+        command = ["-m", "octavo", "bench", "ddp", *arguments, f"--json={path}"]
+        if link is None:
+            _run_here(command, nproc)
+        else:
+            _run_on_hosts(command, nproc, link)
+        return [Row(**row) for row in json.loads(path.read_text())]
+
+
+def _run_here(command: list[str], nproc: int) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    try:
+        done = subprocess.run(
+            [*torchrun, *command], env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"[bench.ddp] the ranks did not end in {DEADLINE_S:.0f} s") from None
+    if done.returncode:
+        raise RuntimeError(_failure(done.returncode, done.stdout + done.stderr))
+
+
+def _run_on_hosts(command: list[str], nproc: int, link: str) -> None:
+    with Hosts(nproc, link) as hosts:
+        ranks = [
+            hosts.start(rank, [sys.executable, *command], _environment(rank, nproc, hosts.address(0)))
+            for rank in range(nproc)
+        ]
+        for rank in ranks:
+            try:
+                said, _ = rank.communicate(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                raise RuntimeError(f"[bench.ddp] the ranks did not end in {DEADLINE_S:.0f} s") from None
+            if rank.returncode:
+                raise RuntimeError(_failure(rank.returncode, said))
+
+
+def _environment(rank: int, nproc: int, main: str) -> dict[str, str]:
+    place = dict(RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(nproc), MASTER_ADDR=main, MASTER_PORT=str(PORT))
+    return {**os.environ, **place, "OMP_NUM_THREADS": "1"}
+
+
+def _failure(status: int, said: str) -> str:
+    """What a rank died of: its last line that names an error, torchrun's own account of it aside."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if "rror: " in line and "torch.distributed.elastic" not in line]
+    last = (errors or lines or ["nothing"])[-1]
+    return f"[bench.ddp] a rank ended with exit status {status} and said: {last}"

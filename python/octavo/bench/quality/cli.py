@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo bench quality` on the command line."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from octavo.bench.quality import bench
+from octavo.bench.quality.protocol import Bench
+from octavo.bench.quality.report import write_reports
+from octavo.bench.quality.results import Forecast, forecast
+from octavo.bench.quality.runs import TrainingFailed
+from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
+
+RESULTS, DETAILS, README = Path("docs/quality.json"), Path("docs/quality.md"), Path("README.md")
+
+
+def quality(
+    work: Annotated[
+        Path | None, typer.Option(help="Where the trainings live; the same command goes on with what is left.")
+    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SETTINGS)}; may be repeated.")] = None,
+    contender: Annotated[list[str] | None, typer.Option(help=f"{', '.join(CONTENDERS)}; may be repeated.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Seeds to report on, separated by commas.")] = None,
+    alpaca: Annotated[
+        Path | None, typer.Option(help="LLaMA-Factory's alpaca_en_demo.json, for the setting alpaca.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what is left and how long it takes.")] = False,
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            help=f"Write the tables of {DETAILS} and {README} from {RESULTS}, which --work brings up to date.",
+        ),
+    ] = False,
+) -> None:
+    """The loss by contender, all tuned alike; hours of work, to be interrupted and resumed at will."""
+    try:
+        if report:
+            _report(work)
+            return
+        settings = [SETTINGS[name] for name in _known(only or list(SETTINGS), SETTINGS, "--only")]
+        names = _known(contender or [], CONTENDERS, "--contender")
+        chosen_seeds = _seeds(seeds)
+        if work is None:
+            raise ValueError("[bench.quality] --work DIR is missing: the folder where the trainings live")
+        if dry_run:
+            _show_forecast(settings, work.absolute(), names, chosen_seeds)
+            return
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a training in progress is ended first
+        say = Console(highlight=False, markup=False, soft_wrap=True).print
+        bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
+    except (ValueError, TrainingFailed) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
+    except KeyboardInterrupt:
+        typer.echo("stopped: the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+
+
+def _known(names: list[str], known: dict[str, object], option: str) -> list[str]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"[bench.quality] {option} is one of {', '.join(known)}, not '{name}'")
+    return names
+
+
+def _seeds(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    known = sorted({seed for setting in SETTINGS.values() for seed in setting.seeds})
+    try:
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        seeds = ()
+    if not seeds or not set(seeds) <= set(known):
+        raise ValueError(f"[bench.quality] --seeds is a list such as {','.join(map(str, known))}, not '{text}'")
+    return seeds
+
+
+def _report(work: Path | None) -> None:
+    if work is not None:
+        text = bench.write_results([], work.absolute()).read_text(encoding="utf-8")
+        if not any(setting["contenders"] for setting in json.loads(text)["settings"].values()):
+            raise ValueError(f"[bench.quality] --work {work} has no finished training")
+        RESULTS.write_text(text, encoding="utf-8")
+    try:
+        results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"[bench.quality] {RESULTS} cannot be read ({error.strerror}): call this in the repository, with --work "
+            "where the bench has run"
+        ) from error
+    write_reports(results, DETAILS, README)
+
+
+def _show_forecast(settings: Sequence[Setting], work: Path, names: Sequence[str], seeds: Sequence[int] | None) -> None:
+    table = Table(title="left to do, with the time on two quiet cores")
+    for heading in ("setting", "contender"):
+        table.add_column(heading)
+    for heading in ("trials", "runs", "minutes"):
+        table.add_column(heading, justify="right")
+    total = 0.0
+    for setting in settings:
+        for name in names or setting.contenders:
+            left: Forecast = forecast(Bench(setting, work), name, setting.seeds_among(seeds))
+            total += left.seconds
+            table.add_row(setting.name, name, str(left.trials), str(left.runs), f"{left.seconds / 60:.0f}")
+    table.add_section()
+    table.add_row("all", "", "", "", f"{total / 60:.0f}")
+    Console().print(table)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/quality.md and of the README, made from the bench's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from octavo.bench.quality.settings import BASELINE
+from octavo.train.checkpoint.durable_files import write_text
+
+BEGIN, END = "<!-- quality: begin, made by octavo bench quality --report -->", "<!-- quality: end -->"
+README_CONTENDERS = (BASELINE, "sign+ef")
+
+Json = dict[str, Any]
+
+
+def write_reports(results: Json, details: Path, readme: Path) -> None:
+    """Replaces what stands between the markers of both files. ValueError, with nothing written, where one has none."""
+    new = {details: _between_markers(details, _details(results)), readme: _between_markers(readme, _summary(results))}
+    for path, text in new.items():
+        write_text(path, text)
+
+
+def _between_markers(path: Path, text: str) -> str:
+    """The whole of `path` with `text` between its markers."""
+    try:
+        before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    except OSError as error:
+        raise ValueError(
+            f"[bench.quality] {path} cannot be read: {error.strerror}; call this in the repository"
+        ) from error
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"[bench.quality] {path} has no lines '{BEGIN}' and '{END}' to put the tables between")
+    return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+
+
+def _details(results: Json) -> str:
+    """Per setting: what was trained on what, the reported runs, every trial."""
+    return "\n".join(part for setting in _with_runs(results) for part in _setting_lines(setting))
+
+
+def _setting_lines(setting: Json) -> list[str]:
+    contenders = setting["contenders"]
+    lines = [f"### {setting['title'].capitalize()}", "", _conditions(setting), ""]
+    for ranks in sorted({run["ranks"] for entry in contenders.values() for run in entry["runs"]}):
+        lines += [*_runs_table(setting, ranks), ""]
+    lines += ["The trials, in their order: the loss on the held-out part of the tuning data.", ""]
+    return [*lines, *_trials_table(contenders), ""]
+
+
+def _conditions(setting: Json) -> str:
+    runs = [run for entry in setting["contenders"].values() for run in entry["runs"] if "parameters" in run]
+    trials = _join(entry["trials_each"] for entry in setting["contenders"].values())
+    tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
+    return (
+        f"Reported on {setting['reported_on']}. Tuned on {setting['tuned_on']}: {trials} trials per contender, of "
+        f"{setting['trial_steps']:,} steps each. A LLaMA of {_parameters(setting)} "
+        f"parameters from scratch, {_join(run['precision'] for run in runs)}, {setting['steps']:,} steps of "
+        f"{setting['tokens_per_step']:,} tokens ({tokens} in all). Machine: {_machines(runs)}; "
+        f"torch {_join(run['torch'] for run in runs)}."
+    )
+
+
+def _runs_table(setting: Json, ranks: int) -> list[str]:
+    base = _losses(setting["contenders"].get(BASELINE), ranks)
+    entries = {name: entry for name, entry in setting["contenders"].items() if _losses(entry, ranks)}
+    seeds = sorted({seed for entry in entries.values() for seed in _losses(entry, ranks)})
+    rows = [
+        [
+            f"`{entry['plan']}`, {entry['optimizer']}",
+            _point(entry["chosen"]),
+            _all_losses(_losses(entry, ranks)),
+            "" if name == BASELINE else _change(_losses(entry, ranks), base),
+            *_fewer_bytes(entry, ranks),
+        ]
+        for name, entry in entries.items()
+    ]
+    heading = f"eval loss, {ranks} ranks, seed {' / '.join(map(str, seeds))}"
+    return _table(["contender", "tuned to", heading, "against dense", "bytes, run", "after warm-up"], rows, left=2)
+
+
+def _trials_table(contenders: Json) -> list[str]:
+    rows = [
+        [f"`{entry['plan']}`, {entry['optimizer']}", str(turn), _point(_knobs(trial)), _loss(trial["eval_loss"])]
+        for entry in contenders.values()
+        for turn, trial in enumerate(entry["trials"], start=1)
+    ]
+    return _table(["contender", "trial", "with", "loss"], rows, left=1)
+
+
+def _summary(results: Json) -> str:
+    """The README's table: the baseline and the 1-bit optimizer, a line per setting and number of ranks."""
+    rows = []
+    for setting in _with_runs(results):
+        entries = [setting["contenders"].get(name) for name in README_CONTENDERS]
+        for ranks in sorted({run["ranks"] for entry in entries if entry for run in entry["runs"]}):
+            base, other = (_losses(entry, ranks) for entry in entries)
+            if base and other:
+                rows.append(_summary_row(setting, ranks, entries[1], base, other))
+    if not rows:
+        return "No results have been written yet."
+    headings = ["data", "model, tokens", "ranks", "dense", "sign+ef", "change", "bytes, run", "after warm-up"]
+    return "\n".join([_summary_conditions(_with_runs(results)), "", *_table(headings, rows, left=2)])
+
+
+def _summary_conditions(settings: Sequence[Json]) -> str:
+    entries = [entry for setting in settings for entry in setting["contenders"].values()]
+    runs = [run for entry in entries for run in entry["runs"] if "torch" in run]
+    return (
+        f"LLaMAs from scratch; {_join(entry['trials_each'] for entry in entries)} trials per contender, on other data "
+        f"and another seed; eval loss by seed, and the change of its mean; {_machines(runs)}, torch "
+        f"{_join(run['torch'] for run in runs)}."
+    )
+
+
+def _machines(runs: Sequence[Json]) -> str:
+    return _join(f"{run['machine']['processor']}, {run['machine']['cores']} cores" for run in runs)
+
+
+def _summary_row(setting: Json, ranks: int, entry: Json, base: dict[int, Any], other: dict[int, Any]) -> list[str]:
+    tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
+    model = f"{_parameters(setting)}, {tokens}"
+    shown = [setting["title"], model, str(ranks), _all_losses(base), _all_losses(other), _change(other, base)]
+    return [*shown, *_fewer_bytes(entry, ranks)]
+
+
+def _with_runs(results: Json) -> list[Json]:
+    return [s for s in results["settings"].values() if any(entry["runs"] for entry in s["contenders"].values())]
+
+
+def _losses(entry: Json | None, ranks: int) -> dict[int, float | None]:
+    """By seed; None where the run diverged."""
+    return {run["seed"]: run["eval_loss"] for run in (entry["runs"] if entry else []) if run["ranks"] == ranks}
+
+
+def _change(losses: dict[int, float | None], base: dict[int, float | None]) -> str:
+    """Of the mean over the seeds that both have; a dash where there is none, or where one diverged."""
+    common = [(losses[seed], base[seed]) for seed in losses if seed in base]
+    if not common or any(None in pair for pair in common):
+        return "-"
+    ours, theirs = zip(*common, strict=True)
+    return f"{100 * (mean(ours) / mean(theirs) - 1):+.1f} %".replace("-", "−")
+
+
+def _fewer_bytes(entry: Json, ranks: int) -> list[str]:
+    """Of the whole run and after the warm-up, against float32."""
+    runs = [run for run in entry["runs"] if run["ranks"] == ranks and run.get("compression_ratio")]
+    ratios = [mean(run[name] for run in runs) if runs else None for name in _RATIOS]
+    return ["-" if ratio is None else f"1/{ratio:.1f}" if ratio > 1.05 else "1" for ratio in ratios]
+
+
+_RATIOS = ("compression_ratio", "compression_ratio_after_warmup")
+_SHORT = {"beta1": "β1", "beta2": "β2"}
+
+
+def _knobs(trial: Json) -> Json:
+    return {name: value for name, value in trial.items() if name != "eval_loss"}
+
+
+def _point(point: Json) -> str:
+    return ", ".join(f"{_SHORT.get(name, name)} {value:g}" for name, value in point.items())
+
+
+def _all_losses(losses: dict[int, float | None]) -> str:
+    return " / ".join(_loss(losses[seed]) for seed in sorted(losses))
+
+
+def _loss(loss: float | None) -> str:
+    return "diverged" if loss is None else f"{loss:.3f}"
+
+
+def _parameters(setting: Json) -> str:
+    runs = [run for entry in setting["contenders"].values() for run in entry["runs"] if "parameters" in run]
+    return _join(f"{run['parameters'] / 1e6:.1f} M" for run in runs)
+
+
+def _join(values: Iterable[object]) -> str:
+    """The different values, in order of appearance."""
+    return " and ".join(dict.fromkeys(map(str, values)))
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table in Markdown, whose first `left` columns are aligned to the left."""
+    rule = ["---"] * left + ["--:"] * (len(headings) - left)
+    return ["| " + " | ".join(row) + " |" for row in (headings, rule, *rows)]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One training of the bench: `octavo train` in a process of its own, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.train.checkpoint.durable_files import write_json
+from octavo.train.config import usable_cores
+
+OUTCOME = "outcome.json"
+LOG = "train.log"
+DEADLINE_S = 12 * 3600.0
+STOP_S = 20.0
+_RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+Outcome = dict[str, Any]
+"""`summary.json` of a finished run, or {"diverged": True}; with `machine`, on which it ended."""
+
+
+class TrainingFailed(RuntimeError):
+    """A training ended for a reason that says nothing about its hyperparameters."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training into the folder `out`. `options`: of `octavo train`, by name, without `--out`."""
+
+    out: Path
+    options: dict[str, Any]
+
+    def outcome(self) -> Outcome | None:
+        """What came out of it; None where it is not finished."""
+        try:
+            return json.loads((self.out / OUTCOME).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+
+    def finish(self) -> Outcome:
+        """Trains, or goes on training, to the end, unless that is done. Raises TrainingFailed."""
+        done = self.outcome()
+        if done is None:
+            done = {**self._train(), "machine": machine()}
+            shutil.rmtree(self.out / "checkpoint", ignore_errors=True)  # large, and of no more use
+            write_json(self.out / OUTCOME, done)
+        return done
+
+    def _train(self) -> Outcome:
+        self.out.mkdir(parents=True, exist_ok=True)
+        with (self.out / LOG).open("w") as log, _started(self.command(), log) as process:
+            try:
+                status = process.wait(timeout=DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                raise TrainingFailed(self._failure(f"was not finished after {DEADLINE_S / 3600:.0f} hours")) from None
+        if status == 0:
+            return json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+        if self._has_diverged():
+            return {"diverged": True}
+        raise TrainingFailed(self._failure(f"ended with exit status {status}"))
+
+    def command(self) -> list[str]:
+        arguments = [sys.executable, "-m", "octavo", "train", "--out", str(self.out)]
+        for name, value in self.options.items():
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+        return arguments
+
+    def _has_diverged(self) -> bool:
+        """Whether the last step that was made had gradients that are not finite."""
+        try:
+            lines = (self.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            return bool(lines) and bool(json.loads(lines[-1])["skipped"])
+        except FileNotFoundError:
+            return False
+
+    def _failure(self, what: str) -> str:
+        words = [line for line in (self.out / LOG).read_text(encoding="utf-8").splitlines() if line.strip()]
+        last = words[-1] if words else "nothing"
+        return f"[bench.quality] `octavo train` {what} and said: {last} ({self.out / LOG} has the rest)"
+
+
+def machine() -> dict[str, Any]:
+    """The machine that this process runs on."""
+    return {"processor": _processor(), "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+@contextmanager
+def _started(command: list[str], log) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a process that is ended with the block, however that is left."""
+    environment = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()  # `octavo train` ends its ranks first
+        try:
+            process.wait(timeout=STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The search over hyperparameters: one knob at a time, the same start and the same number of trials for everybody.
+
+A search is a list of knobs to move, one per trial after the first. A move takes the best point so far and changes one
+knob by one place of its ladder: in the knob's first direction, or in the other one where that value was tried before.
+So two moves of one knob go on where the first one helped, and turn round where it did not. The next point is a pure
+function of the losses so far: an interrupted search goes on with the very trials of an unbroken one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Point = dict[str, float]
+"""Values by the name of the option of `octavo train`, such as `lr`."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """The values that a knob can take, in order, where every search starts, and where it goes first."""
+
+    ladder: tuple[float, ...]
+    start: float
+    first: int  # +1 or -1: the direction of the first move
+
+
+#: A move of the learning rate is a factor of 1.5.
+KNOBS = {
+    "lr": Knob((1.35e-3, 2e-3, 3e-3, 4.5e-3, 6.75e-3), start=3e-3, first=+1),
+    "beta1": Knob((0.0, 0.3, 0.5, 0.9, 0.95, 0.98), start=0.9, first=-1),
+    "beta2": Knob((0.95, 0.98, 0.999, 0.9999), start=0.999, first=-1),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A point and the loss that it gave; infinity where training diverged."""
+
+    point: Point
+    loss: float
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """The trial of the smallest loss, the earliest one among equals. ValueError where there is none."""
+    return min(trials, key=lambda trial: trial.loss)
+
+
+def next_point(moves: Sequence[str], trials: Sequence[Trial]) -> Point | None:
+    """The point to try after `trials`, which are in the order of the search; None once every move is made."""
+    if not trials:
+        return {name: KNOBS[name].start for name in dict.fromkeys(("lr", "beta1", "beta2", *moves))}
+    if len(trials) > len(moves):
+        return None
+    name = moves[len(trials) - 1]
+    center = best(trials).point
+    return {**center, name: _neighbour(KNOBS[name], center[name], {trial.point[name] for trial in trials})}
+
+
+def _neighbour(knob: Knob, value: float, tried: set[float]) -> float:
+    at = knob.ladder.index(value)
+    for place in (at + knob.first, at - knob.first):
+        if 0 <= place < len(knob.ladder) and knob.ladder[place] not in tried:
+            return knob.ladder[place]
+    raise ValueError(f"[bench.quality.search] the ladder {knob.ladder} has no untried value beside {value}")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared, on what: the contenders, and the data sets with their models and lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, DataSet
+
+TRIAL_SHARE = 0.25
+"""A trial is a training of this share of the steps, with its learning rate schedule shortened alike."""
+
+
+MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
+"""The knob of each trial after the first (see `search`)."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one."""
+
+    plan: str
+    optimizer: str
+    moves: tuple[str, ...] = MOVES
+
+
+#: By name, in the order of their importance. `beta1` is what `octavo train` makes of it: of OneBitAdamW the momentum of
+#: both phases, of Muon its own.
+CONTENDERS = {
+    "dense": Contender("dense", "adamw"),
+    "sign+ef": Contender("sign+ef", "onebit-adamw"),
+    "int4+ef": Contender("int4+ef", "adamw"),
+    "muon": Contender("dense", "muon"),
+    "muon int4+ef": Contender("int4+ef", "muon"),
+}
+BASELINE = "dense"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One data set with its model and its length. `batch_size` is rows per rank, `seq_len` tokens per row.
+
+    `also_ranks`: other numbers of ranks, each with the first seed and with as many rows a step as `ranks` have.
+    `step_s`: seconds a step on two quiet cores, for the forecast alone.
+    """
+
+    name: str
+    title: str
+    data: DataSet
+    reported_on: str
+    tuned_on: str
+    model: str | Mapping[str, object]  # a name, or a LLaMA's CONFIG.json
+    steps: int
+    batch_size: int
+    seq_len: int
+    step_s: float
+    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    tuning_seed: int = 1000
+    ranks: int = 2
+    also_ranks: tuple[int, ...] = ()
+    start_s: float = 15.0  # of a run, before its first step and after its last
+
+    @property
+    def trial_steps(self) -> int:
+        return max(1, round(TRIAL_SHARE * self.steps))
+
+    def seeds_among(self, asked: Sequence[int] | None) -> tuple[int, ...]:
+        """The seeds of this setting that are asked for; None asks for all."""
+        return tuple(seed for seed in self.seeds if asked is None or seed in asked)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.ranks * self.batch_size * self.seq_len
+
+
+_TWO_MILLION = dict(
+    model_type="llama",
+    hidden_size=160,
+    intermediate_size=432,
+    num_hidden_layers=4,
+    num_attention_heads=5,
+    num_key_value_heads=5,
+    max_position_embeddings=512,
+    initializer_range=0.05,
+    tie_word_embeddings=False,
+)
+
+SETTINGS = {
+    "bundled": Setting(
+        name="bundled",
+        title="bundled tasks",
+        data=BUNDLED,
+        reported_on="the bundled tasks, a tenth held out by the seed",
+        tuned_on="the same kinds of tasks drawn anew (`--data tasks:1000`), seed 1000",
+        model="tiny",
+        steps=800,
+        batch_size=8,
+        seq_len=128,
+        step_s=0.1,
+        also_ranks=(4,),
+    ),
+    "alpaca": Setting(
+        name="alpaca",
+        title="real instructions",
+        data=ALPACA,
+        reported_on="two thirds of LLaMA-Factory's alpaca_en_demo.json, a tenth of them held out by the seed",
+        tuned_on="the other third of its records, seed 1000",
+        model="tiny",
+        steps=400,
+        batch_size=8,
+        seq_len=128,
+        step_s=0.11,
+    ),
+    "corpus": Setting(
+        name="corpus",
+        title="Python sources",
+        data=CORPUS,
+        reported_on="Python sources of the transformers package, a tenth of the files held out by the seed; a token is "
+        "seen about once, but the files of the package copy from one another",
+        tuned_on="other files of the same package, seed 1000",
+        model=_TWO_MILLION,
+        steps=1500,
+        batch_size=8,
+        seq_len=256,
+        step_s=0.7,
+        contenders=("dense", "sign+ef"),
+        seeds=(0, 1),
+        start_s=60.0,
+    ),
+}

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are there after a power cut: written aside, fsynced, renamed, the folder fsynced."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_CHUNK_BYTES = 1 << 20
+
+
+def sync_file(path: Path) -> None:
+    """Returns once the bytes of `path` are on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_folder(path: Path) -> None:
+    """Returns once the names in `path` are on the disk: a rename is not durable before."""
+    sync_file(path)
+
+
+def make_folder(path: Path) -> None:
+    """Creates `path` and the parents that are missing; returns once their names are on the disk. Raises OSError."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync_folder(folder.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes `path` as a whole or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(aside, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(aside, path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes `value` as indented JSON, as a whole or not at all."""
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """The text that `write_json` writes."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def point_link(link: Path, target: str) -> None:
+    """Makes the symbolic link `link` point to `target`, replacing an older link in one step."""
+    aside = link.with_name(f".{link.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    aside.symlink_to(target)
+    os.replace(aside, link)
+    sync_folder(link.parent)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose `--out` it is: `run.json` holds the options that decide the loss curve; no other run writes there."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import IO, Any
+
+from octavo.train.checkpoint import durable_files
+from octavo.train.config import TrainConfig
+from octavo.train.data.dataset import Corpus
+
+RUN = "run.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+PLOT = "loss.png"
+CHECKPOINT = "checkpoint"
+LOCK = "run.lock"
+_SCHEMA = 2
+# These change how often a run reports or where it lives, not what it learns.
+_FREE = ("nproc", "device", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
+
+
+def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run by name. Data and a model's CONFIG.json count by content, not by path.
+
+    The number of ranks is not among them: a run may resume with another one. Step number and learning rates then
+    continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that
+    within the current epoch some rows come twice and others not at all.
+    """
+    options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
+    options["optimizer"], options["beta1"] = config.optimizer_name, config.resolved_beta1
+    options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
+    if config.model.endswith(".json"):
+        options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"
+    return options
+
+
+def fingerprint(value: Any) -> str:
+    """The SHA-256 of any JSON value, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
+    """What an earlier run of the same identity resolved here, or None where `out` is free.
+
+    `fresh` removes an earlier run of any identity. Raises ValueError, with nothing touched, where `out`
+    belongs to another configuration or holds such files of somebody else.
+    """
+    record = _read(out / RUN)
+    if record is None:
+        _refuse_foreign(out)
+        return None
+    if fresh:
+        _remove_run(out)
+        return None
+    if record["schema"] != _SCHEMA:
+        raise ValueError(
+            f"[train.run_folder] --out {out} is from another version of Octavo (schema {record['schema']}, this one "
+            f"continues {_SCHEMA}): choose another --out, or --fresh to start over"
+        )
+    _refuse_other(out, record["identity"], identity)
+    return record["resolved"]
+
+
+def lock(out: Path) -> IO[str]:
+    """Keeps other runs out of `out` until the file is closed or its process gone. ValueError where one is in."""
+    durable_files.make_folder(out)
+    file = (out / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(
+            f"[train.run_folder] --out {out} is locked by another running job: choose another --out, or wait for "
+            "that job to end"
+        ) from None
+    return file
+
+
+def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> None:
+    """Marks `out` as the home of this run. `resolved` is what it chose by itself and keeps on resume."""
+    durable_files.write_json(out / RUN, dict(schema=_SCHEMA, identity=identity, resolved=resolved))
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        record = json.loads(path.read_text())
+        return {"schema": record["schema"], "identity": dict(record["identity"]), "resolved": dict(record["resolved"])}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"[train.run_folder] {path} is not the record of a run: choose another --out") from error
+
+
+def _refuse_foreign(out: Path) -> None:
+    found = [name for name in (METRICS, SUMMARY, PLOT, CHECKPOINT) if (out / name).exists()]
+    if found:
+        raise ValueError(
+            f"[train.run_folder] --out {out} has a {found[0]} but no {RUN}, so it is not the folder of a run: "
+            f"choose another --out"
+        )
+
+
+def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
+    names = sorted(there.keys() | here.keys())
+    differing = [f"{n} {there.get(n)} there and {here.get(n)} here" for n in names if there.get(n) != here.get(n)]
+    if differing:
+        raise ValueError(
+            f"[train.run_folder] --out {out} belongs to another configuration "
+            f"({', '.join(differing)}): choose another --out, or --fresh to start over"
+        )
+
+
+def _remove_run(out: Path) -> None:
+    shutil.rmtree(out / CHECKPOINT, ignore_errors=True)
+    # The record goes last: a run killed in between can still be recognised and removed.
+    for name in (METRICS, SUMMARY, PLOT, RUN):
+        (out / name).unlink(missing_ok=True)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds of a running job, and how it comes back: rank 0's part and each rank's own part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_model
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
+
+from octavo.train import device
+from octavo.train.checkpoint import durable_files, state_file
+from octavo.train.checkpoint.restore import broadcast_tree
+from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER
+from octavo.train.engine import Engine
+from octavo.train.launch.world import World
+from octavo.train.report.metrics import Totals
+
+
+def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
+    """A function that writes rank 0's files into a folder: model, tokenizer, optimizer, totals."""
+
+    def write(folder: Path) -> None:
+        disable_progress_bar()  # a bar for one file of a second
+        engine.model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        state_file.save_tree(folder / OPTIMIZER, engine.optimizer.state_dict(), "optimizer")
+        durable_files.write_json(folder / TRAINER, totals.to_dict())
+
+    return write
+
+
+def rank_state(engine: Engine) -> dict[str, Any]:
+    """This rank's own state: its error-feedback residuals and its random streams."""
+    rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(engine.device)}
+    return {"handle": engine.handle.state_dict(), **rng}
+
+
+def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
+    """Fills `model` from a verified step folder. Raises RuntimeError where names or shapes differ."""
+    load_model(model, folder / MODEL)
+
+
+def restore(
+    engine: Engine, world: World, optimizer_state: Any, rank_states: dict[str, Any] | list[dict[str, Any]]
+) -> None:
+    """Puts a checkpoint into a freshly built engine: rank 0's `optimizer_state`, and what ranks kept for themselves.
+
+    `rank_states`: this rank's own, with as many ranks as saved it; the run then goes on bit by bit. Or those of all
+    ranks that saved, where their number was another: the mean of their error-feedback residuals is redistributed, and
+    a rank without a predecessor keeps the random streams that it was seeded with.
+    """
+    if isinstance(rank_states, list):
+        own = rank_states[world.rank] if world.rank < len(rank_states) else None
+        engine.handle.load_state_dict([state["handle"] for state in rank_states])
+    else:
+        own = rank_states
+        engine.handle.load_state_dict(own["handle"])
+    engine.optimizer.load_state_dict(broadcast_tree(world, optimizer_state, source=0))
+    if own is not None:
+        torch.set_rng_state(own["rng"])
+        device.set_rng_state(engine.device, own.get("device_rng"))

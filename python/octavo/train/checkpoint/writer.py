@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that a SIGKILL or a power cut at any moment cannot spoil.
+
+    out/checkpoint/step-000100/   model.safetensors config.json tokenizer …  what transformers opens
+                                  optimizer.safetensors trainer.json         the rest of rank 0's state
+                                  rank-00000-of-00002.safetensors …          residuals, RNG: one per rank
+                                  manifest.json                              size and SHA-256 of each of them
+    out/checkpoint/latest         -> step-000100
+    out/checkpoint/config.json …  -> latest/…, so that from_pretrained("out/checkpoint") works too
+
+A step is written aside in a hidden folder, every file fsynced, the manifest last, then the folder is
+renamed and its parent fsynced. A step folder is never written to again. At least two good steps are kept.
+
+With several machines `--out` may be one network disk or separate local disks. On separate disks every
+host's folder holds the files of its own ranks, with a manifest of its own; model and optimizer are on rank
+0's host. A step counts only where every disk has it; on resume rank 0 sends model and optimizer to the
+others. Another number of ranks reads the files of all ranks that saved.
+
+The files are safetensors with names that are unique in the folder, so that torch.distributed.checkpoint reads them
+(`HuggingFaceStorageReader`), for any sharding. Its writers are not used: one stores plain values and its index as
+pickles, which run code when they are loaded, the other stores tensors only; neither writes checksums, and both put one
+index of all ranks on rank 0's disk.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from octavo.train.checkpoint import durable_files, manifest
+from octavo.train.checkpoint.shared_disk import Disk
+from octavo.train.checkpoint.state_file import save_tree
+from octavo.train.launch.world import World
+
+KEEP = 2
+LATEST = "latest"
+OPTIMIZER = "optimizer.safetensors"
+TRAINER = "trainer.json"
+MODEL = "model.safetensors"
+_STEP = re.compile(r"step-(\d{6,})")
+_ASIDE = ".aside-"
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies."""
+    return folder / f"step-{step:06d}"
+
+
+def rank_file(rank: int, size: int) -> str:
+    """The name of a rank's own state in a step folder."""
+    return f"rank-{rank:05d}-of-{size:05d}.safetensors"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps that have a folder, newest first, good or not."""
+    if not folder.is_dir():
+        return []
+    found = (_STEP.fullmatch(path.name) for path in folder.iterdir())
+    return sorted((int(match[1]) for match in found if match), reverse=True)
+
+
+class CheckpointWriter:
+    """Writes the steps of one run. Every method is called by all ranks together."""
+
+    def __init__(self, world: World, disk: Disk, folder: Path, fingerprint: str, resumed_step: int = 0) -> None:
+        self._world, self._disk, self._folder, self._fingerprint = world, disk, folder, fingerprint
+        self._good = [resumed_step] if resumed_step else []
+        world.agree(self._sweep)
+
+    def save(self, step: int, write_shared: Callable[[Path], None], rank_state: Any) -> None:
+        """Commits `step`. Raises JobError; the older steps are then untouched.
+
+        `write_shared(folder)` runs on rank 0 and writes model, optimizer and trainer state; `rank_state` is
+        any tree of tensors and plain values.
+        """
+        aside = self._folder / f"{_ASIDE}{step:06d}-{self._disk.leader}"
+        phases = (
+            lambda: self._on_leader(lambda: _make_empty(aside)),
+            lambda: self._write_files(aside, write_shared, rank_state),
+            lambda: self._on_leader(lambda: manifest.write(aside, step, self._world.size, self._fingerprint)),
+            lambda: self._on_leader(lambda: _publish(aside, step_folder(self._folder, step))),
+            lambda: self._on_leader(lambda: self._point_to(step)),
+        )
+        # A phase begins once all ranks have ended the one before: no disk publishes what another failed at.
+        for phase in phases:
+            self._world.agree(phase)
+        self._good.append(step)
+        self._world.agree(lambda: self._on_leader(self._prune))
+
+    def _on_leader(self, work: Callable[[], None]) -> None:
+        if self._disk.is_leader:
+            work()
+
+    def _write_files(self, aside: Path, write_shared: Callable[[Path], None], rank_state: Any) -> None:
+        path = aside / rank_file(self._world.rank, self._world.size)
+        save_tree(path, rank_state, f"rank-{self._world.rank}")
+        durable_files.sync_file(path)
+        if self._world.is_main:
+            write_shared(aside)
+
+    def _point_to(self, step: int) -> None:
+        durable_files.point_link(self._folder / LATEST, step_folder(self._folder, step).name)
+        if not self._disk.has_model:
+            return
+        private = (manifest.NAME, OPTIMIZER, TRAINER)
+        for path in step_folder(self._folder, step).iterdir():
+            link = self._folder / path.name
+            if path.name not in private and not path.name.startswith("rank-") and not link.is_symlink():
+                durable_files.point_link(link, f"{LATEST}/{path.name}")
+
+    def _prune(self) -> None:
+        if len(self._good) < KEEP:
+            return
+        oldest_kept = self._good[-KEEP]
+        for step in saved_steps(self._folder):
+            if step < oldest_kept:
+                shutil.rmtree(step_folder(self._folder, step))
+
+    def _sweep(self) -> None:
+        """Clears away what a killed run had not finished writing."""
+        if not self._disk.is_leader:
+            return
+        durable_files.make_folder(self._folder)
+        for path in self._folder.glob(_ASIDE + "*"):
+            shutil.rmtree(path)
+
+
+def _make_empty(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _publish(aside: Path, final: Path) -> None:
+    # `final` exists only where it did not verify on every disk: a good step is not written again.
+    if final.exists():
+        stale = aside.with_name(f"{_ASIDE}stale-{final.name}")
+        os.replace(final, stale)
+        shutil.rmtree(stale)
+    os.replace(aside, final)
+    durable_files.sync_folder(final.parent)

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data set of a run, and the tenth of it that the model never sees."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.train.data import tasks
+from octavo.train.data.records import Example, failure, parse, read_file
+from octavo.train.data.rng import Rng
+
+__all__ = ["Corpus", "Example", "load_corpus"]
+
+HELD_OUT_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set, split: no question of `held_out` (with all that precedes it) is in `train`.
+
+    `checkable`: each question has one short right answer, so exact match means something.
+    `fingerprint`: SHA-256 of the content in hex; it does not depend on the seed of the split.
+    """
+
+    name: str
+    train: list[Example]
+    held_out: list[Example]
+    checkable: bool
+    fingerprint: str
+
+
+def load_corpus(path: Path | None, *, seed: int) -> Corpus:
+    """The data set at `path`, or the bundled tasks where it is None or `tasks:N`; `seed` decides what is held out.
+
+    Raises FileNotFoundError, another OSError or ValueError, with one sentence that names file and place.
+    """
+    draw = tasks.DRAW if path is None else tasks.draw_of(str(path))
+    if draw is not None:
+        examples = [Example(**record) for record in tasks.records(draw=draw)]
+        content = json.dumps([vars(example) for example in examples]).encode()
+        name, place = tasks.NAME if draw == tasks.DRAW else f"{tasks.NAME}:{draw}", "the bundled tasks"
+    else:
+        content, name, place = read_file(path), path.name, str(path)
+        examples = parse(content, path)
+    train, held_out = _split(examples, seed, place)
+    return Corpus(name, train, held_out, draw is not None, hashlib.sha256(content).hexdigest())
+
+
+def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:
+    """Holds out a tenth of the different questions; equal questions stay on one side."""
+    if not examples:
+        raise failure("the data set is empty; it needs at least 2 different records", place)
+    groups: dict[object, list[Example]] = {}
+    for example in examples:
+        text = example.output if example.is_text else ""
+        asked = (example.system, example.history, example.instruction, example.input, text)
+        groups.setdefault(asked, []).append(example)
+    if len(groups) < 2:
+        raise failure("all records ask the same; at least 2 different ones are needed, of which 1 is held out", place)
+    keys = list(groups)
+    count = max(1, round(HELD_OUT_SHARE * len(keys)))
+    held = {keys[i] for i in Rng("held out", seed).permutation(len(keys))[:count]}
+    train = [example for key in keys if key not in held for example in groups[key]]
+    held_out = [example for key in keys if key in held for example in groups[key]]
+    return train, held_out

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a rank: meet the others, run the job, leave; a failure is a sentence and an exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+
+from rich.console import Console
+
+from octavo.train import compare, errors
+from octavo.train.config import TrainConfig
+from octavo.train.job import run_job
+from octavo.train.launch import world
+
+
+def run_rank(config: TrainConfig) -> int:
+    """Runs this process's part of the job. Returns 0, or ends the process with an exit code of `errors`."""
+    faulthandler.enable()  # a crash in native code then shows where Python was
+    try:
+        here = world.join(config.timeout_s)
+        console = Console() if here.is_main else None
+        if config.compare:
+            compare.run_comparison(config, here, console)
+        else:
+            run_job(config, here, console)
+        world.leave()
+    except KeyboardInterrupt:
+        os._exit(128 + signal.SIGINT)
+    except Exception as error:
+        _fail(error)
+    return 0
+
+
+def _fail(error: Exception) -> None:
+    errors.show_traceback(error)
+    code = errors.exit_code(error)
+    shared = isinstance(error, errors.JobError)
+    if not shared or os.environ.get("RANK") == "0":
+        lead = "lost another rank: " if code == errors.EXIT_PEER else ""
+        print(f"{errors.ERROR_MARK}{lead}{errors.sentence(error)}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: tearing down a process group whose peers are gone may wait for them.
+    os._exit(code)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of a job: how they meet, agree and part.
+
+Works under `octavo train`, torchrun, or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from octavo.train.errors import JobError, is_peer_loss, sentence, show_traceback
+
+PARENT_STORE = "OCTAVO_PARENT_STORE"
+"""Set to 1 by `octavo train` for its ranks: the parent serves the store at MASTER_ADDR:MASTER_PORT."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among its peers."""
+
+    rank: int
+    size: int
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is rank 0, the one that prints and holds the model's checkpoint."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """`value` of every rank, in rank order, on every rank. Values are small Python objects."""
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values  # type: ignore[return-value]
+
+    def from_main(self, value: T | None) -> T:
+        """Rank 0's `value` on every rank; what the others pass is ignored."""
+        return self.from_rank(value, 0)
+
+    def from_rank(self, value: T | None, source: int) -> T:
+        """Rank `source`'s `value` on every rank; what the others pass is ignored."""
+        box = [value]
+        dist.broadcast_object_list(box, src=source)
+        return box[0]  # type: ignore[return-value]
+
+    def barrier(self) -> None:
+        """Returns once every rank has come here."""
+        dist.barrier()
+
+    def mean(self, value: float) -> float:
+        """The mean over ranks, identical on all of them (summed in fp64)."""
+        total = torch.tensor(value, dtype=torch.float64)
+        dist.all_reduce(total)
+        return total.item() / self.size
+
+    def agree(self, work: Callable[[], T]) -> T:
+        """Runs `work` on every rank; if it fails on any, raises the same JobError on all.
+
+        Without this a rank that cannot read its data would leave the others waiting in the next collective.
+        """
+        result, trouble = None, None
+        try:
+            result = work()
+        except Exception as error:
+            if is_peer_loss(error):
+                raise
+            show_traceback(error)
+            trouble = sentence(error)
+        troubles = self.gather(trouble)
+        told = [(rank, text) for rank, text in enumerate(troubles) if text is not None]
+        if not told:
+            return result  # type: ignore[return-value]
+        rank, text = told[0]
+        everywhere = len({text for _, text in told}) == 1 and len(told) == self.size
+        raise JobError(text if everywhere or rank == 0 else f"rank {rank}: {text}")
+
+
+def env_number(name: str, default: int | None = None) -> int:
+    """The whole number in the environment variable `name`, or `default` without one. Raises ValueError."""
+    text = os.environ.get(name) or ("" if default is None else str(default))
+    if not text.lstrip("-").isdigit():
+        raise ValueError(f"[train.world] {name} must be a whole number, got '{text}'")
+    return int(text)
+
+
+def launched_outside() -> bool:
+    """Whether a launcher (our own, torchrun, …) has already started this process as a rank.
+
+    Raises ValueError where only half of the variables are there.
+    """
+    names = ("RANK", "WORLD_SIZE")
+    there = [name for name in names if os.environ.get(name)]
+    if len(there) == 1:
+        missing = names[1 - names.index(there[0])]
+        raise ValueError(f"[train.world] {there[0]} is set and {missing} is not: set both, or neither")
+    return len(there) == 2
+
+
+def join(timeout_s: float) -> World:
+    """Meets the other ranks over Gloo. A later collective fails after `timeout_s` seconds without an answer.
+
+    Raises ValueError for a rank outside of its world, RuntimeError where the ranks cannot meet.
+    """
+    rank, size = env_number("RANK"), env_number("WORLD_SIZE")
+    if not 0 <= rank < size:
+        raise ValueError(f"[train.world] RANK must be between 0 and {size - 1}, got {rank}")
+    host, port = os.environ.get("MASTER_ADDR", ""), env_number("MASTER_PORT", default=29500)
+    os.environ.update(MASTER_ADDR=host or "127.0.0.1", MASTER_PORT=str(port))
+    timeout, store = timedelta(seconds=timeout_s), None
+    try:
+        if os.environ.get(PARENT_STORE) == "1":
+            store = dist.TCPStore(host, port, size, False, timeout)
+        # Without a store, the way of the launcher that set the variables: torchrun has a store of its own.
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(_meeting_trouble(error, host, port)) from error
+    return World(rank, size)
+
+
+def leave() -> None:
+    """Ends the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _meeting_trouble(error: Exception, host: str, port: int) -> str:
+    text = str(error)
+    if "EADDRINUSE" in text or "already in use" in text:
+        return f"[train.world] port {port} on {host} is in use: choose another MASTER_PORT"
+    return f"[train.world] the ranks could not meet at {host}:{port}: {sentence(error)}"

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer of a run, and the learning rate of a step: a linear rise, then half a cosine down towards zero."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+import octavo
+from octavo.train.config import BETA1, TrainConfig
+
+ADAM_EPS = 1e-8
+
+
+def learning_rate(step: int, steps: int, warmup_steps: int, peak: float) -> float:
+    """The rate of `step`, from 1 to `steps`. A pure function: a resumed run needs no scheduler state."""
+    if step <= warmup_steps:
+        return peak * step / warmup_steps
+    # One more in the divisor, so that the last step still learns.
+    progress = (step - warmup_steps) / (steps - warmup_steps + 1)
+    return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Gives every parameter group of `optimizer` the same rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.Optimizer:
+    """The optimizer that the options ask for; all of them spare norms and biases from weight decay.
+
+    ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW before and after its freeze; of Muon, whose AdamW part keeps
+    AdamW's default. ``--beta2`` is AdamW's, in all three.
+    """
+    beta1, betas = config.resolved_beta1, (config.resolved_beta1, config.beta2)
+    if config.optimizer_name == "adamw":
+        return torch.optim.AdamW(_groups(model.parameters(), config), lr=config.lr, betas=betas, eps=ADAM_EPS)
+    if config.optimizer_name == "muon":
+        return MuonWithAdamW(model, config)
+    return octavo.optim.OneBitAdamW(
+        _groups(model.parameters(), config),
+        lr=config.lr,
+        betas=betas,
+        eps=ADAM_EPS,
+        warmup_steps=config.onebit_warmup_steps,
+        frozen_beta=beta1,
+    )
+
+
+def optimizer_options(config: TrainConfig) -> dict[str, Any]:
+    """What metrics.jsonl and summary.json say about the optimizer, its defaults resolved."""
+    return dict(
+        beta1=config.resolved_beta1,
+        beta2=config.beta2,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+    )
+
+
+class MuonWithAdamW:
+    """Muon for the hidden matrices, AdamW for everything else: embeddings, the output layer, norms and biases.
+
+    Muon's update is scaled to the root mean square of AdamW's ("match_rms_adamw", Liu et al. 2025), so that both obey
+    the same learning rate. It has what a training loop uses of ``torch.optim.Optimizer``; the state is that of both.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
+        hidden = _hidden_matrices(model)
+        known = set(hidden)
+        rest = [parameter for parameter in model.parameters() if parameter not in known]
+        self._parts = {
+            "muon": torch.optim.Muon(
+                hidden,
+                lr=config.lr,
+                momentum=config.resolved_beta1,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            ),
+            "adamw": torch.optim.AdamW(
+                _groups(rest, config), lr=config.lr, betas=(BETA1["adamw"], config.beta2), eps=ADAM_EPS
+            ),
+        }
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of both."""
+        return [group for part in self._parts.values() for group in part.param_groups]
+
+    def step(self) -> None:
+        """One step of both."""
+        for part in self._parts.values():
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients."""
+        for part in self._parts.values():
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of both, by name."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes back `state_dict`. Raises ValueError where it is that of another optimizer."""
+        if state.keys() != self._parts.keys():
+            raise ValueError(f"[train.optimizer] the saved state is not that of muon: it has the parts {sorted(state)}")
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+
+
+def clip_gradient(optimizer: Any, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
+    """Scales the averaged gradient down to the global L2 norm `max_norm`; returns the norm that it had.
+
+    An optimizer for which `parameter.grad` is not always a gradient has a method of its own for it.
+    """
+    own = getattr(optimizer, "clip_grad_norm_", None)
+    norm = own(max_norm) if own else torch.nn.utils.clip_grad_norm_(list(parameters), max_norm)
+    return float(norm)
+
+
+def _hidden_matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
+    """The matrices between the embeddings and the output layer."""
+    outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in outer]
+
+
+def _groups(parameters: Iterable[torch.nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
+    """Two parameter groups: with weight decay, and without it where a parameter has fewer than two dimensions."""
+    decayed: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
+    for parameter in parameters:
+        decayed[parameter.ndim >= 2].append(parameter)
+    decays = {True: config.weight_decay, False: 0.0}
+    return [dict(params=group, weight_decay=decays[kind]) for kind, group in decayed.items() if group]

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says about itself: metrics, progress, summary, tables and plots."""

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory figures of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def reset_peak() -> None:
+    """Resets the peak where the system can (Linux), so that the second run of a process has its own."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_host_bytes() -> int:
+    """The most memory this process has held since `reset_peak`, or since it began where that is not known."""
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def tensor_bytes(tree: Any) -> int:
+    """The bytes of all tensors in nested dicts and lists."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, dict):
+        return sum(tensor_bytes(item) for item in tree.values())
+    if isinstance(tree, (list, tuple)):
+        return sum(tensor_bytes(item) for item in tree)
+    return 0

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`metrics.jsonl`, one line per step, and the totals of a run, which checkpoints keep."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Totals:
+    """Sums over the steps so far, saved in every checkpoint. Bytes are what rank 0 handed to c10d."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    wire_bytes: int = 0
+    dense_bytes: int = 0
+    late_wire_bytes: int = 0
+    late_dense_bytes: int = 0
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
+    first_loss: float | None = None
+    last_loss: float | None = None
+    eval_loss: float | None = None
+
+    def add_step(self, step: int, tokens: int, seconds: float, skipped: bool, loss: float | None) -> None:
+        """Counts a step; `loss` is None where it was not finite, for JSON knows no NaN."""
+        self.step, self.tokens, self.seconds = step, self.tokens + tokens, self.seconds + seconds
+        self.skipped_steps += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        self.last_loss = loss
+
+    def add_bytes(self, wire: int, dense: int, late: bool) -> None:
+        """Counts what a step sent and what fp32 would have; `late` means after the optimizer's warm-up."""
+        self.wire_bytes += wire
+        self.dense_bytes += dense
+        if late:
+            self.late_wire_bytes += wire
+            self.late_dense_bytes += dense
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Totals:
+        """The totals of a checkpoint. Raises TypeError for unknown names."""
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+class MetricsLog:
+    """Appends records to a JSON-lines file; opening it drops everything after `kept_step`."""
+
+    def __init__(self, path: Path, kept_step: int) -> None:
+        path.touch()
+        os.truncate(path, _length_up_to(path, kept_step))
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Adds one line and flushes it: a SIGKILL of this process loses none."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Returns once all lines are on the disk; a checkpoint must not outlive its steps' lines."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Syncs and closes."""
+        self.sync()
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a log, in order; a torn last line is left out."""
+    return [record for record, _ in _records(path)]
+
+
+def _length_up_to(path: Path, step: int) -> int:
+    """The bytes of `path` that hold whole records of steps 1 … `step`."""
+    length = 0
+    for record, end in _records(path):
+        if record["step"] > step:
+            break
+        length = end
+    return length
+
+
+def _records(path: Path):
+    """(record, offset of its end) up to the first line that is torn or is no record."""
+    end = 0
+    with open(path, "rb") as file:
+        for line in file:
+            end += len(line)
+            try:
+                record = json.loads(line)
+                whole = line.endswith(b"\n") and isinstance(record["step"], int)
+            except (ValueError, KeyError, TypeError):
+                whole = False
+            if not whole:
+                return
+            yield record, end

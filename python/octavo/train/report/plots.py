@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plots of a run: its loss over steps, and several plans over steps and over bytes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+_WINDOW_SHARE = 0.04
+_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
+
+
+def plot_loss(records: list[dict[str, Any]], path: Path) -> None:
+    """Writes the loss over steps, raw and smoothed, with the eval loss where it was measured."""
+    figure, axes = _figure(1)
+    _draw_loss(axes[0], [r["step"] for r in records], records, "train loss", _COLOURS[0])
+    evals = [r for r in records if r.get("eval_loss") is not None]
+    axes[0].plot(
+        [r["step"] for r in evals],
+        [r["eval_loss"] for r in evals],
+        "o-",
+        color=_COLOURS[1],
+        label="eval loss",
+    )
+    axes[0].set_xlabel("step")
+    _save(figure, axes, path)
+
+
+def plot_comparison(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    """Writes two panels for several plans: loss over steps, and loss over the bytes that a rank sent."""
+    figure, axes = _figure(2)
+    for index, (plan, records) in enumerate(runs.items()):
+        colour = _COLOURS[index % len(_COLOURS)]
+        _draw_loss(axes[0], [r["step"] for r in records], records, plan, colour)
+        sent = [r for r in records if r["wire_bytes_total"] > 0]
+        _draw_loss(axes[1], [r["wire_bytes_total"] for r in sent], sent, plan, colour)
+    axes[0].set_xlabel("step")
+    axes[1].set_xlabel("bytes sent per rank")
+    axes[1].set_xscale("log")
+    _save(figure, axes, path)
+
+
+def _draw_loss(axis: Any, x: list[float], records: list[dict[str, Any]], label: str, colour: str) -> None:
+    """One run in one panel: the raw loss faintly, its moving mean over it."""
+    points = [(at, r["loss"]) for at, r in zip(x, records, strict=True) if r["loss"] is not None]
+    places, losses = [p[0] for p in points], [p[1] for p in points]
+    axis.plot(places, losses, color=colour, alpha=0.25, linewidth=0.8)
+    axis.plot(places, _smooth(losses), color=colour, linewidth=1.6, label=label)
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """Means over a window around each value, so that the curve does not lag behind."""
+    reach = max(1, round(_WINDOW_SHARE * len(values) / 2))
+    windows = (values[max(0, at - reach) : at + reach + 1] for at in range(len(values)))
+    return [sum(window) / len(window) for window in windows]
+
+
+def _figure(panels: int) -> tuple[Any, Any]:
+    figure, axes = plt.subplots(1, panels, figsize=(7 * panels, 4.5), squeeze=False, sharey=True)
+    axes[0][0].set_ylabel("loss (nats per token)")
+    return figure, axes[0]
+
+
+def _save(figure: Any, axes: Any, path: Path) -> None:
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.legend()
+    figure.tight_layout()
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    figure.savefig(aside, dpi=110, format="png")
+    os.replace(aside, path)
+    plt.close(figure)

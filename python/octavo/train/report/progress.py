@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is shown while training: rank 0 prints a bar in a terminal and plain lines elsewhere; other ranks are silent."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from octavo.train.report.metrics import Totals
+
+_LINES_PER_RUN = 20
+_SECONDS_BETWEEN_LINES = 10.0
+_STEADY = 0.9
+"""Weight of the earlier steps in the speed shown: that of single steps varies too much to be read."""
+
+
+class Display(Protocol):
+    """Follows a run. `update` takes the line of metrics.jsonl and the totals so far."""
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+
+    def update(self, record: dict[str, Any], totals: Totals) -> None:
+        """A step is done."""
+
+    def close(self) -> None:
+        """The run is over, well or not."""
+
+
+class Bar:
+    """A rich progress bar with loss, tokens/s, bytes on the wire and the time that is left."""
+
+    def __init__(self, console: Console, steps: int, done: int) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]train"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss [cyan]{task.fields[loss]}"),
+            TextColumn("{task.fields[speed]} tok/s"),
+            TextColumn("wire [magenta]{task.fields[wire]}"),
+            TimeElapsedColumn(),
+            TextColumn("eta"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._speed: float | None = None
+        self._task = self._progress.add_task("train", total=steps, completed=done, loss="-", speed="-", wire="-")
+        self._progress.start()
+
+    def note(self, text: str) -> None:
+        """Prints above the bar."""
+        self._progress.console.print(text, highlight=False, markup=False)
+
+    def update(self, record: dict[str, Any], totals: Totals) -> None:
+        """Moves the bar."""
+        latest = record["tokens_per_s"]
+        self._speed = latest if self._speed is None else _STEADY * self._speed + (1 - _STEADY) * latest
+        fields = dict(loss=_loss(record), speed=f"{self._speed:,.0f}", wire=wire_text(totals))
+        self._progress.update(self._task, completed=record["step"], **fields)
+
+    def close(self) -> None:
+        """Stops the bar and leaves it on the screen."""
+        self._progress.stop()
+
+
+class Lines:
+    """Plain lines: about twenty per run, and at least one every ten seconds."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console, self._steps, self._every = console, steps, max(1, steps // _LINES_PER_RUN)
+        self._last = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def update(self, record: dict[str, Any], totals: Totals) -> None:
+        """Prints a line where one is due."""
+        step, now = record["step"], time.monotonic()
+        if step % self._every and step not in (1, self._steps) and now - self._last < _SECONDS_BETWEEN_LINES:
+            return
+        self._last = now
+        eta = (self._steps - step) * totals.seconds / totals.step
+        self.note(
+            f"step {step}/{self._steps}  loss {_loss(record)}  {record['tokens_per_s']:,.0f} tok/s  "
+            f"wire {wire_text(totals)}  eta {eta:.0f} s"
+        )
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+class Silence:
+    """The display of ranks other than 0."""
+
+    def note(self, text: str) -> None:
+        """Does nothing."""
+
+    def update(self, record: dict[str, Any], totals: Totals) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def make_display(console: Console | None, steps: int, done: int) -> Display:
+    """The display for this rank: `console` is None on all ranks but the first."""
+    if console is None:
+        return Silence()
+    return Bar(console, steps, done) if console.is_terminal else Lines(console, steps)
+
+
+def wire_text(totals: Totals) -> str:
+    """Bytes sent so far and how many times fewer than in fp32, as `1.2 MB (22.1x)`."""
+    ratio = totals.dense_bytes / totals.wire_bytes if totals.wire_bytes else 1.0
+    return f"{totals.wire_bytes / 1e6:,.1f} MB ({ratio:.1f}x)"
+
+
+def _loss(record: dict[str, Any]) -> str:
+    return "not finite" if record["loss"] is None else f"{record['loss']:.4f}"

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`summary.json`: the options and the results of a finished run."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+import octavo
+from octavo.train import device
+from octavo.train.errors import JobError
+from octavo.train.optimizer import optimizer_options
+from octavo.train.report import memory
+from octavo.train.trainer import Trainer
+
+
+def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
+    """The options and figures of a run after its last step. Called by all ranks together.
+
+    Bytes are those that rank 0 handed to c10d for gradients; `dense_…` what fp32 would have been. Rates are
+    of the whole job. `peak_host_bytes` and `peak_device_bytes` are the largest rank's; the latter is 0 where the
+    CPU is the device.
+    """
+    config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
+    parameters = sum(p.numel() for p in engine.model.parameters())
+    return {
+        "plan": config.plan,
+        "optimizer": config.optimizer_name,
+        "zero_stage": config.zero,
+        "compile": config.compile,
+        "device": engine.device.type,
+        "precision": engine.precision,
+        "world_size": world.size,
+        "model": config.model,
+        "data": trainer.data.corpus.name,
+        "seed": config.seed,
+        "lr": config.lr,
+        **optimizer_options(config),
+        "parameters": parameters,
+        "steps": totals.step,
+        "skipped_steps": totals.skipped_steps,
+        "first_loss": totals.first_loss,
+        "final_loss": totals.last_loss,
+        "eval_loss": totals.eval_loss,
+        "accuracy": accuracy,
+        "tokens": totals.tokens,
+        "train_seconds": totals.seconds,
+        "tokens_per_s": totals.tokens / totals.seconds,
+        "step_s": totals.seconds / totals.step,
+        "wire_bytes_per_step": totals.wire_bytes / totals.step,
+        "dense_bytes_per_step": totals.dense_bytes / totals.step,
+        "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
+        "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
+        "peak_device_bytes": max(world.gather(device.peak_bytes(engine.device))),
+        "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
+        "state_bytes_per_param": memory.tensor_bytes(engine.optimizer.state_dict()) / parameters,
+        "wire_state_bytes_per_param": memory.tensor_bytes(engine.handle.state_dict()) / parameters,
+        "replicas_sha256": check_replicas(trainer),
+        "octavo": octavo.__version__,
+        "torch": torch.__version__,
+    }
+
+
+def check_replicas(trainer: Trainer) -> str:
+    """The SHA-256 of the parameters. Raises JobError where a rank's bits differ from rank 0's."""
+    digest = hashlib.sha256()
+    for parameter in trainer.engine.model.parameters():
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
+    digests = trainer.world.gather(digest.hexdigest())
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
+            raise JobError(f"[train.summary] the parameters on rank {rank} differ from those on rank 0")
+    return digests[0]
+
+
+def _ratio(dense_bytes: int, wire_bytes: int) -> float | None:
+    """None where nothing was sent, as by a single rank."""
+    return dense_bytes / wire_bytes if wire_bytes else None

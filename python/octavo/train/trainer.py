@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer step of one rank, and the evaluation that the ranks share."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from octavo.train import evaluate
+from octavo.train.config import TrainConfig
+from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.training_data import Data
+from octavo.train.engine import Engine
+from octavo.train.errors import JobError
+from octavo.train.launch.world import World
+from octavo.train.optimizer import clip_gradient, learning_rate, optimizer_options, set_learning_rate
+from octavo.train.report.metrics import Totals
+
+EVAL_ROWS = 128
+EXACT_ITEMS = 128
+MOST_SKIPPED = 20
+"""After so many non-finite steps in a row the run has diverged."""
+
+
+@dataclass
+class Trainer:
+    """Steps an engine and keeps the totals. Every method is called by all ranks together."""
+
+    config: TrainConfig
+    world: World
+    data: Data
+    engine: Engine
+    totals: Totals
+
+    def __post_init__(self) -> None:
+        self._seen = dict(self.engine.handle.stats())
+
+    def step(self) -> dict[str, Any]:
+        """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
+        start, step = time.perf_counter(), self.totals.step + 1
+        rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.lr)
+        set_learning_rate(self.engine.optimizer, rate)
+        loss = self.world.mean(self._backward(step))
+        skipped = not self._gradient_is_finite()
+        norm = None if skipped else self._update()
+        self.engine.optimizer.zero_grad(set_to_none=True)
+        record = self._account(step, loss, rate, skipped, time.perf_counter() - start)
+        return record if norm is None else {**record, "grad_norm": norm}
+
+    def evaluate(self) -> float:
+        """The mean loss over the held-out rows, each rank having done its share of them."""
+        share = _Share(self.data.held_out, self.world, EVAL_ROWS)
+        mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
+        total, tokens = _sum(mean * share.tokens, share.tokens)
+        self.totals.eval_loss = total / tokens
+        return self.totals.eval_loss
+
+    def accuracy(self) -> float | None:
+        """The share of held-out questions answered exactly; None where the data cannot be checked."""
+        if not self.data.corpus.checkable:
+            return None
+        asked = self.data.corpus.held_out[:EXACT_ITEMS][self.world.rank :: self.world.size]
+        tokenizer = self.data.tokenizer
+        mean = evaluate.exact_match(self.engine.model, tokenizer, asked, EXACT_ITEMS) if asked else 0.0
+        right, count = _sum(mean * len(asked), len(asked))
+        return right / count
+
+    def _backward(self, step: int) -> float:
+        """Forward and backward of all micro-batches, the last of which sends. Returns this rank's part of the loss.
+
+        Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
+        DDP averages over ranks what each has summed over its tokens and divided by the mean number of tokens per rank.
+        """
+        ddp, parts = self.engine.ddp, self.config.grad_accum
+        tokens_per_rank = self.data.train.answer_tokens(step - 1, self.world.size) / self.world.size
+        total = 0.0
+        for micro in range(parts):
+            batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
+            waits = ddp.no_sync() if micro + 1 < parts else contextlib.nullcontext()
+            with waits:
+                loss = self.engine.loss(batch, tokens_per_rank)
+                loss.backward()
+            total += loss.item()
+        return total
+
+    def _update(self) -> float | None:
+        """Clips the gradient where asked to, then updates the parameters. Returns the norm before clipping."""
+        config, engine, norm = self.config, self.engine, None
+        if config.clip_norm is not None:
+            norm = clip_gradient(engine.optimizer, engine.model.parameters(), config.clip_norm)
+        engine.optimizer.step()
+        return norm
+
+    def _gradient_is_finite(self) -> bool:
+        # The reduced gradients are the same bits on every rank, so the ranks agree without another message.
+        gradients = [p.grad for p in self.engine.model.parameters() if p.grad is not None]
+        return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)))
+
+    def _account(self, step: int, loss: float, rate: float, skipped: bool, seconds: float) -> dict[str, Any]:
+        """Adds a step to the totals and makes its record."""
+        totals, stats = self.totals, dict(self.engine.handle.stats())
+        wire = stats["wire_bytes"] - self._seen["wire_bytes"]
+        dense = stats["dense_bytes"] - self._seen["dense_bytes"]
+        self._seen = stats
+        tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
+        totals.add_step(step, tokens, seconds, skipped, loss if math.isfinite(loss) else None)
+        totals.add_bytes(wire, dense, late=step > self.config.onebit_warmup_steps)
+        self._stop_if_diverged()
+        record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)
+        sent = dict(wire_bytes=wire, dense_bytes=dense, wire_bytes_total=totals.wire_bytes)
+        return {**record, **optimizer_options(self.config), **sent, "skipped": skipped}
+
+    def _stop_if_diverged(self) -> None:
+        if self.totals.skipped_in_a_row >= MOST_SKIPPED:
+            raise JobError(
+                f"[train.trainer] none of the last {MOST_SKIPPED} steps, up to step {self.totals.step}, had a finite "
+                f"gradient: the run has diverged; try a smaller --lr or --clip-norm 1"
+            )
+
+
+class _Share:
+    """This rank's every W-th batch of the held-out rows; counts the loss tokens that went through."""
+
+    def __init__(self, batches: Batches, world: World, max_rows: int) -> None:
+        self._all, self._world, self.tokens = batches, world, 0
+        count = math.ceil(min(len(batches), max_rows) / batches.batch_size)
+        self.batches = len(range(world.rank, count, world.size))
+
+    def in_order(self, max_rows: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
+        """As `Batches.in_order`, this rank's part."""
+        for index, batch in enumerate(self._all.in_order(max_rows)):
+            if index % self._world.size == self._world.rank:
+                self.tokens += int((batch["labels"][:, 1:] != IGNORE).sum())
+                yield batch
+
+
+def _sum(*values: float) -> list[float]:
+    """The sums over ranks, in fp64, the same on all of them."""
+    total = torch.tensor(values, dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.tolist()

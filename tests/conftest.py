@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In a parallel run (pytest-xdist, `--dist loadgroup`) all tests whose processes are ranks run in one worker.
+
+They use every core and have deadlines: two of them at a time would make those deadlines a matter of luck.
+"""
+
+import pytest
+
+RANK_FIXTURES = {"two_ranks", "three_ranks"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("ranks") or RANK_FIXTURES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group("ranks"))

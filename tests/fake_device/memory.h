@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "octavo/kernels/runtime.h"
+
+namespace octavo::fake {
+
+/// Memory of a fake device. What is the device's alone (MemoryKind::device) has two addresses: the caller's, at which
+/// every access of the host ends in a segmentation fault, and the one at which commands find the bytes.
+class Allocation {
+ public:
+  /// At a multiple of `alignment`, with a page behind it that nobody may touch. Throws std::bad_alloc where the system
+  /// has no room.
+  Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
+  ~Allocation();
+  Allocation(const Allocation&) = delete;
+  Allocation& operator=(const Allocation&) = delete;
+
+  int device() const { return device_; }
+  MemoryKind kind() const { return kind_; }
+  std::uint64_t bytes() const { return bytes_; }
+  std::byte* address() const { return address_; }
+  /// Where commands find what the caller has at `address`.
+  std::byte* inside(const void* address) const;
+  bool holds(const void* address, std::uint64_t bytes) const;
+
+ private:
+  std::byte* map(int protection);
+
+  const int device_;
+  const MemoryKind kind_;
+  const std::uint64_t bytes_, mapped_bytes_, alignment_;
+  std::vector<void*> mappings_;
+  std::byte* address_ = nullptr;
+  std::byte* inside_ = nullptr;
+};
+
+/// All memory of the fake devices, each of which has a budget for its own and for shared memory. Thread-safe.
+class Memory {
+ public:
+  static Memory& all();  // lives as long as the process
+
+  /// Null beyond the budget, or where the system has no room.
+  void* allocate(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
+  /// Throws Error internal where a command that was enqueued still uses the memory, or where it is not the device's.
+  void free(int device, void* memory);
+  std::uint64_t free_bytes(int device) const;
+
+  /// What a command of the device uses from `address` on: the allocation, which it must hold until it has run. Null for
+  /// ordinary memory. Throws Error invalid_argument where the memory is another device's or ends before.
+  std::shared_ptr<const Allocation> used_by(int device, const void* address, std::uint64_t bytes) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const std::byte*, std::shared_ptr<Allocation>> live_;  // by the caller's address
+  std::map<int, std::uint64_t> used_bytes_;                       // by device
+};
+
+/// A number of the environment, or what it is where the variable is not set.
+std::uint64_t setting(const char* variable, std::uint64_t otherwise);
+std::uint64_t budget_bytes();  // OCTAVO_FAKE_MEMORY_BYTES, 2 GiB
+
+}  // namespace octavo::fake

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "tests/fake_device/memory.h"
+
+namespace octavo::fake {
+
+using Clock = std::chrono::steady_clock;
+
+/// The moment at which a queue reached a mark. Thread-safe.
+class Mark {
+ public:
+  void reach();
+  bool is_reached() const;
+  void wait() const;
+  Clock::time_point time() const;  // of a mark that was reached
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::condition_variable reached_;
+  std::optional<Clock::time_point> time_;
+};
+
+/// What a queue does in its turn: it waits for a mark, runs, and reaches a mark, each where there is one.
+struct Command {
+  std::shared_ptr<const Mark> waits_for = {};
+  std::function<void()> run = {};
+  std::vector<std::shared_ptr<const Allocation>> uses = {};  // memory of `run`
+  std::shared_ptr<Mark> reaches = {};
+};
+
+/// A thread that takes commands in order, and runs each OCTAVO_FAKE_DELAY_US (500) after it could have: who does not
+/// wait for a command finds that it has not run. Thread-safe; never destroyed.
+class CommandQueue {
+ public:
+  CommandQueue();
+  void push(Command command);
+  bool is_idle() const;
+  void wait() const;
+
+ private:
+  void run();
+
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  std::deque<Command> commands_;  // the first is being run
+};
+
+}  // namespace octavo::fake

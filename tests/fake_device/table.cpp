@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// liboctavo_fake: a back end whose devices are threads. The reference kernels do its work, late and in memory that the
+// host cannot read, so that tests find what a processor posing as a device hides: a missing wait, a read of private
+// memory, the wrong device, a budget. OCTAVO_SYCL_PLUGIN=<its path> puts it in the place of SYCL's back end. Settings:
+// OCTAVO_FAKE_DEVICES (2), OCTAVO_FAKE_MEMORY_BYTES of each (2 GiB), OCTAVO_FAKE_DELAY_US of each command (500).
+#include <cstring>
+#include <tuple>
+
+#include "octavo/kernels/backend.h"
+#include "octavo/kernels/error.h"
+#include "tests/fake_device/queue.h"
+
+namespace octavo::fake {
+
+namespace {
+
+constexpr const char* kWhere = "kernels.fake";
+
+int device_count() {
+  static const int count = static_cast<int>(setting("OCTAVO_FAKE_DEVICES", 2));
+  return count;
+}
+
+int checked(int device) {
+  if (device >= 0 && device < device_count()) return device;
+  fail(ErrorCode::invalid_argument, kWhere, "expected a device from 0 to ", device_count() - 1, ", got ", device);
+}
+
+CommandQueue& commands_of(Queue queue) {
+  if (queue.handle == nullptr) fail(ErrorCode::internal, kWhere, "expected a queue of a device, got none");
+  checked(queue.device);
+  return *static_cast<CommandQueue*>(queue.handle);
+}
+
+// ---- kernels: those of the reference, with pointers to where commands find the memory
+
+/// What one command uses, collected while its arguments are looked at.
+struct Uses {
+  int device;
+  std::vector<std::shared_ptr<const Allocation>> all = {};
+
+  template <class T>
+  T* operator()(T* pointer) {
+    if (pointer == nullptr) return nullptr;
+    auto used = Memory::all().used_by(device, pointer, 0);
+    if (used == nullptr) {
+      fail(ErrorCode::invalid_argument, kWhere, "a kernel of device ", device, " is given ordinary memory of the host");
+    }
+    all.push_back(used);
+    return reinterpret_cast<T*>(used->inside(pointer));
+  }
+  Payload operator()(Payload payload) { return {(*this)(payload.scales), (*this)(payload.codes)}; }
+  EncodeInput operator()(EncodeInput input) {
+    input.gradient = (*this)(input.gradient);
+    input.residual = (*this)(input.residual);
+    input.momentum = (*this)(input.momentum);
+    input.preconditioner = (*this)(input.preconditioner);
+    input.others = (*this)(input.others);
+    return input;
+  }
+  template <class Value>
+  Value operator()(const Value& value) {
+    return value;
+  }
+};
+
+template <class Kernel, class... Arguments>
+void enqueue(Kernel kernel, Queue queue, const Arguments&... arguments) {
+  if (queue.is_calling_thread()) return kernel(queue, arguments...);
+  CommandQueue& commands = commands_of(queue);
+  Uses uses{queue.device};
+  std::tuple<Arguments...> inside{uses(arguments)...};
+  commands.push({.run = [kernel, inside] { std::apply([&](const auto&... all) { kernel({}, all...); }, inside); },
+                 .uses = std::move(uses.all)});
+}
+
+const KernelTable& reference() { return backend("reference"); }
+
+/// The function of the same type that enqueues the reference's, which `Get` finds.
+template <auto Get, class Function>
+struct Late;
+template <auto Get, class... Parameters>
+struct Late<Get, void (*)(Queue, Parameters...)> {
+  static void run(Queue queue, Parameters... arguments) { enqueue(Get(), queue, arguments...); }
+};
+
+template <auto Entry>
+constexpr auto late() {
+  constexpr auto get = [] { return reference().*Entry; };
+  return Late<get, decltype(get())>::run;
+}
+template <auto Codec>
+constexpr EncodeKernel* late_encode() {
+  constexpr auto get = [] { return (reference().*Codec).encode; };
+  return Late<get, EncodeKernel*>::run;
+}
+template <auto Codec>
+constexpr DecodeKernel* late_decode() {
+  constexpr auto get = [] { return (reference().*Codec).decode; };
+  return Late<get, DecodeKernel*>::run;
+}
+
+constexpr auto pack_sign_bits = late<&KernelTable::pack_sign_bits>();
+constexpr auto unpack_sign_bits = late<&KernelTable::unpack_sign_bits>();
+constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
+constexpr auto adamw = late<&KernelTable::adamw>();
+constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();
+constexpr auto encode_fp32 = late_encode<&KernelTable::fp32>();
+constexpr auto encode_bf16 = late_encode<&KernelTable::bf16>();
+constexpr auto encode_scaled_sign = late_encode<&KernelTable::scaled_sign>();
+constexpr auto encode_majority_vote = late_encode<&KernelTable::majority_vote>();
+constexpr auto encode_int4 = late_encode<&KernelTable::int4>();
+constexpr auto decode_fp32 = late_decode<&KernelTable::fp32>();
+constexpr auto decode_bf16 = late_decode<&KernelTable::bf16>();
+constexpr auto decode_scaled_sign = late_decode<&KernelTable::scaled_sign>();
+constexpr auto decode_majority_vote = late_decode<&KernelTable::majority_vote>();
+constexpr auto decode_int4 = late_decode<&KernelTable::int4>();
+
+// ---- devices, queues and events
+
+DeviceFacts facts(int device) {
+  return {.name = "fake device " + std::to_string(checked(device)),
+          .vendor = "Octavo",
+          .driver = "tests",
+          .platform = "threads of the host",
+          .is_cpu = false,
+          .has_fp64 = true,
+          .has_fp16 = true,
+          .reads_ordinary_memory = false,
+          .total_bytes = budget_bytes(),
+          .compute_units = 1,
+          .largest_group = 1024};
+}
+
+/// Copies may go from and to ordinary memory, as SYCL's do.
+void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
+  CommandQueue& commands = commands_of(queue);
+  const auto target = Memory::all().used_by(queue.device, to, bytes);
+  const auto source = Memory::all().used_by(queue.device, from, bytes);
+  void* const out = target ? target->inside(to) : to;
+  const void* const in = source ? source->inside(from) : from;
+  const auto run = [=] {
+    if (bytes > 0) std::memmove(out, in, bytes);
+  };
+  commands.push({.run = run, .uses = {target, source}});
+}
+
+/// The mark of the latest record; none before the first.
+struct RecordedMark {
+  std::mutex mutex;
+  std::shared_ptr<Mark> latest;
+};
+
+RecordedMark& recorded(Event event) { return *static_cast<RecordedMark*>(event); }
+
+std::shared_ptr<Mark> mark_of(Event event) {
+  const std::lock_guard lock(recorded(event).mutex);
+  return recorded(event).latest;
+}
+
+void record(Event event, Queue queue) {
+  auto mark = std::make_shared<Mark>();
+  commands_of(queue).push({.reaches = mark});
+  const std::lock_guard lock(recorded(event).mutex);
+  recorded(event).latest = mark;
+}
+
+bool is_done(Event event) {
+  const auto mark = mark_of(event);
+  return mark == nullptr || mark->is_reached();
+}
+
+void wait_for(Event event) {
+  if (const auto mark = mark_of(event)) mark->wait();
+}
+
+void block(Queue queue, Event event) {
+  if (const auto mark = mark_of(event)) commands_of(queue).push({.waits_for = mark});
+}
+
+double elapsed_ms(Event start, Event end) {
+  const auto first = mark_of(start), last = mark_of(end);
+  if (!first || !last) fail(ErrorCode::invalid_argument, kWhere, "expected two recorded events, got one that was not");
+  return std::chrono::duration<double, std::milli>(last->time() - first->time()).count();
+}
+
+const DeviceRuntime runtime = {
+    .device_count = device_count,
+    .facts = facts,
+    .free_bytes = [](int device) { return Memory::all().free_bytes(checked(device)); },
+    .allocate = [](int device, MemoryKind kind, std::uint64_t bytes,
+                   std::uint64_t alignment) { return Memory::all().allocate(checked(device), kind, bytes, alignment); },
+    .free = [](int device, void* memory) { Memory::all().free(checked(device), memory); },
+    .create_queue = [](int device, bool) -> Queue {
+      checked(device);
+      return {new CommandQueue, device};
+    },
+    .host_queue = []() -> Queue {
+      fail(ErrorCode::unsupported, kWhere, "no fake device reads ordinary memory of the host");
+    },
+    .is_idle = [](Queue queue) { return commands_of(queue).is_idle(); },
+    .wait = [](Queue queue) { commands_of(queue).wait(); },
+    .copy = copy,
+    .create_event = []() -> Event { return new RecordedMark; },
+    .destroy_event = [](Event event) { delete &recorded(event); },
+    .record = record,
+    .is_done = is_done,
+    .wait_for = wait_for,
+    .block = block,
+    .elapsed_ms = elapsed_ms,
+    .compile = nullptr,
+    .launch = nullptr,
+};
+
+const KernelTable table = {
+    .name = "fake",
+    .runtime = &runtime,
+#include "octavo/kernels/entries.inc"
+};
+
+}  // namespace
+
+}  // namespace octavo::fake
+
+extern "C" OCTAVO_API std::uint32_t octavo_backend_abi() { return octavo::kPluginAbi; }
+
+extern "C" OCTAVO_API const octavo::KernelTable* octavo_backend_create(char*, std::size_t) {
+  return &octavo::fake::table;
+}

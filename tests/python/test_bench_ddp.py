@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo bench ddp`: rows and links in its table, and a line for hooks of torch's that raise or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from train_runs import clean_environment, run_octavo
+from typer.testing import CliRunner
+
+from octavo.bench import cli
+from octavo.bench.ddp import Row, _one_line
+from octavo.bench.hosts import Hosts, why_no_hosts
+
+needs_hosts = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+pytestmark = pytest.mark.ranks
+SMALL = ("--layers", "4", "--width", "256", "--rounds", "2")  # 1 MB of gradients
+
+
+def bench_ddp(folder: Path, *arguments: str) -> list[Row]:
+    path = folder / "rows.json"
+    done = run_octavo("bench", "ddp", *arguments, *SMALL, "--json", str(path), timeout_s=150, COLUMNS="200")
+    assert done.returncode == 0, done.stderr
+    return [Row(**row) for row in json.loads(path.read_text())]
+
+
+@pytest.mark.timeout(180)
+def test_the_table_has_every_number_of_rows_and_what_a_hook_raises(tmp_path):
+    rows = bench_ddp(tmp_path, "sign+ef", "torch-int8", "--rows", "4", "--rows", "64")
+    plans = ["alone", "torch", "torch-fp16", "sign+ef"]
+    assert [(row.rows, row.plan) for row in rows[:-1]] == [(count, plan) for count in (4, 64) for plan in plans]
+    assert all(row.milliseconds > 0 and row.link == "unshaped" for row in rows[:-1])
+    assert rows[1].wire_bytes == 2**20 and rows[3].wire_bytes < 2**20 / 25
+    assert (rows[-1].plan, rows[-1].milliseconds) == ("torch-int8", None)
+    assert rows[-1].remark.startswith("raises IndexError: ")
+
+
+@needs_hosts
+@pytest.mark.timeout(180)
+def test_a_link_is_as_slow_as_it_says(tmp_path):
+    rows = {row.plan: row for row in bench_ddp(tmp_path, "sign+ef", "--link", "100mbit")}
+    assert {row.link for row in rows.values()} == {"100mbit"}
+    megabit_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; the first 64 KB of a burst are free
+    assert rows["torch"].milliseconds > 0.8 * megabit_ms
+    assert rows["sign+ef"].milliseconds < 0.5 * rows["torch"].milliseconds
+
+
+@needs_hosts
+def test_hosts_see_each_other_and_nothing_else_and_leave_nothing_behind():
+    with Hosts(2) as hosts:
+        name = hosts._name(0)
+        assert ping(hosts, 0, hosts.address(1)) == 0
+        assert ping(hosts, 0, "192.0.2.1") != 0
+        cores = {tuple(os.sched_getaffinity(hosts.start(host, ["sleep", "60"], os.environ).pid)) for host in (0, 1)}
+        assert all(len(core) == 1 for core in cores)
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert name not in listed
+
+
+def ping(hosts: Hosts, host: int, address: str) -> int:
+    connect = f"import socket; socket.create_connection(('{address}', 1), timeout=2)"
+    said, _ = hosts.start(host, [sys.executable, "-c", connect], os.environ).communicate(timeout=30)
+    return 0 if "ConnectionRefusedError" in said else 1  # somebody is there, who has no such port open
+
+
+@needs_hosts
+def test_what_tc_refuses_is_a_sentence_and_leaves_nothing_behind():
+    with pytest.raises(RuntimeError, match=r"^\[bench.hosts\] `tc .* failed: "), Hosts(2, "quickly"):
+        pass
+    listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+    assert f"octavo{os.getpid()}-" not in listed
+
+
+HANGING = """
+import time
+from octavo.bench import ddp
+from torch.futures import Future
+ddp.NO_ANSWER_S = 1.0
+ddp.HOOKS["hanging"] = lambda model: model.register_comm_hook(None, lambda state, bucket: Future())
+ddp.try_hook("hanging", 1, ddp.Size(4, 1, 64), lambda row: print("row:", row.remark, flush=True))
+"""
+
+
+@pytest.mark.timeout(90)
+def test_a_hook_that_never_answers_is_a_line_in_the_table():
+    place = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    command = [sys.executable, "-c", HANGING]
+    done = subprocess.run(
+        command, env=clean_environment(**place), capture_output=True, text=True, timeout=80, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "row: no answer in 1 s" in done.stdout
+
+
+def test_the_innermost_cause_is_named():
+    error = RuntimeError("Got an error in the callback: RuntimeError: Got: IndexError: no such index\nat frame 1")
+    assert _one_line(error) == "IndexError: no such index"
+    assert _one_line(ValueError("plain")) == "ValueError: plain"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--link 2gbit", "--link is one of 100mbit, 1gbit, 10gbit, not '2gbit'"),
+        ("--link 1gbit", "only root can make network namespaces"),
+        ("torch-int9", "torch-int9"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(monkeypatch, arguments, words):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda command: f"/usr/sbin/{command}")
+    result = CliRunner().invoke(cli.app, ["ddp", *arguments.split()])
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_missing_tool_is_named_with_its_package(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda command: None)
+    assert why_no_hosts() == "the commands ip and tc are missing: install Debian's package iproute2"
+
+
+def test_under_torchrun_a_hook_is_measured_alone(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = CliRunner().invoke(cli.app, ["ddp", "dense", "torch-int8"])
+    assert result.exit_code == 2
+    assert "torch-int8 may hang: under torchrun measure it alone" in result.stderr

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quality bench: a search that is equal for all, data that are not tuned on, runs that are not done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import json
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from train_runs import NANO, clean_environment
+from typer.testing import CliRunner
+
+from octavo.bench import cli
+from octavo.bench.quality import bench, data, report, results, runs, settings
+from octavo.bench.quality.protocol import Bench, chosen, loss, trials_each
+from octavo.bench.quality.search import KNOBS, Trial, best, next_point
+
+NANO_SETTING = settings.Setting(
+    name="nano",
+    title="nano",
+    data=data.BUNDLED,
+    reported_on="the bundled tasks",
+    tuned_on="other tasks",
+    model=NANO,
+    steps=8,
+    batch_size=2,
+    seq_len=48,
+    step_s=0.01,
+    contenders=("dense", "sign+ef"),
+    seeds=(0, 1),
+    also_ranks=(4,),
+)
+
+
+def search(moves: tuple[str, ...], loss_of) -> list[Trial]:
+    trials: list[Trial] = []
+    while (point := next_point(moves, trials)) is not None:
+        trials.append(Trial(point, loss_of(point)))
+    return trials
+
+
+def test_every_contender_has_the_same_start_and_the_same_number_of_trials():
+    assert {trials_each(name) for name in settings.CONTENDERS} == {6}
+    starts = [next_point(contender.moves, []) for contender in settings.CONTENDERS.values()]
+    assert all(start["lr"] == 3e-3 and start["beta1"] == 0.9 and start["beta2"] == 0.999 for start in starts)
+
+
+@pytest.mark.parametrize("contender", settings.CONTENDERS.values(), ids=settings.CONTENDERS.keys())
+@pytest.mark.parametrize("wanted", [-1, 1])
+def test_a_search_tries_only_new_points_and_finds_its_way_in_every_direction(contender, wanted):
+    def loss_of(point):  # the further into one corner of all ladders, the better
+        return -sum(wanted * KNOBS[name].ladder.index(value) for name, value in point.items())
+
+    trials = search(contender.moves, loss_of)
+    assert len(trials) == 1 + len(contender.moves)
+    assert len({tuple(trial.point.items()) for trial in trials}) == len(trials)
+    assert wanted * (best(trials).point["lr"] - trials[0].point["lr"]) > 0
+
+
+def test_a_second_move_goes_on_where_the_first_helped_and_turns_round_where_it_did_not():
+    rates = [trial.point["lr"] for trial in search(("lr", "lr"), lambda point: -point["lr"])]
+    assert rates == [3e-3, 4.5e-3, 6.75e-3]
+    rates = [trial.point["lr"] for trial in search(("lr", "lr"), lambda point: point["lr"])]
+    assert rates == [3e-3, 4.5e-3, 2e-3]
+
+
+def test_a_diverged_trial_is_a_trial_that_is_not_chosen():
+    trials = search(("lr", "lr"), lambda point: math.inf if point["lr"] > 3e-3 else 5.0)
+    assert len(trials) == 3
+    assert chosen(trials)["lr"] == 3e-3
+
+
+def alpaca_file(folder: Path, count: int = 30) -> Path:
+    records = [dict(instruction=f"Say {i % 27}.", input="", output=str(i)) for i in range(count)]
+    path = folder / "alpaca.json"
+    path.write_text(json.dumps(records))
+    return path
+
+
+def test_alpaca_is_split_by_question_and_nothing_is_lost(tmp_path):
+    tuning, reported = data.split_alpaca(alpaca_file(tmp_path))
+    asked = [{record["instruction"] for record in part} for part in (tuning, reported)]
+    assert not asked[0] & asked[1]
+    assert (len(asked[0]), len(asked[1])) == (9, 18)
+    assert len(tuning) + len(reported) == 30
+
+
+def test_the_corpus_is_two_disjoint_samples_of_a_package(monkeypatch):
+    monkeypatch.setattr(data, "TUNING_CHARACTERS", 50_000)
+    monkeypatch.setattr(data, "REPORTED_CHARACTERS", 200_000)
+    tuning, reported = data.sample_corpus(None)
+    texts = [[record["text"] for record in part] for part in (tuning, reported)]
+    assert not set(texts[0]) & set(texts[1])
+    assert sum(map(len, texts[0])) >= 50_000 and sum(map(len, texts[1])) >= 200_000
+    assert data.sample_corpus(None) == (tuning, reported)
+
+
+def fake_outcome(run: runs.Run) -> dict:
+    """An outcome as `octavo train` would leave it, from the options alone."""
+    options = run.options
+    loss = 3 - 50 * options["lr"] - 0.1 * options["seed"] / 1000
+    figures = dict(accuracy=None, compression_ratio=21.0, compression_ratio_after_warmup=30.7, parameters=901_888)
+    figures |= dict(final_loss=loss, tokens=1, step_s=0.1, torch="2.13.0", octavo="0.1.0", precision="fp32")
+    return dict(eval_loss=loss, **figures, steps=options["steps"], machine={"processor": "a Xeon", "cores": 2})
+
+
+def finish_all(setting: settings.Setting, work: Path) -> list[runs.Run]:
+    """Writes an outcome for every training of `setting` that `octavo train` would make."""
+    made = []
+
+    def finish(run):
+        made.append(run)
+        run.out.mkdir(parents=True)
+        runs.write_json(run.out / runs.OUTCOME, fake_outcome(run))
+        return run.outcome()
+
+    place = Bench(setting, work)
+    for name in setting.contenders:
+        list(place.report(name, chosen(place.tune(name, finish)), finish, setting.seeds))
+    return made
+
+
+def test_trials_and_reported_runs_share_no_seed_no_data_and_no_folder(tmp_path):
+    made = finish_all(NANO_SETTING, tmp_path)
+    assert len(made) == len({run.out for run in made}) == 2 * (6 + 3)
+    trials = [run for run in made if "trials" in run.out.parts]
+    reported = [run for run in made if "runs" in run.out.parts]
+    assert {run.options["seed"] for run in trials} == {1000}
+    assert {run.options["data"] for run in trials} == {"tasks:1000"}
+    assert all("data" not in run.options for run in reported)
+    assert {(run.options["seed"], run.options["nproc"]) for run in reported} == {(0, 2), (1, 2), (0, 4)}
+    assert {run.options["nproc"] * run.options["batch_size"] for run in made} == {4}
+    assert {run.options["steps"] for run in trials} == {2} and {run.options["steps"] for run in reported} == {8}
+
+
+def test_the_json_is_made_of_what_is_finished(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    for run in (tmp_path / "nano" / "runs" / "sign+ef").iterdir():
+        (run / runs.OUTCOME).unlink()
+    entry = results.collect([NANO_SETTING], tmp_path)["settings"]["nano"]
+    assert [len(entry["contenders"][name]["trials"]) for name in ("dense", "sign+ef")] == [6, 6]
+    assert [len(entry["contenders"][name]["runs"]) for name in ("dense", "sign+ef")] == [3, 0]
+    assert entry["contenders"]["dense"]["chosen"]["lr"] == 6.75e-3
+    left = results.forecast(Bench(NANO_SETTING, tmp_path), "sign+ef", (0, 1))
+    assert (left.trials, left.runs) == (0, 3)
+    assert left.seconds == pytest.approx(3 * (15 + 8 * 0.01))
+
+
+def documents(folder: Path, text: str = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n") -> tuple[Path, Path]:
+    paths = folder / "quality.md", folder / "README.md"
+    for path in paths:
+        path.write_text(text)
+    return paths
+
+
+def test_the_tables_say_what_was_trained_and_stay_between_their_markers(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    details, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    for path in (details, readme):
+        text = path.read_text()
+        assert text.startswith(f"before\n{report.BEGIN}\n") and text.endswith(f"{report.END}\nafter\n")
+        assert "old" not in text
+    said = details.read_text()
+    for words in ("6 trials per contender, of 2 steps", "0.9 M parameters", "a Xeon, 2 cores", "torch 2.13.0"):
+        assert words in said
+    assert "| `sign+ef`, onebit-adamw | lr 0.00675, β1 0.9, β2 0.999 |" in said
+    assert (
+        "| nano | 0.9 M, 0.0 M | 2 | 2.663 / 2.662 | 2.663 / 2.662 | +0.0 % | 1/21.0 | 1/30.7 |" in readme.read_text()
+    )
+
+
+def test_the_readme_names_trials_machine_and_torch(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    details, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    said = readme.read_text()
+    assert all(words in said for words in ("6 trials per contender", "a Xeon, 2 cores", "torch 2.13.0"))
+
+
+@pytest.mark.parametrize("outcome", [{"diverged": True}, {"eval_loss": None}, {"eval_loss": math.nan}])
+def test_a_loss_that_is_not_finite_counts_as_diverged(outcome):
+    assert loss(outcome) == math.inf
+
+
+def test_documents_without_markers_are_refused_and_left_alone(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    details, readme = documents(tmp_path)
+    readme.write_text("no markers")
+    before = details.read_text()
+    with pytest.raises(ValueError, match=r"README\.md has no lines"):
+        report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    assert details.read_text() == before
+
+
+def test_a_diverged_run_is_reported_as_such(tmp_path):
+    finish_all(NANO_SETTING, tmp_path)
+    for run in (tmp_path / "nano" / "runs" / "sign+ef").glob("*seed=1*"):
+        runs.write_json(run / runs.OUTCOME, {"diverged": True, "machine": {"processor": "a Xeon", "cores": 2}})
+    details, readme = documents(tmp_path)
+    report.write_reports(results.collect([NANO_SETTING], tmp_path), details, readme)
+    assert "2.663 / diverged | - |" in readme.read_text()
+
+
+@pytest.mark.timeout(300)
+def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
+    """The whole way with `octavo train` itself, on one rank and a nano model: three trainings of some seconds."""
+    few = data.DataSet("few", data.split_alpaca)
+    short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=("lr",))
+    monkeypatch.setitem(settings.CONTENDERS, "sign+ef", short)
+    setting = dataclasses.replace(NANO_SETTING, data=few, steps=6, seeds=(0,), ranks=1, also_ranks=())
+    file = alpaca_file(tmp_path)
+    said: list[str] = []
+    bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
+    assert sum(line.startswith("training ") for line in said) == 3
+    found = json.loads((tmp_path / bench.JSON).read_text())["settings"]["nano"]["contenders"]["sign+ef"]
+    assert len(found["trials"]) == 2 and found["chosen"] in [
+        {name: value for name, value in trial.items() if name != "eval_loss"} for trial in found["trials"]
+    ]
+    assert [(run["seed"], run["ranks"], run["steps"]) for run in found["runs"]] == [(0, 1, 6)]
+    said.clear()
+    bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
+    assert said == []
+
+
+@pytest.mark.timeout(300)
+def test_a_bench_that_is_stopped_ends_its_training_first(tmp_path):
+    command = [sys.executable, "-m", "octavo", "bench", "quality", "--only=bundled", f"--work={tmp_path}"]
+    process = subprocess.Popen(
+        command, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 240
+        while not list(tmp_path.rglob("metrics.jsonl")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.terminate()
+        said, complaint = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "stopped: the same command goes on from here" in complaint
+    assert said.splitlines() == ["training bundled/trials/dense/lr=0.003,beta1=0.9,beta2=0.999"]
+    assert not list(tmp_path.rglob(runs.OUTCOME))
+    (lock,) = tmp_path.rglob("run.lock")
+    with lock.open("w") as file:  # free: no rank is left
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
+    run = runs.Run(tmp_path / "run", {"plan": "nonsense", "steps": 2})
+    with pytest.raises(runs.TrainingFailed, match=r"exit status 2 and said: .*nonsense"):
+        run.finish()
+    assert run.outcome() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--only tasks --work W", "--only is one of bundled, alpaca, corpus, not 'tasks'"),
+        ("--contender lion --work W", "--contender is one of dense,"),
+        ("--seeds 0,9 --work W", "--seeds is a list such as 0,1,2, not '0,9'"),
+        ("", "--work DIR is missing"),
+        ("--only alpaca --work W", "needs --alpaca FILE"),
+        ("--work W", "needs --alpaca FILE"),
+        ("--report --work W", "has no finished training"),
+        ("--report", "docs/quality.json cannot be read"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_trained(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, ["quality", *arguments.split()])
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path):
+    result = CliRunner().invoke(cli.app, ["quality", "--dry-run", "--work", str(tmp_path / "w"), "--only", "corpus"])
+    assert result.exit_code == 0
+    assert "corpus" in result.stdout and "dense" in result.stdout
+    assert not (tmp_path / "w").exists()

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device `sycl` over the fake devices of tests/fake_device: late, with memory that the host cannot read, and two.
+
+Its own tests run there as they are, in a process of their own, which finds what a processor posing as a device hides.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo import _C
+
+ROOT = Path(__file__).parents[2]
+SYCL_TESTS = Path(__file__).parent / "sycl"
+
+
+@pytest.fixture(scope="session")
+def fake_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    library, lib = tmp_path_factory.mktemp("fake_device") / "liboctavo_fake.so", Path(_C.__file__).parent / "lib"
+    sources = sorted((ROOT / "tests" / "fake_device").glob("*.cpp"))
+    options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", f"-I{ROOT}"]
+    link = [f"-L{lib}", "-loctavo_core", f"-Wl,-rpath,{lib}"]
+    subprocess.run([os.environ.get("CXX", "c++"), *options, *sources, *link, "-o", library], check=True, timeout=100)
+    return library
+
+
+def run(plugin: Path, *command: str | Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "OCTAVO_SYCL_PLUGIN": str(plugin), **environment},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.strip()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "module", ["ddp", "own_kernels", "private_memory", "streams", "memory", "operators", "coalescing", "training"]
+)
+def test_the_devices_own_tests(fake_plugin: Path, module: str) -> None:
+    run(fake_plugin, "-m", "pytest", "-x", "-p", "no:cacheprovider", SYCL_TESTS / f"test_sycl_{module}.py")
+
+
+def test_the_host_cannot_read_private_memory(fake_plugin: Path) -> None:
+    code = """
+import ctypes, torch, octavo.sycl
+x = torch.sycl.empty(4, kind="device").copy_(torch.arange(4.0))
+assert x.tolist() == [0, 1, 2, 3]
+print("copied", flush=True)
+ctypes.string_at(x.data_ptr(), 4)
+"""
+    with pytest.raises(AssertionError, match="copied"):
+        run(fake_plugin, "-c", code)

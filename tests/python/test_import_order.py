@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No module of the package imports, directly or through others, a module that imports it: inside functions neither.
+
+Imports for type checkers alone do not count: they never run.
+"""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import octavo
+
+ROOT = Path(octavo.__file__).parent
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in ROOT.rglob("*.py")}
+
+
+def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield from nodes_that_run(child)
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of the package that are named; ``from octavo import _C`` names none: the package loads it first."""
+    named = set()
+    for node in nodes_that_run(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            named |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            submodules = {alias.name: f"{node.module}.{alias.name}" for alias in node.names if alias.name != "_C"}
+            named |= {submodule if submodule in MODULES else node.module for submodule in submodules.values()}
+    return named & MODULES.keys()
+
+
+def test_imports_have_an_order():
+    imports = {name: imports_of(path) for name, path in MODULES.items()}
+    assert "octavo.accelerator.base" in imports["octavo.accelerator.choose"]
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError(f"these modules import each other: {' -> '.join(error.args[1])}") from None

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizers of `octavo train`: every one obeys the options, and spares norms and biases from weight decay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from octavo.train.config import TrainConfig
+from octavo.train.optimizer import build_optimizer, clip_gradient, set_learning_rate
+
+pytestmark = pytest.mark.timeout(30)
+
+OPTIMIZERS = ("adamw", "onebit-adamw", "muon")
+
+
+def build_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    return LlamaForCausalLM(LlamaConfig(vocab_size=32, attention_bias=True, **shape))
+
+
+def build(optimizer: str, model: LlamaForCausalLM, **options: float):
+    return build_optimizer(TrainConfig(plan="sign+ef", optimizer=optimizer, steps=10, **options), model)
+
+
+def one_step(optimizer: str, model: LlamaForCausalLM, gradient: float, **options: float) -> None:
+    built = build(optimizer, model, **options)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, gradient)
+    built.step()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weight_decay_spares_what_has_fewer_than_two_dimensions(optimizer: str) -> None:
+    model = build_model()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(2.0)
+    one_step(optimizer, model, gradient=0.0, lr=0.1, weight_decay=0.5)
+    dimensions = {parameter.ndim for parameter in model.parameters()}
+    assert dimensions == {1, 2}
+    for name, parameter in model.named_parameters():
+        expected = 2.0 if parameter.ndim < 2 else 2.0 * (1 - 0.1 * 0.5)
+        torch.testing.assert_close(parameter.data, torch.full_like(parameter, expected), msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_both_betas_and_the_rate_change_the_second_step(optimizer: str) -> None:
+    ends = []
+    for options in ({}, dict(beta1=0.2), dict(beta2=0.5)):
+        model = build_model()
+        built = build(optimizer, model, **options)
+        for step, scale in enumerate((1.0, -0.3), start=1):
+            set_learning_rate(built, 0.01 * step)
+            generator = torch.Generator().manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
+            built.step()
+        ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert not torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
+
+
+def test_muon_has_the_hidden_matrices_and_adamw_the_rest() -> None:
+    model = build_model()
+    built = build("muon", model, beta1=0.9)
+    assert built.param_groups[0]["momentum"] == 0.9
+    muon = {id(parameter) for parameter in built.param_groups[0]["params"]}
+    for name, parameter in model.named_parameters():
+        hidden = ".layers." in name and name.endswith("proj.weight")
+        assert (id(parameter) in muon) == hidden, name
+    everything = [id(parameter) for group in built.param_groups for parameter in group["params"]]
+    assert sorted(everything) == sorted(id(parameter) for parameter in model.parameters())
+
+
+def test_muon_refuses_the_state_of_another_optimizer() -> None:
+    model = build_model()
+    with pytest.raises(ValueError, match=r"^\[train\.optimizer\] the saved state is not that of muon"):
+        build("muon", model).load_state_dict(build("adamw", model).state_dict())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_clipping_scales_the_gradient_to_the_global_norm(optimizer: str) -> None:
+    model = build_model()
+    built = build(optimizer, model)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert clip_gradient(built, model.parameters(), 0.5) == pytest.approx(count**0.5, rel=1e-5)
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    assert float(norm) == pytest.approx(0.5, rel=1e-4)

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every ```python block of README.md runs: on two ranks, in its order, in one namespace for each section."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from rank_pool import RankPool
+from torch import nn
+
+import octavo.sycl
+
+README = Path(__file__).parents[2] / "README.md"
+
+#: Sections whose blocks need what is not everywhere, with a function that says what is missing.
+NEEDS = {
+    "Any device, and DeepSpeed": lambda: "" if _has("deepspeed") else "the package deepspeed is not installed",
+    "The device sycl, and kernels of your own": lambda: _no_sycl(octavo.sycl.why_missing()),
+}
+
+
+def snippets() -> dict[str, list[tuple[int, str]]]:
+    """By section: the blocks of Python with the line of README.md at which each begins."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    section, block, begin = "", None, 0
+    for number, line in enumerate(README.read_text().splitlines(), 1):
+        if block is not None:
+            if line.startswith("```"):
+                found.setdefault(section, []).append((begin, "\n".join(block)))
+                block = None
+            else:
+                block.append(line)
+        elif heading := re.match(r"## (.+)", line):
+            section = heading[1]
+        elif line == "```python":
+            block, begin = [], number + 1
+    return found
+
+
+def test_the_readme_has_snippets_to_run():
+    assert sum(map(len, snippets().values())) >= 4
+    assert set(NEEDS) <= set(snippets())
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("section", snippets())
+def test_the_snippets_of_a_section_run(tmp_path, section):
+    if reason := NEEDS.get(section, str)():
+        pytest.skip(reason)
+    ranks = RankPool(
+        2
+    )  # of its own: what a section installs, such as an accelerator for DeepSpeed, stays in its processes
+    try:
+        ranks.run(_run_section, section, str(tmp_path))
+    finally:
+        ranks.stop()
+
+
+def _run_section(rank: int, section: str, folder: str) -> None:
+    """In a rank's process, whose process group the pool has made: `init_process_group` is left out."""
+    os.chdir(folder)
+    torch.manual_seed(0)
+    names = {"steps": 40, "x": torch.ones(1000), "tensor": torch.randn(5000)}
+    for begin, block in snippets()[section]:
+        if "DistributedDataParallel(model)" in block:  # each is a way to train a model of one's own
+            names["model"] = nn.Linear(64, 64)
+        code = "\n".join(line for line in block.splitlines() if not line.startswith("dist.init_process_group("))
+        exec(compile("\n" * (begin - 1) + code, str(README), "exec"), names)
+        if "optimizer" in names:
+            _train(names)
+
+
+def _train(names: dict) -> None:
+    """A step with what the snippet made: it must be the loop of any other script."""
+    names["optimizer"].zero_grad()
+    names["ddp"](torch.randn(4, 64)).square().mean().backward()
+    names["optimizer"].step()
+    weight = names["model"].weight.detach()
+    everyones = [torch.empty_like(weight) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyones, weight)
+    assert all(torch.equal(weight, other) for other in everyones)
+
+
+def _no_sycl(reason: str) -> str:
+    return f"no device sycl: {reason}" if reason else ""
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

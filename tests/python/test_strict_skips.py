@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A skip that nobody expects fails continuous integration, in pytest and in ctest."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_pytest(folder: Path, text: str, *options: str) -> tuple[int, str]:
+    (folder / "test_it.py").write_text(f"import pytest\n\n{text}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", folder, "-p", "strict_skips", *options, folder],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def test_it():\n    pytest.skip('this machine has no luck')",
+        "@pytest.mark.skip(reason='this machine has no luck')\ndef test_it():\n    pass",
+        "pytest.skip('this machine has no luck', allow_module_level=True)",
+    ],
+    ids=["test", "mark", "module"],
+)
+def test_an_unexpected_skip_fails(tmp_path, text, options):
+    code, said = run_pytest(tmp_path, text, *options)
+    assert code != 0
+    assert "skipped unexpectedly: " in said and "this machine has no luck" in said
+
+
+def test_an_expected_skip_and_an_expected_failure_pass(tmp_path):
+    skip = 'def test_it():\n    pytest.skip("the host\'s allocator keeps no account of its tensors")'
+    assert run_pytest(tmp_path, skip)[0] == 0
+    assert run_pytest(tmp_path, "@pytest.mark.xfail\ndef test_it():\n    assert False")[0] == 0
+
+
+CTEST_LOG = """
+  7/9 Test  #7: octavo_core_tests.avx512.Int4.Empty .......***Skipped   0.01 sec
+The following tests did not run:
+\t  7 - octavo_core_tests.avx512.Int4.Empty (Skipped)
+\t  8 - octavo_core_tests.sycl.Int4.Empty (Skipped)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "unexpected"),
+    [
+        ("sse2 avx2 avx512f avx512bw avx512vl avx512dq", ["avx512", "sycl"]),
+        ("sse2 avx2 avx512f", ["sycl"]),
+    ],
+)
+def test_ctest_may_skip_the_instruction_sets_that_this_cpu_lacks_alone(tmp_path, flags, unexpected):
+    log = tmp_path / "log"
+    log.write_text(CTEST_LOG)
+    done = subprocess.run(
+        ["bash", "-c", f"source {ROOT}/tools/lib.sh; unexpected_skips '{flags}' <{log}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.split(".")[1] for line in done.stdout.splitlines()] == unexpected

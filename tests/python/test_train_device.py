@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device that `octavo train` takes, and how it says so."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import octavo
+import octavo.sycl
+from octavo.accelerator import CPU_Accelerator, CUDA_Accelerator
+from octavo.train import device
+
+
+@pytest.fixture
+def detection(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
+    """A process in which nothing was chosen yet."""
+    for name in ("OCTAVO_ACCELERATOR", "DS_ACCELERATOR"):
+        monkeypatch.delenv(name, raising=False)
+    octavo.set_accelerator(None)
+    yield monkeypatch
+    octavo.set_accelerator(None)
+
+
+def test_auto_takes_the_accelerator_that_is_asked_for(detection):
+    if octavo.sycl.why_missing():
+        pytest.skip(f"no device sycl: {octavo.sycl.why_missing()}")
+    detection.setenv("OCTAVO_ACCELERATOR", "sycl")
+    taken = device.choose("auto")
+    assert taken.type == "sycl" and device.describe(taken, "auto") == str(taken)
+
+
+def test_auto_is_the_cpu_where_nothing_else_is(detection):
+    detection.setattr(CUDA_Accelerator, "is_available", lambda self: False)
+    taken = device.choose("auto")
+    assert taken == torch.device("cpu") and device.describe(taken, "auto") == "cpu"
+
+
+def test_auto_says_why_it_leaves_the_accelerator_alone(detection):
+    detection.setattr(CUDA_Accelerator, "is_available", lambda self: True)
+    taken = device.choose("auto")
+    assert taken == torch.device("cpu")
+    assert device.describe(taken, "auto") == "cpu (Octavo has no kernels for cuda here)"
+    assert device.describe(taken, "cpu") == "cpu"
+
+
+def test_a_device_that_is_absent_is_refused_with_the_reason(detection):
+    detection.setattr(CUDA_Accelerator, "is_available", lambda self: False)
+    detection.setattr(CUDA_Accelerator, "why_absent", lambda self: "nobody bought one")
+    with pytest.raises(NotImplementedError, match=r"cuda was asked for and no such device is here: nobody bought one$"):
+        device.choose("cuda")
+
+
+def test_ranks_of_a_machine_take_turns_over_its_devices(detection):
+    chosen = []
+
+    class Two(CPU_Accelerator):
+        def device_count(self) -> int:
+            return 2
+
+        def set_device(self, device_index) -> None:
+            chosen.append(device_index)
+
+    detection.setattr(octavo.accelerator, "accelerator_named", lambda name: Two())
+    for rank in range(4):
+        detection.setenv("LOCAL_RANK", str(rank))
+        device.choose("cpu")
+    assert chosen == [0, 1, 0, 1]

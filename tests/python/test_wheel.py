@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wheel, in a clean environment that has torch and what torch requires, and nothing else: no NumPy, no typer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from train_runs import clean_environment
+
+import octavo
+from octavo.version import require_built_torch
+
+ROOT = Path(__file__).parents[2]
+PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
+#: Where tools/setup has compiled the libraries: the wheel packs them, and compiles nothing again.
+BUILD_DIR = ROOT / "build" / f"{PYTHON_TAG}-{PYTHON_TAG}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.ranks]
+
+STEP = """
+import importlib.util
+for absent in ("numpy", "typer", "rich", "transformers", "tokenizers", "safetensors", "matplotlib"):
+    assert importlib.util.find_spec(absent) is None, absent
+
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import octavo
+
+assert octavo.packbits(torch.tensor([1.0, -1, 0, -0.0, 2, -3, torch.nan, torch.inf])).tolist() == [0xAB]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64)
+ddp = DistributedDataParallel(model)
+handle = octavo.compress(ddp, "int4+ef")
+optimizer = torch.optim.AdamW(model.parameters())
+ddp(torch.randn(8, 64) + dist.get_rank()).square().mean().backward()
+optimizer.step()
+others = [torch.empty_like(model.weight) for _ in range(2)]
+dist.all_gather(others, model.weight.detach())
+assert torch.equal(*others)
+assert 0 < handle.stats()["wire_bytes"] < handle.stats()["dense_bytes"]
+print("stepped")
+dist.destroy_process_group()
+"""
+
+
+def run(*command: str | Path, ok: bool = True) -> str:
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=ROOT,
+        env=clean_environment(OMP_NUM_THREADS="1", PYTHONPATH="", PATH=_tools()),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert (done.returncode == 0) == ok, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def clean_python(tmp_path_factory) -> Iterator[Path]:
+    """The Python of a new environment with torch, by links, and Octavo, from its wheel. No index is asked."""
+    folder = tmp_path_factory.mktemp("clean")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [f"--config-settings=build-dir={BUILD_DIR}", "--config-settings=cmake.define.OCTAVO_TESTS=OFF"]
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", *build, "--wheel-dir", folder, ROOT)
+    (wheel,) = folder.glob("octavo-*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", folder / "env")
+    python = folder / "env" / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    for package in _with_requirements("torch"):
+        _link(package, site)
+    run(*pip, "--python", python, "install", "--no-index", wheel)  # fails where it requires more than torch
+    yield python
+
+
+def test_packbits_and_a_compressed_step_of_two_ranks_need_torch_alone(clean_python, tmp_path):
+    script = tmp_path / "step.py"
+    script.write_text(STEP)
+    said = run(clean_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script)
+    assert said.count("stepped") == 2
+
+
+@pytest.mark.parametrize("command", ["octavo", "python -m octavo"])
+def test_the_command_says_what_to_install(clean_python, command):
+    words = command.split()
+    said = run(clean_python.parent / words[0], *words[1:], "info", ok=False)
+    assert re.fullmatch(
+        r"error: \[cli\] the command octavo needs the package (typer|rich), which is not installed: "
+        r"pip install 'octavo\[train\]'\n",
+        said,
+    )
+
+
+def test_a_wheel_of_another_torch_says_so_before_it_loads_its_libraries(clean_python):
+    pretend = (
+        "import sys, torch; torch.__version__ = '2.11.0+cu126'\ntry: import octavo\nexcept ImportError as e: print(e)"
+    )
+    said = run(clean_python, "-c", pretend + "\nprint('octavo._C' in sys.modules)").splitlines()
+    assert said[-1] == "False"
+    built = re.escape(octavo.built_with.TORCH)
+    assert re.match(rf"\[version\] this Octavo was built against torch {built}, and torch 2\.11\.0\+cu126 is", said[0])
+    assert f"install torch=={octavo.built_with.TORCH.partition('+')[0]}" in said[0]
+
+
+def test_any_build_of_the_same_torch_will_do():
+    release = octavo.built_with.TORCH.partition("+")[0]
+    for build in ("", "+cpu", "+cu126", "+xpu"):
+        require_built_torch(release + build)
+    with pytest.raises(ImportError, match=r"torch 2\.13\.99 is installed"):
+        require_built_torch("2.13.99")
+
+
+def _tools() -> str:
+    """With cmake and ninja, which lie beside this Python."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def _with_requirements(name: str) -> list[Distribution]:
+    """An installed distribution and all that it requires, without extras."""
+    found, waiting = {}, [name]
+    while waiting:
+        name = waiting.pop()
+        with contextlib.suppress(PackageNotFoundError):  # what another Python or system would require
+            if name not in found:
+                found[name] = package = distribution(name)
+                required = [line for line in package.requires or [] if "extra ==" not in line]
+                waiting += [re.match(r"[\w.-]+", line)[0] for line in required]
+    return list(found.values())
+
+
+def _link(package: Distribution, site: Path) -> None:
+    """Links to what a distribution has at the top of its site-packages."""
+    here = Path(str(package.locate_file("")))
+    for top in {path.parts[0] for path in package.files or []} - {"..", "__pycache__"}:
+        target = site / top
+        if not target.exists():
+            target.symlink_to(here / top)
