@@ -30,6 +30,7 @@ add_library(octavo SHARED
   device/sycl/memory_pool.cpp
   device/sycl/nn_operators.cpp
   device/sycl/registration.cpp
+  device/sycl/same_device.cpp
   device/sycl/streams.cpp
   device/sycl/twins.cpp
   codec/sign_bits.cpp

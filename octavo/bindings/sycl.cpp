@@ -36,6 +36,7 @@ void bind_sycl(py::module_& parent) {
   m.def("is_in_bad_fork", &sycl_device::is_forked);
   m.def("set_memory_limit", &sycl_device::set_memory_limit);
   m.def("memory_limit", &sycl_device::memory_limit);
+  m.def("available_memory", &sycl_device::available_memory);
   m.def("default_generator",
         [](int device) { return sycl_device::default_generator(sycl_device::require_device(device)); });
   m.def("seed_all", &sycl_device::seed_default_generators);

@@ -2,6 +2,7 @@
 #include "octavo/device/dispatch.h"
 
 #include <ATen/Parallel.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "octavo/kernels/backend.h"
@@ -24,11 +25,15 @@ const KernelTable& kernels_for(c10::Device device) {
     case c10::DeviceType::CPU: return host_backend();
     case c10::DeviceType::CUDA: return backend("cuda");
     case c10::DeviceType::XPU: return backend("sycl");
-    case c10::DeviceType::PrivateUse1: return backend("sycl");  // the torch device of device/sycl/
     default:
+      if (is_sycl(device)) return backend("sycl");
       fail(ErrorCode::unsupported, "device.dispatch", "expected a tensor on cpu, cuda, xpu or sycl, got one on ",
            device.str());
   }
+}
+
+bool is_sycl(c10::Device device) {
+  return device.type() == c10::DeviceType::PrivateUse1 && c10::get_privateuse1_backend() == "sycl";
 }
 
 LaunchScope::LaunchScope(c10::Device device)
@@ -41,8 +46,7 @@ void wait_for_current_stream(c10::Device device) {
 }
 
 Queue sycl_queue(c10::Device device) {
-  const c10::DeviceType type = device.type();
-  if (type != c10::kCPU && type != c10::kXPU && type != c10::kPrivateUse1) {
+  if (!device.is_cpu() && !device.is_xpu() && !is_sycl(device)) {
     fail(ErrorCode::invalid_argument, "device.sycl_queue", "expected a device cpu, sycl or xpu, got ", device.str());
   }
   const DeviceRuntime& runtime = *backend("sycl").runtime;

@@ -16,6 +16,10 @@ namespace octavo {
 /// The kernels for a device's memory. Throws Error unsupported where its back end is missing or the device has none.
 OCTAVO_API const KernelTable& kernels_for(c10::Device device);
 
+/// Whether a device is Octavo's `sycl`: torch's one type for devices from outside (PrivateUse1) may be another
+/// library's.
+OCTAVO_API bool is_sycl(c10::Device device);
+
 /// What kernels are launched with, made together: those of a device, the device's current stream, and the device as the
 /// thread's current one until the scope ends, without which CUDA launches nowhere else. Throws as kernels_for does.
 class OCTAVO_API LaunchScope {

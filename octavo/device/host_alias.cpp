@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-bool has_host_alias(c10::Device device) { return device.is_cpu() || device.type() == sycl_device::kType; }
+bool has_host_alias(c10::Device device) { return device.is_cpu() || is_sycl(device); }
 
 at::Tensor host_alias(const at::Tensor& tensor) {
   if (!has_host_alias(tensor.device())) {
@@ -25,7 +25,7 @@ at::Tensor host_alias(const at::Tensor& tensor) {
 
 at::Tensor where_kernels_run(const at::Tensor& tensor) {
   const c10::Device device = tensor.device();
-  if (device.type() != sycl_device::kType || tensor.layout() != at::kStrided) return tensor;
+  if (!is_sycl(device) || tensor.layout() != at::kStrided) return tensor;
   if (!sycl_device::kernels_run_on_host()) return tensor;
   wait_for_current_stream(device);
   return host_alias(tensor);

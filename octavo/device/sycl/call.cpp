@@ -3,9 +3,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include <algorithm>
-#include <array>
-
 #include "octavo/device/sycl/allocators.h"
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/streams.h"
@@ -16,19 +13,10 @@ namespace octavo::sycl_device {
 
 // ---- what the schema says
 
-namespace {
-
-// with indices that may lie on the CPU
-constexpr std::array kMixed = {"aten::index",      "aten::_unsafe_index",    "aten::index_put",
-                               "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index_put"};
-
-}  // namespace
-
 OperatorTraits::OperatorTraits(const c10::OperatorHandle& op, bool is_sparse)
-    : arguments(op.schema().arguments().size()), is_sparse(is_sparse) {
+    : arguments(op.schema().arguments().size()), cpu_tensors(cpu_tensors_of(op)), is_sparse(is_sparse) {
   const c10::FunctionSchema& schema = op.schema();
   is_collective = schema.name().starts_with("c10d::");
-  is_mixed = std::find(kMixed.begin(), kMixed.end(), schema.name()) != kMixed.end();
   const bool is_random = op.hasTag(at::Tag::nondeterministic_seeded);
   for (std::size_t i = 0; i < arguments; ++i) {
     const c10::Argument& argument = schema.arguments()[i];
@@ -45,15 +33,7 @@ namespace {
 
 using torch::jit::Stack;
 
-bool is_ours(const at::Tensor& tensor) { return tensor.defined() && tensor.device().type() == kType; }
-
-/// Calls visit(tensor) for an argument that is a tensor, or for those of a list.
-template <class Visit>
-void for_tensors(const c10::IValue& value, Visit visit) {
-  if (value.isTensor()) return visit(value.toTensor());
-  if (!value.isTensorList()) return;
-  for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
-}
+bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
 
 /// The device that an argument names or lies on.
 std::optional<c10::DeviceIndex> device_of(const c10::IValue& value) {
@@ -80,6 +60,8 @@ class Call {
         twins_(device_) {}
 
   void run() {
+    const c10::ArrayRef<c10::IValue> arguments(stack_->data() + first_, traits_.arguments);
+    require_same_device(op_, traits_.cpu_tensors, arguments, traits_.written);
     settle(device_);
     const OnDeviceMemory scope(device_);
     const auto written = written_tensors();
@@ -107,20 +89,12 @@ class Call {
   std::vector<at::Tensor> written_tensors() const {
     std::vector<at::Tensor> written;
     for (const std::size_t position : traits_.written) {
-      for_tensors((*stack_)[first_ + position], [&](const at::Tensor& tensor) {
-        if (tensor.defined() && !is_ours(tensor)) refuse(tensor);
-        written.push_back(tensor);
-      });
+      for_tensors((*stack_)[first_ + position], [&](const at::Tensor& tensor) { written.push_back(tensor); });
     }
     return written;
   }
 
-  at::Tensor twin_of(const at::Tensor& tensor) {
-    if (!tensor.defined()) return tensor;
-    if (is_ours(tensor) && tensor.device().index() == device_) return twins_.twin_of(tensor);
-    if (tensor.device().is_cpu() && (tensor.dim() == 0 || traits_.is_mixed)) return tensor;
-    refuse(tensor);
-  }
+  at::Tensor twin_of(const at::Tensor& tensor) { return tensor.defined() ? twins_.twin_of(tensor) : tensor; }
 
   void to_cpu(c10::IValue& value, std::size_t position) {
     if (value.isTensor()) {
@@ -152,12 +126,6 @@ class Call {
       for (const at::Tensor& tensor : value.toTensorVector()) originals.push_back(twins_.original_of(tensor));
       value = std::move(originals);
     }
-  }
-
-  [[noreturn]] void refuse(const at::Tensor& tensor) const {
-    fail(ErrorCode::invalid_argument, "device.fallback", "expected all tensors of ", op_.schema().name(),
-         " on sycl:", static_cast<int>(device_), ", got one of ", c10::str(tensor.sizes()), " on ",
-         tensor.device().str(), ": move it with .to('sycl:", static_cast<int>(device_), "')");
   }
 
   const c10::OperatorHandle& op_;

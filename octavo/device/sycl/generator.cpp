@@ -20,16 +20,43 @@ class Generator final : public c10::GeneratorImpl {
 
   const at::Generator& cpu() const { return cpu_; }
 
-  void set_current_seed(std::uint64_t seed) override { cpu_.set_current_seed(seed); }
-  std::uint64_t current_seed() const override { return cpu_.current_seed(); }
-  std::uint64_t seed() override { return cpu_.seed(); }
-  void set_offset(std::uint64_t offset) override { cpu_.set_offset(offset); }
-  std::uint64_t get_offset() const override { return cpu_.get_offset(); }
-  void set_state(const c10::TensorImpl& state) override { cpu_.unsafeGetGeneratorImpl()->set_state(state); }
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override { return cpu_.unsafeGetGeneratorImpl()->get_state(); }
+ private:
+  /// Under the mutex that the CPU's kernels hold while they draw. torch holds this generator's own, which they do not
+  /// know.
+  template <class Body>
+  auto locked(Body body) const {
+    c10::GeneratorImpl& cpu = *cpu_.unsafeGetGeneratorImpl();
+    const std::lock_guard in_use(cpu.mutex_);
+    return body(cpu);
+  }
+
+ public:
+  void set_current_seed(std::uint64_t seed) override {
+    locked([&](auto& cpu) { cpu.set_current_seed(seed); });
+  }
+  std::uint64_t current_seed() const override {
+    return locked([](auto& cpu) { return cpu.current_seed(); });
+  }
+  std::uint64_t seed() override {
+    return locked([](auto& cpu) { return cpu.seed(); });
+  }
+  void set_offset(std::uint64_t offset) override {
+    locked([&](auto& cpu) { cpu.set_offset(offset); });
+  }
+  std::uint64_t get_offset() const override {
+    return locked([](auto& cpu) { return cpu.get_offset(); });
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    locked([&](auto& cpu) { cpu.set_state(state); });
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return locked([](auto& cpu) { return cpu.get_state(); });
+  }
 
  private:
-  Generator* clone_impl() const override { return new Generator(device_.index(), cpu_.clone()); }
+  Generator* clone_impl() const override {
+    return locked([&](auto& cpu) { return new Generator(device_.index(), at::Generator(cpu.clone())); });
+  }
 
   at::Generator cpu_;
 };
@@ -53,11 +80,7 @@ class DefaultGenerators {
   void seed(std::uint64_t seed) {
     const std::lock_guard lock(mutex_);
     seed_ = seed;
-    for (at::Generator& generator : all_) {
-      at::Generator cpu = generator.get<Generator>()->cpu();
-      const std::lock_guard in_use(cpu.mutex());
-      generator.set_current_seed(seed);
-    }
+    for (at::Generator& generator : all_) generator.set_current_seed(seed);
   }
 
  private:

@@ -2,7 +2,6 @@
 #include "octavo/device/sycl/memory.h"
 
 #include <ATen/EmptyTensor.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
@@ -11,6 +10,9 @@
 #include <ATen/ops/view_native.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/library.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "octavo/device/sycl/allocators.h"
 #include "octavo/device/sycl/memory_pool.h"
@@ -89,11 +91,18 @@ void set_memory_limit(int device, std::optional<std::uint64_t> bytes) {
 
 std::optional<std::uint64_t> memory_limit(int device) { return MemoryPool::instance().limit(require_device(device)); }
 
+std::uint64_t available_memory(int device) { return MemoryPool::instance().available_bytes(require_device(device)); }
+
 void resize_storage(const c10::Storage& storage, std::size_t bytes) {
-  const c10::OptionalDeviceGuard guard(storage.device());
-  settle(storage.device().index());
-  const OnDeviceMemory scope(storage.device().index());
-  at::native::resize_bytes_cpu(storage.unsafeGetStorageImpl(), bytes);  // both memories can be read by the host
+  TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
+  const c10::Device device = storage.device();
+  const c10::OptionalDeviceGuard guard(device);
+  c10::DataPtr resized(nullptr, device);  // of no bytes: the storage stays on its device
+  if (bytes > 0) resized = allocator().allocate(bytes);
+  const std::size_t kept = std::min(bytes, storage.nbytes());
+  if (kept > 0) allocator().copy_data(resized.mutable_get(), storage.data(), kept);
+  storage.set_data_ptr_noswap(std::move(resized));
+  storage.set_nbytes(bytes);
 }
 
 void register_memory_operators() {

@@ -25,4 +25,8 @@ OCTAVO_API at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype,
 OCTAVO_API void set_memory_limit(int device, std::optional<std::uint64_t> bytes);
 OCTAVO_API std::optional<std::uint64_t> memory_limit(int device);
 
+/// The largest tensor that can be made on the device, in bytes: of the limit, of what the driver has, and of what is
+/// cached, less what blocks are rounded up by. Throws as memory_limit does.
+OCTAVO_API std::uint64_t available_memory(int device);
+
 }  // namespace octavo::sycl_device

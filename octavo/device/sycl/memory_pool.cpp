@@ -201,6 +201,15 @@ std::uint64_t MemoryPool::free_bytes(c10::DeviceIndex device) {
   return free_of(device);
 }
 
+std::uint64_t MemoryPool::available_bytes(c10::DeviceIndex device) {
+  const std::lock_guard lock(mutex_);
+  keep_what_is_done();
+  const MemoryFigures& figures = figures_[{device, /*host=*/false}];
+  const std::uint64_t total = total_of(device), active = figures.active.bytes.current;
+  const std::uint64_t cached = figures.reserved.bytes.current - active;
+  return rounded_down(std::min(total - std::min(total, active), runtime().free_bytes(device) + cached));
+}
+
 std::optional<std::uint64_t> MemoryPool::limit_of(c10::DeviceIndex device) const {
   const auto found = set_limits_.find(device);
   return found != set_limits_.end() ? found->second : first_limit_;

@@ -50,6 +50,8 @@ class MemoryPool {
   std::uint64_t total_bytes(c10::DeviceIndex);
   /// What can still be reserved: that many bytes can be allocated in one block, of the limit and of what is left.
   std::uint64_t free_bytes(c10::DeviceIndex);
+  /// The same once the cache is emptied, as an allocation does before it is refused.
+  std::uint64_t available_bytes(c10::DeviceIndex);
 
  private:
   MemoryPool();

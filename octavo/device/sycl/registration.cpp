@@ -67,7 +67,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) runtime().wait_for(event);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    if (event != nullptr) runtime().destroy_event(event);
+    if (event != nullptr && !is_forked()) runtime().destroy_event(event);  // after a fork it is the parent's
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     return runtime().elapsed_ms(start, end);

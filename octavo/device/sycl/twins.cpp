@@ -133,8 +133,11 @@ at::Tensor Twins::twin_of(const at::Tensor& original) {
   for (const SharedTensor& known : tensors_) {
     if (known.original.is_same(original)) return known.twin;
   }
-  require_layout(original);
-  at::Tensor twin = original.is_sparse() ? sparse_twin(original) : strided_twin(original);
+  at::Tensor twin = original;
+  if (!original.is_cpu()) {
+    require_layout(original);
+    twin = original.is_sparse() ? sparse_twin(original) : strided_twin(original);
+  }
   tensors_.push_back({original, twin});
   return twin;
 }
@@ -171,7 +174,7 @@ at::Tensor Twins::sparse_original(const at::Tensor& result) {
 
 void Twins::update(const at::Tensor& original) {
   for (const SharedTensor& known : tensors_) {
-    if (!known.original.is_same(original)) continue;
+    if (!known.original.is_same(original) || original.is_cpu()) continue;
     const at::Tensor twin = known.twin;  // what follows may move the list
     return original.is_sparse() ? update_sparse(original, twin) : update_strided(original, twin);
   }

@@ -49,7 +49,8 @@ class Twins {
  public:
   explicit Twins(c10::DeviceIndex device) : storages_(device) {}
 
-  /// A CPU tensor over the memory of a tensor of the device, the same for the same tensor; holds its memory.
+  /// A CPU tensor over the memory of a tensor of the device, the same for the same tensor; holds its memory. A tensor
+  /// on the CPU is its own twin.
   at::Tensor twin_of(const at::Tensor& original);
 
   /// The tensor of the device that a CPU kernel means by `result`: the original of a twin, a view of an original's

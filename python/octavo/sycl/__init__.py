@@ -36,6 +36,7 @@ from octavo.sycl.devices import (
     set_device,
 )
 from octavo.sycl.memory import (
+    available_memory,
     empty,
     empty_cache,
     get_memory_limit,
@@ -74,6 +75,7 @@ __all__ = [
     "DeviceFacts",
     "Event",
     "Stream",
+    "available_memory",
     "current_device",
     "current_stream",
     "default_stream",

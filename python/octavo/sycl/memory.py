@@ -46,6 +46,11 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     return torch.accelerator.get_memory_info(index_of(device))
 
 
+def available_memory(device: Device = None) -> int:
+    """The bytes of the largest tensor that can be made: what is free and what is cached, less what blocks round up."""
+    return _C.sycl.available_memory(index_of(device))
+
+
 def set_memory_limit(bytes: int | None, device: Device = None) -> None:
     """The most that may be reserved on the device, so that a large one can stand for a small one; None: all it has.
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo.sycl
@@ -43,6 +45,33 @@ def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str | None) -> None:
         assert losses == cpu_losses
         assert all(torch.equal(a, b) for a, b in zip(weights, cpu_weights, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(got[0][1], got[1][1], strict=True))
+
+
+def train_sharded(rank: int, device: str) -> tuple[list[float], list[Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)]).to(device)
+    mesh = DeviceMesh.from_group(group_of(device), device)
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(4):
+        x = torch.randn(16, 64, generator=generator).to(device)
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, [p.detach().to_local().cpu() for p in model.parameters()]
+
+
+def test_fully_sharded_training_has_the_bits_of_the_cpu(two_ranks) -> None:
+    """FSDP2 frees the storages of gathered parameters, and allocates them again for backward."""
+    expected, got = two_ranks.run(train_sharded, "cpu"), two_ranks.run(train_sharded, "sycl")
+    for (losses, weights), (cpu_losses, cpu_weights) in zip(got, expected, strict=True):
+        assert losses == cpu_losses
+        assert all(torch.equal(a, b) for a, b in zip(weights, cpu_weights, strict=True))
 
 
 def onebit(rank: int, device: str) -> list[Tensor]:

@@ -111,6 +111,31 @@ print(os.wait()[1], torch.sycl.memory_allocated())
     assert run(code) == f"freed0 {4 << 20}"
 
 
+def test_a_worker_of_a_data_loader_drops_the_parents_events_and_streams() -> None:
+    code = """
+import gc, torch, octavo.sycl
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.event = torch.sycl.Event(enable_timing=True)
+        self.event.record()
+        self.stream = torch.sycl.Stream()
+        self.events = [self.stream.record_event()]
+    def __len__(self):
+        return 4
+    def __getitem__(self, row):
+        self.event = self.events = self.stream = None
+        gc.collect()
+        return torch.full((2,), float(row))
+
+torch.ones(2, device="sycl")
+rows = Rows()
+loader = torch.utils.data.DataLoader(rows, num_workers=1, multiprocessing_context="fork", timeout=30)
+print([row[0].tolist() for row in loader], rows.event.query())
+"""
+    assert run(code) == "[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]] True"
+
+
 def test_torch_serves_one_device_from_outside() -> None:
     code = """
 import torch

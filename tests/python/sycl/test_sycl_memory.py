@@ -93,6 +93,38 @@ def test_all_that_is_free_can_be_allocated(limit, more: int) -> None:
         bytes_tensor(free)
 
 
+@pytest.mark.parametrize("cached", [[], [3 * MIB + 5, 700, 1], [MIB + 1] * 3])
+def test_all_that_is_available_can_be_allocated_and_no_more(limit, cached: list[int]) -> None:
+    """Memory that tensors round up is not available, memory that is cached is."""
+    held = [bytes_tensor(5), bytes_tensor(2 * MIB + 1)]
+    limit(9 * MIB + 777)
+    blocks = [bytes_tensor(count) for count in cached]
+    del blocks
+    available = torch.sycl.available_memory()
+    assert available >= 8 * MIB
+    bytes_tensor(available)
+    with pytest.raises(torch.OutOfMemoryError):
+        bytes_tensor(available + 1)
+    del held
+
+
+def test_a_storage_is_freed_and_grown_on_its_device() -> None:
+    """As FSDP frees the memory of gathered parameters, and allocates it again for backward."""
+    x = torch.arange(1000.0, device="sycl")
+    storage, before = x.untyped_storage(), torch.sycl.memory_allocated()
+    storage.resize_(0)
+    assert storage.device == x.device == torch.device("sycl", 0) and storage.nbytes() == 0
+    assert torch.sycl.memory_allocated() == before - 4000
+    storage.resize_(4000)
+    assert storage.device == torch.device("sycl", 0) and torch.sycl.memory_allocated() == before
+    assert x.fill_(3).sum().item() == 3000
+    storage.resize_(8000)
+    assert torch.sycl.memory_allocated() == before + 4000 and (x == 3).all()
+    storage.resize_(4)
+    assert torch.sycl.memory_allocated() == before - 3996 and x[:1].tolist() == [3]
+    assert torch.empty(0, device="sycl").set_(storage, 0, (1,)).device == x.device
+
+
 def test_the_cache_stays_within_the_device() -> None:
     torch.sycl.empty_cache()
     total = torch.sycl.get_device_properties().total_memory
