@@ -296,6 +296,10 @@ class SYCL_Accelerator(Accelerator):
     def is_fp64_supported(self) -> bool:
         return not self.is_available() or torch.sycl.get_device_properties().has_fp64
 
+    def available_memory(self, device_index: DeviceIndex = None) -> int:
+        """The bytes of the largest tensor that can be made: less than what is free by what blocks round up."""
+        return torch.sycl.available_memory(self._require("available_memory", device_index))
+
     def default_generator(self, device_index: DeviceIndex = None) -> Generator:
         return _C.sycl.default_generator(self._require("default_generator", device_index).index)
 
