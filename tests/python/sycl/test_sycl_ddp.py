@@ -78,8 +78,8 @@ def onebit(rank: int, device: str) -> list[Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(256, 64).to(device)
     ddp = DistributedDataParallel(model, process_group=group_of(device))
-    handle = octavo.compress(ddp, "sign+ef")
-    optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=3, handle=handle)
+    optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=3)
+    octavo.compress(ddp, "sign+ef", optimizer=optimizer)
     for step in range(8):
         ddp(torch.full((4, 256), 0.1 * (rank + step), device=device)).square().mean().backward()
         optimizer.step()
