@@ -45,8 +45,8 @@ def test_the_table_has_every_number_of_rows_and_what_a_hook_raises(tmp_path):
 def test_a_link_is_as_slow_as_it_says(tmp_path):
     rows = {row.plan: row for row in bench_ddp(tmp_path, "sign+ef", "--link", "100mbit")}
     assert {row.link for row in rows.values()} == {"100mbit"}
-    megabit_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; the first 64 KB of a burst are free
-    assert rows["torch"].milliseconds > 0.8 * megabit_ms
+    link_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; the first 64 KB of each burst, on each of two hops, are free
+    assert rows["torch"].milliseconds > 0.6 * link_ms
     assert rows["sign+ef"].milliseconds < 0.5 * rows["torch"].milliseconds
 
 

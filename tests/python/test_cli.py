@@ -25,7 +25,10 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.ranks]
 TRAIN_OPTIONS = {
     *(
         "batch_size",
+        "beta1",
+        "beta2",
         "checkpoint_every",
+        "clip_norm",
         "compare",
         "compile",
         "data",

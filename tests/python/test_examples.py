@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
     [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", [])],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_the_loss_falls_while_a_fifth_of_the_bytes_travels(framework, options, tmp_path):
+def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*torchrun, str(EXAMPLES / framework / "train.py"), *options],
@@ -36,4 +36,4 @@ def test_the_loss_falls_while_a_fifth_of_the_bytes_travels(framework, options, t
     first, last = map(float, re.search(r"^loss: (\S+) -> (\S+)$", done.stdout, re.MULTILINE).groups())
     assert last < 0.8 * first
     sent, dense = map(int, re.search(r"^bytes sent: (\d+), in float32: (\d+)$", done.stdout, re.MULTILINE).groups())
-    assert 0 < sent < dense / 5, done.stdout
+    assert 0 < sent < dense / 4, done.stdout  # 4 bits per value, and the exempt vectors of a very small model

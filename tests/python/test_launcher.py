@@ -162,7 +162,7 @@ def test_a_master_port_in_the_environment_counts(play, monkeypatch):
 
 
 def test_too_many_ranks_are_refused_before_anything_starts(play):
-    with pytest.raises(ValueError, match="--nproc of at most"):
+    with pytest.raises(ValueError, match="--nproc must be at most"):
         play("print('started')", nproc=1000)
 
 

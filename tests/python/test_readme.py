@@ -54,9 +54,7 @@ def test_the_readme_has_snippets_to_run():
 def test_the_snippets_of_a_section_run(tmp_path, section):
     if reason := NEEDS.get(section, str)():
         pytest.skip(reason)
-    ranks = RankPool(
-        2
-    )  # of its own: what a section installs, such as an accelerator for DeepSpeed, stays in its processes
+    ranks = RankPool(2)  # of its own: what a section installs, such as an accelerator, stays in its processes
     try:
         ranks.run(_run_section, section, str(tmp_path))
     finally:
