@@ -286,3 +286,15 @@ def test_a_dry_run_prints_the_plan_and_trains_nothing(tmp_path):
     assert result.exit_code == 0
     assert "corpus" in result.stdout and "dense" in result.stdout
     assert not (tmp_path / "w").exists()
+
+
+def test_an_outcome_of_other_options_is_refused(tmp_path):
+    run = runs.Run(tmp_path, {"steps": 8, "lr": 1e-3})
+    (tmp_path / runs.OUTCOME).write_text(json.dumps({"eval_loss": 1.0, "options": {"steps": "8", "lr": "0.001"}}))
+    assert run.outcome()["eval_loss"] == 1.0
+    with pytest.raises(ValueError, match="was trained with other options"):
+        dataclasses.replace(run, options={**run.options, "steps": 80}).outcome()
+
+
+def test_a_loss_that_is_missing_leaves_its_place_empty():
+    assert report._all_losses({1: 0.2, 2: 0.25}, [0, 1, 2]) == "- / 0.200 / 0.250"

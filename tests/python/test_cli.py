@@ -142,7 +142,7 @@ def test_infos_table_shows_reasons_as_they_are(monkeypatch, capsys):
         ("kernels --device xpu", "xpu was asked for and no such device is here: "),
         ("ddp --nproc 999", "--nproc must be at most"),
         ("ddp sing", "sing"),
-        ("kernels --json no/such/folder/b.json", "expected --json to name a file that can be written"),
+        ("kernels --json no/such/folder/b.json", "--json no/such/folder/b.json cannot be written"),
     ],
 )
 def test_a_bench_that_makes_no_sense_is_refused_before_it_measures(octavo_cli, arguments, words):

@@ -146,6 +146,11 @@ BAD_FILES = [
     ("a.json", [{"messages": "hi"}], "FILE, record 1: 'messages' is a string; it must be a list of turns"),
     ("a.json", [{"messages": []}], "FILE, record 1: 'messages' has no turn of the assistant"),
     ("a.json", [chat(("user", "hi"))], "FILE, record 1: 'messages' has no turn of the assistant"),
+    (
+        "a.json",
+        [chat(("assistant", "hi"))],
+        "FILE, record 1: 'messages' has an answer of the assistant and no question",
+    ),
     ("a.json", [chat(("tool", "hi"))], "record 1, turn 1: the role 'tool' is not known; roles are system, developer,"),
     ("a.json", [chat(("user", "hi"), ("assistant", [1]))], "record 1, turn 2: 'content' is a list; it must be"),
     ("a.json", [{"conversations": [{"from": "gpt"}]}], "turn 1: the turn is an object with from; it must be an object"),
@@ -206,3 +211,17 @@ def test_a_chat_ends_with_the_last_answer_and_joins_what_one_side_says_twice(tmp
 def test_an_alpaca_record_may_have_a_text_too(tmp_path: Path) -> None:
     records = [{"instruction": f"Say {i}.", "input": "", "output": str(i), "text": "..."} for i in range(3)]
     assert not any(example.is_text for example in everything(load_corpus(write(tmp_path, "a.json", records), seed=0)))
+
+
+def test_chats_that_begin_alike_stay_on_one_side(tmp_path: Path) -> None:
+    chats = []
+    for i in range(50):
+        beginning = (("user", f"question {i}"), ("assistant", f"answer {i}"))
+        chats += [chat(*beginning), chat(*beginning, ("user", "and then?"), ("assistant", "that is all"))]
+    corpus = load_corpus(write(tmp_path, "a.json", chats), seed=0)
+
+    def beginnings(examples: list[Example]) -> set[str]:
+        return {example.history[0][0] if example.history else example.instruction for example in examples}
+
+    assert len(beginnings(corpus.held_out)) == 5
+    assert not beginnings(corpus.held_out) & beginnings(corpus.train)

@@ -302,8 +302,10 @@ def test_a_step_weighs_every_answer_token_alike(two_ranks, tmp_path):
 
 def test_the_gradient_is_clipped_whatever_the_plan(world, tmp_path):
     for plan in ("dense", "int4+ef"):
-        out = tmp_path / plan
-        run_job(nano_config(tmp_path, plan=plan, out=str(out), clip_norm=0.5), world, None)
+        out, free = tmp_path / plan, str(tmp_path / f"{plan}-free")
+        clipped = run_job(nano_config(tmp_path, plan=plan, out=str(out), clip_norm=0.5), world, None)
+        unclipped = run_job(nano_config(tmp_path, plan=plan, out=free), world, None)
+        assert clipped["replicas_sha256"] != unclipped["replicas_sha256"]
         assert all(record["clip_norm"] == 0.5 and record["grad_norm"] > 0.5 for record in read_curve(out))
 
 

@@ -44,10 +44,11 @@ void require_single_run_time() {
   dl_iterate_phdr(keep_run_time, &found);
   found.erase(own);
   if (found.empty()) return;
-  fail(ErrorCode::unsupported, "kernels.sycl",
-       "two SYCL run times are loaded in this process: ", found.begin()->string(), " and ", own.string(),
-       ", which Octavo was built with: build Octavo against the first ",
-       "one's version of intel-sycl-rt, which torch's xpu wheels fix, or leave away the library that loads it");
+  fail(
+      ErrorCode::unsupported, "kernels.sycl",
+      "two SYCL run times are loaded in this process: ", found.begin()->string(), " and ", own.string(),
+      ", which Octavo was built with: build Octavo against the first ",
+      "one's version of intel-sycl-rt, which torch's xpu wheels fix, or do not load the library that brings the other");
 }
 
 std::vector<Device> find_devices() {

@@ -129,7 +129,7 @@ def _check_place(json_file: Path | None) -> None:
     try:
         json_file.open("a").close()
     except OSError as error:
-        _refuse(f"[bench] expected --json to name a file that can be written, got {json_file}: {error.strerror}")
+        _refuse(f"[bench] --json {json_file} cannot be written: {error.strerror}")
 
 
 def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str], json_file: Path | None) -> None:

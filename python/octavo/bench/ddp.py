@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -55,7 +56,7 @@ class Row:
     milliseconds: float | None = None
     of_no_communication: float | None = None  # 1.0: communication costs nothing
     times_faster_than_torch: float | None = None
-    wire_bytes: int | None = None  # a step and rank; of torch what a ring sends, of its other hooks unknown
+    wire_bytes: int | None = None  # per step and rank; of torch what a ring sends, of its other hooks unknown
     waiting_ms: float | None = None  # of the hook's thread, a step
     codec_ms: float | None = None
     remark: str = ""
@@ -67,8 +68,8 @@ HEADINGS = {
     "rows": "rows",
     "plan": "plan",
     "milliseconds": "ms",
-    "of_no_communication": "of alone",
-    "times_faster_than_torch": "x torch",
+    "of_no_communication": "times alone",
+    "times_faster_than_torch": "faster than torch",
     "wire_bytes": "MB sent",
     "waiting_ms": "wait ms",
     "codec_ms": "codec ms",
@@ -121,6 +122,8 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
     def end(row: Row) -> None:
         if is_main():
             report(row)
+        else:
+            time.sleep(2.0)  # rank 0 reports first: a peer that has left would be taken for the cause
         os._exit(0)  # the hook may have left threads behind that never end
 
     without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")

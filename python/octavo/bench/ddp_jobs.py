@@ -29,7 +29,7 @@ def measure(
     """For every link the plans together, at all sizes, then each of torch's hooks in a job of its own, at the first.
 
     `links`: rates among `RATES`, None for this machine as it is. Raises ValueError for what cannot be measured,
-    RuntimeError, with the ranks' last words, where a job fails.
+    RuntimeError, with the ranks' last error line, where a job fails.
     """
     plans, hooks = _split(contenders)
     _check_links(links)
@@ -97,14 +97,27 @@ def _job(arguments: list[str], nproc: int, link: str | None) -> list[Row]:
 def _run_here(command: list[str], nproc: int) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
     environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    process = subprocess.Popen(
+        [*torchrun, *command], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
-        done = subprocess.run(
-            [*torchrun, *command], env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        said, _ = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"[bench.ddp] the ranks did not end in {DEADLINE_S:.0f} s") from None
-    if done.returncode:
-        raise RuntimeError(_failure(done.returncode, done.stdout + done.stderr))
+    finally:
+        _end(process)
+    if process.returncode:
+        raise RuntimeError(_failure(process.returncode, said))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends torchrun so that it ends its ranks, which outlive it when it is killed."""
+    process.terminate()
+    try:
+        process.wait(timeout=40)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _run_on_hosts(command: list[str], nproc: int, link: str) -> None:

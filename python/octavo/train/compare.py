@@ -13,6 +13,7 @@ from rich.table import Table
 from octavo.train.checkpoint import durable_files
 from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
+from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.report import plots, tables
@@ -35,6 +36,11 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
         leg = dataclasses.replace(config.for_plan(plan), precision=precision)
         summaries[plan], logs[plan] = run_job(leg, world, console), Path(leg.out) / METRICS
         precision = summaries[plan]["precision"]  # chosen once: the plans must differ in nothing else
+    if len({summary["tokens"] for summary in summaries.values()}) > 1:
+        raise JobError(
+            "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "
+            "changed between their runs: repeat the comparison with --fresh"
+        )
     if world.is_main:
         runs = {plan: read_metrics(path) for plan, path in logs.items()}
         plots.plot_comparison(runs, Path(config.out) / PLOT)

@@ -27,6 +27,8 @@ EVAL_ROWS = 128
 EXACT_ITEMS = 128
 MOST_SKIPPED = 20
 """After so many non-finite steps in a row the run has diverged."""
+DIVERGED = "the run has diverged"
+"""In the error of such a run, and of no other."""
 
 
 @dataclass
@@ -45,13 +47,14 @@ class Trainer:
     def step(self) -> dict[str, Any]:
         """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
         start, step = time.perf_counter(), self.totals.step + 1
+        late = getattr(self.engine.optimizer, "frozen", True)  # what this step sends is of the phase before it
         rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.lr)
         set_learning_rate(self.engine.optimizer, rate)
         loss = self.world.mean(self._backward(step))
         skipped = not self._gradient_is_finite()
         norm = None if skipped else self._update()
         self.engine.optimizer.zero_grad(set_to_none=True)
-        record = self._account(step, loss, rate, skipped, time.perf_counter() - start)
+        record = self._account(step, loss, rate, skipped, late, time.perf_counter() - start)
         return record if norm is None else {**record, "grad_norm": norm}
 
     def evaluate(self) -> float:
@@ -103,7 +106,9 @@ class Trainer:
         gradients = [p.grad for p in self.engine.model.parameters() if p.grad is not None]
         return bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients, norm_type=math.inf)))
 
-    def _account(self, step: int, loss: float, rate: float, skipped: bool, seconds: float) -> dict[str, Any]:
+    def _account(
+        self, step: int, loss: float, rate: float, skipped: bool, late: bool, seconds: float
+    ) -> dict[str, Any]:
         """Adds a step to the totals and makes its record."""
         totals, stats = self.totals, dict(self.engine.handle.stats())
         wire = stats["wire_bytes"] - self._seen["wire_bytes"]
@@ -111,7 +116,7 @@ class Trainer:
         self._seen = stats
         tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
         totals.add_step(step, tokens, seconds, skipped, loss if math.isfinite(loss) else None)
-        totals.add_bytes(wire, dense, late=step > self.config.onebit_warmup_steps)
+        totals.add_bytes(wire, dense, late=late)
         self._stop_if_diverged()
         record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)
         sent = dict(wire_bytes=wire, dense_bytes=dense, wire_bytes_total=totals.wire_bytes)
@@ -121,7 +126,7 @@ class Trainer:
         if self.totals.skipped_in_a_row >= MOST_SKIPPED:
             raise JobError(
                 f"[train.trainer] none of the last {MOST_SKIPPED} steps, up to step {self.totals.step}, had a finite "
-                f"gradient: the run has diverged; try a smaller --lr or --clip-norm 1"
+                f"gradient: {DIVERGED}; try a smaller --lr or --clip-norm 1"
             )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of each setting, in two parts that have no record in common: one to tune on, one to report on."""
+"""The data of each setting, in two parts: one to tune on, one to report on. Of files no record is in both parts."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class DataSet:
     name: str
     make: Callable[[Path | None], Parts] | None
 
-    def tuning(self, folder: Path) -> str | None:
-        """What `octavo train --data` takes for a trial; None: no such option."""
+    def tuning(self, folder: Path) -> str:
+        """What `octavo train --data` takes for a trial."""
         return str(folder / f"{self.name}-tuning.jsonl") if self.make else "tasks:1000"
 
     def reported(self, folder: Path) -> str | None:
-        """The same for a reported run."""
+        """The same for a reported run; None: no such option."""
         return str(folder / f"{self.name}.jsonl") if self.make else None
 
     def write(self, folder: Path, alpaca: Path | None) -> None:

@@ -73,7 +73,7 @@ def _runs_table(setting: Json, ranks: int) -> list[str]:
         [
             f"`{entry['plan']}`, {entry['optimizer']}",
             _point(entry["chosen"]),
-            _all_losses(_losses(entry, ranks)),
+            _all_losses(_losses(entry, ranks), seeds),
             "" if name == BASELINE else _change(_losses(entry, ranks), base),
             *_fewer_bytes(entry, ranks),
         ]
@@ -124,8 +124,9 @@ def _machines(runs: Sequence[Json]) -> str:
 def _summary_row(setting: Json, ranks: int, entry: Json, base: dict[int, Any], other: dict[int, Any]) -> list[str]:
     tokens = f"{setting['steps'] * setting['tokens_per_step'] / 1e6:.1f} M"
     model = f"{_parameters(setting)}, {tokens}"
-    shown = [setting["title"], model, str(ranks), _all_losses(base), _all_losses(other), _change(other, base)]
-    return [*shown, *_fewer_bytes(entry, ranks)]
+    seeds = sorted(base | other)
+    losses = [_all_losses(base, seeds), _all_losses(other, seeds)]
+    return [setting["title"], model, str(ranks), *losses, _change(other, base), *_fewer_bytes(entry, ranks)]
 
 
 def _with_runs(results: Json) -> list[Json]:
@@ -165,8 +166,8 @@ def _point(point: Json) -> str:
     return ", ".join(f"{_SHORT.get(name, name)} {value:g}" for name, value in point.items())
 
 
-def _all_losses(losses: dict[int, float | None]) -> str:
-    return " / ".join(_loss(losses[seed]) for seed in sorted(losses))
+def _all_losses(losses: dict[int, float | None], seeds: Sequence[int]) -> str:
+    return " / ".join(_loss(losses[seed]) if seed in losses else "-" for seed in seeds)
 
 
 def _loss(loss: float | None) -> str:

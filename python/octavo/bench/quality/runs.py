@@ -17,6 +17,8 @@ from typing import Any
 
 from octavo.train.checkpoint.durable_files import write_json
 from octavo.train.config import usable_cores
+from octavo.train.launch import die_with_parent
+from octavo.train.trainer import DIVERGED
 
 OUTCOME = "outcome.json"
 LOG = "train.log"
@@ -25,7 +27,7 @@ STOP_S = 20.0
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Outcome = dict[str, Any]
-"""`summary.json` of a finished run, or {"diverged": True}; with `machine`, on which it ended."""
+"""`summary.json` of a finished run, or {"diverged": True}; with `machine`, on which it ended, and its `options`."""
 
 
 class TrainingFailed(RuntimeError):
@@ -40,20 +42,28 @@ class Run:
     options: dict[str, Any]
 
     def outcome(self) -> Outcome | None:
-        """What came out of it; None where it is not finished."""
+        """What came out of it; None where it is not finished. Raises ValueError for that of other options."""
         try:
-            return json.loads((self.out / OUTCOME).read_text(encoding="utf-8"))
+            outcome = json.loads((self.out / OUTCOME).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
+        if outcome.get("options", self._options()) != self._options():
+            raise ValueError(f"[bench.quality] {self.out} was trained with other options: choose another --work")
+        return outcome
 
     def finish(self) -> Outcome:
         """Trains, or goes on training, to the end, unless that is done. Raises TrainingFailed."""
         done = self.outcome()
         if done is None:
-            done = {**self._train(), "machine": machine()}
+            done = {**self._train(), "machine": machine(), "options": self._options()}
             shutil.rmtree(self.out / "checkpoint", ignore_errors=True)  # large, and of no more use
             write_json(self.out / OUTCOME, done)
         return done
+
+    def _options(self) -> dict[str, str]:
+        return {
+            name: str(value) for name, value in self.options.items() if name not in ("data", "model")
+        }  # files of --work
 
     def _train(self) -> Outcome:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -69,18 +79,15 @@ class Run:
         raise TrainingFailed(self._failure(f"ended with exit status {status}"))
 
     def command(self) -> list[str]:
-        arguments = [sys.executable, "-m", "octavo", "train", "--out", str(self.out)]
+        guard = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        arguments = [*guard, sys.executable, "-m", "octavo", "train", "--out", str(self.out)]
         for name, value in self.options.items():
             arguments += [f"--{name.replace('_', '-')}", str(value)]
         return arguments
 
     def _has_diverged(self) -> bool:
-        """Whether the last step that was made had gradients that are not finite."""
-        try:
-            lines = (self.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            return bool(lines) and bool(json.loads(lines[-1])["skipped"])
-        except FileNotFoundError:
-            return False
+        """Whether `octavo train` gave up because no gradient was finite any more."""
+        return DIVERGED in (self.out / LOG).read_text(encoding="utf-8")
 
     def _failure(self, what: str) -> str:
         words = [line for line in (self.out / LOG).read_text(encoding="utf-8").splitlines() if line.strip()]

@@ -84,7 +84,7 @@ def lock(out: Path) -> IO[str]:
 
 
 def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> None:
-    """Marks `out` as the home of this run. `resolved` is what it chose by itself and keeps on resume."""
+    """Marks `out` as the folder of this run. `resolved` is what it chose by itself and keeps on resume."""
     durable_files.write_json(out / RUN, dict(schema=_SCHEMA, identity=identity, resolved=resolved))
 
 

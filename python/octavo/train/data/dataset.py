@@ -48,13 +48,16 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
 
 
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:
-    """Holds out a tenth of the different questions; equal questions stay on one side."""
+    """Holds out a tenth of the different questions; equal ones, and chats that begin alike, stay on one side."""
     if not examples:
         raise failure("the data set is empty; it needs at least 2 different records", place)
     groups: dict[object, list[Example]] = {}
     for example in examples:
         text = example.output if example.is_text else ""
-        asked = (example.system, example.history, example.instruction, example.input, text)
+        first = (
+            example.history[0][0] if example.history else example.instruction
+        )  # chats that begin alike stay together
+        asked = (example.system, first, example.input, text)
         groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
         raise failure("all records ask the same; at least 2 different ones are needed, of which 1 is held out", place)

@@ -166,6 +166,8 @@ def _chat(turns: object, name: str, role_key: str, content_key: str, place: str)
     if not rounds:
         raise failure(f"'{name}' has no turn of the assistant, and so nothing to learn", place)
     *history, (asked, answer) = rounds
+    if not (asked or system or history):
+        raise failure(f"'{name}' has an answer of the assistant and no question before it", place)
     return Example(asked, "", answer, system, tuple(history))
 
 

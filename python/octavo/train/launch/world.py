@@ -51,10 +51,6 @@ class World:
         dist.broadcast_object_list(box, src=source)
         return box[0]  # type: ignore[return-value]
 
-    def barrier(self) -> None:
-        """Returns once every rank has come here."""
-        dist.barrier()
-
     def mean(self, value: float) -> float:
         """The mean over ranks, identical on all of them (summed in fp64)."""
         total = torch.tensor(value, dtype=torch.float64)
