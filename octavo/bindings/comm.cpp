@@ -132,11 +132,14 @@ void bind_compressor(py::module_& m) {
       .def("set_plan", &Compressor::set_plan, no_gil)
       .def("set_momentum", &set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
-      .def("momentum_sample",
-           [](const Compressor& compressor) {
-             const Compressor::Sample sample = compressor.momentum_sample();
-             return std::make_tuple(sample.parameter, sample.stride, sample.values);
-           })
+      .def(
+          "momentum_sample",
+          [](const Compressor& compressor) {  // a copy: the hook's thread must drop nothing that Python owns
+            const Compressor::Sample sample = compressor.momentum_sample();
+            return std::make_tuple(sample.parameter, sample.stride,
+                                   sample.values.defined() ? sample.values.clone() : sample.values);
+          },
+          no_gil)
       .def("set_gradient_scale", &Compressor::set_gradient_scale, no_gil)
       .def("drop_residuals", &Compressor::drop_residuals, no_gil)
       .def("stats", &stats)

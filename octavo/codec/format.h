@@ -6,7 +6,7 @@
 #include "octavo/export.h"
 #include "octavo/kernels/table.h"
 
-/// How values become bytes. A payload of n values is one float32 scale a block (where the codec has scales), then the
+/// How values become bytes. A payload of n values is one float32 scale per block (where the codec has scales), then the
 /// codes, each block from a byte of its own; little-endian, padded to a multiple of 4 bytes.
 namespace octavo {
 
@@ -18,7 +18,7 @@ struct CodecTraits {
   const char* name;
   CodecKernels KernelTable::* kernels;
   std::uint64_t (*code_bytes)(std::uint64_t count);  // of one block
-  bool scaled;                                       // one scale a block
+  bool scaled;                                       // one scale per block
   std::uint64_t default_block;                       // elements
 };
 

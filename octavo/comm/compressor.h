@@ -121,8 +121,8 @@ class OCTAVO_API Compressor {
   /// Whether the residuals belong to momenta, not to gradients.
   bool residuals_are_of_momenta() const;
 
-  /// Number of the current step, from which the rounding of residuals is drawn: saved and restored with them, a resumed
-  /// run rounds as the unbroken one.
+  /// Number of the current step, from which the rounding of residuals is drawn: saved and restored with them, so that a
+  /// resumed run rounds as the unbroken one. CompressorStats::steps counts the steps of this object alone.
   std::uint64_t step() const;
   void set_step(std::uint64_t step);
 

@@ -14,8 +14,8 @@ namespace octavo {
 ///
 ///   dense       float32 (or the gradient's own dtype), the process group's own all-reduce
 ///   bf16        bfloat16 on the wire, added in float32
-///   int4        4 bits a value, a scale a block of 256
-///   sign        1 bit a value, a scale a block of 256
+///   int4        4 bits per value, one scale per block of 256
+///   sign        1 bit per value, one scale per block of 256
 ///   sign-vote   2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (int4, sign); `:N` sets the block, in elements: `sign:1024+ef`.
@@ -33,8 +33,9 @@ struct OCTAVO_API Plan {
   Format up() const { return {codec, block}; }
   Format down() const;
 
-  /// The plan for averaging momenta under a frozen variance, where one scale a tensor serves better than one a block
-  /// (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18 elements.
+  /// The plan for averaging momenta under a frozen variance, where one scale per tensor serves better than one per
+  /// block (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18
+  /// elements.
   Plan for_momentum() const;
 };
 

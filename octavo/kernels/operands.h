@@ -10,7 +10,7 @@
 /// What kernels read and write, and one element of it. Compiled for host and devices alike.
 namespace octavo {
 
-/// What is encoded, by rules/contribution.h: what a rank has to say, gradient_weight*gradient or, with a momentum,
+/// What is encoded, by rules/contribution.h: a rank's contribution, gradient_weight*gradient or, with a momentum,
 /// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum; at the owner its sum with what the others
 /// said, times sum_weight; plus the residual. Arrays hold an element each for every value; null: not there.
 struct EncodeInput {
@@ -37,7 +37,7 @@ struct EncodeInput {
   }
 };
 
-/// A payload: one float scale a block (where the codec has scales), and the codes, byte-aligned at each block.
+/// A payload: one float scale per block (where the codec has scales), and the codes, byte-aligned at each block.
 struct Payload {
   float* scales;
   std::uint8_t* codes;

@@ -6,7 +6,7 @@
 /// The value that is encoded. The order of the operations is part of the rule; no fused multiply-add.
 namespace octavo::rules {
 
-/// What a rank has to say of an element: its gradient,
+/// A rank's contribution to an element: its gradient,
 OCTAVO_RULE float contribution(float gradient_weight, float gradient) { return gradient_weight * gradient; }
 
 /// or its momentum beta*m + (1-beta)*(g*preconditioner).
@@ -15,7 +15,7 @@ OCTAVO_RULE float contribution(float gradient_weight, float gradient, float prec
   return gradient_weight * (gradient * preconditioner) + momentum_weight * momentum;
 }
 
-/// What all ranks have to say; a weight of 1/W makes the sum an average.
+/// The contributions of all ranks; a weight of 1/W makes the sum an average.
 OCTAVO_RULE float sum_of(float own, float others, float weight) { return weight * (own + others); }
 
 }  // namespace octavo::rules

@@ -7,7 +7,7 @@
 #include "octavo/rules/float_bits.h"
 #include "octavo/rules/lane_sum.h"
 
-/// Scaled sign: a block is sent as its mean magnitude and one sign bit an element (EF-SignSGD, Karimireddy et al.
+/// Scaled sign: a block is sent as its mean magnitude and one sign bit per element (EF-SignSGD, Karimireddy et al.
 /// 2019).
 ///
 /// The magnitudes of a chunk are added by lane_sum, the sums of the chunks by a CompensatedSum, in order.

@@ -52,6 +52,8 @@ def all_reduce(
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
     plan = as_plan(plan)
     group = group if group is not None else dist.group.WORLD
+    if group is None:
+        raise ValueError("[collectives.all_reduce] there is no process group: call init_process_group() first")
     future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, timeout_s)
     if async_op:
         return PendingAllReduce(future)

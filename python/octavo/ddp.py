@@ -65,7 +65,7 @@ class Handle:
                 "[ddp.set_plan] the plan of this handle follows the phases of its OneBitAdamW: choose them by its "
                 "warmup_plan and by the plan of octavo.compress"
             )
-        self._require_kernels(as_plan(plan))
+        self._require_kernels()
         self._compressor.set_plan(as_plan(plan))
 
     def stats(self) -> dict[str, int]:
@@ -159,6 +159,11 @@ class Handle:
                         f"[ddp.set_momentum] expected momenta on the device of {name_of[parameter]}, "
                         f"{parameter.device}, got one on {tensor.device}"
                     )
+                if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
+                    raise ValueError(
+                        f"[ddp.set_momentum] momenta must lie in memory as their parameter does: {name_of[parameter]} has "
+                        f"strides {parameter.stride()}, its momentum {tensor.stride()}"
+                    )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
         for guard in self._guards:
             guard.remove()
@@ -177,11 +182,12 @@ class Handle:
 
     def holds_momenta(self) -> bool:
         """Whether ``.grad`` is, bit by bit, what the hook delivered (after ``scaler.unscale_``, where there is a
-        scaler): False where gradients were clipped, scaled or added to since. Some elements of one parameter tell."""
+        scaler): False where gradients were clipped, scaled or added to since. Only some elements of the largest
+        parameter with a momentum are looked at: what changed other gradients alone is not seen."""
         index, stride, sent = self._compressor.momentum_sample()
         gradient = self.parameters[index].grad
-        if sent is None or gradient is None:
-            return True
+        if sent is None or gradient is None or self._compressor.gradient_powers()[index] == 0:
+            return True  # DDP may not have delivered what no rank has a gradient for
         if self._scaler is not None:
             sent = sent * (1.0 / torch.tensor(self._scaler.get_scale(), dtype=torch.float64)).float()
         found = gradient.detach().as_strided((sent.numel(),), (stride,)).cpu()
@@ -214,10 +220,10 @@ class Handle:
 
         return parameter.register_hook(check)
 
-    def _require_kernels(self, plan: Plan) -> None:
-        if not plan.is_dense:
-            for parameter in self._parameters.values():
-                _C.require_kernels(parameter)
+    def _require_kernels(self) -> None:
+        """Of every plan: dense, too, measures the gradients' powers."""
+        for parameter in self._parameters.values():
+            _C.require_kernels(parameter)
 
 
 def compress(
@@ -264,13 +270,17 @@ def compress(
         ddp_model.process_group.rank(),
         {
             "plan": f"{plan}, {first_plan}",
+            "phase of the optimizer": None
+            if onebit is None
+            else (onebit.frozen, onebit.param_groups[0]["frozen_beta"]),
+            "use of a GradScaler": scaler is not None,
             "exempt parameters": [name for name, _, is_exempt in table if is_exempt],
             "model": table,
         },
     )
     compressor = _C.Compressor(rendezvous.connect(), first_plan, table, timeout_s)
     handle = Handle(compressor, parameters, ddp_model)
-    handle._require_kernels(plan)
+    handle._require_kernels()
     try:
         _C.register_ddp_hook(ddp_model.reducer, compressor, list(parameters.values()))
     except RuntimeError as error:

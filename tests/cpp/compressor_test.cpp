@@ -352,6 +352,24 @@ TEST(Compressor, ResidualsSurviveAChangeOfWorldSize) {
   });
 }
 
+TEST(Compressor, EveryStepAndParameterDrawsItsOwnRounding) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto residual_at = [&](std::uint64_t step, std::size_t parameter) {
+      Compressor compressor{std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
+                            Plan::parse("sign+ef"),
+                            {{"a", kCount, false}, {"b", kCount, false}}};
+      compressor.set_step(step);
+      compressor.begin_step();
+      at::Tensor bucket = bucket_of(rank, 0).narrow(0, 0, kCount).clone();
+      compressor.reduce(bucket, {{parameter, 0}});
+      return compressor.residuals().at(parameter == 0 ? "worker/a" : "worker/b").clone();
+    };
+    EXPECT_TRUE(at::equal(residual_at(7, 0), residual_at(7, 0)));
+    EXPECT_FALSE(at::equal(residual_at(7, 0), residual_at(8, 0)));
+    EXPECT_FALSE(at::equal(residual_at(7, 0), residual_at(7, 1)));
+  });
+}
+
 }  // namespace
 
 }  // namespace octavo

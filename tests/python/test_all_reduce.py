@@ -138,3 +138,23 @@ def call_in_a_circle(rank: int) -> list[float]:
 
 def test_groups_that_overlap_do_not_wait_for_each_other(three_ranks):
     assert three_ranks.run(call_in_a_circle) == [[3.0, 4.0], [5.0, 3.0], [4.0, 5.0]]
+
+
+def miss_a_meeting(rank: int) -> list[float]:
+    """Rank 0 fails before it meets rank 1, which then has one attempt more behind it."""
+    tensor = torch.full((10,), rank + 1.0)
+    if rank == 1:
+        with pytest.raises(TimeoutError, match="rank 0 did not come"):
+            octavo.all_reduce(tensor, "dense", timeout_s=1.0)
+    dist.barrier()
+    octavo.all_reduce(tensor, "dense", timeout_s=20.0)
+    return tensor.tolist()
+
+
+def test_a_rank_that_did_not_come_meets_the_others_at_the_next_call(two_ranks):
+    assert two_ranks.run(miss_a_meeting) == [[3.0] * 10] * 2
+
+
+def test_without_a_process_group_there_is_a_sentence():
+    with pytest.raises(ValueError, match="call init_process_group"):
+        octavo.all_reduce(torch.ones(4))

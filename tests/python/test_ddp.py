@@ -129,8 +129,7 @@ def poison(rank: int, plan: str, bad: float) -> None:
     hook.remove()
     step_once(model, optimizer, rank, 4)
     assert all(torch.isfinite(p.grad).all() for p in model.parameters()), "the NaN is not gone"
-    if plan not in ("dense", "bf16"):
-        assert handle.stats()["nonfinite_steps"] == 1
+    assert handle.stats()["nonfinite_steps"] == 1
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -499,3 +499,84 @@ def test_learning_rate_schedules_of_torch_rule_both_phases(frozen):
 def test_complex_parameters_are_refused():
     with pytest.raises(TypeError, match="complex"):
         OneBitAdamW([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], warmup_steps=1)
+
+
+def test_groups_that_would_be_sent_differently_are_refused():
+    groups = [{"params": [nn.Parameter(torch.zeros(2))], "frozen_beta": beta} for beta in (0.5, 0.9)]
+    with pytest.raises(ValueError, match="the same frozen_beta in all parameter groups, got 0.5 and 0.9"):
+        OneBitAdamW(groups, warmup_steps=1)
+
+
+def leave_a_layer_unused(rank: int) -> list[torch.Tensor]:
+    class Switch(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+        def forward(self, x, use_b):
+            return self.b(self.a(x)) if use_b else self.a(x)
+
+    torch.manual_seed(0)
+    module = Switch()
+    optimizer = OneBitAdamW(module.parameters(), lr=1e-2, warmup_steps=2)
+    model = DistributedDataParallel(module, find_unused_parameters=True)
+    octavo.compress(model, "int4+ef", optimizer=optimizer)
+    for step in range(4):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad(set_to_none=False)
+        model(x, step < 3).square().mean().backward()
+        before = optimizer.state[module.b.weight].get("exp_avg", torch.zeros(1)).clone()
+        optimizer.step()
+    return [before, optimizer.state[module.b.weight]["exp_avg"]]
+
+
+def test_the_momentum_of_an_unused_layer_decays(two_ranks):
+    for before, after in two_ranks.run(leave_a_layer_unused):
+        assert before.norm() > 0
+        torch.testing.assert_close(after, 0.5 * before)
+
+
+def resume_in_another_memory_format(rank: int) -> float:
+    def make(memory_format):
+        torch.manual_seed(0)
+        module = nn.Conv2d(8, 16, 3, bias=False).to(memory_format=memory_format)
+        optimizer = OneBitAdamW(module.parameters(), lr=1e-2, warmup_steps=2)
+        model = DistributedDataParallel(module)
+        return model, octavo.compress(model, "bf16", optimizer=optimizer), optimizer
+
+    def step(model, optimizer, number):
+        x = torch.randn(2, 8, 8, 8, generator=torch.Generator().manual_seed(10 * number + rank))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    model, _, optimizer = make(torch.contiguous_format)
+    for number in range(3):
+        step(model, optimizer, number)
+    resumed, _, resumed_optimizer = make(torch.channels_last)
+    resumed.module.load_state_dict(model.module.state_dict())
+    resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, its_optimizer in ((model, optimizer), (resumed, resumed_optimizer)):
+        step(one, its_optimizer, 3)
+    return (model.module.weight - resumed.module.weight).norm().item() / model.module.weight.norm().item()
+
+
+def test_a_state_resumes_in_another_memory_format(two_ranks):
+    assert all(difference < 1e-3 for difference in two_ranks.run(resume_in_another_memory_format))
+
+
+def skip_a_clipped_step(rank: int) -> None:
+    model, _, optimizer = wrap(warmup_steps=1)
+    step_once(model, optimizer, rank, 0)
+    optimizer.zero_grad()
+    loss_of(model, rank, 1).backward()
+    optimizer.clip_grad_norm_(1e-3)  # and no step
+    optimizer.zero_grad()
+    loss_of(model, rank, 2).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match="clip_grad_norm_"):
+        optimizer.step()
+
+
+def test_a_clip_speaks_for_its_own_step_alone(two_ranks):
+    two_ranks.run(skip_a_clipped_step)

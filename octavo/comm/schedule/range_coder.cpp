@@ -56,7 +56,7 @@ void RangeCoder::reduce(const Contribution& tensor, Range range, const std::vect
   }
 }
 
-/// What this rank has to say of its own range does not travel, and is taken as it is; but a vote is a sign everywhere.
+/// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
 EncodeInput RangeCoder::own_votes(const Contribution& tensor, Range range, Range part) {
   const Payload payload =
       tensor.up.payload(reserve_on_device(votes_, tensor.up.payload_bytes(part.count), device_), part.count);

@@ -20,11 +20,11 @@ class RangeCoder {
  public:
   RangeCoder(int rank, int world_size, c10::Device device) : rank_(rank), world_size_(world_size), device_(device) {}
 
-  /// Encodes what this rank has to say of another's range.
+  /// Encodes this rank's contribution to another's range.
   void encode_up(const Contribution& tensor, Range range, std::uint8_t* out) const;
 
-  /// Adds up, in float32, what the others said of this rank's range (`payloads`, in rank order), then its own values,
-  /// and encodes `result_weight` times the sum.
+  /// Adds up, in float32, the others' contributions to this rank's range (`payloads`, in rank order), then its own
+  /// values, and encodes `result_weight` times the sum.
   void reduce(const Contribution& tensor, Range range, const std::vector<std::uint8_t*>& payloads, std::uint8_t* out,
               float result_weight);
 

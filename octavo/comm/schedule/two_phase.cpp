@@ -28,7 +28,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-/// A float a tensor: the mean square of the sender's gradient.
+/// One float per tensor: the mean square of the sender's gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {

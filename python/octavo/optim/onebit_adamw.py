@@ -49,7 +49,7 @@ class OneBitAdamW(Optimizer):
 
     _handle: Handle | None = None  # a copy has none
     _momentum_plan: Plan | None = None
-    _is_clipped = False
+    _clipped_step: int | None = None  # of the handle's account: the step whose gradients were clipped
 
     def __init__(
         self,
@@ -95,6 +95,9 @@ class OneBitAdamW(Optimizer):
         super().add_param_group(param_group)
         for key in ("steps", "frozen", "norm_squares", "power_squares"):
             self.param_groups[-1][key] = self.param_groups[0][key]
+        for key in ("warmup_steps", "warmup_plan", "frozen_beta"):
+            first, here = self.param_groups[0][key], self.param_groups[-1][key]
+            _require(here == first, f"the same {key} in all parameter groups", f"{first} and {here}")
         if any(p.is_complex() for p in self.param_groups[-1]["params"]):
             raise TypeError("[optim.OneBitAdamW] complex parameters are not supported: use torch.optim.AdamW for them")
 
@@ -125,7 +128,6 @@ class OneBitAdamW(Optimizer):
                 if parameter.grad is not None:
                     self._step_parameter(parameter, group, powers.get(parameter))
             group["steps"] += 1
-        self._is_clipped = False
         if not self.frozen and self.param_groups[0]["steps"] >= self.warmup_steps:
             self._freeze()
         return loss
@@ -159,6 +161,8 @@ class OneBitAdamW(Optimizer):
         return self._clip(norm, max_norm)
 
     def _clip(self, norm: Tensor, max_norm: float) -> Tensor:
+        if not torch.isfinite(norm):
+            return norm  # of a step that is to be skipped
         factor = min(1.0, max_norm / (norm.item() + 1e-6))
         if factor < 1.0:
             for group in self.param_groups:
@@ -169,7 +173,7 @@ class OneBitAdamW(Optimizer):
                     if self._handle is not None and self.state[parameter].get("frozen"):
                         momentum = self.state[parameter]["exp_avg"].to(parameter.grad.dtype)
                         parameter.grad.add_(momentum, alpha=group["frozen_beta"] * (1 - factor))
-            self._is_clipped = True
+            self._clipped_step = self._handle.stats()["steps"] if self._handle is not None else None
         return norm
 
     def _step_parameter(self, parameter: Tensor, group: dict[str, Any], power: float | None) -> None:
@@ -189,6 +193,8 @@ class OneBitAdamW(Optimizer):
         update = parameter.grad
         if self._handle is None:
             update = mean.lerp(update.float() * square, 1 - group["frozen_beta"])
+        elif power == 0:  # on all ranks; DDP does not deliver the result for a parameter that no rank has used
+            update = mean * group["frozen_beta"]
         torch.ops.octavo.frozen_adamw_(parameter, update, mean, lr / self._growth(state, beta2), lr * decay)
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
@@ -245,11 +251,12 @@ class OneBitAdamW(Optimizer):
         if not self.frozen:
             self._handle._follow(as_plan(self.warmup_plan), {}, 0.0)
             return
-        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s.get("frozen")}
+        sent = set(self._handle.parameters)
+        frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s.get("frozen") and p in sent}
         self._handle._follow(self._momentum_plan, frozen, self.param_groups[0]["frozen_beta"])
 
     def _require_joined(self) -> None:
-        """Without a handle, or beside that of its own model, signs would feed plain AdamW, and nobody would say so."""
+        """Without its handle this optimizer would silently run plain AdamW on one-bit gradients."""
         if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
             return
         changes_parameters = any(
@@ -262,7 +269,9 @@ class OneBitAdamW(Optimizer):
             )
 
     def _require_momenta(self, function: str) -> None:
-        if self._handle is None or not self.frozen or self._is_clipped or self._handle.holds_momenta():
+        if self._handle is None or not self.frozen or self._handle.stats()["steps"] == self._clipped_step:
+            return
+        if self._handle.holds_momenta():
             return
         raise RuntimeError(
             f"[optim.OneBitAdamW] {function}: after the freeze .grad holds the averaged momentum, and it is not what "
@@ -285,10 +294,11 @@ class OneBitAdamW(Optimizer):
         self._enter_phase()
 
     def _restore_float32(self, parameter: Tensor, saved: dict[str, Any]) -> None:
-        """torch casts state to the parameter's dtype, in which a preconditioner may be infinite."""
+        """torch casts state to the parameter's dtype, in which a preconditioner may be infinite. The hook reads it in the
+        parameter's memory order."""
         for key in ("exp_avg", "exp_avg_sq"):
             if key in saved:
-                self.state[parameter][key] = saved[key].to(parameter.device, torch.float32, copy=True)
+                self.state[parameter][key] = torch.empty_like(parameter, dtype=torch.float32).copy_(saved[key])
 
 
 def _require(condition: bool, expected: str, got: Any) -> None:
