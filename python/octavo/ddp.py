@@ -161,8 +161,8 @@ class Handle:
                     )
                 if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
                     raise ValueError(
-                        f"[ddp.set_momentum] momenta must lie in memory as their parameter does: {name_of[parameter]} has "
-                        f"strides {parameter.stride()}, its momentum {tensor.stride()}"
+                        f"[ddp.set_momentum] a momentum must lie in memory as its parameter does: {name_of[parameter]} "
+                        f"has strides {parameter.stride()}, its momentum {tensor.stride()}"
                     )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
         for guard in self._guards:

@@ -46,14 +46,17 @@ class RankPool:
     def __init__(self, world_size: int):
         self.world_size = world_size
         self._ranks: list[tuple[Any, Any]] = []
+        self._runs = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 60) -> list[Any]:
         if not self._ranks:
             self._start()
-        with tempfile.TemporaryDirectory() as folder:
-            for _, pipe in self._ranks:
-                pipe.send((function, args, Path(folder) / "store", timeout_s))
-            answers = [self._answer(rank, timeout_s) for rank in range(self.world_size)]
+        self._runs += 1
+        store = Path(self._folder.name) / f"store-{self._runs}"
+        for _, pipe in self._ranks:
+            pipe.send((function, args, store, timeout_s))
+        answers = [self._answer(rank, timeout_s) for rank in range(self.world_size)]
         errors = [f"rank {rank}: {text}" for rank, (kind, text) in enumerate(answers) if kind == "error"]
         if errors:
             raise AssertionError("\n".join(errors))
@@ -64,8 +67,13 @@ class RankPool:
             process.kill()
             process.join()
         self._ranks = []
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
 
     def _start(self) -> None:
+        # As long as the ranks: a store that a rank still holds ends its process when the store's folder is gone.
+        self._folder = tempfile.TemporaryDirectory()
         context = multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()

@@ -503,7 +503,7 @@ def test_complex_parameters_are_refused():
 
 def test_groups_that_would_be_sent_differently_are_refused():
     groups = [{"params": [nn.Parameter(torch.zeros(2))], "frozen_beta": beta} for beta in (0.5, 0.9)]
-    with pytest.raises(ValueError, match="the same frozen_beta in all parameter groups, got 0.5 and 0.9"):
+    with pytest.raises(ValueError, match=r"the same frozen_beta in all parameter groups, got 0\.5 and 0\.9"):
         OneBitAdamW(groups, warmup_steps=1)
 
 

@@ -294,8 +294,8 @@ class OneBitAdamW(Optimizer):
         self._enter_phase()
 
     def _restore_float32(self, parameter: Tensor, saved: dict[str, Any]) -> None:
-        """torch casts state to the parameter's dtype, in which a preconditioner may be infinite. The hook reads it in the
-        parameter's memory order."""
+        """torch casts state to the parameter's dtype, in which a preconditioner may be infinite; and the hook reads it
+        in the parameter's memory order."""
         for key in ("exp_avg", "exp_avg_sq"):
             if key in saved:
                 self.state[parameter][key] = torch.empty_like(parameter, dtype=torch.float32).copy_(saved[key])
