@@ -57,9 +57,11 @@ class Rendezvous:
         self.exchange("")  # Gloo's own timeout does not name the missing rank
         store = dist.PrefixStore("gloo", self._store)
         try:
-            return dist.ProcessGroupGloo(store, self._rank, self._size, timeout=self._timeout)
+            backend = dist.ProcessGroupGloo(store, self._rank, self._size, timeout=self._timeout)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise RuntimeError(
                 f"[{self._purpose}] a rank left while they were connecting ({reason}): call it again on all ranks"
             ) from error
+        self.exchange("")  # a rank that is done at once must not leave while another still connects
+        return backend
