@@ -5,6 +5,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "octavo/kernels/error.h"
@@ -30,7 +32,8 @@ TEST(HostMemory, OfThisProcess) {
 class System : public testing::Test {
  protected:
   void SetUp() override {
-    root_ = testing::TempDir() + "octavo_host_memory/";
+    // of this process: the tests run in two at once
+    root_ = testing::TempDir() + "octavo_host_memory." + std::to_string(::getpid()) + "/";
     std::filesystem::remove_all(root_);
     write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 5 kB\nMemAvailable: 900 kB\n");
   }
