@@ -138,17 +138,19 @@ def test_a_nan_on_one_rank_reaches_all_and_is_gone_in_the_next_step(two_ranks, p
     two_ranks.run(poison, plan, bad)
 
 
+class Switch(nn.Module):
+    """Whose second layer can be left unused."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x, use_b):
+        return self.b(self.a(x)) if use_b else self.a(x)
+
+
 def keep_residual_of_unused(rank: int) -> None:
     torch.manual_seed(0)
-
-    class Switch(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
-
-        def forward(self, x, use_b):
-            return self.b(self.a(x)) if use_b else self.a(x)
-
     model = DistributedDataParallel(Switch(), find_unused_parameters=True)
     handle = octavo.compress(model, "sign+ef")
     model(torch.randn(4, 64) + rank, True).square().sum().backward()

@@ -3,7 +3,7 @@ import copy
 
 import pytest
 import torch
-from test_ddp import Odd, batch_of, digest
+from test_ddp import Odd, Switch, batch_of, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -508,14 +508,6 @@ def test_groups_that_would_be_sent_differently_are_refused():
 
 
 def leave_a_layer_unused(rank: int) -> list[torch.Tensor]:
-    class Switch(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
-
-        def forward(self, x, use_b):
-            return self.b(self.a(x)) if use_b else self.a(x)
-
     torch.manual_seed(0)
     module = Switch()
     optimizer = OneBitAdamW(module.parameters(), lr=1e-2, warmup_steps=2)
