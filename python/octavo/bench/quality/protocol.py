@@ -101,7 +101,8 @@ class Bench:
             seed=seed,
             eval_every=steps,
         )
-        return Run(out, {**options, **({"data": data} if data else {}), **point})
+        asked = {"data": data, "precision": setting.precision}
+        return Run(out, {**options, **{name: value for name, value in asked.items() if value}, **point})
 
 
 def loss(outcome: Outcome) -> float:

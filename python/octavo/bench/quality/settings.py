@@ -42,7 +42,8 @@ class Setting:
     """One data set with its model and its length. `batch_size` is rows per rank, `seq_len` tokens per row.
 
     `also_ranks`: other numbers of ranks, each with the first seed and with as many rows per step as `ranks` have.
-    `step_s`: seconds per step on two quiet cores, for the forecast alone.
+    `step_s`: seconds per step on two quiet cores, for the forecast alone. `precision`: of `octavo train`, where it is
+    not to choose by itself.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Setting:
     ranks: int = 2
     also_ranks: tuple[int, ...] = ()
     start_s: float = 15.0  # of a run, before its first step and after its last
+    precision: str | None = None
 
     @property
     def trial_steps(self) -> int:
@@ -125,7 +127,8 @@ SETTINGS = {
         steps=1500,
         batch_size=8,
         seq_len=256,
-        step_s=0.7,
+        step_s=0.5,
+        precision="bf16",
         contenders=("dense", "sign+ef"),
         seeds=(0, 1),
         start_s=60.0,
