@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <new>
 #include <random>
 #include <vector>
@@ -53,37 +55,57 @@ class Guarded {
 
   void expect_untouched_around() const {
     const auto* bytes = reinterpret_cast<const unsigned char*>(all_.data());
-    for (std::uint64_t i = 0; i < all_.size() * sizeof(T); ++i) {
-      const bool inside = i >= offset_ * sizeof(T) && i < (offset_ + count_) * sizeof(T);
-      if (inside) continue;
-      ASSERT_EQ(bytes[i], 0xA5) << "a byte outside the output was written, at " << i;
-    }
+    const std::uint64_t begin = offset_ * sizeof(T), end = begin + count_ * sizeof(T);
+    expect_untouched(bytes, 0, begin);
+    expect_untouched(bytes, end, all_.size() * sizeof(T));
   }
   void expect_same_bits(Guarded& other) {
     ASSERT_EQ(count_, other.count_);
+    if (count_ == 0 || std::memcmp(data(), other.data(), count_ * sizeof(T)) == 0) return;
     for (std::uint64_t i = 0; i < count_; ++i) {
       ASSERT_EQ(std::memcmp(data() + i, other.data() + i, sizeof(T)), 0) << "first difference at element " << i;
     }
   }
 
  private:
+  static void expect_untouched(const unsigned char* bytes, std::uint64_t begin, std::uint64_t end) {
+    const auto* const touched =
+        std::find_if(bytes + begin, bytes + end, [](unsigned char byte) { return byte != 0xA5; });
+    ASSERT_EQ(touched, bytes + end) << "a byte outside the output was written, at " << touched - bytes;
+  }
+
   static constexpr std::uint64_t kGuard = 64;  // of any element a multiple of a vector: offset 0 stays aligned
   std::uint64_t offset_, count_;
   std::vector<T, Aligned<T>> all_;
 };
 
-/// Values of many magnitudes with zeros of both signs and denormals among them.
-inline std::vector<float> finite_values(std::uint64_t count, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) {
-    value = normal(random) * std::pow(10.0F, static_cast<float>(random() % 9) - 6.0F);
-    if (random() % 50 == 0) value = 0.0F;
-    if (random() % 50 == 0) value = -0.0F;
-    if (random() % 50 == 0) value = 1e-41F;
+/// An endless row of values of many magnitudes with zeros of both signs and denormals among them.
+class FiniteValues {
+ public:
+  explicit FiniteValues(std::uint64_t seed) : random_(seed) {}
+  /// Its first `count` values. What was drawn is kept: drawing takes longer than all that is tested.
+  std::vector<float> first(std::uint64_t count) {
+    while (drawn_.size() < count) drawn_.push_back(draw());
+    return {drawn_.begin(), drawn_.begin() + static_cast<std::ptrdiff_t>(count)};
   }
-  return values;
+
+ private:
+  float draw() {
+    float value = normal_(random_) * std::pow(10.0F, static_cast<float>(random_() % 9) - 6.0F);
+    if (random_() % 50 == 0) value = 0.0F;
+    if (random_() % 50 == 0) value = -0.0F;
+    if (random_() % 50 == 0) value = 1e-41F;
+    return value;
+  }
+
+  std::mt19937_64 random_;
+  std::normal_distribution<float> normal_;
+  std::vector<float> drawn_;
+};
+
+inline std::vector<float> finite_values(std::uint64_t count, std::uint64_t seed) {
+  static std::map<std::uint64_t, FiniteValues> by_seed;
+  return by_seed.try_emplace(seed, seed).first->second.first(count);
 }
 
 /// The same with NaNs of both signs and infinities.
