@@ -1,61 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of a process group meet for connections of Octavo's own."""
 
+import time
 from datetime import timedelta
 
 import torch.distributed as dist
+
+_POLL_S = 0.005
+_HERE, _LEFT = "here", "left"
 
 
 class Rendezvous:
     """A meeting of all ranks of ``group``, through the group's store; nothing is sent over the group itself.
 
     Collectives of one group are matched by their order. Octavo's run on threads of its own while DDP and the user's
-    code issue others, so that on a shared group the orders would differ by rank. Every rank makes the same number of
-    Rendezvous for a ``purpose``; one that a rank did not come to does not count. Every wait ends after ``timeout_s``
-    with TimeoutError. It may be made on any thread.
+    code issue others, so that on a shared group the orders would differ by rank. Every wait ends after ``timeout_s``
+    with TimeoutError. It may be made on any thread, but by one at a time per ``group`` and ``purpose``.
+
+    Rank 0 numbers the attempts, and the others follow its number: whatever each rank saw of an attempt that failed, the
+    next one finds all of them together.
     """
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
         self._rank, self._size = group.rank(), group.size()
-        self._purpose = purpose
+        self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)
+        # a store blocks its other callers while it waits
+        self._store = dist.PrefixStore(f"octavo/{purpose}", group.get_group_store().clone())
+        self._attempt: dist.Store | None = None
         self._rounds = 0
-        self._timeout = timedelta(seconds=timeout_s)
-        store = group.get_group_store().clone()  # a store blocks its other callers while it waits
-        self._counter = store, f"octavo/{purpose}/rank {self._rank}"
-        times = store.add(self._counter[1], 1)
-        self._store = dist.PrefixStore(f"octavo/{purpose}/{times}", store)
 
     def exchange(self, text: str) -> list[str]:
         """The ``text`` of every rank, by rank."""
+        if self._attempt is None:
+            self._attempt = self._meet()
         self._rounds += 1
-        keys = [f"{self._rounds}/rank {rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], text)
-        texts = []
-        for rank, key in enumerate(keys):
-            try:
-                self._store.wait([key], self._timeout)
-            except RuntimeError as error:
-                if "timeout" not in str(error).lower():
-                    raise
-                self._call_off(keys[self._rank])
-                raise TimeoutError(
-                    f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
-                    f"call it on all {self._size} ranks of the group"
-                ) from error
-            texts.append(self._store.get(key).decode())
-        return texts
-
-    def _call_off(self, key: str) -> None:
-        """Leaves the store as if this rank had not come, so that the next attempt of all ranks has the same number."""
-        if self._rounds == 1:
-            store, counter = self._counter
-            self._store.delete_key(key)
-            store.add(counter, -1)
+        keys = self._keys(self._rounds)
+        self._attempt.set(keys[self._rank], text)
+        return [self._text(rank, key) for rank, key in enumerate(keys)]
 
     def connect(self) -> dist.ProcessGroupGloo:
         """A Gloo back end for these ranks, which one thread at a time may use."""
         self.exchange("")  # Gloo's own timeout does not name the missing rank
-        store = dist.PrefixStore("gloo", self._store)
+        store = dist.PrefixStore("gloo", self._attempt)
         try:
             backend = dist.ProcessGroupGloo(store, self._rank, self._size, timeout=self._timeout)
         except RuntimeError as error:
@@ -65,3 +51,69 @@ class Rendezvous:
             ) from error
         self.exchange("")  # a rank that is done at once must not leave while another still connects
         return backend
+
+    def _meet(self) -> dist.Store:
+        """Waits until all ranks are here; returns the store of this attempt."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        number = self._lead(deadline) if self._rank == 0 else self._follow(deadline)
+        self._store.set(f"last of rank {self._rank}", str(number))
+        return self._attempt_store(number)
+
+    def _lead(self, deadline: float) -> int:
+        number = self._store.add("attempts", 1)
+        attempt, keys = self._attempt_store(number), self._keys(0)
+        attempt.set(keys[0], _HERE)
+        self._store.set("open", str(number))
+        while not (attempt.check(keys) and all(attempt.get(key).decode() == _HERE for key in keys)):
+            if time.monotonic() > deadline:
+                self._store.set("open", "0")
+                raise self._timed_out(next(rank for rank, key in enumerate(keys) if not attempt.check([key])))
+            time.sleep(_POLL_S)
+        attempt.set("all are here", "")
+        return number
+
+    def _follow(self, deadline: float) -> int:
+        last, joined = self._number(f"last of rank {self._rank}"), 0
+        while not (joined and self._attempt_store(joined).check(["all are here"])):
+            number = self._number("open")
+            if number > last and number != joined:
+                joined = number
+                self._attempt_store(joined).set(self._keys(0)[self._rank], _HERE)
+            elif time.monotonic() > deadline:
+                raise self._timed_out(self._leave(joined))
+            else:
+                time.sleep(_POLL_S)
+        return joined
+
+    def _leave(self, joined: int) -> int:
+        """Takes this rank out of the attempt that it joined; returns a rank that did not come to it."""
+        if joined == 0:
+            return 0
+        attempt, keys = self._attempt_store(joined), self._keys(0)
+        missing = [rank for rank, key in enumerate(keys) if not attempt.check([key])]
+        attempt.set(keys[self._rank], _LEFT)
+        return missing[0] if missing else 0
+
+    def _attempt_store(self, number: int) -> dist.Store:
+        return dist.PrefixStore(f"attempt {number}", self._store)
+
+    def _number(self, key: str) -> int:
+        return int(self._store.get(key)) if self._store.check([key]) else 0
+
+    def _keys(self, round_: int) -> list[str]:
+        return [f"{round_}/rank {rank}" for rank in range(self._size)]
+
+    def _text(self, rank: int, key: str) -> str:
+        try:
+            self._attempt.wait([key], self._timeout)
+        except RuntimeError as error:
+            if "timeout" not in str(error).lower():
+                raise
+            raise self._timed_out(rank) from error
+        return self._attempt.get(key).decode()
+
+    def _timed_out(self, rank: int) -> TimeoutError:
+        return TimeoutError(
+            f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
+            f"call it on all {self._size} ranks of the group"
+        )

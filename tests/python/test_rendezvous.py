@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks as threads that meet through a store in memory."""
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from octavo.rendezvous import Rendezvous
+
+
+class Group:
+    """What a Rendezvous asks of a process group."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int):
+        self.get_group_store = lambda: store
+        self.rank, self.size = lambda: rank, lambda: size
+
+
+def in_threads(bodies):
+    """Runs each body in a thread of its own; returns what they return or raise."""
+    results = [None] * len(bodies)
+
+    def run(i, body):
+        try:
+            results[i] = body()
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(bodies)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60.0)
+    return results
+
+
+def groups_of(size: int) -> list[Group]:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=30))
+    return [Group(store, rank, size) for rank in range(size)]
+
+
+def meet(group: Group, text: str, timeout_s: float = 20.0, after_s: float = 0.0):
+    def body():
+        time.sleep(after_s)
+        return Rendezvous(group, "test", timeout_s).exchange(text)
+
+    return body
+
+
+def test_every_rank_has_every_text():
+    groups = groups_of(3)
+    for attempt in ("a", "b"):
+        texts = [f"{attempt}{rank}" for rank in range(3)]
+        assert in_threads([meet(*pair) for pair in zip(groups, texts, strict=True)]) == [texts] * 3
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_rank_that_does_not_come_is_named(missing):
+    groups = groups_of(3)
+    here = [group for rank, group in enumerate(groups) if rank != missing]
+    errors = in_threads([meet(group, "", 0.2) for group in here])
+    assert [type(error) for error in errors] == [TimeoutError] * 2
+    assert f"[test] rank {missing} did not come within 0.2 s: call it on all 3 ranks" in str(errors[0])
+    assert in_threads([meet(group, "x") for group in groups]) == [["x"] * 3] * 3
+
+
+def test_whoever_gives_up_just_as_another_comes_they_meet_the_next_time():
+    groups = groups_of(2)
+    for i in range(60):
+        early, late = (0, 1) if i % 2 else (1, 0)
+        jitter_s = (i % 15 - 7) * 2e-4
+        in_threads([meet(groups[early], "", 0.02), meet(groups[late], "", 0.02, after_s=0.02 + jitter_s)])
+        assert in_threads([meet(group, "x", 5.0) for group in groups]) == [["x"] * 2] * 2, f"at attempt {i}"
