@@ -53,6 +53,7 @@ add_library(octavo SHARED
   comm/host_backend.cpp
   comm/host_work.cpp)
 octavo_target(octavo)
+set_target_properties(octavo PROPERTIES DEFINE_SYMBOL "")  # its tests share its precompiled header
 target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
 # the sources' own part of torch's flags: c10d, Gloo, and the order of floating-point operations
 target_compile_definitions(octavo PRIVATE USE_DISTRIBUTED USE_C10D_GLOO)
