@@ -71,7 +71,7 @@ def test_an_operator_reaches_the_queue_of_the_current_stream(tmp_path, monkeypat
 def test_a_package_is_built_by_the_class_that_the_accelerator_names(tmp_path):
     (tmp_path / "one.sycl").write_text("// the device's half\n")
     (tmp_path / "one.cpp").write_text(
-        "#include <octavo/codec.h>\n#include <torch/extension.h>\nextern const char* const one_sycl;\n"
+        "#include <octavo/codec.h>\n#include <torch/csrc/utils/pybind.h>\nextern const char* const one_sycl;\n"
         "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n"
         '  m.def("packed", [](const at::Tensor& x) { return octavo::packbits(x, x.numel(), 0); });\n'
         '  m.attr("device_source") = one_sycl;\n}\n'

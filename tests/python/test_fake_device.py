@@ -43,12 +43,14 @@ def run(plugin: Path, *command: str | Path, **environment: str) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "module", ["ddp", "own_kernels", "private_memory", "streams", "memory", "operators", "coalescing", "training"]
+    "modules",
+    [["ddp", "own_kernels", "coalescing"], ["private_memory", "streams", "memory", "operators", "training"]],
+    ids=["of_ranks", "of_one_process"],
 )
-def test_the_devices_own_tests(fake_plugin: Path, module: str) -> None:
+def test_the_devices_own_tests(fake_plugin: Path, modules: list[str]) -> None:
     plugins = ["-p", "no:cacheprovider", "-p", "strict_skips"]  # where the fake does not load, all would be skipped
-    folder = str(Path(__file__).parent)
-    run(fake_plugin, "-m", "pytest", "-x", *plugins, SYCL_TESTS / f"test_sycl_{module}.py", PYTHONPATH=folder)
+    files = [SYCL_TESTS / f"test_sycl_{module}.py" for module in modules]
+    run(fake_plugin, "-m", "pytest", "-x", *plugins, *files, PYTHONPATH=str(Path(__file__).parent))
 
 
 def test_the_host_cannot_read_private_memory(fake_plugin: Path) -> None:

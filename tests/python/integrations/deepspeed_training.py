@@ -2,7 +2,7 @@
 """A rank trains its share of a batch by DeepSpeed under Octavo's accelerator and all of it by torch alone, in float32,
 and compares the losses.
 
-OCTAVO_ACCELERATOR says on which device. Arguments: the stage of ZeRO. Prints "equal" at the end.
+OCTAVO_ACCELERATOR says on which device. Arguments: the stages of ZeRO, one after another. Prints "equal" at the end.
 """
 
 import os
@@ -56,7 +56,9 @@ handed = octavo.integrations.deepspeed.install()
 assert deepspeed.accelerator.get_accelerator() is handed
 # it would be compiled
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-ours, theirs = losses_of_deepspeed(int(sys.argv[1])), losses_of_torch()
-torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-5, atol=0)
-assert ours[-1] < ours[0]
+theirs = losses_of_torch()
+for stage in map(int, sys.argv[1:]):
+    ours = losses_of_deepspeed(stage)
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-5, atol=0)
+    assert ours[-1] < ours[0]
 print("equal")

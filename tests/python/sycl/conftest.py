@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rank_pool import RankPool
 
 import octavo.sycl
 
@@ -20,9 +21,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"no device sycl: {reason}"))
 
 
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankPool]:
+    """Ranks of these tests alone: a process whose backward has run before `sycl` was there cannot use it in backward."""
+    pool = RankPool(2)
+    yield pool
+    pool.stop()
+
+
 @pytest.fixture(autouse=True)
 def exact_figures() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # the collection after the test then looks at what the test made, not at all of torch and transformers
     before = torch.sycl.memory_allocated()
     yield
     torch.sycl.synchronize()
@@ -34,5 +44,6 @@ def exact_figures() -> Iterator[None]:
 def nothing_left() -> Iterator[None]:
     yield
     if not octavo.sycl.why_missing():
+        gc.unfreeze()
         gc.collect()
         assert torch.sycl.memory_allocated() == 0

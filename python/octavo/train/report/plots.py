@@ -7,12 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
-
 _WINDOW_SHARE = 0.04
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
 
@@ -63,7 +57,10 @@ def _smooth(values: list[float]) -> list[float]:
 
 
 def _figure(panels: int) -> tuple[Any, Any]:
-    figure, axes = plt.subplots(1, panels, figsize=(7 * panels, 4.5), squeeze=False, sharey=True)
+    from matplotlib.figure import Figure  # takes most of a second, and rank 0 alone draws
+
+    figure = Figure(figsize=(7 * panels, 4.5))
+    axes = figure.subplots(1, panels, squeeze=False, sharey=True)
     axes[0][0].set_ylabel("loss (nats per token)")
     return figure, axes[0]
 
@@ -76,4 +73,3 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     figure.savefig(aside, dpi=110, format="png")
     os.replace(aside, path)
-    plt.close(figure)
