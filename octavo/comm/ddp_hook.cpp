@@ -130,9 +130,9 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto found = index_of_.find(parameters[i].unsafeGetTensorImpl());
       if (found == index_of_.end()) {
-        fail(ErrorCode::internal, "comm.ddp_hook",
-             "expected parameters that the model had at octavo.compress, got another", " in bucket ",
-             bucket.getIndex());
+        fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(),
+             " holds a parameter that the model did not have at octavo.compress: wrap the changed model in a new ",
+             "DistributedDataParallel and compress that");
       }
       slots.push_back({found->second, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
     }

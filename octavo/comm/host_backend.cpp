@@ -167,7 +167,8 @@ void HostBackend::startCoalescing() {
 HostBackend::WorkPtr HostBackend::endCoalescing() {
   const std::lock_guard lock(mutex_);
   if (!coalesced_) {
-    fail(ErrorCode::invalid_argument, "comm.host_backend", "expected startCoalescing before endCoalescing, got none");
+    fail(ErrorCode::invalid_argument, "comm.host_backend",
+         "endCoalescing was called without startCoalescing: call startCoalescing first");
   }
   auto all = c10::make_intrusive<HostWork>(std::move(coalesced_->works), std::move(coalesced_->results));
   coalesced_.reset();

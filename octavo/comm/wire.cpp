@@ -26,9 +26,8 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
     const std::string what = first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
-         ": expected all peers within ", deadline.count(), " ms, got ",
-         late ? "no answer from one" : "a failure of one", " (", what,
-         "); the process group and its handles must be rebuilt");
+         late ? ": a peer did not answer within " : ": the connection to a peer failed before the deadline of ",
+         deadline.count(), " ms (", what, "); the process group and its handles must be rebuilt");
   }
 }
 

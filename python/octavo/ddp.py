@@ -151,13 +151,16 @@ class Handle:
         name_of = {parameter: name for name, parameter in self._parameters.items()}
         unknown = [tuple(p.shape) for p in momenta if p not in name_of]
         if unknown:
-            raise ValueError(f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}")
+            raise ValueError(
+                f"[ddp.set_momentum] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
+                f"not among those of the compressed model that have gradients: pass some of handle.parameters"
+            )
         for parameter, pair in momenta.items():
             for tensor in pair:
                 if tensor.device != parameter.device:
                     raise ValueError(
-                        f"[ddp.set_momentum] expected momenta on the device of {name_of[parameter]}, "
-                        f"{parameter.device}, got one on {tensor.device}"
+                        f"[ddp.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is on "
+                        f"{parameter.device}, its momentum on {tensor.device}"
                     )
                 if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
                     raise ValueError(
@@ -300,7 +303,7 @@ def compress(
 def _onebit(optimizer: object) -> OneBitAdamW | None:
     """The optimizer, out of a wrapper such as Accelerate's, if it is one that has to be joined."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise TypeError(f"[ddp.compress] expected optimizer as a torch optimizer, got {type(optimizer).__name__}")
+        raise TypeError(f"[ddp.compress] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     while not isinstance(optimizer, OneBitAdamW) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, OneBitAdamW) else None
@@ -318,7 +321,7 @@ def _require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapp
         for what, digest in theirs.items():
             if digest != all_digests[0][what]:
                 raise ValueError(
-                    f"[ddp.compress] expected the same {what} on all ranks, got another on rank {rank} than on rank 0 "
+                    f"[ddp.compress] all ranks must have the same {what}; rank {rank} differs from rank 0 "
                     f"(here, rank {our_rank}: {_short(ours[what])})"
                 )
 
@@ -337,7 +340,7 @@ def _exemption(exempt: Exempt, parameters: Mapping[str, nn.Parameter]) -> Callab
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ValueError(
-                f"[ddp.compress] expected exempt patterns that match parameters, got '{pattern}', which matches none "
-                f"of {len(parameters)}, such as '{next(iter(parameters), '')}'"
+                f"[ddp.compress] the exempt pattern '{pattern}' matches none of the {len(parameters)} parameters; "
+                f"their names are such as '{next(iter(parameters), '')}'"
             )
     return lambda name, parameter: parameter.numel() == 0 or any(fnmatchcase(name, p) for p in patterns)

@@ -43,7 +43,9 @@ def refuse_joins(rank: int) -> None:
     with pytest.raises(ValueError, match="magnitude"):
         OneBitAdamW(model.parameters(), warmup_steps=1, warmup_plan="sign-vote")
     stranger = OneBitAdamW([*model.parameters(), nn.Parameter(torch.zeros(2))], warmup_steps=1)
-    with pytest.raises(ValueError, match=r"parameters of the model that octavo.compress is given, got 1 others"):
+    with pytest.raises(
+        ValueError, match=r"1 of the optimizer's parameters are not of the model that octavo.compress is given"
+    ):
         octavo.compress(model, "sign+ef", optimizer=stranger)
     with pytest.raises(TypeError, match="got str"):
         octavo.compress(model, "sign+ef", optimizer="adamw")
@@ -51,7 +53,7 @@ def refuse_joins(rank: int) -> None:
     with pytest.raises(ValueError, match="follows the phases"):
         handle.set_plan("bf16")
     assert str(handle.plan) == "int4+ef"
-    with pytest.raises(ValueError, match="a second one"):
+    with pytest.raises(ValueError, match=r"joined to another octavo\.compress already"):
         octavo.compress(DistributedDataParallel(nn.Linear(4, 4)), "sign+ef", optimizer=optimizer)
 
 

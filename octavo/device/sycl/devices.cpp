@@ -24,8 +24,9 @@ const DeviceRuntime& table() {
     return *table;
   }();
   if (forked) {
-    fail(ErrorCode::unsupported, "device.sycl", "expected the process that first used the device, got one forked from ",
-         "it: start processes that use it with 'spawn'");
+    fail(ErrorCode::unsupported, "device.sycl",
+         "this process was forked from one that had used the device sycl, and cannot ",
+         "use it: start processes that use it with 'spawn'");
   }
   return found;
 }

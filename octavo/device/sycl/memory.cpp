@@ -28,10 +28,11 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 /// The device of a new tensor, made current.
 c10::OptionalDeviceGuard guard_for(std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  if (pin_memory.value_or(false)) {
-    fail(ErrorCode::invalid_argument, "device.sycl", "expected pin_memory for a tensor on cpu, got one on sycl");
-  }
   const c10::DeviceIndex index = device && device->has_index() ? device->index() : current_device();
+  if (pin_memory.value_or(false)) {
+    fail(ErrorCode::invalid_argument, "device.sycl",
+         "pin_memory works on CPU tensors; this one is on sycl:", int{index});
+  }
   require_device(index);
   return c10::OptionalDeviceGuard(at::Device(kType, index));
 }

@@ -89,9 +89,9 @@ void MemoryPool::refuse(const Block& block) {
   const auto free = host ? runtime().free_bytes(block.device) : free_of(block.device);
   const std::string place = c10::str(host ? "the host of sycl:" : "sycl:", int{block.device});
   const std::string most = limit ? c10::str(", the limit is ", *limit) : "";
-  C10_THROW_ERROR(OutOfMemoryError,
-                  c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size, ") on ", place,
-                           ", got none: ", free, " are free, ", allocated, " allocated, ", cached, " cached", most));
+  C10_THROW_ERROR(OutOfMemoryError, c10::str("[device.memory] ", block.bytes, " bytes (rounded up to ", block.size,
+                                             ") on ", place, " cannot be allocated: ", free, " are free, ", allocated,
+                                             " allocated, ", cached, " cached", most));
 }
 
 bool MemoryPool::free(void* memory) noexcept {

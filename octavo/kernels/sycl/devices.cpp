@@ -93,8 +93,8 @@ sycl::queue& host_queue() {
       const sycl::context context = device.get_platform().khr_get_default_context();
       return new sycl::queue(context, device, rethrow, sycl::property::queue::in_order());
     }
-    fail(ErrorCode::unsupported, "kernels.sycl", "expected a device that reads ordinary memory, got ",
-         candidates.size(), " that read only SYCL's own; intel-opencl-rt provides the CPU");
+    fail(ErrorCode::unsupported, "kernels.sycl", "none of the ", candidates.size(),
+         " SYCL devices reads ordinary memory of the host: install intel-opencl-rt, which provides the CPU");
   });
   return *queue;
 }

@@ -131,8 +131,8 @@ sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
 sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source, const std::string& function) {
   Executable kernels = compile_for_cache(queue, {source, "", "the source of " + function, ErrorCode::invalid_argument});
   if (!kernels.ext_oneapi_has_kernel(function)) {
-    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected a kernel ", function,
-         " of C linkage in the source, got none");
+    fail(ErrorCode::invalid_argument, "kernels.sycl", "the source has no kernel ", function,
+         " of C linkage: declare it with OCTAVO_KERNEL");
   }
   return kernels.ext_oneapi_get_kernel(function);
 }

@@ -56,9 +56,9 @@ void launch_user_kernel(Queue queue, Kernel kernel, std::uint64_t groups, std::u
     });
     if (queue.is_calling_thread()) done.wait_and_throw();
   } catch (const sycl::exception& error) {
-    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected arguments that are the parameters of ", function,
-         " and groups that the device can run, got ", described(arguments, argument_count), " and groups of ",
-         group_size, " items (", error.what(), ")");
+    fail(ErrorCode::invalid_argument, "kernels.sycl", function, " cannot be launched with ",
+         described(arguments, argument_count), " and groups of ", group_size, " items (", error.what(),
+         "): the arguments must be its parameters, and the groups small enough for the device");
   }
 }
 

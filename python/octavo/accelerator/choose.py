@@ -64,7 +64,7 @@ def accelerator_named(name: str) -> Accelerator:
 
     Raises ValueError for another name, NotImplementedError for a device that is absent, with the reason.
     """
-    return _named(name, "a name", "accelerator_named")
+    return _named(name, "the name", "accelerator_named")
 
 
 def pinned(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, align_bytes: int = 0) -> Tensor:
@@ -84,7 +84,7 @@ def _named_by_environment() -> Accelerator | None:
 
 def _named(name: str, what: str, function: str) -> Accelerator:
     if name not in _CLASSES:
-        raise ValueError(f"[accelerator.{function}] expected {what} of {', '.join(_CLASSES)}, got '{name}'")
+        raise ValueError(f"[accelerator.{function}] {what} must be one of {', '.join(_CLASSES)}, got '{name}'")
     accelerator = _CLASSES[name]()
     _require_present(accelerator, function)
     return accelerator

@@ -21,7 +21,7 @@ class Pinning:
     def pinned_zeros(self, shape: Sequence[int], dtype: torch.dtype, align_bytes: int = 0) -> Tensor:
         """Zeros on the CPU in page-locked memory that this device's driver knows."""
         if isinstance(align_bytes, bool):  # meant for another parameter
-            raise TypeError("[accelerator.pinned_zeros] expected align_bytes as an int, got a bool")
+            raise TypeError("[accelerator.pinned_zeros] align_bytes must be an int, got a bool")
         return _C.pinned_zeros(shape, dtype, align_bytes, self._require("pinned_zeros"))
 
     def pin_memory(

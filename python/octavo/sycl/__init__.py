@@ -140,7 +140,10 @@ def why_taken() -> str:
     name = torch._C._get_privateuse1_backend_name()
     if name in ("privateuseone", "sycl"):
         return ""
-    return f"[sycl] expected torch's PrivateUse1 to be free, got the device '{name}' of another library"
+    return (
+        f"[sycl] torch's PrivateUse1, its one place for a device from outside, is taken by the device '{name}' of "
+        "another library: use one of the two in a process"
+    )
 
 
 def register() -> None:

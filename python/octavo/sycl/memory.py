@@ -70,7 +70,7 @@ def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", de
     tensors are, ``"host"``, page-locked, or ``"device"``, which on a GPU only kernels and copies can use."""
     kinds = _C.sycl.MemoryKind.__members__
     if kind not in kinds:
-        raise ValueError(f"[sycl.empty] expected kind {', '.join(kinds)}, got '{kind}'")
+        raise ValueError(f"[sycl.empty] kind must be one of {', '.join(kinds)}, got '{kind}'")
     return _C.sycl.empty(size, dtype or torch.get_default_dtype(), kinds[kind], index_of(device))
 
 

@@ -29,7 +29,7 @@ class Event(torch.Event):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
     ) -> torch.Event:
         if interprocess:
-            raise NotImplementedError("[sycl.Event] expected interprocess=False, got True")
+            raise NotImplementedError("[sycl.Event] SYCL shares no events between processes: use interprocess=False")
         return torch.Event(device=device_of(device), enable_timing=enable_timing, blocking=blocking)
 
 
