@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Compressor is told and asked between steps: plan, momenta, residuals, its account.
+// What a Compressor is told and asked between steps: plan, momenta, residuals, statistics.
 #include <ATen/ATen.h>
 
 #include <algorithm>

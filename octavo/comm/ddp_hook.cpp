@@ -100,14 +100,14 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     }
   }
 
-  /// Marks what backward's stream was given so far: the bucket's gradients are among it.
+  /// Marks the work that backward's stream was given so far, which fills the bucket.
   static std::shared_ptr<StreamEvent> mark_filled(c10::Device device) {
     std::shared_ptr<StreamEvent> filled = make_event(device.type(), /*timing=*/false);
     filled->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     return filled;
   }
 
-  /// Of the queue's thread on that device, beside backward's; none on the CPU.
+  /// The stream of the queue's thread on that device, not backward's own; none on the CPU.
   std::optional<c10::Stream> stream_of(c10::Device device) {
     if (device.is_cpu()) return std::nullopt;
     const auto found = streams_.find(device);

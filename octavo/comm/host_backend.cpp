@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// The memory as the CPU back end takes it, once what the device has to do is done.
+/// The memory as the CPU back end takes it, after the device's current stream has finished its work.
 at::Tensor on_host(const at::Tensor& tensor) {
   wait_for_current_stream(tensor.device());
   return host_alias(tensor);

@@ -16,7 +16,7 @@ bool expired(const std::string& what) {
 
 std::string first_line(const std::string& what) { return what.substr(0, what.find('\n')); }
 
-/// Runs what talks to the backend; turns its failure into one sentence.
+/// Runs `talk`, which calls the backend; throws a failure of it as one sentence.
 template <class Talk>
 auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   try {

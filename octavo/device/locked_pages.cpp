@@ -27,7 +27,7 @@ std::string memlock_limit() {
   return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur) + " bytes";
 }
 
-/// Maps `bytes` at a multiple of `alignment_bytes`: maps more, and gives back what lies before and behind.
+/// Maps `bytes` at a multiple of `alignment_bytes`: maps more, and unmaps what lies before and after.
 void* map_aligned(std::size_t bytes, std::size_t alignment_bytes) {
   const std::size_t slack = alignment_bytes - static_cast<std::size_t>(page_bytes());
   void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -57,7 +57,7 @@ LockedPages::LockedPages(std::size_t bytes, std::size_t alignment_bytes) {
        "; 'ulimit -l' shows it in KiB and raises it");
 }
 
-LockedPages::~LockedPages() { munmap(data_, bytes_); }  // which unlocks them
+LockedPages::~LockedPages() { munmap(data_, bytes_); }  // this unlocks the pages, too
 
 void LockedPages::unlock() { munlock(data_, bytes_); }
 

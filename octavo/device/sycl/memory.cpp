@@ -98,7 +98,7 @@ void resize_storage(const c10::Storage& storage, std::size_t bytes) {
   TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
   const c10::Device device = storage.device();
   const c10::OptionalDeviceGuard guard(device);
-  c10::DataPtr resized(nullptr, device);  // of no bytes: the storage stays on its device
+  c10::DataPtr resized(nullptr, device);  // no bytes yet, but already on the storage's device
   if (bytes > 0) resized = allocator().allocate(bytes);
   const std::size_t kept = std::min(bytes, storage.nbytes());
   if (kept > 0) allocator().copy_data(resized.mutable_get(), storage.data(), kept);

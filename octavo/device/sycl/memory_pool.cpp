@@ -36,12 +36,12 @@ std::optional<std::uint64_t> limit_of_environment() {
 }  // namespace
 
 MemoryPool& MemoryPool::instance() {
-  static auto* pool = new MemoryPool;  // tensors may be freed after statics are
+  static auto* pool = new MemoryPool;  // never destroyed: tensors may be freed after statics are
   return *pool;
 }
 
 MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
-  // a child frees tensors too, and no other thread is there to unlock
+  // a forked child frees tensors, too, and has no other thread that could unlock
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                  [] { instance().mutex_.unlock(); });
 }

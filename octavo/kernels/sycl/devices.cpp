@@ -37,7 +37,7 @@ int keep_run_time(dl_phdr_info* file, std::size_t, void* found) {
   return 0;
 }
 
-/// What one of them made means nothing to the other, queues among it, and symbols of one may be taken for the other's.
+/// What one of them made, such as queues, is useless to the other, and symbols of one may be taken for the other's.
 void require_single_run_time() {
   const std::filesystem::path own = std::filesystem::weakly_canonical(path_of_libsycl());
   std::set<std::filesystem::path> found;
@@ -54,7 +54,7 @@ void require_single_run_time() {
 std::vector<Device> find_devices() {
   require_single_run_time();
   prepare_environment();
-  // A GPU is there twice, once in each driver: those of the first driver count.
+  // A GPU is listed twice, once by each driver: those of the first driver are used.
   for (const auto type : {sycl::info::device_type::gpu, sycl::info::device_type::cpu}) {
     for (const auto driver : {sycl::backend::ext_oneapi_level_zero, sycl::backend::opencl}) {
       std::vector<Device> found;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of the CPU, which torch has not. Operations there are finished when they return."""
+"""Streams and events of the CPU, which torch lacks. Operations there are finished when they return."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the devices: figures, in bytes, and the cap."""
+"""Memory of the devices: figures, in bytes, and the limit."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 
 
 def available_memory(device: Device = None) -> int:
-    """The bytes of the largest tensor that can be made: what is free and what is cached, less what blocks round up."""
+    """The bytes of the largest tensor that can be made: free and cached memory, less what rounding up takes."""
     return _C.sycl.available_memory(index_of(device))
 
 
