@@ -48,8 +48,9 @@ Payload payload_of(Format format, const at::Tensor& values, const at::Tensor& pa
   const auto count = static_cast<std::uint64_t>(values.numel());
   const auto bytes = format.payload_bytes(count);
   if (static_cast<std::uint64_t>(payload.numel()) < bytes || !values.is_contiguous() || !payload.is_contiguous()) {
-    fail(ErrorCode::invalid_argument, "codec", "expected a contiguous payload of ", bytes, " bytes, got ",
-         payload.numel());
+    fail(ErrorCode::invalid_argument, "codec", "expected contiguous values and a contiguous payload of at least ",
+         bytes, " bytes, got ", values.is_contiguous() ? "contiguous" : "strided", " values and a ",
+         payload.is_contiguous() ? "contiguous" : "strided", " payload of ", payload.numel());
   }
   return format.payload(payload.mutable_data_ptr<std::uint8_t>(), count);
 }

@@ -17,9 +17,9 @@ namespace {
 
 void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   if (plan.error_feedback) {
-    fail(ErrorCode::invalid_argument, "comm.all_reduce",
-         "expected a plan without feedback, since a single call keeps no ", "residual, got ", plan.text(),
-         "; octavo.compress keeps one");
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
+         " feeds a residual back, and a single call keeps none: use the plan without +ef, or octavo.compress, ",
+         "which keeps one");
   }
   if (tensor.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor, got ", tensor.layout());

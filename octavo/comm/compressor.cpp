@@ -18,11 +18,11 @@ namespace octavo {
 
 namespace {
 
-/// Where a momentum lies for kernels of the device.
+/// The address at which kernels of the device read a momentum.
 const float* readable_on(c10::Device device, const at::Tensor& momentum) {
   if (momentum.device() != device && !(device.is_cpu() && has_host_alias(momentum.device()))) {
-    fail(ErrorCode::invalid_argument, "comm.compressor", "expected momenta on the gradients' device, ", device.str(),
-         ", got them on ", momentum.device().str());
+    fail(ErrorCode::invalid_argument, "comm.compressor", "momenta must be on the gradients' device: gradients are on ",
+         device.str(), ", a momentum on ", momentum.device().str());
   }
   return momentum.const_data_ptr<float>();
 }

@@ -21,7 +21,7 @@ namespace octavo {
 struct ParameterInfo {
   std::string name;
   std::uint64_t count;  // real numbers: two for each element of a complex parameter
-  bool exempt;          // crosses the wire in float32
+  bool exempt;          // is sent in float32
 };
 
 /// Where a parameter's gradient lies in a bucket.
@@ -87,8 +87,8 @@ class OCTAVO_API Compressor {
   void set_momentum(std::map<std::string, Momentum> momenta, double beta);
 
   /// Some elements of the last result for the largest parameter with a momentum, in the gradient's dtype, on the CPU:
-  /// every `stride`-th in the order of its memory. Who finds others in `.grad` knows that somebody changed the
-  /// gradients since. Undefined tensor: there is no such result yet.
+  /// every `stride`-th in the order of its memory. Where `.grad` has others, the gradients were changed since.
+  /// Undefined tensor: there is no such result yet.
   struct Sample {
     std::size_t parameter = 0;
     std::uint64_t stride = 1;

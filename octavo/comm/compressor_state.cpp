@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Compressor is told and asked between steps: plan, momenta, residuals, its account.
+// What a Compressor is told and asked between steps: plan, momenta, residuals, statistics.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -38,8 +38,8 @@ Plan Compressor::plan() const {
 void Compressor::set_plan(const Plan& plan) {
   const std::lock_guard lock(mutex_);
   if (in_momentum_phase_ && plan.votes()) {
-    fail(ErrorCode::invalid_argument, "comm.set_plan",
-         "expected a plan that keeps magnitudes (sign+ef, int4+ef) while momenta are averaged, got ", plan.text());
+    fail(ErrorCode::invalid_argument, "comm.set_plan", "the plan ", plan.text(),
+         " keeps no magnitudes: while momenta are averaged, use one that does (sign+ef, int4+ef)");
   }
   settle();
   if (!plan.error_feedback) clear_residuals();
@@ -49,8 +49,8 @@ void Compressor::set_plan(const Plan& plan) {
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
   if (!momenta.empty() && plan_.votes()) {
-    fail(ErrorCode::invalid_argument, "comm.set_momentum",
-         "expected a plan that keeps magnitudes (sign+ef, int4+ef), got ", plan_.text());
+    fail(ErrorCode::invalid_argument, "comm.set_momentum", "the plan ", plan_.text(),
+         " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
   }
   std::vector<std::pair<std::size_t, Momentum>> found;
   for (auto& [name, momentum] : momenta) {
@@ -202,7 +202,8 @@ std::size_t Compressor::find(const std::string& name, const char* where) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (parameters_[i].info.name == name) return i;
   }
-  fail(ErrorCode::invalid_argument, where, "expected a parameter of this model, got '", name, "'");
+  fail(ErrorCode::invalid_argument, where, "this model has no parameter '", name,
+       "' with a gradient: pass names of its own parameters");
 }
 
 }  // namespace octavo

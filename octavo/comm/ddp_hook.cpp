@@ -100,14 +100,14 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     }
   }
 
-  /// Marks what backward's stream was given so far: the bucket's gradients are among it.
+  /// Marks the work that backward's stream was given so far, which fills the bucket.
   static std::shared_ptr<StreamEvent> mark_filled(c10::Device device) {
     std::shared_ptr<StreamEvent> filled = make_event(device.type(), /*timing=*/false);
     filled->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
     return filled;
   }
 
-  /// Of the queue's thread on that device, beside backward's; none on the CPU.
+  /// The stream of the queue's thread on that device, not backward's own; none on the CPU.
   std::optional<c10::Stream> stream_of(c10::Device device) {
     if (device.is_cpu()) return std::nullopt;
     const auto found = streams_.find(device);
@@ -130,9 +130,9 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto found = index_of_.find(parameters[i].unsafeGetTensorImpl());
       if (found == index_of_.end()) {
-        fail(ErrorCode::internal, "comm.ddp_hook",
-             "expected parameters that the model had at octavo.compress, got another", " in bucket ",
-             bucket.getIndex());
+        fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(),
+             " holds a parameter that the model did not have at octavo.compress: wrap the changed model in a new ",
+             "DistributedDataParallel and compress that");
       }
       slots.push_back({found->second, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
     }

@@ -18,7 +18,7 @@ namespace octavo {
 /// Registers `compressor` as the communication hook of a DDP model's reducer. `parameters[i]` is the model's parameter
 /// that the compressor knows as number i. The hook runs on a thread of its own, without the GIL, while backward goes
 /// on. A failure reaches the caller of backward(); after one, every later bucket fails with the same sentence.
-/// DDP takes one hook in its life: to change the plan, change it in the compressor.
+/// DDP accepts a single hook: to change the plan, change it in the compressor.
 OCTAVO_API void register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
                                   const std::vector<at::Tensor>& parameters);
 

@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// The memory as the CPU back end takes it, once what the device has to do is done.
+/// The memory as the CPU back end takes it, after the device's current stream has finished its work.
 at::Tensor on_host(const at::Tensor& tensor) {
   wait_for_current_stream(tensor.device());
   return host_alias(tensor);
@@ -167,7 +167,8 @@ void HostBackend::startCoalescing() {
 HostBackend::WorkPtr HostBackend::endCoalescing() {
   const std::lock_guard lock(mutex_);
   if (!coalesced_) {
-    fail(ErrorCode::invalid_argument, "comm.host_backend", "expected startCoalescing before endCoalescing, got none");
+    fail(ErrorCode::invalid_argument, "comm.host_backend",
+         "endCoalescing was called without startCoalescing: call startCoalescing first");
   }
   auto all = c10::make_intrusive<HostWork>(std::move(coalesced_->works), std::move(coalesced_->results));
   coalesced_.reset();

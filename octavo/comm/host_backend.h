@@ -29,8 +29,8 @@ class OCTAVO_API HostBackend final : public c10d::Backend {
   void shutdown() override { on_cpu_->shutdown(); }
 
   bool supportsCoalescing() const override { return true; }
-  /// Calls run at once and have works of their own, as without; endCoalescing's work stands for all calls since
-  /// startCoalescing. Throws Error invalid_argument where that was not called.
+  /// Calls between the two run at once and return works of their own, as they do otherwise; the work of endCoalescing
+  /// covers all calls since startCoalescing. endCoalescing throws Error invalid_argument without startCoalescing.
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 

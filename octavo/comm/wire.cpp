@@ -16,7 +16,7 @@ bool expired(const std::string& what) {
 
 std::string first_line(const std::string& what) { return what.substr(0, what.find('\n')); }
 
-/// Runs what talks to the backend; turns its failure into one sentence.
+/// Runs `talk`, which calls the backend; throws a failure of it as one sentence.
 template <class Talk>
 auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   try {
@@ -26,9 +26,8 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
     const std::string what = first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
-         ": expected all peers within ", deadline.count(), " ms, got ",
-         late ? "no answer from one" : "a failure of one", " (", what,
-         "); the process group and its handles must be rebuilt");
+         late ? ": a peer did not answer within " : ": the connection to a peer failed before the deadline of ",
+         deadline.count(), " ms (", what, "); the process group and its handles must be rebuilt");
   }
 }
 

@@ -19,7 +19,7 @@ class Work;
 
 namespace octavo {
 
-/// Bytes on their way. wait() blocks until they are there; it throws what Wire throws, and must be called.
+/// A transfer under way. wait() blocks until it is done; it throws what Wire throws, and must be called.
 class OCTAVO_API Transfer {
  public:
   Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline);

@@ -16,9 +16,10 @@ at::Tensor host_alias(const at::Tensor& tensor) {
          tensor.device().str());
   }
   if (tensor.is_cpu()) return tensor;
-  if (tensor.layout() != at::kStrided) {  // what was written to another layout's alias would not come back
-    fail(ErrorCode::unsupported, "device.host_alias", "expected a strided tensor on sycl, got layout ",
-         c10::str(tensor.layout()), ": make it dense with .to_dense()");
+  if (tensor.layout() != at::kStrided) {  // the tensor would not see what is written to an alias of another layout
+    fail(ErrorCode::unsupported, "device.host_alias",
+         "the host reads only strided tensors on sycl; this one has layout ", c10::str(tensor.layout()),
+         ": make it dense with .to_dense()");
   }
   return sycl_device::Twins(tensor.device().index()).twin_of(tensor);
 }

@@ -17,9 +17,9 @@ OCTAVO_API bool has_host_alias(c10::Device device);
 /// cannot read.
 OCTAVO_API at::Tensor host_alias(const at::Tensor& tensor);
 
-/// The tensor as the kernels take it that work on it best: itself, or where its device is the host's own processor
-/// (sycl over a CPU) the host alias, on which the CPU's kernels need no launches. What the device's current stream has
-/// to do with that one is waited for.
+/// The tensor for the kernels that are fastest on it: itself, or where its device is the host's own processor (sycl
+/// over a CPU) the host alias, on which the CPU's kernels run without launches. In the second case the call waits for
+/// the device's current stream.
 OCTAVO_API at::Tensor where_kernels_run(const at::Tensor& tensor);
 
 }  // namespace octavo

@@ -66,7 +66,8 @@ std::optional<ControlGroup> group_of_process(const std::string& root) {
 std::int64_t HostMemory::kilobytes_field(const std::string& path, const std::string& name) const {
   const auto kilobytes = field(root_ + path, name);
   if (!kilobytes) {
-    fail(ErrorCode::unsupported, "device.host_memory", "expected ", name, " in ", path, ", got no such line");
+    fail(ErrorCode::unsupported, "device.host_memory", path, " cannot be read or has no line '", name,
+         "': this needs Linux's /proc");
   }
   return *kilobytes * 1024;
 }
@@ -79,7 +80,8 @@ void HostMemory::reset_peak_resident() const {
   std::ofstream file(root_ + "/proc/self/clear_refs");
   file << 5 << std::flush;  // 5: VmHWM becomes VmRSS, and nothing else changes (proc(5))
   if (!file) {
-    fail(ErrorCode::unsupported, "device.host_memory", "expected to write to /proc/self/clear_refs, got refused");
+    fail(ErrorCode::unsupported, "device.host_memory",
+         "writing to /proc/self/clear_refs was refused, so that the peak of resident memory cannot be reset");
   }
 }
 

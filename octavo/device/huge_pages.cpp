@@ -43,7 +43,8 @@ at::Tensor empty_on_huge_pages(std::uint64_t count, at::ScalarType dtype) {
   const std::uint64_t whole_pages = (bytes + kHugePage - 1) / kHugePage * kHugePage;
   void* memory = std::aligned_alloc(kHugePage, whole_pages);
   if (memory == nullptr) {
-    fail(ErrorCode::out_of_memory, "device.huge_pages", "expected ", whole_pages, " bytes of memory, got none");
+    fail(ErrorCode::out_of_memory, "device.huge_pages", whole_pages, " bytes of memory for ", count, " elements of ",
+         toString(dtype), " cannot be allocated: the system has no more to give");
   }
   at::Tensor tensor = at::from_blob(memory, {size}, std::free, dtype);
   advise_huge_pages(tensor);

@@ -27,13 +27,13 @@ std::string memlock_limit() {
   return limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur) + " bytes";
 }
 
-/// Maps `bytes` at a multiple of `alignment_bytes`: maps more, and gives back what lies before and behind.
+/// Maps `bytes` at a multiple of `alignment_bytes`: maps more, and unmaps what lies before and after.
 void* map_aligned(std::size_t bytes, std::size_t alignment_bytes) {
   const std::size_t slack = alignment_bytes - static_cast<std::size_t>(page_bytes());
   void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    fail(ErrorCode::out_of_memory, kWhere, "expected ", bytes + slack, " bytes of memory (", bytes, " aligned to ",
-         alignment_bytes, "), got ", std::strerror(errno));
+    fail(ErrorCode::out_of_memory, kWhere, bytes + slack, " bytes of memory (", bytes, " aligned to ", alignment_bytes,
+         ") cannot be allocated: ", std::strerror(errno));
   }
   const auto start = reinterpret_cast<std::uintptr_t>(mapped);
   const std::uintptr_t first = round_up(start, alignment_bytes);
@@ -52,12 +52,12 @@ LockedPages::LockedPages(std::size_t bytes, std::size_t alignment_bytes) {
   if (mlock(data_, bytes_) == 0) return;
   const int error = errno;
   munmap(data_, bytes_);
-  fail(ErrorCode::out_of_memory, kWhere, "expected to lock ", bytes_, " bytes in RAM beside the ", pinned_bytes(),
-       " bytes of live pinned tensors, got ", std::strerror(error), ": RLIMIT_MEMLOCK is ", memlock_limit(),
+  fail(ErrorCode::out_of_memory, kWhere, "locking ", bytes_, " bytes in RAM beside the ", pinned_bytes(),
+       " bytes of live pinned tensors failed (", std::strerror(error), "): RLIMIT_MEMLOCK is ", memlock_limit(),
        "; 'ulimit -l' shows it in KiB and raises it");
 }
 
-LockedPages::~LockedPages() { munmap(data_, bytes_); }  // which unlocks them
+LockedPages::~LockedPages() { munmap(data_, bytes_); }  // this unlocks the pages, too
 
 void LockedPages::unlock() { munlock(data_, bytes_); }
 

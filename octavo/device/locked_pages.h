@@ -6,7 +6,7 @@
 
 namespace octavo {
 
-/// Zeroed pages of memory, locked, aligned; owned: unlocked and given back when destroyed. Not thread-safe.
+/// Owns zeroed, aligned pages of memory, locked in RAM; the destructor unlocks and unmaps them. Not thread-safe.
 class LockedPages {
  public:
   /// Whole pages for `bytes` bytes at a multiple of `alignment_bytes`, a power of two. Throws Error out_of_memory where
@@ -17,7 +17,7 @@ class LockedPages {
   LockedPages& operator=(const LockedPages&) = delete;
 
   void* data() const { return data_; }
-  /// In whole pages.
+  /// The size, in whole pages.
   std::size_t bytes() const { return bytes_; }
   void unlock();
 

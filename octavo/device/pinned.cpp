@@ -67,7 +67,7 @@ c10::DataPtr allocate_by_driver(c10::DeviceType type, std::size_t bytes, std::si
   std::memset(memory.get(), 0, room);  // a cached block holds what was freed before
   PinnedRegions::all().add(memory.get_context(), {first, first + room, room, nullptr, memory.get_deleter()});
   if (!memory.compare_exchange_deleter(memory.get_deleter(), free_by_driver)) {
-    fail(ErrorCode::internal, kWhere, "expected the pinned allocator's deleter, got another");
+    fail(ErrorCode::internal, kWhere, "the pinned allocator's deleter changed while it was being replaced");
   }
   return memory;
 }
@@ -100,7 +100,8 @@ at::Tensor pinned_zeros(c10::IntArrayRef shape, at::ScalarType dtype, std::int64
   for (const std::int64_t size : shape) {
     if (size < 0) fail(ErrorCode::invalid_argument, kWhere, "expected sizes of at least 0, got ", size);
     if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes) || bytes > kMostBytes) {
-      fail(ErrorCode::out_of_memory, kWhere, "expected a tensor that memory can hold, got shape ", shape);
+      fail(ErrorCode::out_of_memory, kWhere, "a tensor of shape ", shape, " and dtype ", toString(dtype),
+           " needs more than ", kMostBytes, " bytes, the most that can be asked for");
     }
   }
   try {
@@ -108,8 +109,8 @@ at::Tensor pinned_zeros(c10::IntArrayRef shape, at::ScalarType dtype, std::int64
                                                              : allocate_by_driver(for_device, bytes, alignment);
     return on_memory(std::move(memory), bytes, alignment, shape, dtype);
   } catch (const c10::OutOfMemoryError& refused) {
-    fail(ErrorCode::out_of_memory, kWhere, "expected ", bytes, " bytes of pinned memory for ", for_device,
-         ", got: ", refused.what_without_backtrace());
+    fail(ErrorCode::out_of_memory, kWhere, bytes, " bytes of pinned memory for ", for_device,
+         " cannot be allocated: ", refused.what_without_backtrace());
   }
 }
 

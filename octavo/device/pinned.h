@@ -13,7 +13,7 @@
 /// the host goes on. A region belongs to the tensors on it: views keep it, and the last one frees it. Any thread.
 namespace octavo {
 
-/// The system's page, in bytes: the alignment that direct I/O and mlock want.
+/// The system's page, in bytes: the alignment that direct I/O and mlock need.
 OCTAVO_API std::int64_t page_bytes();
 
 /// A CPU tensor of zeros whose first byte is at a multiple of `alignment_bytes`, a power of two (0: a page; 1: none is

@@ -15,14 +15,17 @@ namespace {
 template <class Same>
 const Same& of_same_kind(const StreamEvent& event) {
   const auto* same = dynamic_cast<const Same*>(&event);
-  if (same == nullptr) fail(ErrorCode::invalid_argument, "device.event", "expected two events of one device type");
+  if (same == nullptr) {
+    fail(ErrorCode::invalid_argument, "device.event",
+         "elapsed time needs two events of one device type; these are of different ones");
+  }
   return *same;
 }
 
 void require_times(bool known) {
   if (known) return;
   fail(ErrorCode::invalid_argument, "device.event",
-       "expected two recorded events made with timing (enable_timing=True), got one that is not");
+       "elapsed time needs two recorded events made with timing (enable_timing=True); one of these is not");
 }
 
 class HostEvent final : public StreamEvent {

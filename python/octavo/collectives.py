@@ -93,7 +93,7 @@ class _Channel:
                 self._backend = Rendezvous(group, "collectives.all_reduce", timeout_s).connect()
             _C.all_reduce(tensor, plan, self._backend, average, timeout_s)
         except (TimeoutError, RuntimeError) as error:
-            if not isinstance(error, NotImplementedError):  # the only one that says nothing of connections
+            if not isinstance(error, NotImplementedError):  # says nothing about the connections, unlike the others
                 self._backend = None
             raise
 
@@ -110,7 +110,7 @@ def _channel(group: dist.ProcessGroup) -> _Channel:
 
 
 def _mark(tensor: Tensor) -> torch.Event | None:
-    """What the tensor's device has to do before its memory may be read."""
+    """An event after what the tensor's device must finish before its memory may be read; None on the CPU."""
     if tensor.device.type == "cpu":
         return None
     event = torch.Event(tensor.device)

@@ -30,7 +30,7 @@ _log = logging.getLogger("octavo")
 
 
 def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
-    """Norms, biases (all that has one dimension or none) and tiny parameters go in float32.
+    """Norms, biases (all that has one dimension or none) and tiny parameters are sent in float32.
 
     They are well under 1 % of a model; exempting them removes most of the relative error of a compressed gradient.
     """
@@ -38,7 +38,7 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
 
 
 class Handle:
-    """What ``octavo.compress`` returns: the plan in force, its state and its account. Made by ``compress`` alone.
+    """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics.
 
     Error-feedback residuals are per-rank state, kept by parameter name in bfloat16: save one ``state_dict`` per rank.
     Methods may be called between steps, from any thread.
@@ -96,8 +96,8 @@ class Handle:
         """Restores residuals, from what this rank saved or from what all ranks saved.
 
         With its own state a rank goes on with the same bits; the world must be of the same size then. The states of all
-        ranks of any world, in any order, are redistributed over this one: what they still owed to the average is kept,
-        except in a world of one rank, which sends nothing. The plan stays this handle's own, with a warning where
+        ranks of any world, in any order, are redistributed over this one: what was not yet sent is kept, except in a
+        world of one rank, which sends nothing. The plan stays this handle's own, with a warning where
         another was saved. ValueError where a state does not fit; nothing changes then.
         """
         states = [state] if isinstance(state, Mapping) else list(state)
@@ -144,20 +144,23 @@ class Handle:
         """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.
 
         ``momenta``: ``(m, P)`` by parameter, float32, equal on all ranks; shared with the hook, which reads them during
-        backward; their owner updates them between steps. Empty: back to gradients. ``OneBitAdamW`` builds on this.
-        ``.grad`` of these parameters holds a momentum afterwards: a backward pass that would add a gradient to it
-        raises RuntimeError.
+        backward; their owner updates them between steps. An empty mapping ends this: gradients are averaged again.
+        ``OneBitAdamW`` is built on this. ``.grad`` of these parameters holds a momentum afterwards: a backward pass
+        that would add a gradient to it raises RuntimeError.
         """
         name_of = {parameter: name for name, parameter in self._parameters.items()}
         unknown = [tuple(p.shape) for p in momenta if p not in name_of]
         if unknown:
-            raise ValueError(f"[ddp.set_momentum] expected parameters of the compressed model, got others: {unknown}")
+            raise ValueError(
+                f"[ddp.set_momentum] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
+                f"not among those of the compressed model that have gradients: pass some of handle.parameters"
+            )
         for parameter, pair in momenta.items():
             for tensor in pair:
                 if tensor.device != parameter.device:
                     raise ValueError(
-                        f"[ddp.set_momentum] expected momenta on the device of {name_of[parameter]}, "
-                        f"{parameter.device}, got one on {tensor.device}"
+                        f"[ddp.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is on "
+                        f"{parameter.device}, its momentum on {tensor.device}"
                     )
                 if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
                     raise ValueError(
@@ -177,7 +180,7 @@ class Handle:
         return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
 
     def drop_residuals(self) -> None:
-        """Forgets what was not sent yet."""
+        """Discards the residuals: what was not sent yet is lost."""
         self._compressor.drop_residuals()
 
     def holds_momenta(self) -> bool:
@@ -194,7 +197,7 @@ class Handle:
         return torch.allclose(found, sent, rtol=0.0, atol=0.0, equal_nan=True)
 
     def _follow(self, plan: Plan, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
-        """Takes up a phase of the joined optimizer: ``plan`` for momenta, or for gradients where there are none."""
+        """Begins a phase of the joined optimizer: ``plan`` for momenta, or for gradients where there are none."""
         if plan != self.plan:
             what = "momenta" if momenta else "gradients"
             _log.info("the joined OneBitAdamW averages %s now: plan %s instead of %s", what, plan, self.plan)
@@ -205,7 +208,7 @@ class Handle:
             self.set_momentum(momenta, beta)
 
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
-        """Watches that no gradient is added to a momentum, which nobody could take apart again."""
+        """Makes a backward pass raise that would add a gradient to a momentum: the sum could not be separated again."""
         delivered = False
 
         def check(_: Tensor) -> None:
@@ -221,7 +224,8 @@ class Handle:
         return parameter.register_hook(check)
 
     def _require_kernels(self) -> None:
-        """Of every plan: dense, too, measures the gradients' powers."""
+        """Raises NotImplementedError where a parameter's device has no kernels. Every plan needs them: dense, too,
+        measures the gradients' powers."""
         for parameter in self._parameters.values():
             _C.require_kernels(parameter)
 
@@ -239,14 +243,14 @@ def compress(
 
     ``plan``: see ``octavo.Plan``. ``optimizer``: a ``OneBitAdamW`` must be passed, built before or after the model was
     wrapped; then ``plan`` is that of its momentum, and its warm-up sends gradients by its own ``warmup_plan``. Any
-    other optimizer needs no passing. ``scaler``: the ``GradScaler`` that scales the loss, if one does; error-feedback
-    residuals and momenta are then kept in unscaled units. ``exempt``: which parameters go in float32: a function of
-    name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: after so long a wait
-    for the peers, backward raises RuntimeError.
+    other optimizer need not be passed. ``scaler``: the ``GradScaler`` that scales the loss, if one does; error-feedback
+    residuals and momenta are then kept in unscaled units. ``exempt``: which parameters are sent in float32: a function
+    of name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: how long backward
+    waits for the peers before it raises RuntimeError.
 
     The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it once per model, on
-    all ranks, with the same arguments: ValueError on all of them where these differ. The gradients are encoded by
-    their own device's kernels: NotImplementedError, with the reason, where it has none.
+    all ranks, with the same arguments: where these differ, ValueError is raised on all ranks. The gradients are encoded
+    by their own device's kernels: NotImplementedError, with the reason, where it has none.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
@@ -298,9 +302,9 @@ def compress(
 
 
 def _onebit(optimizer: object) -> OneBitAdamW | None:
-    """The optimizer, out of a wrapper such as Accelerate's, if it is one that has to be joined."""
+    """The OneBitAdamW, taken out of a wrapper such as Accelerate's; None for an optimizer that need not be joined."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise TypeError(f"[ddp.compress] expected optimizer as a torch optimizer, got {type(optimizer).__name__}")
+        raise TypeError(f"[ddp.compress] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     while not isinstance(optimizer, OneBitAdamW) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, OneBitAdamW) else None
@@ -311,14 +315,14 @@ def _real_numbers(parameter: Tensor) -> int:
 
 
 def _require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object]) -> None:
-    """Ranks that disagree would read each other's bytes wrongly, or wait for ever."""
+    """Ranks that disagree would read each other's bytes wrongly, or wait forever."""
     digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
     all_digests = [loads(text) for text in rendezvous.exchange(dumps(digests))]
     for rank, theirs in enumerate(all_digests):
         for what, digest in theirs.items():
             if digest != all_digests[0][what]:
                 raise ValueError(
-                    f"[ddp.compress] expected the same {what} on all ranks, got another on rank {rank} than on rank 0 "
+                    f"[ddp.compress] all ranks must have the same {what}; rank {rank} differs from rank 0 "
                     f"(here, rank {our_rank}: {_short(ours[what])})"
                 )
 
@@ -337,7 +341,7 @@ def _exemption(exempt: Exempt, parameters: Mapping[str, nn.Parameter]) -> Callab
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ValueError(
-                f"[ddp.compress] expected exempt patterns that match parameters, got '{pattern}', which matches none "
-                f"of {len(parameters)}, such as '{next(iter(parameters), '')}'"
+                f"[ddp.compress] the exempt pattern '{pattern}' matches none of the {len(parameters)} parameters; "
+                f"their names are such as '{next(iter(parameters), '')}'"
             )
     return lambda name, parameter: parameter.numel() == 0 or any(fnmatchcase(name, p) for p in patterns)

@@ -49,7 +49,7 @@ class SyclKernel:
         for name, value, least in (("groups", groups, 0), ("group_size", group_size, 1)):
             if not isinstance(value, int) or not least <= value < 2**31:
                 raise ValueError(
-                    f"[sycl_kernel.{self._function}] expected {name} as an int from {least} to 2^31-1, got {value!r}"
+                    f"[sycl_kernel.{self._function}] {name} must be an int from {least} to 2^31-1, got {value!r}"
                 )
 
     def _device_of(self, arguments: tuple[Argument, ...]) -> torch.device:

@@ -27,7 +27,7 @@ int checked(int device) {
 }
 
 CommandQueue& commands_of(Queue queue) {
-  if (queue.handle == nullptr) fail(ErrorCode::internal, kWhere, "expected a queue of a device, got none");
+  if (queue.handle == nullptr) fail(ErrorCode::internal, kWhere, "the queue has no handle: it is not a device's");
   checked(queue.device);
   return *static_cast<CommandQueue*>(queue.handle);
 }
@@ -180,7 +180,9 @@ void block(Queue queue, Event event) {
 
 double elapsed_ms(Event start, Event end) {
   const auto first = mark_of(start), last = mark_of(end);
-  if (!first || !last) fail(ErrorCode::invalid_argument, kWhere, "expected two recorded events, got one that was not");
+  if (!first || !last) {
+    fail(ErrorCode::invalid_argument, kWhere, "elapsed time needs two recorded events; one of these was not recorded");
+  }
   return std::chrono::duration<double, std::milli>(last->time() - first->time()).count();
 }
 

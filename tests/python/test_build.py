@@ -120,7 +120,7 @@ def test_a_kernel_that_cannot_run_says_why():
     x = torch.ones(8)
     with pytest.raises(ValueError, match=r"the source of scale does not compile for .*: .*error: .*undeclared"):
         octavo.SyclKernel(SCALE.replace("by;", "nothing;"), "scale")(1, 8, x, 1.0, 8)
-    with pytest.raises(ValueError, match="expected a kernel other of C linkage"):
+    with pytest.raises(ValueError, match="the source has no kernel other of C linkage"):
         octavo.SyclKernel(SCALE, "other")(1, 8, x, 1.0, 8)
     kernel = octavo.SyclKernel(SCALE, "scale")
     with pytest.raises(ValueError, match="expected 3 arguments for scale, got 2"):
@@ -128,12 +128,12 @@ def test_a_kernel_that_cannot_run_says_why():
     with pytest.raises(ValueError, match="expected tensors of one device, got no tensor"):
         kernel(1, 8, 1.0, 8)
     with pytest.raises(
-        ValueError, match=r"parameters of scale and .*a pointer, a value of 8 bytes, a value of 8 bytes"
+        ValueError, match=r"scale cannot be launched with a pointer, a value of 8 bytes, a value of 8 bytes"
     ):
         kernel(1, 8, x, 1, 8)
-    with pytest.raises(ValueError, match="expected group_size as an int from 1"):
+    with pytest.raises(ValueError, match="group_size must be an int from 1"):
         kernel(1, 0, x, 1.0, 8)
-    with pytest.raises(ValueError, match="expected groups as an int from 0"):
+    with pytest.raises(ValueError, match="groups must be an int from 0"):
         kernel(-1, 8, x, 1.0, 8)
     with pytest.raises(ValueError, match="expected a contiguous tensor"):
         kernel(1, 8, x[::2], 1.0, 4)

@@ -138,7 +138,7 @@ def test_infos_table_shows_reasons_as_they_are(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("kernels --device tpu", "expected a name of cuda, xpu, cpu, sycl, got 'tpu'"),
+        ("kernels --device tpu", "the name must be one of cuda, xpu, cpu, sycl, got 'tpu'"),
         ("kernels --device xpu", "xpu was asked for and no such device is here: "),
         ("ddp --nproc 999", "--nproc must be at most"),
         ("ddp sing", "sing"),

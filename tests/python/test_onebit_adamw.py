@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+"""OneBitAdamW in its two phases: the steps it makes, and the state it saves and restores."""
+
 import copy
 
 import pytest
 import torch
+from onebit_runs import loss_of, step_once, wrap
 from test_ddp import Odd, Switch, batch_of, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -144,75 +147,6 @@ def test_after_the_freeze_grad_holds_the_averaged_preconditioned_momentum(two_ra
     two_ranks.run(momentum_in_the_hook)
 
 
-def test_arguments_that_make_no_sense_are_refused():
-    parameters = [nn.Parameter(torch.zeros(2))]
-    for arguments in ({"lr": -1.0}, {"warmup_steps": 0}, {"betas": (1.0, 0.9)}, {"frozen_beta": 1.0}):
-        with pytest.raises(ValueError, match="OneBitAdamW"):
-            OneBitAdamW(parameters, **{"warmup_steps": 1, **arguments})
-    with pytest.raises(ValueError, match="OneBitAdamW"):
-        OneBitAdamW(parameters, warmup_steps=1).load_state_dict(torch.optim.AdamW(parameters).state_dict())
-
-
-def wrap(warmup_steps: int = 2, plan: str = "sign+ef", width: int = 64, **options):
-    """A model, its handle and its optimizer, which was built before DDP wrapped the model."""
-    torch.manual_seed(0)
-    module = nn.Linear(width, width, bias=False)
-    compress_options = {key: options.pop(key) for key in ("scaler",) if key in options}
-    optimizer = OneBitAdamW(module.parameters(), lr=1e-2, warmup_steps=warmup_steps, **options)
-    model = DistributedDataParallel(module)
-    return model, octavo.compress(model, plan, optimizer=optimizer, **compress_options), optimizer
-
-
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
-    return model(x).sub(x.roll(1, 1)).square().mean()
-
-
-def step_once(model, optimizer, rank: int, step: int) -> None:
-    optimizer.zero_grad()
-    loss_of(model, rank, step).backward()
-    optimizer.step()
-
-
-def refuse_joins(rank: int) -> None:
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    optimizer = OneBitAdamW(model.parameters(), warmup_steps=1)
-    with pytest.raises(ValueError, match="magnitude"):
-        octavo.compress(model, "sign-vote", optimizer=optimizer)
-    with pytest.raises(ValueError, match="magnitude"):
-        OneBitAdamW(model.parameters(), warmup_steps=1, warmup_plan="sign-vote")
-    stranger = OneBitAdamW([*model.parameters(), nn.Parameter(torch.zeros(2))], warmup_steps=1)
-    with pytest.raises(ValueError, match=r"parameters of the model that octavo.compress is given, got 1 others"):
-        octavo.compress(model, "sign+ef", optimizer=stranger)
-    with pytest.raises(TypeError, match="got str"):
-        octavo.compress(model, "sign+ef", optimizer="adamw")
-    handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
-    with pytest.raises(ValueError, match="follows the phases"):
-        handle.set_plan("bf16")
-    assert str(handle.plan) == "int4+ef"
-    with pytest.raises(ValueError, match="a second one"):
-        octavo.compress(DistributedDataParallel(nn.Linear(4, 4)), "sign+ef", optimizer=optimizer)
-
-
-def test_a_join_that_makes_no_sense_is_refused(two_ranks):
-    two_ranks.run(refuse_joins)
-
-
-def step_without_join(rank: int) -> None:
-    model = DistributedDataParallel(nn.Linear(64, 64))
-    optimizer = OneBitAdamW(model.parameters(), warmup_steps=1)
-    octavo.compress(model, "sign+ef")
-    loss_of(model, rank, 0).backward()
-    before = digest(model)
-    with pytest.raises(RuntimeError, match=r"octavo.compress\(ddp, plan, optimizer=optimizer\)"):
-        optimizer.step()
-    assert digest(model) == before
-
-
-def test_an_optimizer_that_was_not_joined_makes_no_step(two_ranks):
-    two_ranks.run(step_without_join)
-
-
 def unwrap(rank: int) -> str:
     class Wrapper(torch.optim.Optimizer):  # as Accelerate's AcceleratedOptimizer: an optimizer that holds one
         def __init__(self, optimizer):
@@ -345,136 +279,6 @@ def test_a_warmup_checkpoint_loaded_after_the_freeze_brings_the_warmup_back(two_
     two_ranks.run(leave_the_momentum_phase)
 
 
-def synchronise_twice(rank: int) -> None:
-    model, _, optimizer = wrap()
-    for step in range(4):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)  # both ways to forget a momentum
-        with model.no_sync():
-            loss_of(model, rank, 2 * step).backward()
-        loss_of(model, rank, 2 * step + 1).backward()
-        optimizer.step()
-    assert optimizer.frozen
-    optimizer.zero_grad()
-    loss_of(model, rank, 0).backward()
-    before = digest(model)
-    with pytest.raises(RuntimeError, match=r"\.grad of weight holds the averaged momentum .* no_sync"):
-        loss_of(model, rank, 1).backward()
-    assert digest(model) == before
-
-
-def test_a_second_synchronised_backward_pass_in_a_step_is_refused(two_ranks):
-    two_ranks.run(synchronise_twice)
-
-
-def scale_losses(rank: int, scale: bool) -> list[torch.Tensor]:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scale)
-    model, _, optimizer = wrap(scaler=scaler)
-    weights = []
-    for step in range(8):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, rank, step)).backward()
-        scaler.unscale_(optimizer)
-        optimizer.clip_grad_norm_(0.05)
-        scaler.step(optimizer)
-        scaler.update()
-        weights.append(model.module.weight.detach().clone())
-    return weights
-
-
-def test_a_loss_scale_that_grows_changes_nothing(two_ranks):
-    (scaled, _), (plain, _) = two_ranks.run(scale_losses, True), two_ranks.run(scale_losses, False)
-    for a, b in zip(scaled, plain, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
-
-
-def scale_losses_in_secret(rank: int) -> None:
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    model, _, optimizer = wrap(warmup_steps=1)
-    for step in range(2):
-        optimizer.zero_grad()
-        scaler.scale(loss_of(model, rank, step)).backward()
-        if step == 1:
-            with pytest.raises(RuntimeError, match="scaler=scaler"):
-                scaler.step(optimizer)
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-
-
-def test_a_scaler_that_octavo_does_not_know_is_refused(two_ranks):
-    two_ranks.run(scale_losses_in_secret)
-
-
-def clip_by_torch(rank: int) -> None:
-    model, _, optimizer = wrap(warmup_steps=2)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        before = digest(model)
-        if optimizer.frozen:
-            with pytest.raises(RuntimeError, match=r"optimizer.clip_grad_norm_\(max_norm\)"):
-                optimizer.step()
-            assert digest(model) == before
-        else:
-            optimizer.step()
-    assert optimizer.frozen
-
-
-def test_torchs_clip_after_the_freeze_is_refused(two_ranks):
-    two_ranks.run(clip_by_torch)
-
-
-def norms_in_both_phases(rank: int) -> list[tuple[bool, float, float]]:
-    """Whether frozen, the norm that the clip reports, the norm of the averaged gradient."""
-    model, _, optimizer = wrap(warmup_steps=10, plan="int4+ef", warmup_plan="bf16")
-    twin = copy.deepcopy(model.module)
-    norms = []
-    for step in range(30):
-        twin.load_state_dict(model.module.state_dict())
-        for peer in range(2):
-            (loss_of(twin, peer, step) / 2).backward()
-        true_norm = twin.weight.grad.norm().item()
-        twin.weight.grad = None
-        frozen = optimizer.frozen
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        norms.append((frozen, optimizer.clip_grad_norm_(1e9).item(), true_norm))
-        optimizer.step()
-    return norms
-
-
-def test_the_norm_that_is_clipped_is_the_gradients_in_both_phases(two_ranks):
-    norms = two_ranks.run(norms_in_both_phases)[0]
-    assert any(frozen for frozen, _, _ in norms)
-    for frozen, ours, true in norms:
-        assert ours == pytest.approx(true, rel=0.15 if frozen else 0.05)
-
-
-def clip_a_burst(rank: int, max_norm: float) -> torch.Tensor:
-    """How far the momentum moves in a step whose gradient is a hundred times as large as the others."""
-    model, _, optimizer = wrap(warmup_steps=4, plan="int4+ef")
-    weight = model.module.weight
-    for step in range(8):
-        optimizer.zero_grad()
-        (loss_of(model, rank, step) * (100.0 if step == 7 else 1.0)).backward()
-        before = optimizer.state[weight]["exp_avg"].clone() if step == 7 else None
-        norm = optimizer.clip_grad_norm_(max_norm).item()
-        if step == 7:
-            factor = min(1.0, max_norm / (norm + 1e-6))
-            unclipped = (weight.grad - 0.5 * before) / factor + 0.5 * before
-            return torch.stack([weight.grad, unclipped, before])
-        optimizer.step()
-
-
-def test_a_clip_after_the_freeze_holds_back_what_the_gradient_brought(two_ranks):
-    for (clipped, unclipped, before), (free, _, _) in zip(
-        two_ranks.run(clip_a_burst, 5.0), two_ranks.run(clip_a_burst, 1e9), strict=True
-    ):
-        torch.testing.assert_close(unclipped, free, rtol=1e-3, atol=1e-3 * free.abs().max().item())
-        assert (clipped - 0.5 * before).norm() < 0.2 * (free - 0.5 * before).norm()
-
-
 @pytest.mark.parametrize("frozen", [False, True])
 def test_learning_rate_schedules_of_torch_rule_both_phases(frozen):
     parameter = nn.Parameter(torch.zeros(100))
@@ -494,17 +298,6 @@ def test_learning_rate_schedules_of_torch_rule_both_phases(frozen):
         schedule.step()
     assert (before - parameter.detach()).mean().item() == pytest.approx(rate, rel=0.01)
     assert 0 < rate < 1
-
-
-def test_complex_parameters_are_refused():
-    with pytest.raises(TypeError, match="complex"):
-        OneBitAdamW([nn.Parameter(torch.zeros(2, dtype=torch.complex64))], warmup_steps=1)
-
-
-def test_groups_that_would_be_sent_differently_are_refused():
-    groups = [{"params": [nn.Parameter(torch.zeros(2))], "frozen_beta": beta} for beta in (0.5, 0.9)]
-    with pytest.raises(ValueError, match=r"the same frozen_beta in all parameter groups, got 0\.5 and 0\.9"):
-        OneBitAdamW(groups, warmup_steps=1)
 
 
 def leave_a_layer_unused(rank: int) -> list[torch.Tensor]:
@@ -555,20 +348,3 @@ def resume_in_another_memory_format(rank: int) -> float:
 
 def test_a_state_resumes_in_another_memory_format(two_ranks):
     assert all(difference < 1e-3 for difference in two_ranks.run(resume_in_another_memory_format))
-
-
-def skip_a_clipped_step(rank: int) -> None:
-    model, _, optimizer = wrap(warmup_steps=1)
-    step_once(model, optimizer, rank, 0)
-    optimizer.zero_grad()
-    loss_of(model, rank, 1).backward()
-    optimizer.clip_grad_norm_(1e-3)  # and no step
-    optimizer.zero_grad()
-    loss_of(model, rank, 2).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    with pytest.raises(RuntimeError, match="clip_grad_norm_"):
-        optimizer.step()
-
-
-def test_a_clip_speaks_for_its_own_step_alone(two_ranks):
-    two_ranks.run(skip_a_clipped_step)

@@ -77,8 +77,8 @@ def test_input_size_takes_the_first_elements():
     [
         (lambda: octavo.packbits(torch.ones(3, dtype=torch.int32)), TypeError, "floating"),
         (lambda: octavo.packbits(torch.ones(3, dtype=torch.complex64)), TypeError, "floating"),
-        (lambda: octavo.packbits([1.0, 2.0]), TypeError, "expected tensor as Tensor, got list"),
-        (lambda: octavo.packbits(torch.ones(3), 2.0), TypeError, "expected input_size as int, got float"),
+        (lambda: octavo.packbits([1.0, 2.0]), TypeError, "tensor must be of type Tensor, got list"),
+        (lambda: octavo.packbits(torch.ones(3), 2.0), TypeError, "input_size must be of type int, got float"),
         (lambda: octavo.unpackbits(torch.zeros(2, dtype=torch.uint8), None), TypeError, "got NoneType"),
         (lambda: octavo.packbits(torch.ones(3), 4), ValueError, "from 0 to 3"),
         (lambda: octavo.packbits(torch.ones(3), -1), ValueError, "from 0 to 3"),

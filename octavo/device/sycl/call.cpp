@@ -139,9 +139,9 @@ class Call {
 }  // namespace
 
 void call_on_cpu(const c10::OperatorHandle& op, const OperatorTraits& traits, Stack* stack) {
-  if (traits.is_sparse && traits.is_collective) {  // the sum comes as new memory, when nobody is there to take it over
-    fail(ErrorCode::unsupported, "device.fallback", "expected a strided tensor on sycl, got layout Sparse for ",
-         op.schema().name(), ": make it dense with .to_dense()");
+  if (traits.is_sparse && traits.is_collective) {  // the sum arrives in new memory after this call has returned
+    fail(ErrorCode::unsupported, "device.fallback", op.schema().name(),
+         " takes only strided tensors on sycl; this one has layout Sparse: make it dense with .to_dense()");
   }
   Call(op, traits, stack).run();
 }

@@ -16,7 +16,7 @@ namespace {
 std::atomic<bool> used = false, forked = false;
 thread_local c10::DeviceIndex device_of_thread = 0;
 
-/// The back end's table, as `runtime` gives it; to look at it is not yet to use the device.
+/// The back end's table, as `runtime` returns it; reading it does not count as a use of the device.
 const DeviceRuntime& table() {
   static const DeviceRuntime& found = []() -> const DeviceRuntime& {
     const DeviceRuntime* table = backend("sycl").runtime;
@@ -24,8 +24,9 @@ const DeviceRuntime& table() {
     return *table;
   }();
   if (forked) {
-    fail(ErrorCode::unsupported, "device.sycl", "expected the process that first used the device, got one forked from ",
-         "it: start processes that use it with 'spawn'");
+    fail(ErrorCode::unsupported, "device.sycl",
+         "this process was forked from one that had used the device sycl, and cannot ",
+         "use it: start processes that use it with 'spawn'");
   }
   return found;
 }
@@ -50,7 +51,7 @@ c10::DeviceIndex device_count() noexcept {
   static const int count = [] {
     try {
       return std::min(table().device_count(), kMostDevices);
-    } catch (const std::exception&) {  // torch wants a number; who uses the device gets the reason
+    } catch (const std::exception&) {  // torch needs a number; whoever uses the device is told the reason
       return 0;
     }
   }();
@@ -58,7 +59,7 @@ c10::DeviceIndex device_count() noexcept {
 }
 
 c10::DeviceIndex require_device(int device) {
-  table();  // the reason, where there is none
+  table();  // throws, with the reason, where there is no device
   const c10::DeviceIndex count = device_count();
   if (device >= 0 && device < count) return static_cast<c10::DeviceIndex>(device);
   fail(ErrorCode::invalid_argument, "device.sycl", "expected a device from sycl:0 to sycl:", count - 1,

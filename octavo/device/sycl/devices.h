@@ -12,19 +12,19 @@ namespace octavo::sycl_device {
 inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 inline constexpr int kMostDevices = 64;
 
-/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it. Who
-/// asks for it uses the device; to count devices is no use: torch does so in a program that stays on the CPU.
+/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it. A
+/// call counts as a use of the device; counting devices does not: torch does so in a program that stays on the CPU.
 OCTAVO_API const DeviceRuntime& runtime();
 
 /// Whether this process, or the one that it was forked from, used the device.
 OCTAVO_API bool is_initialized() noexcept;
-/// Whether this process was forked from one that had used the device: SYCL's threads are not there.
+/// Whether this process was forked from one that had used the device: SYCL's threads do not exist there.
 OCTAVO_API bool is_forked() noexcept;
 
 /// 0 where SYCL is missing.
 OCTAVO_API c10::DeviceIndex device_count() noexcept;
 
-/// The same number as torch has it. Throws Error: unsupported where SYCL is missing, invalid_argument where the device
+/// The same number in torch's type. Throws Error: unsupported where SYCL is missing, invalid_argument where the device
 /// is not there.
 OCTAVO_API c10::DeviceIndex require_device(int device);
 

@@ -28,10 +28,11 @@ constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 /// The device of a new tensor, made current.
 c10::OptionalDeviceGuard guard_for(std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  if (pin_memory.value_or(false)) {
-    fail(ErrorCode::invalid_argument, "device.sycl", "expected pin_memory for a tensor on cpu, got one on sycl");
-  }
   const c10::DeviceIndex index = device && device->has_index() ? device->index() : current_device();
+  if (pin_memory.value_or(false)) {
+    fail(ErrorCode::invalid_argument, "device.sycl",
+         "pin_memory works on CPU tensors; this one is on sycl:", int{index});
+  }
   require_device(index);
   return c10::OptionalDeviceGuard(at::Device(kType, index));
 }
@@ -97,7 +98,7 @@ void resize_storage(const c10::Storage& storage, std::size_t bytes) {
   TORCH_CHECK(storage.resizable(), "Trying to resize storage that is not resizable");
   const c10::Device device = storage.device();
   const c10::OptionalDeviceGuard guard(device);
-  c10::DataPtr resized(nullptr, device);  // of no bytes: the storage stays on its device
+  c10::DataPtr resized(nullptr, device);  // no bytes yet, but already on the storage's device
   if (bytes > 0) resized = allocator().allocate(bytes);
   const std::size_t kept = std::min(bytes, storage.nbytes());
   if (kept > 0) allocator().copy_data(resized.mutable_get(), storage.data(), kept);

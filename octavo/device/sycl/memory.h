@@ -18,10 +18,10 @@ namespace octavo::sycl_device {
 /// for impossible sizes, its OutOfMemoryError.
 OCTAVO_API at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device);
 
-/// The most bytes that may be reserved on the device, so that a large one can stand for a small one; nothing: what it
-/// has. OCTAVO_SYCL_MEMORY_BYTES sets it from outside, for every device. What is cached and too much goes at the next
-/// allocation. Throws Error unsupported where SYCL is missing, invalid_argument where the device is not there, or the
-/// variable is no number.
+/// The most bytes that may be reserved on the device, so that a large one can stand for a small one; nullopt: all that
+/// it has. OCTAVO_SYCL_MEMORY_BYTES sets it from outside, for every device. Cached memory beyond it is freed at the
+/// next allocation. Throws Error unsupported where SYCL is missing, invalid_argument where the device is not there, or
+/// the variable is no number.
 OCTAVO_API void set_memory_limit(int device, std::optional<std::uint64_t> bytes);
 OCTAVO_API std::optional<std::uint64_t> memory_limit(int device);
 

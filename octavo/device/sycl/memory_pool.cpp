@@ -36,12 +36,12 @@ std::optional<std::uint64_t> limit_of_environment() {
 }  // namespace
 
 MemoryPool& MemoryPool::instance() {
-  static auto* pool = new MemoryPool;  // tensors may be freed after statics are
+  static auto* pool = new MemoryPool;  // never destroyed: tensors may be freed after statics are
   return *pool;
 }
 
 MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
-  // a child frees tensors too, and no other thread is there to unlock
+  // a forked child frees tensors, too, and has no other thread that could unlock
   pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                  [] { instance().mutex_.unlock(); });
 }
@@ -89,9 +89,9 @@ void MemoryPool::refuse(const Block& block) {
   const auto free = host ? runtime().free_bytes(block.device) : free_of(block.device);
   const std::string place = c10::str(host ? "the host of sycl:" : "sycl:", int{block.device});
   const std::string most = limit ? c10::str(", the limit is ", *limit) : "";
-  C10_THROW_ERROR(OutOfMemoryError,
-                  c10::str("[device.memory] expected ", block.bytes, " bytes (rounded ", block.size, ") on ", place,
-                           ", got none: ", free, " are free, ", allocated, " allocated, ", cached, " cached", most));
+  C10_THROW_ERROR(OutOfMemoryError, c10::str("[device.memory] ", block.bytes, " bytes (rounded up to ", block.size,
+                                             ") on ", place, " cannot be allocated: ", free, " are free, ", allocated,
+                                             " allocated, ", cached, " cached", most));
 }
 
 bool MemoryPool::free(void* memory) noexcept {

@@ -116,7 +116,10 @@ class Hooks final : public at::PrivateUse1HooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
   at::Device getDeviceFromPtr(void* data) const override {
     const auto device = MemoryPool::instance().device_of(data);
-    if (!device) fail(ErrorCode::invalid_argument, "device.sycl", "expected memory of a sycl tensor, got other memory");
+    if (!device) {
+      fail(ErrorCode::invalid_argument, "device.sycl",
+           "this pointer is not the start of a sycl tensor's memory: pass the data_ptr() of its untyped_storage()");
+    }
     return {kType, *device};
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override {

@@ -39,8 +39,8 @@ namespace {
 
 void require_readable(const c10::Storage& storage) {
   if (host_reads(storage)) return;
-  fail(ErrorCode::unsupported, "device.fallback", "expected memory that the host can read, got a tensor in memory of ",
-       storage.device().str(), " alone: only Octavo's kernels and copies work on it");
+  fail(ErrorCode::unsupported, "device.fallback", "the host cannot read this tensor, which lies in memory of ",
+       storage.device().str(), " alone: only Octavo's kernels and copies work on it, .cpu() among them");
 }
 
 void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }
@@ -119,8 +119,9 @@ at::Tensor sparse_over(c10::DispatchKey key, const at::Tensor& like, const at::T
 
 void require_layout(const at::Tensor& tensor) {
   if ((tensor.layout() == at::kStrided || tensor.layout() == at::kSparse) && !tensor.is_quantized()) return;
-  fail(ErrorCode::unsupported, "device.fallback", "expected a strided or sparse COO tensor on sycl, got layout ",
-       c10::str(tensor.layout()), tensor.is_quantized() ? ", quantized" : "");
+  fail(ErrorCode::unsupported, "device.fallback",
+       "operators on sycl take strided and sparse COO tensors that are not quantized; ", "this one has layout ",
+       c10::str(tensor.layout()), tensor.is_quantized() ? " and is quantized" : "", ": use another layout, or the cpu");
 }
 
 bool have_same_shape(const at::Tensor& a, const at::Tensor& b) {

@@ -16,7 +16,7 @@ bool host_reads(const c10::Storage&);
 /// Whether the devices are the host's own processor. Throws Error unsupported where SYCL is missing.
 bool kernels_run_on_host();
 
-/// From now on the CPU device is worked with as if it were a GPU: memory of kind `device` is its own, and gradients are
+/// From now on the CPU device is treated as a GPU: memory of kind `device` is its own, and gradients are
 /// encoded by its kernels. For tests, which otherwise would need one. Process-wide.
 OCTAVO_API void act_as_gpu(bool is_gpu) noexcept;
 

@@ -37,7 +37,7 @@ int keep_run_time(dl_phdr_info* file, std::size_t, void* found) {
   return 0;
 }
 
-/// What one of them made means nothing to the other, queues among it, and symbols of one may be taken for the other's.
+/// What one of them made, such as queues, is useless to the other, and symbols of one may be taken for the other's.
 void require_single_run_time() {
   const std::filesystem::path own = std::filesystem::weakly_canonical(path_of_libsycl());
   std::set<std::filesystem::path> found;
@@ -54,7 +54,7 @@ void require_single_run_time() {
 std::vector<Device> find_devices() {
   require_single_run_time();
   prepare_environment();
-  // A GPU is there twice, once in each driver: those of the first driver count.
+  // A GPU is listed twice, once by each driver: those of the first driver are used.
   for (const auto type : {sycl::info::device_type::gpu, sycl::info::device_type::cpu}) {
     for (const auto driver : {sycl::backend::ext_oneapi_level_zero, sycl::backend::opencl}) {
       std::vector<Device> found;
@@ -93,8 +93,8 @@ sycl::queue& host_queue() {
       const sycl::context context = device.get_platform().khr_get_default_context();
       return new sycl::queue(context, device, rethrow, sycl::property::queue::in_order());
     }
-    fail(ErrorCode::unsupported, "kernels.sycl", "expected a device that reads ordinary memory, got ",
-         candidates.size(), " that read only SYCL's own; intel-opencl-rt provides the CPU");
+    fail(ErrorCode::unsupported, "kernels.sycl", "none of the ", candidates.size(),
+         " SYCL devices reads ordinary memory of the host: install intel-opencl-rt, which provides the CPU");
   });
   return *queue;
 }

@@ -18,7 +18,7 @@ struct Device {
 };
 
 /// Empty where SYCL finds none. Throws Error unsupported where another library has loaded a SYCL run time of its own,
-/// whose queues would mean nothing here. Lives as long as the process: SYCL's own statics may go before ours.
+/// whose queues would mean nothing here. Lives as long as the process: SYCL's statics may be destroyed before ours.
 const std::vector<Device>& devices();
 
 /// Throws Error invalid_argument where there is no such device.
@@ -28,7 +28,7 @@ const Device& device_at(int index);
 /// the CPU where only GPUs are numbered. Throws Error unsupported where there is none.
 sycl::queue& host_queue();
 
-/// For queues: what failed on the device leaves wait_and_throw(), and does not end the process.
+/// For queues: a failure on the device is thrown by wait_and_throw(), instead of ending the process.
 void rethrow(sycl::exception_list failures);
 
 /// SYCL's queue behind one of ours; behind the calling thread it is host_queue().
@@ -37,7 +37,7 @@ inline sycl::queue& sycl_queue_of(Queue queue) {
   return *static_cast<sycl::queue*>(queue.handle);
 }
 
-/// Runs `body`; a failure of SYCL leaves as Error internal with SYCL's words in one line.
+/// Runs `body`; a failure of SYCL is thrown as Error internal with SYCL's message in one line.
 template <class Body>
 auto guarded(std::string_view where, Body body) {
   try {

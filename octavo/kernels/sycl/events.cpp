@@ -63,7 +63,9 @@ void block(Queue queue, Event event) {
 
 double elapsed_ms(Event start, Event end) {
   const auto first = marker_of(start).get(), last = marker_of(end).get();
-  if (!first || !last) fail(ErrorCode::invalid_argument, kWhere, "expected two recorded events, got one that was not");
+  if (!first || !last) {
+    fail(ErrorCode::invalid_argument, kWhere, "elapsed time needs two recorded events; one of these was not recorded");
+  }
   return guarded(kWhere, [&] {
     const auto end_ns = [](const sycl::event& event) {
       return static_cast<double>(event.get_profiling_info<sycl::info::event_profiling::command_end>());

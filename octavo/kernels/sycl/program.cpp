@@ -70,8 +70,8 @@ Executable compile(const sycl::queue& queue, const Source& source) {
 }
 
 /// SYCL's cache keeps a program that it compiled from source under another key than the one by which the next process
-/// will look for it. Compiled once more, from the cache and in a third of a second, it is found. A stopwatch tells
-/// where it came from; where it errs, only time is lost.
+/// will look for it. Compiled once more, from the cache and in a third of a second, it is found. The time that
+/// it took tells where it came from; a wrong guess costs only time.
 Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kLongestFromCache = std::chrono::milliseconds(1000);
@@ -111,7 +111,7 @@ struct Slot {
 }  // namespace
 
 sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
-  static auto* slots = new std::unordered_map<Key, Slot, KeyHash>;  // SYCL's own statics may go before ours
+  static auto* slots = new std::unordered_map<Key, Slot, KeyHash>;  // SYCL's statics may be destroyed before ours
   static std::mutex mutex;
   Slot& slot = [&]() -> Slot& {
     const std::lock_guard lock(mutex);
@@ -131,8 +131,8 @@ sycl::kernel kernel(const sycl::queue& queue, const KernelName& name) {
 sycl::kernel compile_kernel(const sycl::queue& queue, const std::string& source, const std::string& function) {
   Executable kernels = compile_for_cache(queue, {source, "", "the source of " + function, ErrorCode::invalid_argument});
   if (!kernels.ext_oneapi_has_kernel(function)) {
-    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected a kernel ", function,
-         " of C linkage in the source, got none");
+    fail(ErrorCode::invalid_argument, "kernels.sycl", "the source has no kernel ", function,
+         " of C linkage: declare it with OCTAVO_KERNEL");
   }
   return kernels.ext_oneapi_get_kernel(function);
 }

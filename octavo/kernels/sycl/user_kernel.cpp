@@ -23,7 +23,7 @@ void set_argument(sycl::handler& handler, int index, const KernelArgument& argum
   }
 }
 
-/// What was passed, since the driver's words name neither the kernel nor its argument.
+/// What was passed: the driver's message names neither the kernel nor its argument.
 std::string described(const KernelArgument* arguments, std::uint64_t count) {
   std::string all;
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -56,9 +56,9 @@ void launch_user_kernel(Queue queue, Kernel kernel, std::uint64_t groups, std::u
     });
     if (queue.is_calling_thread()) done.wait_and_throw();
   } catch (const sycl::exception& error) {
-    fail(ErrorCode::invalid_argument, "kernels.sycl", "expected arguments that are the parameters of ", function,
-         " and groups that the device can run, got ", described(arguments, argument_count), " and groups of ",
-         group_size, " items (", error.what(), ")");
+    fail(ErrorCode::invalid_argument, "kernels.sycl", function, " cannot be launched with ",
+         described(arguments, argument_count), " and groups of ", group_size, " items (", error.what(),
+         "): the arguments must be its parameters, and the groups small enough for the device");
   }
 }
 

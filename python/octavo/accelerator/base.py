@@ -77,7 +77,7 @@ class Accelerator(TensorTypes, Pinning):
         return self.device_count() > 0
 
     def make_present(self) -> None:
-        """Does what the device needs to be there, because it was asked for by name; nothing for torch's own."""
+        """Makes the device available when it is asked for by name. torch's own devices need nothing."""
 
     def why_absent(self) -> str:
         """The reason why ``is_available()`` is false, in a few words; empty where it is true."""
@@ -116,7 +116,7 @@ class Accelerator(TensorTypes, Pinning):
     def on_accelerator(self, tensor: Tensor) -> bool:
         return tensor.device.type == self._name
 
-    # ---- random numbers; torch's modules keep seeds in order that are given before the device's first use
+    # ---- random numbers; torch's modules also take seeds that are set before the device's first use
 
     def random(self) -> ModuleType:
         """torch's module of random-number functions for this device type."""
@@ -136,11 +136,11 @@ class Accelerator(TensorTypes, Pinning):
         self._torch_module("set_rng_state").set_rng_state(new_state, device)
 
     def manual_seed(self, seed: int) -> None:
-        """Of the current device. A negative seed counts modulo 2^64, as torch takes it."""
+        """Sets the seed of the current device. A negative seed is taken modulo 2^64, as torch does."""
         self._live_module("manual_seed").manual_seed(seed)
 
     def manual_seed_all(self, seed: int) -> None:
-        """Of all devices of this type."""
+        """Sets the seed of all devices of this type."""
         self._live_module("manual_seed_all").manual_seed_all(seed)
 
     def initial_seed(self) -> int:
@@ -166,7 +166,7 @@ class Accelerator(TensorTypes, Pinning):
         return self._torch_module("stream").stream(stream)
 
     def current_stream(self, device_index: DeviceIndex = None) -> Any:
-        """The current stream; asked again while it is the same and somebody has it, the same object."""
+        """The current stream. While it stays current and referenced, every call returns the same object."""
         return self._known(self._ask("current_stream", device_index))
 
     def default_stream(self, device_index: DeviceIndex = None) -> Any:
@@ -181,14 +181,14 @@ class Accelerator(TensorTypes, Pinning):
         self._live_module("empty_cache").empty_cache()
 
     def memory_allocated(self, device_index: DeviceIndex = None) -> int:
-        """In live tensors."""
+        """The bytes of live tensors."""
         return self._ask("memory_allocated", device_index)
 
     def max_memory_allocated(self, device_index: DeviceIndex = None) -> int:
         return self._ask("max_memory_allocated", device_index)
 
     def memory_reserved(self, device_index: DeviceIndex = None) -> int:
-        """Taken from the driver: live tensors and the allocator's cache."""
+        """The bytes taken from the driver: live tensors and the allocator's cache."""
         return self._ask("memory_reserved", device_index)
 
     def max_memory_reserved(self, device_index: DeviceIndex = None) -> int:
@@ -231,7 +231,7 @@ class Accelerator(TensorTypes, Pinning):
     def reset_max_memory_cached(self, device_index: DeviceIndex = None) -> None:
         self.reset_peak_memory_stats(device_index)
 
-    # ---- precisions: of the current device; True where there is none to ask
+    # ---- precisions of the current device; True where no device is present
 
     def is_bf16_supported(self) -> bool:
         return True
@@ -313,7 +313,7 @@ class Accelerator(TensorTypes, Pinning):
         return "deepspeed.ops.op_builder.cpu"
 
     def get_op_builder(self, class_name: str) -> type:
-        """The builder's class; for a name that this device type has not, the one that says so when it is used."""
+        """The builder's class. For a name that this device type lacks: a class that says so when it is used."""
         try:
             module = importlib.import_module(self.op_builder_dir())
         except ModuleNotFoundError as missing:
@@ -346,13 +346,13 @@ class Accelerator(TensorTypes, Pinning):
         return []
 
     def lazy_call(self, callback: Callable[[], Any]) -> None:
-        """Calls back when the device is initialized: now, unless torch waits for its first use."""
+        """Calls ``callback`` when the device is initialized: at once, unless torch waits for its first use."""
         getattr(self._torch_module("lazy_call"), "_lazy_call", lambda call: call())(callback)
 
     # ---- for subclasses
 
     def _torch_module(self, function: str) -> ModuleType:
-        """``torch.cuda`` and its like, also where no device is here, but torch knows the device type."""
+        """``torch.cuda`` and its like; where no device is present, too, if torch knows the device type."""
         module = getattr(torch, self._name, None)
         if module is None:
             raise self._absence(function)

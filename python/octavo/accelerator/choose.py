@@ -19,7 +19,7 @@ _CLASSES: dict[str, type[Accelerator]] = {
     "cpu": CPU_Accelerator,
     "sycl": SYCL_Accelerator,
 }
-# CUDA first: on a host with both, an Intel GPU is mostly the one that drives the screen. Not sycl: operators without a
+# CUDA first: on a host with both, the Intel GPU usually drives the screen. Not sycl: operators without a
 # kernel of their own run on the processor there, over memory that migrates.
 _DETECTED = ("cuda", "xpu", "cpu")
 _VARIABLES = ("OCTAVO_ACCELERATOR", "DS_ACCELERATOR")
@@ -31,8 +31,8 @@ _chosen: Accelerator | None = None
 def get_accelerator() -> Accelerator:
     """This process's accelerator, chosen once.
 
-    It is the one that was set; else the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names; else the first that is
-    there of cuda, xpu and cpu. ``sycl`` is never chosen unless it is asked for. Raises ValueError for a name that is
+    It is the one that was set; else the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names; else the first of cuda,
+    xpu and cpu that is present. ``sycl`` is never chosen unless it is asked for. Raises ValueError for a name that is
     none of these, NotImplementedError for a device that is absent, with the reason.
     """
     global _chosen
@@ -64,7 +64,7 @@ def accelerator_named(name: str) -> Accelerator:
 
     Raises ValueError for another name, NotImplementedError for a device that is absent, with the reason.
     """
-    return _named(name, "a name", "accelerator_named")
+    return _named(name, "the name", "accelerator_named")
 
 
 def pinned(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, align_bytes: int = 0) -> Tensor:
@@ -84,7 +84,7 @@ def _named_by_environment() -> Accelerator | None:
 
 def _named(name: str, what: str, function: str) -> Accelerator:
     if name not in _CLASSES:
-        raise ValueError(f"[accelerator.{function}] expected {what} of {', '.join(_CLASSES)}, got '{name}'")
+        raise ValueError(f"[accelerator.{function}] {what} must be one of {', '.join(_CLASSES)}, got '{name}'")
     accelerator = _CLASSES[name]()
     _require_present(accelerator, function)
     return accelerator

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers have at hand for a device, and the index that it means."""
+"""What callers may pass for a device, and the index that it means."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from octavo.accelerator.device_index import DeviceIndex, index_of
 class CPU_Accelerator(Accelerator):
     """The host: one device, ``cpu``, which all local ranks share, so any index is that device.
 
-    torch's allocator for the CPU keeps no account. Memory is the process's as Linux accounts for it:
+    torch's allocator for the CPU counts nothing. Memory is the process's as Linux accounts for it:
     ``memory_allocated`` and ``memory_reserved`` are its resident bytes (VmRSS), their peaks VmHWM, which the kernel
     keeps; total and available are the machine's, or the control group's where that has a limit.
     """

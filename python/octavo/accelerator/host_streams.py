@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of the CPU, which torch has not. Operations there are finished when they return."""
+"""Streams and events of the CPU, which torch lacks. Operations there are finished when they return."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Event(_C.HostEvent):
     ) -> None:
         index_of(device, "cpu", "event")
         if interprocess:
-            raise NotImplementedError("[accelerator.event] expected interprocess=False on the cpu, got True")
+            raise NotImplementedError(
+                "[accelerator.event] events of the cpu are not shared between processes: use interprocess=False"
+            )
         super().__init__(enable_timing)
 
     def record(self, stream: torch.Stream | None = None) -> None:
@@ -49,7 +51,7 @@ class Event(_C.HostEvent):
 
     def elapsed_time(self, end_event: Event) -> float:
         if not isinstance(end_event, Event):
-            raise TypeError(f"[accelerator.event] expected end_event as an event of the cpu, got {end_event!r}")
+            raise TypeError(f"[accelerator.event] end_event must be an event of the cpu, got {end_event!r}")
         return super().elapsed_time(end_event)
 
     def wait(self, stream: torch.Stream | None = None) -> None:

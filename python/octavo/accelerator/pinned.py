@@ -14,14 +14,14 @@ from octavo import _C
 class Pinning:
     """The part of an accelerator that pins.
 
-    ``align_bytes``: 1 asks for no alignment, 0 for a page, another power of two for itself. Raises MemoryError where
-    the system locks no more (``ulimit -l``) or has no more, ValueError for another alignment, TypeError for a bool.
+    ``align_bytes``: a power of two; 1 asks for no alignment, 0 for that of a page. Raises MemoryError where the system
+    locks no more memory (``ulimit -l``) or has no more, ValueError for another alignment, TypeError for a bool.
     """
 
     def pinned_zeros(self, shape: Sequence[int], dtype: torch.dtype, align_bytes: int = 0) -> Tensor:
         """Zeros on the CPU in page-locked memory that this device's driver knows."""
         if isinstance(align_bytes, bool):  # meant for another parameter
-            raise TypeError("[accelerator.pinned_zeros] expected align_bytes as an int, got a bool")
+            raise TypeError("[accelerator.pinned_zeros] align_bytes must be an int, got a bool")
         return _C.pinned_zeros(shape, dtype, align_bytes, self._require("pinned_zeros"))
 
     def pin_memory(
@@ -43,7 +43,7 @@ class Pinning:
         return _C.is_pinned(tensor)
 
     def unpin_memory(self, tensor: Tensor) -> bool:
-        """Lets the system move the tensor's memory again, which stays its own. False where nothing could be done.
+        """Lets the system move the tensor's memory again; the tensor keeps it. False where nothing could be done.
 
         Memory that a device's driver pinned stays pinned until its last tensor is gone.
         """
@@ -54,8 +54,8 @@ class Pinning:
         return _C.page_bytes()
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
-        """Tells the device's driver of host memory that somebody else locked. False where no driver wants to know."""
+        """Registers host memory that was locked elsewhere with the device's driver. False where no driver needs it."""
         return False
 
     def unregister_host_memory(self, address: int) -> None:
-        """Takes back ``register_host_memory``, before the memory is freed. RuntimeError where the driver refuses."""
+        """Undoes ``register_host_memory``, before the memory is freed. RuntimeError where the driver refuses."""

@@ -40,4 +40,4 @@ def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None, *, out:
 
 def _require(function: str, name: str, value: object, *types: type) -> None:
     if not isinstance(value, types):
-        raise TypeError(f"[ops.{function}] expected {name} as {types[0].__name__}, got {type(value).__name__}")
+        raise TypeError(f"[ops.{function}] {name} must be of type {types[0].__name__}, got {type(value).__name__}")

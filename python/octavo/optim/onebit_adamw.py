@@ -233,12 +233,19 @@ class OneBitAdamW(Optimizer):
 
     def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
         """Raises ValueError where ``octavo.compress`` of these parameters by this plan cannot serve the optimizer."""
-        _require(self._handle is None, "one octavo.compress per OneBitAdamW", "a second one for the same optimizer")
+        if self._handle is not None:
+            raise ValueError(
+                "[optim.OneBitAdamW] this optimizer is joined to another octavo.compress already: make a new one"
+            )
         _require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
         known = set(parameters)
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
         strangers = sum(parameter.requires_grad and parameter not in known for parameter in ours)
-        _require(strangers == 0, "parameters of the model that octavo.compress is given", f"{strangers} others")
+        if strangers:
+            raise ValueError(
+                f"[optim.OneBitAdamW] {strangers} of the optimizer's parameters are not of the model that "
+                f"octavo.compress is given: build the optimizer from that model's parameters"
+            )
 
     def _join(self, handle: Handle, momentum_plan: Plan) -> None:
         self._handle = handle

@@ -2,7 +2,7 @@
 """``torch.sycl``: the device ``sycl``, with the names that users know from ``torch.cuda``.
 
 ``import octavo.sycl`` makes the device where its run time is installed (``pip install octavo[sycl]``). ``import
-octavo`` does not: torch serves one device type at a time to ``torch.accelerator``, and that is ``sycl`` from then on.
+octavo`` does not: ``torch.accelerator`` serves one device type at a time, ``sycl`` from then on.
 ``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. Where another library holds
 torch's one place for a device from outside, nothing is made, and ``why_missing()`` says so.
 
@@ -122,7 +122,7 @@ COLLECTIVES = "cpu:gloo,sycl:octavo"
 
 
 def is_installed() -> bool:
-    """Whether this installation has the back end; whether it finds a device, ``is_available()`` says."""
+    """Whether this installation has the back end; ``is_available()`` says whether it finds a device."""
     library = os.environ.get("OCTAVO_SYCL_PLUGIN") or Path(_C.__file__).parent / "lib" / "liboctavo_sycl.so"
     return Path(library).exists()
 
@@ -140,7 +140,10 @@ def why_taken() -> str:
     name = torch._C._get_privateuse1_backend_name()
     if name in ("privateuseone", "sycl"):
         return ""
-    return f"[sycl] expected torch's PrivateUse1 to be free, got the device '{name}' of another library"
+    return (
+        f"[sycl] torch's PrivateUse1, its one place for a device from outside, is taken by the device '{name}' of "
+        "another library: use one of the two in a process"
+    )
 
 
 def register() -> None:

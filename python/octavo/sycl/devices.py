@@ -23,7 +23,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether the device has been used; to count devices does not count."""
+    """Whether the device has been used; counting devices is not a use."""
     return _C.sycl.is_initialized()
 
 

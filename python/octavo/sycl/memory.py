@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the devices: figures, in bytes, and the cap."""
+"""Memory of the devices: figures, in bytes, and the limit."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 
 
 def available_memory(device: Device = None) -> int:
-    """The bytes of the largest tensor that can be made: what is free and what is cached, less what blocks round up."""
+    """The bytes of the largest tensor that can be made: free and cached memory, less what rounding up takes."""
     return _C.sycl.available_memory(index_of(device))
 
 
@@ -70,7 +70,7 @@ def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", de
     tensors are, ``"host"``, page-locked, or ``"device"``, which on a GPU only kernels and copies can use."""
     kinds = _C.sycl.MemoryKind.__members__
     if kind not in kinds:
-        raise ValueError(f"[sycl.empty] expected kind {', '.join(kinds)}, got '{kind}'")
+        raise ValueError(f"[sycl.empty] kind must be one of {', '.join(kinds)}, got '{kind}'")
     return _C.sycl.empty(size, dtype or torch.get_default_dtype(), kinds[kind], index_of(device))
 
 

@@ -14,12 +14,12 @@ def _generator(device: Device = None) -> Generator:
 
 
 def manual_seed(seed: int) -> None:
-    """Of the current device."""
+    """Sets the seed of the current device."""
     _generator().manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Of all devices. ``torch.manual_seed`` calls it: it looks for no device, so as to cost nothing without one."""
+    """Sets the seed of all devices. ``torch.manual_seed`` calls it: it does not look for devices, which takes time."""
     _C.sycl.seed_all(seed % 2**64)
 
 

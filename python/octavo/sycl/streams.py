@@ -14,13 +14,13 @@ class Stream(torch.Stream):
     """A queue of work, done in order: ``with stream:`` makes it the thread's current one."""
 
     def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> "Stream":
-        if kwargs:  # a stream that is there already, by its numbers
+        if kwargs:  # an existing stream, given by its numbers
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, device=device_of(device), priority=priority)
 
 
 class Event(torch.Event):
-    """A mark in a stream: makes a ``torch.Event``, since torch times no class derived from it.
+    """A mark in a stream: makes a ``torch.Event``, since torch measures no time between events of a derived class.
 
     Raises NotImplementedError for ``interprocess=True``: SYCL shares no events between processes.
     """
@@ -29,7 +29,7 @@ class Event(torch.Event):
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, device: Device = None
     ) -> torch.Event:
         if interprocess:
-            raise NotImplementedError("[sycl.Event] expected interprocess=False, got True")
+            raise NotImplementedError("[sycl.Event] SYCL shares no events between processes: use interprocess=False")
         return torch.Event(device=device_of(device), enable_timing=enable_timing, blocking=blocking)
 
 
@@ -38,7 +38,7 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 
 def default_stream(device: Device = None) -> torch.Stream:
-    """The stream in which work is done that names none."""
+    """The stream that work uses unless another is made current."""
     index = index_of(device)
     return torch.Stream(stream_id=0, device_index=index, device_type=current_stream(index).device_type)
 

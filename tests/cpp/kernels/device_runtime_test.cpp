@@ -252,7 +252,7 @@ TEST_F(DeviceRuntimeTest, NoTimeBetweenEventsThatWereNotRecorded) {
   const OwnedEvent recorded = create_event(), not_recorded = create_event();
   runtime_->record(recorded.get(), queue_);
   runtime_->wait(queue_);
-  const std::string words = "expected two recorded events";
+  const std::string words = "needs two recorded events";
   expect_error(ErrorCode::invalid_argument, words, [&] { runtime_->elapsed_ms(recorded.get(), not_recorded.get()); });
   expect_error(ErrorCode::invalid_argument, words, [&] { runtime_->elapsed_ms(not_recorded.get(), recorded.get()); });
 }
@@ -340,7 +340,8 @@ TEST_F(UserKernelTest, ArgumentsAndGroupsThatAreNotTheKernelsAreRefused) {
   const double wide = 1;
   const std::array wrong = {argument, KernelArgument{&wide, sizeof wide, false},
                             KernelArgument{&kCount, sizeof kCount, false}};
-  expect_error(ErrorCode::invalid_argument, "got a pointer, a value of 8 bytes, a value of 8 bytes",
+  expect_error(ErrorCode::invalid_argument,
+               "add_to cannot be launched with a pointer, a value of 8 bytes, a value of 8 bytes",
                [&] { runtime_->launch(queue_, kernel, 1, kGroup, wrong.data(), wrong.size()); });
   const float step = 1;
   const std::array right = {argument, KernelArgument{&step, sizeof step, false},

@@ -57,7 +57,7 @@ def test_sycl_is_never_chosen_unless_it_is_asked_for(only, detection, is_cpu):
 def test_an_accelerator_by_its_name(only):
     only(CPU_Accelerator, CUDA_Accelerator)
     assert type(accelerator_named("cpu")) is CPU_Accelerator
-    with pytest.raises(ValueError, match=r"expected a name of cuda, xpu, cpu, sycl, got 'npu'$"):
+    with pytest.raises(ValueError, match=r"the name must be one of cuda, xpu, cpu, sycl, got 'npu'$"):
         accelerator_named("npu")
     with pytest.raises(NotImplementedError, match=r"xpu was asked for and no such device is here: "):
         accelerator_named("xpu")
@@ -79,7 +79,7 @@ def test_octavos_variable_comes_first(only, detection):
 
 def test_an_unknown_name(detection):
     detection.setenv("DS_ACCELERATOR", "npu")
-    with pytest.raises(ValueError, match=r"expected DS_ACCELERATOR of cuda, xpu, cpu, sycl, got 'npu'$"):
+    with pytest.raises(ValueError, match=r"DS_ACCELERATOR must be one of cuda, xpu, cpu, sycl, got 'npu'$"):
         octavo.get_accelerator()
 
 

@@ -69,5 +69,5 @@ def test_float16_is_what_onednn_may_use():
 def test_an_event_is_timed_against_its_like():
     start = CPU.Event(enable_timing=True)
     start.record()
-    with pytest.raises(TypeError, match=r"^\[accelerator\.event\] expected end_event as an event of the cpu, got "):
+    with pytest.raises(TypeError, match=r"^\[accelerator\.event\] end_event must be an event of the cpu, got "):
         start.elapsed_time(object())

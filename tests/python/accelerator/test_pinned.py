@@ -127,12 +127,12 @@ def test_the_helper_pins_for_the_chosen_accelerator(accelerator):
 
 @pytest.mark.parametrize("shape", [(1 << 40, 1 << 40), (1 << 61, 2), ((1 << 62) + 1,), (1 << 50,)])
 def test_a_tensor_too_large_for_memory(accelerator, shape):
-    with pytest.raises(MemoryError, match=r"^\[device\.pinned\] expected"):
+    with pytest.raises(MemoryError, match=r"^\[device\.pinned\] .*(needs more than|cannot be allocated)"):
         accelerator.pinned_zeros(shape, torch.float32)
 
 
 def test_an_alignment_too_large_for_memory_names_what_was_asked_for():
-    with pytest.raises(MemoryError, match=rf"expected {1 << 62} bytes of memory \({PAGE} aligned to {1 << 62}\)"):
+    with pytest.raises(MemoryError, match=rf"{1 << 62} bytes of memory \({PAGE} aligned to {1 << 62}\) cannot"):
         octavo.accelerator.CPU_Accelerator().pin_memory(torch.ones(1), align_bytes=1 << 62)
 
 
@@ -142,7 +142,7 @@ def test_an_empty_tensor_is_pinned_too(accelerator):
 
 
 def test_arguments_of_another_type(accelerator):
-    with pytest.raises(TypeError, match=r"^\[accelerator\.pinned_zeros\] expected align_bytes as an int, got a bool$"):
+    with pytest.raises(TypeError, match=r"^\[accelerator\.pinned_zeros\] align_bytes must be an int, got a bool$"):
         accelerator.pin_memory(torch.ones(3), False)  # as if it were make_copy
     with pytest.raises(TypeError, match=r"^\[accelerator\.pin_memory\] expected a torch\.Tensor, got list$"):
         accelerator.pin_memory([1.0])
@@ -173,5 +173,5 @@ def test_the_limit_is_an_error_that_names_it():
     assert done.returncode == 0, done.stderr
     sentence, last = done.stdout.splitlines()
     assert last == "done"
-    assert f"expected to lock {2 * PAGE} bytes in RAM beside the {PAGE} bytes" in sentence
+    assert f"locking {2 * PAGE} bytes in RAM beside the {PAGE} bytes" in sentence
     assert f"RLIMIT_MEMLOCK is {2 * PAGE} bytes" in sentence and "ulimit -l" in sentence

@@ -138,7 +138,7 @@ def test_a_deadline(two_ranks) -> None:
 
 def misuse(rank: int) -> None:
     group, x = group_of("sycl"), torch.zeros(1, device="sycl")
-    with pytest.raises(ValueError, match=r"\[comm.host_backend\] expected startCoalescing before endCoalescing"):
+    with pytest.raises(ValueError, match=r"\[comm.host_backend\] endCoalescing was called without startCoalescing"):
         group._end_coalescing(SYCL)
     with pytest.raises(KeyError), dist._coalescing_manager(group, SYCL):
         dist.broadcast(x, src=0, group=group)

@@ -147,7 +147,10 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    sentence = "[sycl] expected torch's PrivateUse1 to be free, got the device 'other' of another library"
+    sentence = (
+        "[sycl] torch's PrivateUse1, its one place for a device from outside, is taken by the device 'other' of "
+        "another library: use one of the two in a process"
+    )
     assert run(code).splitlines() == [f"False {sentence}", sentence]
 
 

@@ -92,9 +92,7 @@ def momenta_elsewhere(rank: int) -> None:
     model = nn.Linear(256, 64).to("sycl")
     handle = octavo.compress(ddp := DistributedDataParallel(model, process_group=group_of("sycl")), "int4+ef")
     for m in (torch.zeros(64, 256), torch.zeros(64, 256, device="meta")):
-        with pytest.raises(
-            ValueError, match=r"expected momenta on the device of weight, sycl:0, got one on (cpu|meta)"
-        ):
+        with pytest.raises(ValueError, match=r"parameter's device: weight is on sycl:0, its momentum on (cpu|meta)"):
             handle.set_momentum({model.weight: (m, torch.ones(64, 256, device="sycl"))}, 0.9)
     ddp(torch.ones(4, 256, device="sycl")).sum().backward()  # nothing has changed
 

@@ -14,7 +14,7 @@ from sycl_work import keep_busy
 
 import octavo.sycl
 
-REFUSED = "expected memory that the host can read, got a tensor in memory of sycl:0 alone"
+REFUSED = "the host cannot read this tensor, which lies in memory of sycl:0 alone"
 
 
 @pytest.fixture(autouse=True)
