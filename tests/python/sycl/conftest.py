@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
-    """Ranks of these tests alone: a process whose backward has run before `sycl` was there cannot use it in backward."""
+    """Ranks of these tests alone: where backward ran before `sycl` was there, it cannot run on `sycl` any more."""
     pool = RankPool(2)
     yield pool
     pool.stop()
