@@ -5,8 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
-#include <optional>
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
@@ -27,10 +25,12 @@ const float* readable_on(c10::Device device, const at::Tensor& momentum) {
   return momentum.const_data_ptr<float>();
 }
 
+/// By the least and the greatest, which are NaN where any value is: a pass at the speed of memory, which torch's norms
+/// of order infinity and its isfinite are not.
 bool all_finite(const at::Tensor& values) {
   if (values.numel() == 0) return true;
-  const double infinity = std::numeric_limits<double>::infinity();
-  return std::isfinite(at::linalg_vector_norm(values, infinity).item<double>());
+  const auto [least, greatest] = at::aminmax(values);
+  return std::isfinite(least.item<double>()) && std::isfinite(greatest.item<double>());
 }
 
 /// Distinct for every step, parameter and rank of a run: what is added to it must not repeat.
@@ -91,7 +91,7 @@ std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vec
   job->slots = std::move(slots);
   job->gradient_scale = gradient_scale_;
   if (plan_.dense() && !in_momentum_phase_) {
-    reduce_dense(*job);
+    send_dense(*job);
     return job;
   }
   job->two_phase = take_idle(bucket.device());
@@ -106,6 +106,7 @@ void Compressor::send_down(Job& job) {
 
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
+  if (job->dense) finish_dense(*job);
   if (!job->two_phase) return;
   const Outcome outcome = job->two_phase->finish();
   step_is_finite_ &= outcome.finite;
@@ -129,36 +130,40 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
 }
 
 void Compressor::reduce_sparse(at::Tensor& bucket) {
-  average(bucket);
+  bucket.div_(wire_->world_size());
+  if (wire_->world_size() > 1) {
+    at::Tensor on_host = bucket.cpu();  // waits for the stream
+    wire_->all_reduce(on_host);
+    if (!on_host.is_same(bucket)) bucket.copy_(on_host.to(bucket.device()));  // sparse: copied only within a device
+  }
+  wait_for_current_stream(bucket.device());
   step_is_finite_ &= all_finite(bucket._values());
 }
 
 /// The gradients travel as they are. Their powers, a double for each, travel beside them.
-void Compressor::reduce_dense(Job& job) {
+void Compressor::send_dense(Job& job) {
   at::Tensor scratch;
   const std::vector<Contribution> tensors = contributions(job);
   const std::vector<float> own = octavo::gradient_powers(tensors, job.bucket.device(), scratch);
-  at::Tensor powers = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
-  std::copy(own.begin(), own.end(), powers.mutable_data_ptr<double>());
-  std::optional<Transfer> transfer;
-  if (wire_->world_size() > 1) transfer.emplace(wire_->start_all_reduce(powers));
-  average(job.bucket);
-  step_is_finite_ &= all_finite(job.bucket);
-  if (transfer) transfer->wait();
-  const double unscale = 1.0 / (static_cast<double>(job.gradient_scale) * job.gradient_scale * wire_->world_size());
-  const double* power = powers.const_data_ptr<double>();
-  for (const Slot& slot : job.slots) parameters_[slot.parameter].power = static_cast<float>(*power++ * unscale);
+  Job::Dense& dense = job.dense.emplace();
+  dense.powers = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
+  std::copy(own.begin(), own.end(), dense.powers.mutable_data_ptr<double>());
+  job.bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
+  if (wire_->world_size() == 1) return;
+  dense.on_host = job.bucket.cpu();  // waits for the stream
+  dense.transfers.push_back(wire_->start_all_reduce(dense.powers));
+  dense.transfers.push_back(wire_->start_all_reduce(dense.on_host));
 }
 
-void Compressor::average(at::Tensor& bucket) {
-  bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
-  if (wire_->world_size() == 1) return wait_for_current_stream(bucket.device());
-  if (bucket.is_cpu()) return wire_->all_reduce(bucket);
-  at::Tensor on_host = bucket.cpu();  // waits for the stream
-  wire_->all_reduce(on_host);
-  // sparse tensors are copied only within a device
-  bucket.copy_(bucket.is_sparse() ? on_host.to(bucket.device()) : on_host);
-  wait_for_current_stream(bucket.device());
+void Compressor::finish_dense(Job& job) {
+  Job::Dense& dense = *job.dense;
+  for (Transfer& transfer : dense.transfers) transfer.wait();
+  if (dense.on_host.defined() && !dense.on_host.is_same(job.bucket)) job.bucket.copy_(dense.on_host);
+  wait_for_current_stream(job.bucket.device());
+  step_is_finite_ &= all_finite(job.bucket);
+  const double unscale = 1.0 / (static_cast<double>(job.gradient_scale) * job.gradient_scale * wire_->world_size());
+  const double* power = dense.powers.const_data_ptr<double>();
+  for (const Slot& slot : job.slots) parameters_[slot.parameter].power = static_cast<float>(*power++ * unscale);
 }
 
 void Compressor::take_sample(const Job& job) {

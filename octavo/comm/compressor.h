@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,7 +62,13 @@ class OCTAVO_API Compressor {
     at::Tensor values;  // the bucket in float32
     std::vector<Slot> slots;
     float gradient_scale = 1.0F;
-    std::unique_ptr<TwoPhase> two_phase;  // null: the bucket is done
+    std::unique_ptr<TwoPhase> two_phase;  // null: the bucket travels as it is, or is done
+    struct Dense {
+      at::Tensor on_host;  // the bucket, or its copy where that is on a device
+      at::Tensor powers;   // of the gradients, float64
+      std::vector<Transfer> transfers;
+    };
+    std::optional<Dense> dense;
   };
   /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way. Throws
   /// Error unsupported for a device without kernels.
@@ -142,8 +149,8 @@ class OCTAVO_API Compressor {
 
   void settle();
   void reduce_sparse(at::Tensor& bucket);
-  void reduce_dense(Job& job);
-  void average(at::Tensor& bucket);
+  void send_dense(Job& job);
+  void finish_dense(Job& job);
   void take_sample(const Job& job);
   std::vector<Contribution> contributions(const Job& job);
   std::unique_ptr<TwoPhase> take_idle(c10::Device device);
