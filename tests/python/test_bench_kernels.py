@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.bench import kernels
+from octavo.bench import cli, kernels
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -21,3 +21,11 @@ def test_every_figure_says_its_threads_and_unpackbits_is_shown_both_ways(monkeyp
     assert threads["packbits", "numpy.packbits, one thread"] == before
     assert threads["unpackbits, out=", "fill"] == threads["unpackbits", "fill"] == before
     assert all(row.threads for row in rows)
+
+
+def test_a_table_in_a_file_breaks_no_number_and_no_name(capsys):
+    texts = {"kernel": "encode + decode sign:262144+ef", "limit": "numpy.packbits, one thread"}
+    row = {**texts, **{f"figure {i}": 12345.67 for i in range(4)}}
+    cli._show("kernels", [row], {name: name for name in row}, None)
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in texts.values()) and shown.count("12,34") == 4

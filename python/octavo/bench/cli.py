@@ -2,6 +2,7 @@
 """`octavo bench`."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -23,6 +24,9 @@ app = typer.Typer(
 )
 
 app.command()(quality)
+
+WIDTH_OF_A_FILE = 140
+"""In characters: output that no terminal shows is as wide as the tables need."""
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
@@ -136,10 +140,10 @@ def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str]
     table = Table(title=title)
     for name, heading in headings.items():
         is_text = isinstance(rows[0][name], str)
-        table.add_column(heading, justify="left" if is_text else "right", no_wrap=is_text, overflow="fold")
+        table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(name, row[name]) for name in headings])
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE).print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
 
