@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that `octavo train` takes, and how it says so."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +37,17 @@ def test_auto_is_the_cpu_where_nothing_else_is(detection):
     detection.setattr(CUDA_Accelerator, "is_available", lambda self: False)
     taken = device.choose("auto")
     assert taken == torch.device("cpu") and device.describe(taken, "auto") == "cpu"
+
+
+def test_the_cpu_is_taken_without_loading_the_run_time_of_sycl(detection):
+    """Its threads would be there at the end of every process; one ended by SIGABRT in them."""
+    code = (
+        "from octavo.train import device\ntaken = device.choose('auto')\n"
+        "print(taken, device.describe(taken, 'auto'))\nprint('liboctavo_sycl' in open('/proc/self/maps').read())"
+    )
+    environment = {**os.environ, "OCTAVO_ACCELERATOR": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["cpu cpu", "False"]
 
 
 def test_auto_says_why_it_leaves_the_accelerator_alone(detection):

@@ -102,7 +102,7 @@ def test_a_run_writes_what_it_promises(golden):
     assert all(set(record) >= METRICS for record in records)
     assert [record["step"] for record in records if "eval_loss" in record] == [4, 8]
     assert records[-1]["eval_loss"] == summary["eval_loss"]
-    options = dict(lr=2e-3, beta1=0.5, beta2=0.999, weight_decay=0.01, clip_norm=None)
+    options = dict(lr=3e-3, beta1=0.5, beta2=0.999, weight_decay=0.01, clip_norm=None)
     assert {name: summary[name] for name in options} == options
     del options["lr"]  # metrics.jsonl has the rate of the step
     assert all({name: record[name] for name in options} == options for record in records)
