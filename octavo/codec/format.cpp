@@ -14,6 +14,9 @@ namespace {
 constexpr std::uint64_t kL2Block = 1U << 18;
 /// Codecs without scales have no blocks of meaning; this is how their work is cut for threads.
 constexpr std::uint64_t kNoScaleBlock = 4096;
+/// 4.5 bits per value. With 256, a block of an embedding held several rows, the scale of a frequent token was too
+/// coarse for a rare one, and training could stop at a plateau (docs/quality.md).
+constexpr std::uint64_t kInt4Block = 64;
 
 // In the order of the enumeration.
 constexpr std::array kTraits = {
@@ -24,7 +27,7 @@ constexpr std::array kTraits = {
     CodecTraits{Codec::majority_vote, "majority_vote", &KernelTable::majority_vote,
                 [](std::uint64_t n) { return 2 * rules::packed_sign_bytes(n); }, true, kL2Block},
     CodecTraits{Codec::int4, "int4", &KernelTable::int4, [](std::uint64_t n) { return rules::packed_int4_bytes(n); },
-                true, 256},
+                true, kInt4Block},
 };
 
 constexpr bool in_order() {

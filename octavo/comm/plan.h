@@ -14,7 +14,7 @@ namespace octavo {
 ///
 ///   dense       float32 (or the gradient's own dtype), the process group's own all-reduce
 ///   bf16        bfloat16 on the wire, added in float32
-///   int4        4 bits per value, one scale per block of 256
+///   int4        4 bits per value, one scale per block of 64
 ///   sign        1 bit per value, one scale per block of 256
 ///   sign-vote   2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///

@@ -32,7 +32,7 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
 TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {
   EXPECT_EQ(Plan::parse("sign+ef").for_momentum().block, 1U << 18);
   EXPECT_EQ(Plan::parse("sign:512+ef").for_momentum().block, 512U);
-  EXPECT_EQ(Plan::parse("int4+ef").for_momentum().block, 256U);
+  EXPECT_EQ(Plan::parse("int4+ef").for_momentum().block, 64U);
 }
 
 }  // namespace
