@@ -35,17 +35,20 @@ void bind_errors() {
   });
 }
 
+py::dict as_dict(const BackendStatus& status) {
+  py::dict entry;
+  entry["name"] = status.name;
+  entry["available"] = status.available;
+  entry["reason"] = status.reason;
+  return entry;
+}
+
 void bind_backends(py::module_& m) {
   m.def("isa", [] { return std::string(cpu_isa()); });
+  m.def("backend_status", [](const std::string& name) { return as_dict(backend_status(name)); });
   m.def("backends", [] {
     py::list all;
-    for (const BackendStatus& status : backends()) {
-      py::dict entry;
-      entry["name"] = status.name;
-      entry["available"] = status.available;
-      entry["reason"] = status.reason;
-      all.append(entry);
-    }
+    for (const BackendStatus& status : backends()) all.append(as_dict(status));
     return all;
   });
 }

@@ -79,7 +79,8 @@ std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vec
   dense_bytes_ += wire_->ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = std::make_unique<Job>();
   if (bucket.is_sparse()) {
-    reduce_sparse(bucket);
+    job->bucket = bucket;
+    send_unencoded(*job);
     return job;
   }
   if (bucket.is_complex()) {
@@ -91,7 +92,7 @@ std::unique_ptr<Compressor::Job> Compressor::send_up(at::Tensor bucket, std::vec
   job->slots = std::move(slots);
   job->gradient_scale = gradient_scale_;
   if (plan_.dense() && !in_momentum_phase_) {
-    send_dense(*job);
+    send_unencoded(*job);
     return job;
   }
   job->two_phase = take_idle(bucket.device());
@@ -106,8 +107,7 @@ void Compressor::send_down(Job& job) {
 
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
-  if (job->dense) finish_dense(*job);
-  if (!job->two_phase) return;
+  if (job->unencoded) return finish_unencoded(*job);
   const Outcome outcome = job->two_phase->finish();
   step_is_finite_ &= outcome.finite;
   const float scale = job->gradient_scale;
@@ -129,41 +129,40 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
   finish(std::move(job));
 }
 
-void Compressor::reduce_sparse(at::Tensor& bucket) {
-  bucket.div_(wire_->world_size());
-  if (wire_->world_size() > 1) {
-    at::Tensor on_host = bucket.cpu();  // waits for the stream
-    wire_->all_reduce(on_host);
-    if (!on_host.is_same(bucket)) bucket.copy_(on_host.to(bucket.device()));  // sparse: copied only within a device
-  }
-  wait_for_current_stream(bucket.device());
-  step_is_finite_ &= all_finite(bucket._values());
-}
-
-/// The gradients travel as they are. Their powers, a double for each, travel beside them.
-void Compressor::send_dense(Job& job) {
+at::Tensor Compressor::own_powers(const Job& job) {
   at::Tensor scratch;
   const std::vector<Contribution> tensors = contributions(job);
   const std::vector<float> own = octavo::gradient_powers(tensors, job.bucket.device(), scratch);
-  Job::Dense& dense = job.dense.emplace();
-  dense.powers = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
-  std::copy(own.begin(), own.end(), dense.powers.mutable_data_ptr<double>());
-  job.bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
-  if (wire_->world_size() == 1) return;
-  dense.on_host = job.bucket.cpu();  // waits for the stream
-  dense.transfers.push_back(wire_->start_all_reduce(dense.powers));
-  dense.transfers.push_back(wire_->start_all_reduce(dense.on_host));
+  at::Tensor powers = at::empty({static_cast<std::int64_t>(own.size())}, at::kDouble);
+  std::copy(own.begin(), own.end(), powers.mutable_data_ptr<double>());
+  return powers;
 }
 
-void Compressor::finish_dense(Job& job) {
-  Job::Dense& dense = *job.dense;
-  for (Transfer& transfer : dense.transfers) transfer.wait();
-  if (dense.on_host.defined() && !dense.on_host.is_same(job.bucket)) job.bucket.copy_(dense.on_host);
+/// The gradients travel as they are. Their powers, a double for each, travel beside them.
+void Compressor::send_unencoded(Job& job) {
+  Job::Unencoded& unencoded = job.unencoded.emplace();
+  if (!job.bucket.is_sparse()) unencoded.powers = own_powers(job);
+  job.bucket.div_(wire_->world_size());  // before the sum, as DDP does: the sum could overflow
+  if (wire_->world_size() == 1) return;
+  unencoded.on_host = job.bucket.cpu();  // waits for the stream
+  for (at::Tensor* tensor : {&unencoded.powers, &unencoded.on_host}) {
+    if (tensor->defined()) unencoded.transfers.push_back(wire_->start_all_reduce(*tensor));
+  }
+}
+
+void Compressor::finish_unencoded(Job& job) {
+  auto& [on_host, powers, transfers] = *job.unencoded;
+  for (Transfer& transfer : transfers) transfer.wait();
+  const bool is_sparse = job.bucket.is_sparse();
+  if (on_host.defined() && !on_host.is_same(job.bucket)) {
+    job.bucket.copy_(is_sparse ? on_host.to(job.bucket.device()) : on_host);  // sparse: copied only within a device
+  }
   wait_for_current_stream(job.bucket.device());
-  step_is_finite_ &= all_finite(job.bucket);
+  step_is_finite_ &= all_finite(is_sparse ? job.bucket._values() : job.bucket);
   const double unscale = 1.0 / (static_cast<double>(job.gradient_scale) * job.gradient_scale * wire_->world_size());
-  const double* power = dense.powers.const_data_ptr<double>();
-  for (const Slot& slot : job.slots) parameters_[slot.parameter].power = static_cast<float>(*power++ * unscale);
+  for (std::size_t i = 0; i < job.slots.size(); ++i) {
+    parameters_[job.slots[i].parameter].power = static_cast<float>(powers.const_data_ptr<double>()[i] * unscale);
+  }
 }
 
 void Compressor::take_sample(const Job& job) {

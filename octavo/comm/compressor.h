@@ -62,13 +62,13 @@ class OCTAVO_API Compressor {
     at::Tensor values;  // the bucket in float32
     std::vector<Slot> slots;
     float gradient_scale = 1.0F;
-    std::unique_ptr<TwoPhase> two_phase;  // null: the bucket travels as it is, or is done
-    struct Dense {
+    std::unique_ptr<TwoPhase> two_phase;  // null: the bucket travels unencoded
+    struct Unencoded {
       at::Tensor on_host;  // the bucket, or its copy where that is on a device
-      at::Tensor powers;   // of the gradients, float64
+      at::Tensor powers;   // of the gradients in the slots, float64; a sparse bucket has none
       std::vector<Transfer> transfers;
     };
-    std::optional<Dense> dense;
+    std::optional<Unencoded> unencoded;
   };
   /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way. Throws
   /// Error unsupported for a device without kernels.
@@ -148,9 +148,9 @@ class OCTAVO_API Compressor {
   using Residuals = std::vector<std::pair<Residual*, at::Tensor>>;
 
   void settle();
-  void reduce_sparse(at::Tensor& bucket);
-  void send_dense(Job& job);
-  void finish_dense(Job& job);
+  at::Tensor own_powers(const Job& job);
+  void send_unencoded(Job& job);
+  void finish_unencoded(Job& job);
   void take_sample(const Job& job);
   std::vector<Contribution> contributions(const Job& job);
   std::unique_ptr<TwoPhase> take_idle(c10::Device device);

@@ -10,10 +10,16 @@
 
 namespace octavo {
 
+namespace {
+
+bool is_plugin(std::string_view name) { return name == "sycl" || name == "cuda"; }
+
+}  // namespace
+
 const KernelTable& backend(std::string_view name) {
   if (name == "cpu") return cpu::table();
   if (name == "reference") return reference::table;
-  if (name != "sycl" && name != "cuda") {
+  if (!is_plugin(name)) {
     fail(ErrorCode::invalid_argument, "kernels.backend", "expected one of reference, cpu, sycl, cuda, got '", name,
          "'");
   }
@@ -32,13 +38,17 @@ const KernelTable& host_backend() {
   return chosen;
 }
 
+BackendStatus backend_status(std::string_view name) {
+  if (name == "reference") return {"reference", true, "linked"};
+  if (name == "cpu") return {"cpu", true, "instruction set " + std::string(cpu_isa())};
+  if (!is_plugin(name)) return {std::string(name), false, "Octavo has no such back end"};
+  const Plugin& found = plugin(std::string(name));
+  return {std::string(name), found.table != nullptr, found.reason};
+}
+
 std::vector<BackendStatus> backends() {
-  std::vector<BackendStatus> all = {{"reference", true, "linked"},
-                                    {"cpu", true, "instruction set " + std::string(cpu_isa())}};
-  for (const char* name : {"sycl", "cuda"}) {
-    const Plugin& found = plugin(name);
-    all.push_back({name, found.table != nullptr, found.reason});
-  }
+  std::vector<BackendStatus> all;
+  for (const char* name : {"reference", "cpu", "sycl", "cuda"}) all.push_back(backend_status(name));
   return all;
 }
 

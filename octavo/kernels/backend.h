@@ -27,6 +27,8 @@ OCTAVO_API const KernelTable& backend(std::string_view name);
 /// The table for tensors in ordinary memory: `cpu`, or what OCTAVO_BACKEND names.
 OCTAVO_API const KernelTable& host_backend();
 
+/// The state of one back end, for which no other is loaded; a name that none has is of one that is missing.
+OCTAVO_API BackendStatus backend_status(std::string_view name);
 /// Every back end and its state, for `octavo info`.
 OCTAVO_API std::vector<BackendStatus> backends();
 

@@ -278,7 +278,7 @@ class SYCL_Accelerator(Accelerator):
     def why_absent(self) -> str:
         if self.is_available():
             return ""
-        backend = next(backend for backend in _C.backends() if backend["name"] == "sycl")
+        backend = _C.backend_status("sycl")
         if not backend["available"]:
             return backend["reason"]
         outside = torch._C._get_privateuse1_backend_name()  # torch has one place for a device from outside

@@ -266,9 +266,8 @@ class OneBitAdamW(Optimizer):
         """Without its handle this optimizer would silently run plain AdamW on one-bit gradients."""
         if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
             return
-        changes_parameters = any(
-            group["lr"] != 0 for group in self.param_groups
-        )  # torch makes a state by a step of lr 0
+        # torch makes a state by a step of lr 0
+        changes_parameters = any(group["lr"] != 0 for group in self.param_groups)
         if changes_parameters and dist.get_world_size() > 1:
             raise RuntimeError(
                 f"[optim.OneBitAdamW] this optimizer does not know how gradients are sent between the "

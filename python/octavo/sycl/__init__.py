@@ -131,7 +131,7 @@ def why_missing() -> str:
     """The reason why there is no device ``sycl`` here, in a sentence; empty where there is one."""
     if taken := why_taken():
         return taken
-    found = next(backend for backend in _C.backends() if backend["name"] == "sycl")
+    found = _C.backend_status("sycl")
     return "" if found["available"] else found["reason"]
 
 

@@ -62,10 +62,7 @@ def set_rng_state(device: torch.device, state: torch.Tensor | None) -> None:
 
 def _auto() -> str:
     present = octavo.get_accelerator().device_name()
-    if present == "cpu":
-        return present  # without asking all back ends: that would load SYCL's run time and start its threads
-    with_kernels = [backend["name"] for backend in octavo._C.backends() if backend["available"]]
-    return present if present in with_kernels else "cpu"
+    return present if octavo._C.backend_status(present)["available"] else "cpu"
 
 
 def _accelerator_of(device: torch.device) -> octavo.accelerator.Accelerator:

@@ -24,12 +24,18 @@ TEST(Backend, AnUnknownNameIsRefused) { EXPECT_EQ(code_of("tpu"), ErrorCode::inv
 TEST(Backend, EveryBackendIsThereOrSaysWhyNot) {
   for (const BackendStatus& status : backends()) {
     EXPECT_FALSE(status.reason.empty()) << status.name;
+    EXPECT_EQ(backend_status(status.name).reason, status.reason);
     if (status.available) {
       EXPECT_NE(backend(status.name).pack_sign_bits, nullptr);
     } else {
       EXPECT_EQ(code_of(status.name), ErrorCode::unsupported);
     }
   }
+}
+
+TEST(Backend, AnUnknownNameIsOfOneThatIsMissing) {
+  EXPECT_FALSE(backend_status("tpu").available);
+  EXPECT_EQ(backend_status("tpu").reason, "Octavo has no such back end");
 }
 
 }  // namespace

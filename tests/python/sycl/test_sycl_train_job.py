@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo train --device sycl`: the curve and the weights of the CPU, and a run that changes its device on the way."""
+"""A training job on sycl: the curve and the weights of the CPU, and a run that changes its device on the way."""
 
 import dataclasses
 from pathlib import Path
 
 import pytest
 from rank_pool import RankPool
-from train_runs import nano_config, read_curve
+from train_runs import nano_config, read_curve, run_octavo
 
 import octavo.sycl  # noqa: F401
 from octavo.train.config import TrainConfig
@@ -43,7 +43,8 @@ def test_a_run_goes_on_with_another_device(two_ranks: RankPool, tmp_path: Path) 
     (tmp_path / "halves").mkdir()
     whole, halves = nano_config(tmp_path / "whole"), nano_config(tmp_path / "halves", device="sycl")
     unbroken = train(two_ranks, whole)
-    train(two_ranks, halves)
+    by_command = run_octavo("train", *halves.to_args())
+    assert by_command.returncode == 0, by_command.stderr
     checkpoints = Path(halves.out) / "checkpoint"
     for name in ("step-000008", "summary.json"):
         path = checkpoints / name if name.startswith("step") else Path(halves.out) / name

@@ -61,9 +61,8 @@ class Run:
         return done
 
     def _options(self) -> dict[str, str]:
-        return {
-            name: str(value) for name, value in self.options.items() if name not in ("data", "model")
-        }  # files of --work
+        """Those that decide the outcome, as text: without the files, which lie in --work."""
+        return {name: str(value) for name, value in self.options.items() if name not in ("data", "model")}
 
     def _train(self) -> Outcome:
         self.out.mkdir(parents=True, exist_ok=True)

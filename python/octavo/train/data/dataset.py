@@ -54,9 +54,7 @@ def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example
     groups: dict[object, list[Example]] = {}
     for example in examples:
         text = example.output if example.is_text else ""
-        first = (
-            example.history[0][0] if example.history else example.instruction
-        )  # chats that begin alike stay together
+        first = example.history[0][0] if example.history else example.instruction
         asked = (example.system, first, example.input, text)
         groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
