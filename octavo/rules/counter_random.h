@@ -41,13 +41,16 @@ OCTAVO_RULE constexpr std::uint32_t random_word(std::uint32_t base, std::uint32_
   return (x ^ x >> 15) * 0x846CA68BU;
 }
 
-/// 16 random bits of an element: element i of a group has the low half of word i, element kRandomWords + i its high
-/// half.
-OCTAVO_RULE constexpr std::uint32_t random_bits(std::uint64_t key, std::uint64_t element) {
-  const std::uint64_t place = element % kRandomGroup;
-  const std::uint32_t base = random_base(key, element / kRandomGroup);
-  const std::uint32_t word = random_word(base, static_cast<std::uint32_t>(place % kRandomWords));
+/// 16 random bits of the element at a place in its group: element i has the low half of word i, element
+/// kRandomWords + i its high half.
+OCTAVO_RULE constexpr std::uint32_t random_bits_at(std::uint32_t base, std::uint32_t place) {
+  const std::uint32_t word = random_word(base, place % kRandomWords);
   return place < kRandomWords ? word & 0xFFFFU : word >> 16;
+}
+
+/// 16 random bits of an element.
+OCTAVO_RULE constexpr std::uint32_t random_bits(std::uint64_t key, std::uint64_t element) {
+  return random_bits_at(random_base(key, element / kRandomGroup), static_cast<std::uint32_t>(element % kRandomGroup));
 }
 
 }  // namespace octavo::rules

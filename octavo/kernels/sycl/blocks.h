@@ -19,6 +19,20 @@ namespace octavo::sycl_code {
 
 using sycl_span::Blocks, sycl_span::Chunk, sycl_span::kChunk;
 
+/// residual_at(in, first + lane(), left_over) for all lanes together: they lie in one random group or in two that
+/// follow each other, whose bases are then computed once and not by each lane.
+inline rules::Residual lane_residual(const EncodeInput& in, std::uint64_t first, float left_over) {
+  static_assert(kLanes <= rules::kRandomGroup);
+  const std::uint64_t begin = in.first + first, group = begin / rules::kRandomGroup;
+  const std::uint32_t base = rules::random_base(in.rounding_key, group);
+  const std::uint32_t next_base = rules::random_base(in.rounding_key, group + 1);
+  const std::uint32_t place = static_cast<std::uint32_t>(begin % rules::kRandomGroup + lane());
+  const std::uint32_t random = place < rules::kRandomGroup
+                                   ? rules::random_bits_at(base, place)
+                                   : rules::random_bits_at(next_base, place - rules::kRandomGroup);
+  return rules::to_residual(left_over, random);
+}
+
 template <class Codec>
 inline std::uint8_t* codes_of(const Blocks& blocks, std::uint64_t number) {
   return blocks.payload.codes + number * Codec::code_bytes(blocks.block);
