@@ -65,6 +65,7 @@ if(NOT OCTAVO_SANITIZE MATCHES thread)
   target_link_options(octavo PRIVATE -fopenmp)
 endif()
 target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
+set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
   Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/comm.cpp

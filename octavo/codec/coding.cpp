@@ -15,14 +15,14 @@ namespace octavo {
 namespace {
 
 /// Elements that a thread takes at least: less is not worth waking it.
-constexpr std::uint64_t kGrain = 1U << 15;
+constexpr std::uint64_t kGrainValues = 1U << 15;
 /// Added to the magnitude of what is not finite, and of nothing else, it carries into the sign bit.
 constexpr std::uint32_t kCarryIntoSign = rules::kSignMask - rules::kInfinityBits;
 
 /// Calls body(first element, elements) over parts of whole blocks.
 template <class Body>
 void for_block_parts(c10::Device device, Format format, std::uint64_t count, Body body) {
-  const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrain / format.block));
+  const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainValues / format.block));
   for_parts(device, static_cast<std::int64_t>(format.blocks(count)), grain, [&](std::int64_t from, std::int64_t to) {
     const std::uint64_t first = static_cast<std::uint64_t>(from) * format.block;
     const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * format.block, count);
@@ -35,7 +35,7 @@ void for_block_parts(c10::Device device, Format format, std::uint64_t count, Bod
 template <class Word, class ValueOf>
 bool all_finite(const std::uint8_t* bytes, std::uint64_t count, ValueOf value_of) {
   std::atomic<bool> finite = true;
-  for_parts(c10::kCPU, static_cast<std::int64_t>(count), kGrain, [&](std::int64_t first, std::int64_t last) {
+  for_parts(c10::kCPU, static_cast<std::int64_t>(count), kGrainValues, [&](std::int64_t first, std::int64_t last) {
     std::uint32_t seen = 0;
     for (std::int64_t i = first; i < last; ++i) {
       Word word;

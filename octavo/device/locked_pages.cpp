@@ -15,8 +15,6 @@ namespace octavo {
 
 namespace {
 
-constexpr auto kWhere = "device.pinned";
-
 std::uintptr_t round_up(std::uintptr_t value, std::size_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
@@ -32,8 +30,8 @@ void* map_aligned(std::size_t bytes, std::size_t alignment_bytes) {
   const std::size_t slack = alignment_bytes - static_cast<std::size_t>(page_bytes());
   void* mapped = mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
-    fail(ErrorCode::out_of_memory, kWhere, bytes + slack, " bytes of memory (", bytes, " aligned to ", alignment_bytes,
-         ") cannot be allocated: ", std::strerror(errno));
+    fail(ErrorCode::out_of_memory, "device.pinned", bytes + slack, " bytes of memory (", bytes, " aligned to ",
+         alignment_bytes, ") cannot be allocated: ", std::strerror(errno));
   }
   const auto start = reinterpret_cast<std::uintptr_t>(mapped);
   const std::uintptr_t first = round_up(start, alignment_bytes);
@@ -52,7 +50,7 @@ LockedPages::LockedPages(std::size_t bytes, std::size_t alignment_bytes) {
   if (mlock(data_, bytes_) == 0) return;
   const int error = errno;
   munmap(data_, bytes_);
-  fail(ErrorCode::out_of_memory, kWhere, "locking ", bytes_, " bytes in RAM beside the ", pinned_bytes(),
+  fail(ErrorCode::out_of_memory, "device.pinned", "locking ", bytes_, " bytes in RAM beside the ", pinned_bytes(),
        " bytes of live pinned tensors failed (", std::strerror(error), "): RLIMIT_MEMLOCK is ", memlock_limit(),
        "; 'ulimit -l' shows it in KiB and raises it");
 }

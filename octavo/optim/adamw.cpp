@@ -12,7 +12,7 @@ namespace octavo {
 
 namespace {
 
-constexpr std::int64_t kGrain = 1 << 14;  // elements that a thread takes at least
+constexpr std::int64_t kGrainElements = 1 << 14;  // that a thread takes at least
 constexpr std::int64_t kFloorBlock = 256;
 
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {
@@ -74,7 +74,7 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
   float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
   const LaunchScope scope(parameter.device());
-  for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
+  for_parts(parameter.device(), parameter.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
     scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first,
                           md + first, vd + first);
   });
@@ -106,7 +106,7 @@ void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& 
   Flat p(parameter, order), m(mean, order);
   float *pd = p.data(), *md = m.data();
   const LaunchScope scope(parameter.device());
-  for_parts(parameter.device(), parameter.numel(), kGrain, [&](std::int64_t first, std::int64_t last) {
+  for_parts(parameter.device(), parameter.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
     scope.kernels().frozen_adamw(scope.queue(), static_cast<float>(1 - decay), static_cast<float>(step_size),
                                  static_cast<std::uint64_t>(last - first), md + first, pd + first);
   });

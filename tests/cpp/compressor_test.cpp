@@ -14,8 +14,8 @@ namespace octavo {
 
 namespace {
 
-using testing::BackendPtr;
-using testing::run_ranks;
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
 
 constexpr std::int64_t kCount = 4096;
 const std::vector<Slot> kSlots = {{0, 0}, {1, kCount}};

@@ -14,7 +14,7 @@
 
 /// Threads as ranks, joined by a backend that copies through shared memory: the schedules are tested without a network,
 /// and a race in them is visible to a thread sanitizer. Real networks are the Python tests' part.
-namespace octavo::testing {
+namespace octavo::thread_ranks {
 
 /// Where the ranks of one group meet: each lays down what it sends, and takes what the others laid down.
 struct Meeting {
@@ -99,4 +99,4 @@ inline void run_ranks(int world_size, const std::function<void(const BackendPtr&
   }
 }
 
-}  // namespace octavo::testing
+}  // namespace octavo::thread_ranks

@@ -13,8 +13,8 @@ namespace octavo {
 
 namespace {
 
-using testing::BackendPtr;
-using testing::run_ranks;
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
 constexpr auto kDeadline = std::chrono::milliseconds(20000);
 
 struct Case {

@@ -72,11 +72,13 @@ def test_every_installed_header_compiles_alone(tmp_path):
     units = {True: [], False: []}
     source = project(tmp_path / "headers", "find_package(octavo REQUIRED)")
     for header in headers:
+        text = (include / header).read_text()
+        if not re.search(r"^(?!//|#|$)", text, re.MULTILINE):
+            continue  # an umbrella: nothing but includes of headers that are compiled here; the examples include it
         unit = source / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
         # twice: a header must also bear to be included again
         unit.write_text(f"#include <{header}>\n#include <{header}>\n")
         units[header.parts[1] in CORE_MODULES].append(unit.name)
-        text = (include / header).read_text()
         if "at::" in text:  # which the precompiled header would give it
             assert re.search(r'#include ("octavo/|<ATen/)', text), f"{header} uses ATen and does not include it"
     with (source / "CMakeLists.txt").open("a") as lists:

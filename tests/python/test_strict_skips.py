@@ -17,7 +17,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(f"import pytest\n\n{text}\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", folder, "-p", "strict_skips", *options, folder],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -25,7 +25,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["alone", "xdist"])
+@pytest.mark.parametrize("options", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
 def test_an_unexpected_skip_fails(tmp_path, options):
     (tmp_path / "test_module.py").write_text("import pytest\n\npytest.skip('no module', allow_module_level=True)\n")
     text = (

@@ -17,7 +17,7 @@ using rules::kPowerChunk;
 constexpr std::uint64_t kSampledCount = 1U << 16;
 constexpr std::uint64_t kSampledStride = 32 * kPowerChunk;
 /// Chunks that a thread takes at least.
-constexpr std::int64_t kGrain = 256;
+constexpr std::int64_t kGrainChunks = 256;
 
 std::uint64_t stride_of(const Contribution& tensor) {
   return tensor.count < kSampledCount ? kPowerChunk : kSampledStride;
@@ -28,7 +28,7 @@ std::uint64_t chunks_of(std::uint64_t count, std::uint64_t stride) { return (cou
 void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
   const LaunchScope scope(device);
   const auto chunks = static_cast<std::int64_t>(chunks_of(tensor.count, stride));
-  for_parts(device, chunks, kGrain, [&](std::int64_t from, std::int64_t to) {
+  for_parts(device, chunks, kGrainChunks, [&](std::int64_t from, std::int64_t to) {
     const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
     const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, tensor.count);
     scope.kernels().chunk_powers(scope.queue(), tensor.values + first, last - first, stride, powers + from);

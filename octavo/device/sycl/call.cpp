@@ -33,8 +33,6 @@ namespace {
 
 using torch::jit::Stack;
 
-bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
-
 /// The device that an argument names or lies on.
 std::optional<c10::DeviceIndex> device_of(const c10::IValue& value) {
   if (value.isDevice()) {

@@ -16,8 +16,6 @@ namespace octavo::sycl_device {
 
 namespace {
 
-bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
-
 bool is_private(const at::Tensor& tensor) { return is_ours(tensor) && !host_reads(tensor.storage()); }
 
 // ---- by the queue

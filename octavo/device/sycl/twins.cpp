@@ -7,7 +7,6 @@
 #include <atomic>
 
 #include "octavo/device/sycl/allocators.h"
-#include "octavo/device/sycl/devices.h"
 #include "octavo/device/sycl/memory_pool.h"
 #include "octavo/kernels/error.h"
 
@@ -153,7 +152,7 @@ at::Tensor Twins::sparse_twin(const at::Tensor& original) {
 }
 
 at::Tensor Twins::original_of(const at::Tensor& result) {
-  if (!result.defined() || result.device().type() == kType) return result;
+  if (!result.defined() || is_ours(result)) return result;
   for (const SharedTensor& known : tensors_) {
     if (known.twin.is_same(result)) return known.original;
   }

@@ -5,10 +5,13 @@
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
+#include "octavo/device/sycl/devices.h"
 #include "octavo/export.h"
 
 /// Tensors of the device as CPU tensors over the same memory, their twins, for code that works on the CPU.
 namespace octavo::sycl_device {
+
+inline bool is_ours(const at::Tensor& tensor) { return tensor.device().type() == kType; }
 
 /// Whether the host reads and writes memory where it lies: all but that of kind `device` on a GPU. Thread-safe.
 bool host_reads(const c10::Storage&);
