@@ -75,17 +75,19 @@ class _Channel:
     def submit(
         self, group: dist.ProcessGroup, tensor: Tensor, plan: Plan, average: bool, timeout_s: float
     ) -> "Future[None]":
-        return self._queue.submit(self._run, group, _mark(tensor), tensor.detach(), plan, average, timeout_s)
+        # In a list, which the call empties: the queue holds its arguments for a moment after the call is done.
+        return self._queue.submit(self._run, group, _mark(tensor), [tensor.detach()], plan, average, timeout_s)
 
     def _run(
         self,
         group: dist.ProcessGroup,
         ready: torch.Event | None,
-        tensor: Tensor,
+        handed_over: list[Tensor],
         plan: Plan,
         average: bool,
         timeout_s: float,
     ) -> None:
+        tensor = handed_over.pop()
         if ready is not None:
             ready.synchronize()
         try:

@@ -5,6 +5,7 @@ else would read it on the host is refused."""
 import copy
 import io
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from sycl_work import keep_busy
 
 import octavo.sycl
+from octavo import collectives
 
 REFUSED = "the host cannot read this tensor, which lies in memory of sycl:0 alone"
 
@@ -187,6 +189,19 @@ def test_octavo_reduces_it_by_the_devices_kernels(group_of_one, plan: str) -> No
     x = on_device(torch.tensor([1.0, -1.0, 1.0]))
     octavo.all_reduce(x, plan)
     assert x.tolist() == [1, -1, 1]
+
+
+def test_a_reduction_that_is_done_holds_no_memory(group_of_one) -> None:
+    """What runs the calls of a group lets go of a tensor before it says that the call is done."""
+    octavo.all_reduce(torch.ones(1), "dense")  # makes what the group keeps
+    began, held = torch.sycl.memory_allocated(), []
+    gate = threading.Event()
+    collectives._channel(dist.group.WORLD)._queue.submit(gate.wait)
+    pending = octavo.all_reduce(on_device(torch.ones(3)), "dense", async_op=True)
+    pending._future.add_done_callback(lambda _: held.append(torch.sycl.memory_allocated() - began))
+    gate.set()
+    pending.wait()
+    assert held == [0]
 
 
 def test_its_storage_cannot_grow() -> None:
