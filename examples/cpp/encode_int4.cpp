@@ -18,10 +18,11 @@ int main() {
   std::vector<std::uint8_t> codes((kCount + 1) / 2);
   const octavo::Payload payload{scales.data(), codes.data()};
   try {
-    const octavo::KernelTable& kernels = octavo::host_backend();
-    kernels.int4.encode({}, {values.data()}, kCount, kBlock, payload, residual.data());
-    kernels.int4.decode({}, payload, kCount, kBlock, octavo::Store::assign, decoded.data());
-    std::cout << kernels.name << ": " << 4 * kCount << " bytes became " << 4 * scales.size() + codes.size() << '\n';
+    const octavo::CodecKernels& int4 = octavo::host_backend().of(octavo::BlockCodec::int4);
+    int4.encode({}, {values.data()}, kCount, kBlock, payload, residual.data());
+    int4.decode({}, payload, kCount, kBlock, octavo::Store::assign, decoded.data(), nullptr);
+    std::cout << octavo::host_backend().name << ": " << 4 * kCount << " bytes became "
+              << 4 * scales.size() + codes.size() << '\n';
   } catch (const octavo::Error& error) {  // OCTAVO_ISA or OCTAVO_BACKEND names what is not here
     std::cerr << error.what() << '\n';
     return 1;

@@ -16,11 +16,9 @@ namespace octavo {
 OCTAVO_API void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count,
                        Payload payload, rules::Residual* next_residual);
 
-/// Decodes `count` values to `out`, or adds them to it.
-OCTAVO_API void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store,
-                       float* out);
-
-/// Whether a payload on the CPU decodes to finite values only: reads the scales, or the values of a codec without.
-OCTAVO_API bool payload_is_finite(Format format, const std::uint8_t* bytes, std::uint64_t count);
+/// Decodes `count` values to `out`, or adds them to it. Sets *nonfinite, which the device can write (reserve_on_host),
+/// to 1 where one of them is a NaN or an infinity; null: not wanted.
+OCTAVO_API void decode(c10::Device device, Format format, Payload payload, std::uint64_t count, Store store, float* out,
+                       std::uint32_t* nonfinite = nullptr);
 
 }  // namespace octavo

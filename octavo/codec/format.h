@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "octavo/export.h"
 #include "octavo/kernels/table.h"
@@ -10,22 +11,21 @@
 /// codes, each block from a byte of its own; little-endian, padded to a multiple of 4 bytes.
 namespace octavo {
 
-enum class Codec : std::uint8_t { fp32, bf16, scaled_sign, majority_vote, int4 };
-
-/// What is fixed for a codec; adding a codec adds a row to the table in format.cpp.
+/// What is fixed for a codec, by its rule.
 struct CodecTraits {
-  Codec codec;
   const char* name;
-  CodecKernels KernelTable::* kernels;
   std::uint64_t (*code_bytes)(std::uint64_t count);  // of one block
-  bool scaled;                                       // one scale per block
+  bool has_scale;                                    // one per block
+  bool leaves_error;                                 // which may be fed back
+  bool keeps_magnitude;                              // false: the result is a vote, not an average
   std::uint64_t default_block;                       // elements
 };
 
-OCTAVO_API const CodecTraits& traits(Codec codec);
+OCTAVO_API const CodecTraits& traits(BlockCodec codec);
+OCTAVO_API std::span<const BlockCodec> all_block_codecs();
 
 struct OCTAVO_API Format {
-  Codec codec = Codec::fp32;
+  BlockCodec codec = BlockCodec::fp32;
   std::uint64_t block = 0;  // elements
 
   std::uint64_t blocks(std::uint64_t count) const;
@@ -37,6 +37,6 @@ struct OCTAVO_API Format {
 };
 
 /// The codec with its own block size.
-OCTAVO_API Format default_format(Codec codec);
+OCTAVO_API Format default_format(BlockCodec codec);
 
 }  // namespace octavo

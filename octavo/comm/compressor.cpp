@@ -197,7 +197,7 @@ std::unique_ptr<TwoPhase> Compressor::take_idle(c10::Device device) {
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
   Contribution tensor{values, parameter.info.count, plan_.up(), plan_.down()};
-  if (parameter.info.exempt) tensor.up = tensor.down = default_format(Codec::fp32);
+  if (parameter.info.exempt) tensor.up = tensor.down = default_format(BlockCodec::fp32);
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);
     tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);

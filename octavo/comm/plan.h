@@ -20,16 +20,16 @@ namespace octavo {
 ///
 /// `+ef` adds error feedback (int4, sign); `:N` sets the block, in elements: `sign:1024+ef`.
 struct OCTAVO_API Plan {
-  Codec codec = Codec::fp32;
-  std::uint64_t block = default_format(Codec::fp32).block;
+  BlockCodec codec = BlockCodec::fp32;
+  std::uint64_t block = default_format(BlockCodec::fp32).block;
   bool error_feedback = false;
 
   /// Throws Error invalid_argument for a text that makes no plan, saying what would.
   static Plan parse(std::string_view text);
   std::string text() const;
 
-  bool dense() const { return codec == Codec::fp32; }
-  bool votes() const { return codec == Codec::majority_vote; }
+  bool dense() const { return codec == BlockCodec::fp32; }
+  bool votes() const { return !traits(codec).keeps_magnitude; }
   Format up() const { return {codec, block}; }
   Format down() const;
 

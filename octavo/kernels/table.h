@@ -6,6 +6,7 @@
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
+#include "octavo/rules/block_codecs.h"
 
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
 /// device.
@@ -21,8 +22,10 @@ namespace octavo {
 /// or an infinity gets a NaN scale and a next residual of 0.
 using EncodeKernel = void(Queue, const EncodeInput& input, std::uint64_t count, std::uint64_t block, Payload payload,
                           rules::Residual* next_residual);
-/// Decodes to `out`, or adds to it.
-using DecodeKernel = void(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store store, float* out);
+/// Decodes to `out`, or adds to it. Sets *nonfinite (null: not wanted) to 1 where a decoded value is a NaN or an
+/// infinity, and leaves it alone otherwise; several calls may share one.
+using DecodeKernel = void(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store store, float* out,
+                          std::uint32_t* nonfinite);
 
 struct CodecKernels {
   EncodeKernel* encode;
@@ -37,12 +40,9 @@ struct KernelTable {
   void (*pack_sign_bits)(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);
   void (*unpack_sign_bits)(Queue, const std::uint8_t* bits, std::uint64_t count, float* values);
 
-  // codecs: `scaled_sign` etc. are the basenames of their rules
-  CodecKernels fp32;
-  CodecKernels bf16;
-  CodecKernels scaled_sign;
-  CodecKernels majority_vote;
-  CodecKernels int4;
+  // block_codec: in the order of BlockCodec
+  CodecKernels block_codecs[kBlockCodecs];
+  const CodecKernels& of(BlockCodec codec) const { return block_codecs[static_cast<std::size_t>(codec)]; }
 
   // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
   // multiple of `stride` below `count`

@@ -1,30 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/rules/float_bits.h"
+#include <cstdint>
+
+#include "octavo/rules/block_codec.h"
+
+namespace octavo::rules {
 
 /// Majority vote (signSGD with majority vote, Bernstein et al. 2018). Each rank votes +1 or -1 by the sign of a value;
 /// an exact zero abstains. The outcome is the vote of the votes' sum: a tie, and a value that is zero on every rank, is
 /// 0. Mapping either to +1 would push every such parameter the same way.
 ///
-/// A vote takes two bits, up and down alike: the sign bits of a block (rules/sign_bits.h), then for each of its
-/// elements a bit that is 1 where the vote is cast. One bit has no third state, and zeros that vote at random would
-/// neither cancel exactly nor leave the other ranks' votes alone. A block's scale is 1, or NaN where any of its values
-/// is not finite.
-namespace octavo::rules {
+/// A vote takes two bits, up and down alike: the sign bit, and one that is 1 where the vote is cast. One bit has no
+/// third state, and zeros that vote at random would neither cancel exactly nor leave the other ranks' votes alone. The
+/// scale says nothing, but for a NaN.
+struct MajorityVote {
+  static constexpr unsigned kBits = 2;
+  static constexpr bool kHasScale = true, kLeavesError = false, kKeepsMagnitude = false;
+  static constexpr std::uint64_t kBlock = 1U << 18;
+  using Statistic = LargestMagnitude;
+  struct Scale {
+    float sent;
+  };
 
-OCTAVO_RULE bool casts_vote(float value) { return magnitude_bits(value) != 0; }
-
-OCTAVO_RULE float vote(float value) { return casts_vote(value) ? with_sign_of(1.0F, value) : 0.0F; }
-
-/// The scale of a block from the largest of its magnitude_bits.
-OCTAVO_RULE float vote_scale(std::uint32_t largest) {
-  return largest < kInfinityBits ? 1.0F : from_bits(kQuietNaNBits);
-}
-
-OCTAVO_RULE float vote_decoded(bool positive, bool cast, float scale) {
-  const float nothing = 0.0F * scale;  // a NaN is told by what is not cast too
-  return cast ? (positive ? scale : -scale) : nothing;
-}
+  OCTAVO_RULE static Scale scale(float) { return {1.0F}; }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) {
+    const std::uint32_t positive = to_bits(value) >> 31U ^ 1U;
+    const std::uint32_t is_cast = (0U - magnitude_bits(value)) >> 31U;
+    return positive << 1U | is_cast;
+  }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
+    const float nothing = 0.0F * sent;  // a NaN is told by what is not cast too
+    const float vote = from_bits(to_bits(sent) ^ (code >> 1U ^ 1U) << 31U);
+    return (code & 1U) != 0 ? vote : nothing;
+  }
+};
 
 }  // namespace octavo::rules

@@ -53,7 +53,7 @@ TEST(Residual, WhatASignLeavesOfAHugeValueStaysFinite) {
   std::vector<float> values(kCount, 0.0F);
   values[77] = std::numeric_limits<float>::max();
   Encoded to(1, rules::packed_sign_bytes(kCount), kCount, 0);
-  tested().scaled_sign.encode({}, {values.data()}, kCount, kCount, to.payload(), to.next.data());
+  tested().of(BlockCodec::sign).encode({}, {values.data()}, kCount, kCount, to.payload(), to.next.data());
   EXPECT_EQ(rules::from_residual(to.next.data()[77]), 0x1.FEp127F);
 }
 

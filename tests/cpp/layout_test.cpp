@@ -40,10 +40,10 @@ TEST(Layout, RangesCoverEveryElementOnce) {
 }
 
 TEST(Layout, PiecesLieBehindTheHeaderAndDoNotOverlap) {
-  const std::vector<TensorFormat> tensors = {{1000, default_format(Codec::scaled_sign)},
-                                             {0, default_format(Codec::fp32)},
-                                             {3, default_format(Codec::fp32)},
-                                             {777, default_format(Codec::int4)}};
+  const std::vector<TensorFormat> tensors = {{1000, default_format(BlockCodec::sign)},
+                                             {0, default_format(BlockCodec::fp32)},
+                                             {3, default_format(BlockCodec::fp32)},
+                                             {777, default_format(BlockCodec::int4)}};
   for (const Message& message : cut(tensors, 3, 4)) {
     std::uint64_t end = 4;
     for (const Piece& piece : message.pieces) {

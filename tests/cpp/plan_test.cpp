@@ -10,15 +10,24 @@ namespace octavo {
 namespace {
 
 TEST(Plan, TextsRoundTrip) {
-  for (const char* text : {"dense", "bf16", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef", "sign-vote"}) {
+  for (const char* text :
+       {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef", "sign-vote"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
 }
 
+TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
+  for (const BlockCodec codec : all_block_codecs()) {
+    const std::string name = codec == BlockCodec::fp32 ? "dense" : traits(codec).name;
+    EXPECT_EQ(Plan::parse(name).codec, codec) << name;
+    EXPECT_EQ(Plan::parse(name).text(), name);
+  }
+}
+
 TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
-  for (const char* text : {"", "1bit", "sign+", "sign+ef21", "dense+ef", "bf16+ef", "sign-vote+ef", "sign:0", "sign:-8",
-                           "sign:7", "sign:x", "sign:", "bf16:256", "int4:99999999999999999999"}) {
+  for (const char* text : {"", "1bit", "sign+", "sign+ef21", "dense+ef", "sign-vote+ef", "sign-vote:64", "sign:0",
+                           "sign:-8", "sign:7", "sign:x", "sign:", "bf16:256", "int4:99999999999999999999"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";

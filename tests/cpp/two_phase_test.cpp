@@ -18,7 +18,7 @@ using thread_ranks::run_ranks;
 constexpr auto kDeadline = std::chrono::milliseconds(20000);
 
 struct Case {
-  Codec up, down;
+  BlockCodec up, down;
   int world;
   float tolerance;  // relative to the largest value
 };
@@ -64,12 +64,14 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Codecs, TwoPhaseCase,
-    ::testing::Values(Case{Codec::fp32, Codec::fp32, 2, 1e-6F}, Case{Codec::fp32, Codec::fp32, 3, 1e-6F},
-                      Case{Codec::bf16, Codec::bf16, 2, 2e-2F}, Case{Codec::bf16, Codec::bf16, 4, 2e-2F},
-                      Case{Codec::int4, Codec::int4, 2, 0.5F}, Case{Codec::scaled_sign, Codec::scaled_sign, 2, 3.0F},
-                      Case{Codec::scaled_sign, Codec::scaled_sign, 3, 3.0F}));
+INSTANTIATE_TEST_SUITE_P(Codecs, TwoPhaseCase,
+                         ::testing::Values(Case{BlockCodec::fp32, BlockCodec::fp32, 2, 1e-6F},
+                                           Case{BlockCodec::fp32, BlockCodec::fp32, 3, 1e-6F},
+                                           Case{BlockCodec::bf16, BlockCodec::bf16, 2, 2e-2F},
+                                           Case{BlockCodec::bf16, BlockCodec::bf16, 4, 2e-2F},
+                                           Case{BlockCodec::int4, BlockCodec::int4, 2, 0.5F},
+                                           Case{BlockCodec::sign, BlockCodec::sign, 2, 3.0F},
+                                           Case{BlockCodec::sign, BlockCodec::sign, 3, 3.0F}));
 
 TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
   const float votes[2][3] = {{5, 1, -1}, {2, -9, -3}};
@@ -77,7 +79,7 @@ TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
     Wire wire(backend, kDeadline);
     float values[3];
     std::copy_n(votes[rank], 3, values);
-    Contribution tensor{values, 3, default_format(Codec::majority_vote), default_format(Codec::majority_vote)};
+    Contribution tensor{values, 3, default_format(BlockCodec::sign_vote), default_format(BlockCodec::sign_vote)};
     reduce(wire, tensor, 1.0F);
     EXPECT_EQ(values[0], 1.0F);
     EXPECT_EQ(values[1], 0.0F);
@@ -97,8 +99,8 @@ TEST(TwoPhase, AnExactZeroAbstains) {
         const float of_one_rank = is_last ? 1.0F : 0.0F;
         values[i] = std::vector{0.0F, -0.0F, of_one_rank, -of_one_rank}[i % 4];
       }
-      Contribution tensor{values.data(), kCount, default_format(Codec::majority_vote),
-                          default_format(Codec::majority_vote)};
+      Contribution tensor{values.data(), kCount, default_format(BlockCodec::sign_vote),
+                          default_format(BlockCodec::sign_vote)};
       reduce(wire, tensor, 1.0F / static_cast<float>(world));
       for (std::uint64_t i = 0; i < kCount; ++i) {
         ASSERT_EQ(values[i], (std::vector{0.0F, 0.0F, 1.0F, -1.0F}[i % 4])) << "element " << i << " of " << world;
@@ -118,8 +120,8 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
     at::Tensor sum = at::zeros({kCount});
     for (int step = 0; step < kSteps; ++step) {
       at::Tensor values = gradient_of(rank, kCount);
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(Codec::scaled_sign),
-                          default_format(Codec::scaled_sign)};
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
+                          default_format(BlockCodec::sign)};
       tensor.worker = &worker;
       tensor.owner = &owner;
       tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(step));
@@ -142,8 +144,8 @@ TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
       Wire wire(backend, kDeadline);
       at::Tensor values = gradient_of(rank, kCount);
       Residual worker, owner;
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(Codec::scaled_sign),
-                          default_format(Codec::scaled_sign)};
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
+                          default_format(BlockCodec::sign)};
       tensor.worker = &worker;
       tensor.owner = &owner;
       tensor.rounding_key = key;
@@ -169,8 +171,8 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
       Wire wire(backend, kDeadline);
       at::Tensor values = rank == speaker ? gradient_of(rank, kCount) : at::zeros({kCount});
       Residual worker;
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(Codec::scaled_sign),
-                          default_format(Codec::fp32)};
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
+                          default_format(BlockCodec::fp32)};
       tensor.worker = &worker;
       reduce(wire, tensor, 1.0F);
       worker.commit();
@@ -192,8 +194,8 @@ TEST(TwoPhase, ANaNOnOneRankReachesAll) {
     for (const std::int64_t bad : {5, 500, 777}) {  // of rank 1's gradient, in the range of each rank
       at::Tensor values = gradient_of(rank, 1000);
       if (rank == 1) values[bad].fill_(std::nanf(""));
-      Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(Codec::scaled_sign),
-                          default_format(Codec::scaled_sign)};
+      Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(BlockCodec::sign),
+                          default_format(BlockCodec::sign)};
       EXPECT_FALSE(reduce(wire, tensor, 1.0F / 3).finite);
       EXPECT_TRUE(std::isnan(values[bad].item<float>()));
     }
@@ -204,8 +206,8 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::zeros({100}), momentum = at::ones({100}), preconditioner = at::ones({100});
-    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(Codec::scaled_sign),
-                        default_format(Codec::scaled_sign)};
+    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(BlockCodec::sign),
+                        default_format(BlockCodec::sign)};
     tensor.momentum = momentum.const_data_ptr<float>();
     tensor.preconditioner = preconditioner.const_data_ptr<float>();
     tensor.gradient_weight = 0.1F;
@@ -219,8 +221,8 @@ TEST(TwoPhase, ANaNInTheMomentumOfAnAbsentTensorIsTold) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::zeros({100}), momentum = at::full({100}, std::nanf("")), preconditioner = at::ones({100});
-    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(Codec::fp32),
-                        default_format(Codec::fp32)};
+    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(BlockCodec::fp32),
+                        default_format(BlockCodec::fp32)};
     tensor.momentum = momentum.const_data_ptr<float>();
     tensor.preconditioner = preconditioner.const_data_ptr<float>();
     tensor.momentum_weight = 0.9F;
@@ -236,8 +238,8 @@ TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
       Wire wire(backend, kDeadline);
       at::Tensor values = at::zeros({1 << 17});
       if (rank == 0) values[1000].fill_(3);
-      Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, default_format(Codec::fp32),
-                          default_format(Codec::fp32)};
+      Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, default_format(BlockCodec::fp32),
+                          default_format(BlockCodec::fp32)};
       EXPECT_GT(reduce(wire, tensor, 0.5F).power[0], 0.0F);
       EXPECT_EQ(values[1000].item<float>(), 1.5F);
     });
@@ -252,7 +254,7 @@ TEST(TwoPhase, PartsAreWholeBlocksOfBothFormats) {
     Wire wire(backend, kDeadline);
     at::Tensor values = expected.clone();
     Contribution tensor{
-        values.mutable_data_ptr<float>(), 2 * kOwned, {Codec::scaled_sign, kBlock}, default_format(Codec::fp32)};
+        values.mutable_data_ptr<float>(), 2 * kOwned, {BlockCodec::sign, kBlock}, default_format(BlockCodec::fp32)};
     reduce(wire, tensor, 0.5F);
     EXPECT_TRUE(at::allclose(values, expected));
   });
@@ -264,7 +266,7 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
       Wire wire(backend, kDeadline);
       at::Tensor values = at::full({count}, rank == 0 ? 1.0F : 3.0F);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count),
-                          default_format(Codec::int4), default_format(Codec::int4)};
+                          default_format(BlockCodec::int4), default_format(BlockCodec::int4)};
       EXPECT_EQ(reduce(wire, tensor, 0.5F).power[0], 5.0F);
     });
   }
@@ -275,7 +277,7 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::ones({1 << 16});
     Contribution tensor{
-        values.mutable_data_ptr<float>(), 1 << 16, {Codec::scaled_sign, 1 << 18}, {Codec::scaled_sign, 1 << 18}};
+        values.mutable_data_ptr<float>(), 1 << 16, {BlockCodec::sign, 1 << 18}, {BlockCodec::sign, 1 << 18}};
     reduce(wire, tensor, 0.5F);
     // half of 2^16 bits and one scale each way, and one header
     EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4) + 4);

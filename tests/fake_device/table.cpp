@@ -89,32 +89,15 @@ constexpr auto late() {
   constexpr auto get = [] { return reference().*Entry; };
   return Late<get, decltype(get())>::run;
 }
-template <auto Codec>
-constexpr EncodeKernel* late_encode() {
-  constexpr auto get = [] { return (reference().*Codec).encode; };
-  return Late<get, EncodeKernel*>::run;
-}
-template <auto Codec>
-constexpr DecodeKernel* late_decode() {
-  constexpr auto get = [] { return (reference().*Codec).decode; };
-  return Late<get, DecodeKernel*>::run;
-}
-
 constexpr auto pack_sign_bits = late<&KernelTable::pack_sign_bits>();
 constexpr auto unpack_sign_bits = late<&KernelTable::unpack_sign_bits>();
 constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
 constexpr auto adamw = late<&KernelTable::adamw>();
 constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();
-constexpr auto encode_fp32 = late_encode<&KernelTable::fp32>();
-constexpr auto encode_bf16 = late_encode<&KernelTable::bf16>();
-constexpr auto encode_scaled_sign = late_encode<&KernelTable::scaled_sign>();
-constexpr auto encode_majority_vote = late_encode<&KernelTable::majority_vote>();
-constexpr auto encode_int4 = late_encode<&KernelTable::int4>();
-constexpr auto decode_fp32 = late_decode<&KernelTable::fp32>();
-constexpr auto decode_bf16 = late_decode<&KernelTable::bf16>();
-constexpr auto decode_scaled_sign = late_decode<&KernelTable::scaled_sign>();
-constexpr auto decode_majority_vote = late_decode<&KernelTable::majority_vote>();
-constexpr auto decode_int4 = late_decode<&KernelTable::int4>();
+template <BlockCodec codec>
+constexpr auto encode_blocks = Late<[] { return reference().of(codec).encode; }, EncodeKernel*>::run;
+template <BlockCodec codec>
+constexpr auto decode_blocks = Late<[] { return reference().of(codec).decode; }, DecodeKernel*>::run;
 
 // ---- devices, queues and events
 

@@ -25,6 +25,13 @@ std::uint64_t RangeCoder::part_size(Format up, Format down) const {
   return block * std::max<std::uint64_t>(1, wanted / block);
 }
 
+void RangeCoder::begin() {
+  reserve_on_host(nonfinite_, sizeof(std::uint32_t), device_);
+  *nonfinite() = 0;
+}
+
+bool RangeCoder::is_finite() const { return *nonfinite() == 0; }
+
 void RangeCoder::encode_up(const Contribution& tensor, Range range, std::uint8_t* out) const {
   EncodeInput input = tensor.input(range.first);
   rules::Residual* next = nullptr;
@@ -45,7 +52,7 @@ void RangeCoder::reduce(const Contribution& tensor, Range range, const std::vect
   for (std::uint64_t first = 0; first < range.count; first += size) {
     const Range part{first, std::min(size, range.count - first)};
     EncodeInput input =
-        tensor.up.codec == Codec::majority_vote ? own_votes(tensor, range, part) : tensor.input(range.first + first);
+        traits(tensor.up.codec).keeps_magnitude ? tensor.input(range.first + first) : own_votes(tensor, range, part);
     input.others = sum_of_others(tensor, range, part, payloads);
     input.sum_weight = result_weight;
     const rules::Residual* now = tensor.owner ? tensor.owner->now(device_) : nullptr;
@@ -77,27 +84,20 @@ const float* RangeCoder::sum_of_others(const Contribution& tensor, Range range, 
   return payloads.empty() ? nullptr : sum;
 }
 
-bool RangeCoder::decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const {
-  const std::uint64_t count = range.count;
-  decode(device_, tensor.down, tensor.down.payload(payload, count), count, Store::uncached,
-         tensor.values + range.first);
-  return payload_is_finite(tensor.down, payload, count);
+void RangeCoder::decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const {
+  decode(device_, tensor.down, tensor.down.payload(payload, range.count), range.count, Store::uncached,
+         tensor.values + range.first, nonfinite());
 }
 
-bool RangeCoder::combine(const Contribution& tensor) {
-  const Format exact = default_format(Codec::fp32);
+void RangeCoder::combine(const Contribution& tensor) {
+  const Format exact = default_format(BlockCodec::fp32);
   const std::uint64_t size = part_size(exact, exact);
-  bool finite = true;
   for (std::uint64_t first = 0; first < tensor.count; first += size) {
     const std::uint64_t count = std::min(size, tensor.count - first);
-    std::uint8_t* bytes = reserve_on_host(exact_, exact.payload_bytes(count), device_);
-    const Payload payload = exact.payload(bytes, count);
+    const Payload payload = exact.payload(reserve_on_device(exact_, exact.payload_bytes(count), device_), count);
     encode(device_, exact, tensor.input(first), count, payload, nullptr);
-    wait_for_current_stream(device_);
-    finite &= payload_is_finite(exact, bytes, count);
-    decode(device_, exact, payload, count, Store::assign, tensor.values + first);
+    decode(device_, exact, payload, count, Store::assign, tensor.values + first, nonfinite());
   }
-  return finite;
 }
 
 }  // namespace octavo

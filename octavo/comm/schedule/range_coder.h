@@ -20,6 +20,11 @@ class RangeCoder {
  public:
   RangeCoder(int rank, int world_size, c10::Device device) : rank_(rank), world_size_(world_size), device_(device) {}
 
+  /// Begins a bucket: all that is decoded from here on is finite, as far as is_finite() knows.
+  void begin();
+  /// Whether all results were; to be asked when the device's current stream was waited for.
+  bool is_finite() const;
+
   /// Encodes this rank's contribution to another's range.
   void encode_up(const Contribution& tensor, Range range, std::uint8_t* out) const;
 
@@ -28,13 +33,14 @@ class RangeCoder {
   void reduce(const Contribution& tensor, Range range, const std::vector<std::uint8_t*>& payloads, std::uint8_t* out,
               float result_weight);
 
-  /// Decodes the sum, which is there, into the tensor. Returns whether it is finite.
-  bool decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const;
+  /// Decodes the sum into the tensor.
+  void decode_down(const Contribution& tensor, Range range, std::uint8_t* payload) const;
 
-  /// The result of a tensor that need not cross the wire, in its place. Returns whether it is finite.
-  bool combine(const Contribution& tensor);
+  /// Makes the result of a tensor that need not cross the wire, in its place.
+  void combine(const Contribution& tensor);
 
  private:
+  std::uint32_t* nonfinite() const { return reinterpret_cast<std::uint32_t*>(nonfinite_.mutable_data_ptr()); }
   std::uint64_t part_size(Format up, Format down) const;
   EncodeInput own_votes(const Contribution& tensor, Range range, Range part);
   const float* sum_of_others(const Contribution& tensor, Range range, Range part,
@@ -42,6 +48,7 @@ class RangeCoder {
 
   int rank_, world_size_;
   c10::Device device_;
+  at::Tensor nonfinite_;                    // one word, which decoding sets
   at::Tensor sum_, signs_, votes_, exact_;  // of a part of a range, as bytes: float32, float32, codes, float32
 };
 

@@ -58,6 +58,7 @@ void TwoPhase::send_up(std::vector<Contribution> tensors) {
   const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
   tensors_ = std::move(tensors);
+  coder_.begin();
   power_ = gradient_powers(tensors_, device_, chunk_powers_);
   if (stays_here()) return;
   up_ = cut_for(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
@@ -96,24 +97,23 @@ Outcome TwoPhase::finish() {
   Stopwatch watch;
   transfer_->wait();
   watch.lap(seconds_.wait_down);
-  const bool finite = decode_all();
+  decode_all();
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
-  return {finite, power_};
+  return {coder_.is_finite(), power_};
 }
 
 /// With one rank nothing crosses a wire and nothing is encoded, unless the plan votes: even one rank's vote is a sign.
 bool TwoPhase::stays_here() const {
   return wire_.world_size() == 1 && std::none_of(tensors_.begin(), tensors_.end(), [](const Contribution& tensor) {
-           return tensor.up.codec == Codec::majority_vote;
+           return !traits(tensor.up.codec).keeps_magnitude;
          });
 }
 
 Outcome TwoPhase::finish_here() {
-  bool finite = true;
-  for (const Contribution& tensor : tensors_) finite &= coder_.combine(tensor);
+  for (const Contribution& tensor : tensors_) coder_.combine(tensor);
   wait_for_current_stream(device_);
-  return {finite, power_};
+  return {coder_.is_finite(), power_};
 }
 
 const Message& TwoPhase::own(const std::vector<Message>& messages) const {
@@ -169,22 +169,20 @@ void TwoPhase::reduce_own(float result_weight) {
   }
 }
 
-bool TwoPhase::decode_all() {
-  bool finite = true;
+void TwoPhase::decode_all() {
   auto* got = got_down_.mutable_data_ptr<std::uint8_t>();
   for (const Message& message : down_) {
     const bool is_own = &message == &own(down_);
     std::uint8_t* bytes = is_own ? sent_down_.mutable_data_ptr<std::uint8_t>() : got;
     for (const Piece& piece : message.pieces) {
       if (power_[piece.tensor] == 0) continue;
-      finite &= coder_.decode_down(tensors_[piece.tensor], piece.range, bytes + piece.offset);
+      coder_.decode_down(tensors_[piece.tensor], piece.range, bytes + piece.offset);
     }
     if (!is_own) got += message.bytes;
   }
   for (std::size_t t = 0; t < tensors_.size(); ++t) {
-    if (power_[t] == 0) finite &= coder_.combine(tensors_[t]);
+    if (power_[t] == 0) coder_.combine(tensors_[t]);
   }
-  return finite;
 }
 
 }  // namespace octavo

@@ -62,7 +62,7 @@ class OCTAVO_API TwoPhase {
   void encode_all();
   void merge_powers();
   void reduce_own(float result_weight);
-  bool decode_all();
+  void decode_all();
   const Message& own(const std::vector<Message>& messages) const;
   std::uint8_t* received_from(int sender);
   void exchange(at::Tensor& send, std::vector<std::uint64_t> send_bytes, at::Tensor& receive,

@@ -119,6 +119,13 @@ OCTAVO_INLINE void expand_signs(std::uint64_t packed, float when_set, float when
 #endif
 }
 
+/// out[i] = the bit of element i ? `word` : 0, for a group.
+OCTAVO_INLINE void expand_bits(std::uint64_t packed, std::uint32_t word, std::uint32_t* out) {
+  float words[kGroup];
+  expand_signs(packed, rules::from_bits(word), 0.0F, words);
+  std::memcpy(out, words, sizeof words);
+}
+
 /// Asks for the group that lies kPrefetchBytes ahead. The hardware's own prefetch stops at the end of a page.
 template <class Word>
 OCTAVO_INLINE void prefetch_ahead(const Word* group) {

@@ -5,47 +5,13 @@
 #include <type_traits>
 
 #include "octavo/kernels/cpu/simd.h"
-#include "octavo/rules/contribution.h"
 
-/// What the cpu codecs share: the values to encode with their null pointers resolved at compile time, and the walks.
+/// What the cpu codecs share: the values to encode, the walks, and how residuals and results are written.
 namespace octavo::cpu::OCTAVO_ISA {
 
-template <bool kMomentum, bool kOthers, bool kResidual>
-struct Values {
-  const EncodeInput in;  // a copy, which nothing that is written can change
-
-  OCTAVO_INLINE float operator()(std::uint64_t i) const {
-    float value = rules::contribution(in.gradient_weight, in.gradient[i]);
-    if constexpr (kMomentum) {
-      value = rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i], in.momentum_weight,
-                                  in.momentum[i]);
-    }
-    if constexpr (kOthers) value = rules::sum_of(value, in.others[i], in.sum_weight);
-    if constexpr (kResidual) value += rules::from_residual(in.residual[i]);
-    return value;
-  }
-
-  /// Asks for what a group further on will need, but for `others`: their sum was written just now.
-  OCTAVO_INLINE void prefetch(std::uint64_t i) const {
-    prefetch_ahead(in.gradient + i);
-    if constexpr (kResidual) prefetch_ahead(in.residual + i);
-    if constexpr (kMomentum) prefetch_ahead(in.momentum + i);
-    if constexpr (kMomentum) prefetch_ahead(in.preconditioner + i);
-  }
-};
-
-/// Calls body(values) with the Values for what the input has.
-template <class Body>
-OCTAVO_INLINE void with_values(const EncodeInput& in, Body body) {
-  const auto with = [&](auto momentum, auto others) {
-    if (in.residual) return body(Values<momentum, others, true>{in});
-    body(Values<momentum, others, false>{in});
-  };
-  constexpr std::true_type kYes;
-  constexpr std::false_type kNo;
-  if (in.momentum) return in.others ? with(kYes, kYes) : with(kYes, kNo);
-  return in.others ? with(kNo, kYes) : with(kNo, kNo);
-}
+/// values[i] = the value to encode at first + i; zeros up to the end of the last group. One function for all codecs:
+/// the values stay in L1, and what an input may have need not be compiled into each of them.
+void work_out(const EncodeInput& in, std::uint64_t first, std::uint64_t count, float* values);
 
 OCTAVO_INLINE std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
 

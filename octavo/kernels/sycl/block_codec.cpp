@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/kernels/sycl/block_codec.h"
-
 #include "octavo/kernels/sycl/launch.h"
 #include "octavo/kernels/sycl/span.h"
+#include "octavo/kernels/sycl/table.h"
+#include "octavo/rules/block_codecs.h"
 
 namespace octavo::sycl_backend {
 
@@ -10,41 +10,67 @@ namespace {
 
 using sycl_span::Blocks, sycl_span::divide_up;
 
+/// Whether an encoder's kernels are compiled with a residual, a momentum, ...
 unsigned what_it_has(const EncodeInput& in, const rules::Residual* next) {
   using namespace sycl_span;
   return (in.residual ? kHasResidual : 0U) | (in.momentum ? kHasMomentum : 0U) | (in.others ? kHasOthers : 0U) |
          (next ? kWantsNext : 0U);
 }
 
-std::uint64_t spans(const Blocks& blocks) { return divide_up(blocks.blocks, blocks.blocks_of_group); }
+#define OCTAVO_NAME(name, ...) #name,
+constexpr const char* kNames[] = {OCTAVO_BLOCK_CODECS(OCTAVO_NAME)};
+#undef OCTAVO_NAME
+
+template <BlockCodec codec>
+KernelName kernel_of(const char* function, std::string options) {
+  constexpr bool kHasScale = RuleOf<codec>::type::kHasScale;
+  options = std::string("-DOCTAVO_CODEC=") + kNames[static_cast<std::size_t>(codec)] +
+            " -DOCTAVO_HAS_SCALE=" + (kHasScale ? "1" : "0") + options;
+  return {"block_codec", function, options};
+}
+
+std::uint64_t groups_of(const Blocks& blocks) { return divide_up(blocks.blocks, blocks.blocks_of_group); }
+
+/// Without scales, blocks only cut the work.
+template <BlockCodec codec>
+Blocks blocks_of(std::uint64_t count, std::uint64_t block, Payload payload) {
+  return Blocks::of(count, RuleOf<codec>::type::kHasScale ? block : sycl_span::kChunk, payload);
+}
 
 }  // namespace
 
-void encode_blocks(const char* codec, Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block,
-                   Payload payload, rules::Residual* next) {
+template <BlockCodec codec>
+void encode_blocks(Queue queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                   rules::Residual* next) {
   if (count == 0) return;
-  const Blocks blocks = Blocks::of(count, block, payload);
-  const std::string options = "-DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
-  const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part, options}; };
+  const Blocks blocks = blocks_of<codec>(count, block, payload);
+  const std::string options = " -DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
+  const auto kernel = [&](const char* function) { return kernel_of<codec>(function, options); };
   if (blocks.chunks_of_block == 1) {
-    return launch_groups(queue, kernel("_encode_blocks"), spans(blocks), in, blocks, next);
+    return launch_groups(queue, kernel("encode_blocks"), groups_of(blocks), in, blocks, next);
   }
   const std::uint64_t chunks = blocks.blocks * blocks.chunks_of_block;
-  launch_groups(queue, kernel("_summarize_chunks"), chunks, in, blocks);
-  launch_groups(queue, kernel("_add_summaries"), blocks.blocks, in, blocks);
-  launch_groups(queue, kernel("_encode_chunks"), chunks, in, blocks, next);
-  launch_elements(queue, kernel("_write_scales"), blocks.blocks, blocks);
+  launch_groups(queue, kernel("summarize_chunks"), chunks, in, blocks);
+  launch_groups(queue, kernel("add_summaries"), blocks.blocks, in, blocks);
+  launch_groups(queue, kernel("encode_chunks"), chunks, in, blocks, next);
+  launch_elements(queue, kernel("write_scales"), blocks.blocks, blocks);
 }
 
-void decode_blocks(const char* codec, Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how,
-                   float* out) {
+template <BlockCodec codec>
+void decode_blocks(Queue queue, Payload payload, std::uint64_t count, std::uint64_t block, Store how, float* out,
+                   std::uint32_t* nonfinite) {
   if (count == 0) return;
-  const Blocks blocks = Blocks::of(count, block, payload);
-  const auto kernel = [&](const char* part) { return KernelName{codec, std::string(codec) + part}; };
+  const Blocks blocks = blocks_of<codec>(count, block, payload);
   if (blocks.chunks_of_block == 1) {
-    return launch_groups(queue, kernel("_decode_blocks"), spans(blocks), blocks, how, out);
+    return launch_groups(queue, kernel_of<codec>("decode_blocks", ""), groups_of(blocks), blocks, how, out, nonfinite);
   }
-  launch_groups(queue, kernel("_decode_chunks"), blocks.blocks * blocks.chunks_of_block, blocks, how, out);
+  const std::uint64_t chunks = blocks.blocks * blocks.chunks_of_block;
+  launch_groups(queue, kernel_of<codec>("decode_chunks", ""), chunks, blocks, how, out, nonfinite);
 }
+
+#define OCTAVO_INSTANTIATE(name, ...)                    \
+  template EncodeKernel encode_blocks<BlockCodec::name>; \
+  template DecodeKernel decode_blocks<BlockCodec::name>;
+OCTAVO_BLOCK_CODECS(OCTAVO_INSTANTIATE)
 
 }  // namespace octavo::sycl_backend

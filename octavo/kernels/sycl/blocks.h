@@ -4,17 +4,13 @@
 #include <algorithm>
 
 #include "octavo/kernels/sycl/device.h"
+#include "octavo/kernels/sycl/lane_codes.h"
+#include "octavo/kernels/sycl/lane_sum.h"
 #include "octavo/kernels/sycl/span.h"
+#include "octavo/rules/block_codecs.h"
 
-/// How a codec with scales goes over its blocks, a chunk at a time.
-///
-/// A codec is a struct of types and static functions; all lanes of a group call the functions together.
-/// - Summary summarize(in, first, count): what a chunk says of its block's scale; the same in all lanes.
-/// - Total: add(Summary) takes a block's chunks, in order; bits(block_count) is what a Scale is made of.
-/// - Scale(bits): `sent` is what crosses the wire.
-/// - code_bytes(count): of a block.
-/// - encode(in, chunk, Scale, codes, next)
-/// - decode(chunk, sent scale, codes, how, out)
+/// The loop over the blocks of a block codec (rules/block_codec.h), a chunk at a time. All lanes of a group call all of
+/// this together.
 namespace octavo::sycl_code {
 
 using sycl_span::Blocks, sycl_span::Chunk, sycl_span::kChunk;
@@ -33,9 +29,68 @@ inline rules::Residual lane_residual(const EncodeInput& in, std::uint64_t first,
   return rules::to_residual(left_over, random);
 }
 
-template <class Codec>
+/// What a chunk says of its block's scale; the same in all lanes.
+inline std::uint32_t summary(rules::LargestMagnitude, const EncodeInput& in, std::uint64_t first, std::uint64_t count) {
+  std::uint32_t largest = 0;
+  for_lanes(count, [&](std::uint64_t i, auto step) {
+    if (step.inside()) largest = std::max(largest, rules::magnitude_bits(value_at(in, first + i + lane())));
+  });
+  return largest_of_lanes(largest);
+}
+
+inline float summary(rules::MeanMagnitude, const EncodeInput& in, std::uint64_t first, std::uint64_t count) {
+  static_assert(kChunk == rules::kSummaryChunk);
+  return lane_sum(count, [&](std::uint64_t i) { return rules::magnitude(value_at(in, first + i)); });
+}
+
+/// `statistic`: of the block; 0 where the codec has no scales.
+template <class Rule>
+inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statistic, std::uint8_t* codes,
+                         rules::Residual* next) {
+  const bool finite = rules::is_finite(statistic);
+  typename Rule::Scale scale = {};
+  if constexpr (Rule::kHasScale) scale = Rule::scale(finite ? statistic : 0.0F);
+  for_lanes(chunk.count, [&](std::uint64_t i, auto step) {
+    const std::uint64_t at = chunk.first + i + lane();
+    const float value = finite && step.inside() ? value_at(in, at) : 0.0F;
+    const std::uint32_t code = step.inside() ? Rule::code(value, scale) : 0;
+    store_codes<Rule::kBits>(code, step, chunk.offset + i, chunk.block_count, codes);
+    if (next && step.inside()) {
+      next[at] = lane_residual(in, chunk.first + i, rules::left_over<Rule>(value, code, scale));
+    }
+  });
+}
+
+/// What is sent for a block.
+template <class Rule>
+inline float sent_scale(float statistic) {
+  return rules::is_finite(statistic) ? Rule::scale(statistic).sent : rules::from_bits(rules::kQuietNaNBits);
+}
+
+/// `nonfinite` is set by codecs without scales, value by value.
+template <class Rule>
+inline void decode_chunk(const Chunk& chunk, float scale, const std::uint8_t* codes, Store how, float* out,
+                         std::uint32_t* nonfinite) {
+  for_lanes(chunk.count, [&](std::uint64_t i, auto step) {
+    const std::uint32_t code = load_codes<Rule::kBits>(step, chunk.offset + i, chunk.block_count, codes);
+    const float value = Rule::decoded(code, scale);
+    if (!step.inside()) return;
+    if (!Rule::kHasScale && nonfinite && !rules::is_finite(value)) *nonfinite = 1;
+    store(how, value, out[chunk.first + i + lane()]);
+  });
+}
+
+template <class Rule>
 inline std::uint8_t* codes_of(const Blocks& blocks, std::uint64_t number) {
-  return blocks.payload.codes + number * Codec::code_bytes(blocks.block);
+  return blocks.payload.codes + number * rules::code_bytes<Rule::kBits>(blocks.block);
+}
+
+template <class Rule>
+inline float scale_of(const Blocks& blocks, std::uint64_t number, std::uint32_t* nonfinite) {
+  if (!Rule::kHasScale) return 1.0F;
+  const float scale = blocks.payload.scales[number];
+  if (nonfinite && !rules::is_finite(scale)) *nonfinite = 1;
+  return scale;
 }
 
 /// Calls body(number, chunk) for the blocks of one chunk that this group takes.
@@ -50,23 +105,26 @@ inline void for_blocks(const Blocks& blocks, Body body) {
 }
 
 /// Blocks of one chunk: a group takes some, and reads each twice while it is in the cache.
-template <class Codec>
+template <class Rule>
 inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Residual* next) {
   for_blocks(blocks, [&](std::uint64_t number, const Chunk& chunk) {
-    typename Codec::Total total;
-    total.add(Codec::summarize(in, chunk.first, chunk.count));
-    const typename Codec::Scale scale(total.bits(chunk.count));
-    blocks.payload.scales[number] = scale.sent;
-    Codec::encode(in, chunk, scale, codes_of<Codec>(blocks, number), next);
+    float of_block = 0.0F;
+    if constexpr (Rule::kHasScale) {
+      typename Rule::Statistic statistic;
+      statistic.add(summary(statistic, in, chunk.first, chunk.count));
+      of_block = statistic.value(chunk.count);
+      blocks.payload.scales[number] = sent_scale<Rule>(of_block);
+    }
+    encode_chunk<Rule>(in, chunk, of_block, codes_of<Rule>(blocks, number), next);
   });
 }
 
 // Wider blocks: a group a chunk, in four kernels. Between them a chunk's summary waits where its codes will be, and
-// a block's total where its scale will be. The last chunk of a block may have no room for a summary: it keeps none.
+// a block's statistic where its scale will be. The last chunk of a block may have no room for a summary: it keeps none.
 
-template <class Codec>
+template <class Rule>
 inline std::uint8_t* room_of(const Blocks& blocks, std::uint64_t number, const Chunk& chunk) {
-  return codes_of<Codec>(blocks, number) + Codec::code_bytes(chunk.offset);
+  return codes_of<Rule>(blocks, number) + rules::code_bytes<Rule::kBits>(chunk.offset);
 }
 
 /// Calls body(block number, chunk) for this group's chunk.
@@ -77,130 +135,66 @@ inline void with_chunk(const Blocks& blocks, Body body) {
   if (chunk.count > 0) body(number, chunk);
 }
 
-template <class Codec>
+template <class Rule>
 inline void summarize_chunks(const EncodeInput& in, const Blocks& blocks) {
   with_chunk(blocks, [&](std::uint64_t number, const Chunk& chunk) {
     if (chunk.is_last()) return;
-    const auto summary = Codec::summarize(in, chunk.first, chunk.count);
-    __builtin_memcpy(room_of<Codec>(blocks, number, chunk), &summary, sizeof summary);
+    const auto of_chunk = summary(typename Rule::Statistic(), in, chunk.first, chunk.count);
+    __builtin_memcpy(room_of<Rule>(blocks, number, chunk), &of_chunk, sizeof of_chunk);
   });
 }
 
 /// A group a block.
-template <class Codec>
+template <class Rule>
 inline void add_summaries(const EncodeInput& in, const Blocks& blocks) {
-  typename Codec::Total total;
+  typename Rule::Statistic statistic;
   const std::uint64_t number = group_index();
   std::uint64_t block_count = 0;
   for (std::uint64_t i = 0; i < blocks.chunks_of_block; ++i) {
     const Chunk chunk = blocks.chunk(number, i);
     if (chunk.count == 0) break;
-    typename Codec::Summary summary;
+    typename Rule::Statistic::Summary of_chunk;
     if (chunk.is_last()) {
-      summary = Codec::summarize(in, chunk.first, chunk.count);
+      of_chunk = summary(statistic, in, chunk.first, chunk.count);
     } else {
-      __builtin_memcpy(&summary, room_of<Codec>(blocks, number, chunk), sizeof summary);
+      __builtin_memcpy(&of_chunk, room_of<Rule>(blocks, number, chunk), sizeof of_chunk);
     }
-    total.add(summary);
+    statistic.add(of_chunk);
     block_count = chunk.block_count;
   }
-  const std::uint32_t bits = total.bits(block_count);
-  __builtin_memcpy(blocks.payload.scales + number, &bits, sizeof bits);
+  blocks.payload.scales[number] = statistic.value(block_count);
 }
 
-inline std::uint32_t kept_bits(const Blocks& blocks, std::uint64_t number) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, blocks.payload.scales + number, sizeof bits);
-  return bits;
-}
-
-template <class Codec>
+template <class Rule>
 inline void encode_chunks(const EncodeInput& in, const Blocks& blocks, rules::Residual* next) {
   with_chunk(blocks, [&](std::uint64_t number, const Chunk& chunk) {
-    Codec::encode(in, chunk, typename Codec::Scale(kept_bits(blocks, number)), codes_of<Codec>(blocks, number), next);
+    encode_chunk<Rule>(in, chunk, blocks.payload.scales[number], codes_of<Rule>(blocks, number), next);
   });
 }
 
 /// An item a block.
-template <class Codec>
+template <class Rule>
 inline void write_scales(const Blocks& blocks) {
   const std::uint64_t number = item().get_global_id(0);
-  if (number < blocks.blocks) {
-    blocks.payload.scales[number] = typename Codec::Scale(kept_bits(blocks, number)).sent;
-  }
+  if (number >= blocks.blocks) return;
+  float& scale = blocks.payload.scales[number];
+  scale = sent_scale<Rule>(scale);
 }
 
-template <class Codec>
-inline void decode_blocks(const Blocks& blocks, Store how, float* out) {
+template <class Rule>
+inline void decode_blocks(const Blocks& blocks, Store how, float* out, std::uint32_t* nonfinite) {
   for_blocks(blocks, [&](std::uint64_t number, const Chunk& chunk) {
-    Codec::decode(chunk, blocks.payload.scales[number], codes_of<Codec>(blocks, number), how, out);
+    const float scale = scale_of<Rule>(blocks, number, nonfinite);
+    decode_chunk<Rule>(chunk, scale, codes_of<Rule>(blocks, number), how, out, nonfinite);
   });
 }
 
-template <class Codec>
-inline void decode_chunks(const Blocks& blocks, Store how, float* out) {
+template <class Rule>
+inline void decode_chunks(const Blocks& blocks, Store how, float* out, std::uint32_t* nonfinite) {
   with_chunk(blocks, [&](std::uint64_t number, const Chunk& chunk) {
-    Codec::decode(chunk, blocks.payload.scales[number], codes_of<Codec>(blocks, number), how, out);
+    const float scale = scale_of<Rule>(blocks, number, nonfinite);
+    decode_chunk<Rule>(chunk, scale, codes_of<Rule>(blocks, number), how, out, nonfinite);
   });
 }
 
 }  // namespace octavo::sycl_code
-
-#define OCTAVO_BLOCKS_PARAMETERS                                                                             \
-  std::uint64_t count, std::uint64_t block, float *scales, std::uint8_t *codes, std::uint64_t blocks_of_all, \
-      std::uint64_t chunks_of_block, std::uint64_t blocks_of_group
-#define OCTAVO_BLOCKS \
-  octavo::sycl_span::Blocks { count, block, {scales, codes}, blocks_of_all, chunks_of_block, blocks_of_group }
-
-/// The kernels of a codec, by the names that block_codec.cpp launches. What an input has is known when its encoder is
-/// compiled, as bits of OCTAVO_INPUT_HAS; a program without it has the decoders.
-#if defined(OCTAVO_INPUT_HAS)
-
-namespace octavo::sycl_code {
-
-/// The input without the branches on what it has.
-inline EncodeInput known(EncodeInput in) {
-  using namespace sycl_span;
-  in.residual = OCTAVO_INPUT_HAS & kHasResidual ? assume_there(in.residual) : nullptr;
-  in.momentum = OCTAVO_INPUT_HAS & kHasMomentum ? assume_there(in.momentum) : nullptr;
-  in.others = OCTAVO_INPUT_HAS & kHasOthers ? assume_there(in.others) : nullptr;
-  return in;
-}
-inline rules::Residual* known(rules::Residual* next) {
-  return OCTAVO_INPUT_HAS & sycl_span::kWantsNext ? assume_there(next) : nullptr;
-}
-
-}  // namespace octavo::sycl_code
-
-#define OCTAVO_BLOCK_ENCODER(name, Codec)                                                              \
-  OCTAVO_KERNEL name##_encode_blocks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS,                \
-                                     octavo::rules::Residual* next) {                                  \
-    using namespace octavo::sycl_code;                                                                 \
-    encode_blocks<Codec>(known(OCTAVO_INPUT), OCTAVO_BLOCKS, known(next));                             \
-  }                                                                                                    \
-  OCTAVO_KERNEL name##_summarize_chunks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS) {           \
-    octavo::sycl_code::summarize_chunks<Codec>(octavo::sycl_code::known(OCTAVO_INPUT), OCTAVO_BLOCKS); \
-  }                                                                                                    \
-  OCTAVO_KERNEL name##_add_summaries(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS) {              \
-    octavo::sycl_code::add_summaries<Codec>(octavo::sycl_code::known(OCTAVO_INPUT), OCTAVO_BLOCKS);    \
-  }                                                                                                    \
-  OCTAVO_KERNEL name##_encode_chunks(OCTAVO_INPUT_PARAMETERS, OCTAVO_BLOCKS_PARAMETERS,                \
-                                     octavo::rules::Residual* next) {                                  \
-    using namespace octavo::sycl_code;                                                                 \
-    encode_chunks<Codec>(known(OCTAVO_INPUT), OCTAVO_BLOCKS, known(next));                             \
-  }                                                                                                    \
-  OCTAVO_KERNEL name##_write_scales(OCTAVO_BLOCKS_PARAMETERS) { octavo::sycl_code::write_scales<Codec>(OCTAVO_BLOCKS); }
-#define OCTAVO_BLOCK_DECODER(name, Codec)
-
-#else
-
-#define OCTAVO_BLOCK_ENCODER(name, Codec)
-#define OCTAVO_BLOCK_DECODER(name, Codec)                                                       \
-  OCTAVO_KERNEL name##_decode_blocks(OCTAVO_BLOCKS_PARAMETERS, octavo::Store how, float* out) { \
-    octavo::sycl_code::decode_blocks<Codec>(OCTAVO_BLOCKS, how, out);                           \
-  }                                                                                             \
-  OCTAVO_KERNEL name##_decode_chunks(OCTAVO_BLOCKS_PARAMETERS, octavo::Store how, float* out) { \
-    octavo::sycl_code::decode_chunks<Codec>(OCTAVO_BLOCKS, how, out);                           \
-  }
-
-#endif

@@ -2,7 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <sycl/sycl.hpp>
+#include <cstdint>
+#include <functional>
+// of SYCL what kernels use: to read all of sycl/sycl.hpp takes two seconds at every compilation
+#include <sycl/ext/oneapi/free_function_queries.hpp>
+#include <sycl/ext/oneapi/kernel_properties/properties.hpp>
+#include <sycl/ext/oneapi/sub_group_mask.hpp>
+#include <sycl/group_algorithm.hpp>
+#include <sycl/nd_item.hpp>
+#include <sycl/sub_group.hpp>
 
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/sycl/span.h"
@@ -37,6 +45,17 @@ static_assert(kLanes == 8 || kLanes == 16 || kLanes == 32 || kLanes == 64);
 inline sycl::nd_item<1> item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
 inline std::uint64_t group_index() { return item().get_group_linear_id(); }
 inline std::uint64_t lane() { return item().get_local_id(0); }
+
+// What the lanes say together; the same in all of them.
+inline std::uint32_t largest_of_lanes(std::uint32_t own) {
+  return sycl::reduce_over_group(item().get_sub_group(), own, sycl::maximum<std::uint32_t>());
+}
+inline std::uint32_t union_of_lanes(std::uint32_t own) {
+  return sycl::reduce_over_group(item().get_sub_group(), own, sycl::bit_or<std::uint32_t>());
+}
+
+/// The next lane's; of no meaning in the last.
+inline std::uint32_t of_next_lane(std::uint32_t own) { return sycl::shift_group_left(item().get_sub_group(), own, 1); }
 
 template <class T>
 inline T* assume_there(T* pointer) {

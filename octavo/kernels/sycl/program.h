@@ -17,9 +17,10 @@ struct SourceFile {
 extern const std::vector<SourceFile> embedded_files;
 
 struct KernelName {
-  const char* program;  // the basename of its source: "int4" is octavo/kernels/sycl/int4.sycl
+  const char* program;  // the basename of its source: "adamw" is octavo/kernels/sycl/adamw.sycl
   std::string function;
-  std::string options = {};  // of the compiler: the same source with other definitions is another program
+  std::string options =
+      {};  // of the compiler, with spaces between: the same source with other definitions is another program
 };
 
 /// The first call for a program and a device compiles it, some two seconds, or takes it from SYCL's persistent cache.

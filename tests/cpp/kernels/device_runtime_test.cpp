@@ -78,7 +78,9 @@ class DeviceRuntimeTest : public testing::Test {
   /// Enqueues values[0 .. kCount) += step, by a kernel of the table; `steps` holds kCount times the step.
   static void add_to(Queue queue, const Memory& steps, const Memory& values) {
     const Payload payload{nullptr, static_cast<std::uint8_t*>(steps.get())};
-    host_backend().fp32.decode(queue, payload, kCount, kCount, Store::add, static_cast<float*>(values.get()));
+    host_backend()
+        .of(BlockCodec::fp32)
+        .decode(queue, payload, kCount, kCount, Store::add, static_cast<float*>(values.get()), nullptr);
   }
 
   /// The same by a kernel of a user's own.

@@ -30,7 +30,7 @@ class FakeDeviceTest : public testing::Test {
   }
   static void add(Queue queue, const void* steps, float* values) {
     const Payload payload{nullptr, static_cast<std::uint8_t*>(const_cast<void*>(steps))};
-    table().fp32.decode(queue, payload, kCount, kCount, Store::add, values);
+    table().of(BlockCodec::fp32).decode(queue, payload, kCount, kCount, Store::add, values, nullptr);
   }
   static void expect_error(const std::string& words, const std::function<void()>& body) {
     try {

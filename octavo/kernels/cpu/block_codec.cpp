@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/block_codec.h"
+
+#include <atomic>
+
+#include "octavo/kernels/cpu/codes.h"
+#include "octavo/kernels/cpu/lane_sum.h"
+#include "octavo/kernels/cpu/table.h"
+#include "octavo/kernels/cpu/values.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+namespace {
+
+// Values are worked out into L1, a block or some small ones at a time, and a wide block chunk by chunk; zeros fill up
+// the last group. More at a time would crowd out of L1 what is prefetched.
+
+constexpr std::uint64_t kWorkedOut = 512;
+
+OCTAVO_INLINE std::uint32_t summary(rules::LargestMagnitude, const float* values, std::uint64_t count) {
+  std::uint32_t largest = 0;
+  for (std::uint64_t i = 0; i < count; i += kGroup) {
+    for (std::uint64_t j = 0; j < kGroup; ++j) {
+      const std::uint32_t bits = rules::magnitude_bits(values[i + j]);
+      largest = bits > largest ? bits : largest;
+    }
+  }
+  return largest;
+}
+
+OCTAVO_INLINE float summary(rules::MeanMagnitude, const float* values, std::uint64_t count) {
+  return lane_sum(values, count, magnitudes);
+}
+
+/// Writes the scale that is sent. Returns the one that codes are made with: where that is NaN, the one of zeros.
+template <class Rule>
+OCTAVO_INLINE typename Rule::Scale begin_block(float statistic, float* scale) {
+  const auto used = Rule::scale(rules::is_finite(statistic) ? statistic : 0.0F);
+  *scale = rules::is_finite(statistic) ? used.sent : rules::from_bits(rules::kQuietNaNBits);
+  return used;
+}
+
+/// Where a chunk of values lies: elements [first, first + count) of the input, and `offset` of its block of `size`.
+struct Place {
+  std::uint64_t first, count, offset, size;
+};
+
+template <class Rule>
+OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, const Place& place,
+                                const typename Rule::Scale& scale, std::uint8_t* codes, rules::Residual* next,
+                                Store how) {
+  for_each_group(place.count, [&](std::uint64_t i, auto count) {
+    std::uint32_t words[kGroup];
+    float left_over[kGroup];
+    for (std::uint64_t j = 0; j < kGroup; ++j) {
+      const float value = values[i + j];
+      words[j] = Rule::code(value, scale);
+      left_over[j] = rules::left_over<Rule>(value, words[j], scale);
+    }
+    for (std::uint64_t j = count; j < kGroup; ++j) words[j] = 0;
+    store_codes<Rule::kBits>(words, place.offset + i, count, place.size, codes);
+    if (next) store_residual(how, in, place.first + i, left_over, count, next);
+  });
+}
+
+/// Encodes a block whose values are there, and its scale.
+template <class Rule>
+OCTAVO_INLINE void encode_block(const EncodeInput& in, float* values, std::uint64_t first, std::uint64_t size,
+                                float* scale, std::uint8_t* codes, rules::Residual* next, Store how) {
+  typename Rule::Scale used = {};
+  if constexpr (Rule::kHasScale) {
+    typename Rule::Statistic statistic;
+    statistic.add(summary(statistic, values, size));
+    used = begin_block<Rule>(statistic.value(size), scale);
+    if (!rules::is_finite(*scale)) std::memset(values, 0, size * sizeof *values);
+  }
+  encode_chunk<Rule>(in, values, {first, size, 0, size}, used, codes, next, how);
+}
+
+/// A block of several chunks, whose values are worked out twice: up to 2^18 elements are still in L2 then.
+template <class Rule>
+OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first, std::uint64_t size, float* scale,
+                                     std::uint8_t* codes, rules::Residual* next, Store how) {
+  constexpr bool kAnyChunks = std::is_same_v<typename Rule::Statistic, rules::LargestMagnitude>;  // say the same
+  constexpr std::uint64_t kChunk = kAnyChunks ? kWorkedOut : rules::kSummaryChunk;
+  alignas(64) float values[kChunk] = {};
+  typename Rule::Statistic statistic;
+  for_each_block(size, kChunk, [&](std::uint64_t, std::uint64_t offset, std::uint64_t count) {
+    work_out(in, first + offset, count, values);
+    statistic.add(summary(statistic, values, count));
+  });
+  const auto used = begin_block<Rule>(statistic.value(size), scale);
+  if (!rules::is_finite(*scale)) std::memset(values, 0, sizeof values);
+  for_each_block(size, kChunk, [&](std::uint64_t, std::uint64_t offset, std::uint64_t count) {
+    if (rules::is_finite(*scale)) work_out(in, first + offset, count, values);
+    encode_chunk<Rule>(in, values, {first + offset, count, offset, size}, used, codes, next, how);
+  });
+}
+
+OCTAVO_INLINE void report(bool is_finite, std::uint32_t* nonfinite) {
+  if (!is_finite && nonfinite) std::atomic_ref(*nonfinite).store(1, std::memory_order_relaxed);
+}
+
+/// Added to the magnitude of what is not finite, and of nothing else, it carries into the sign bit.
+constexpr std::uint32_t kCarryIntoSign = rules::kSignMask - rules::kInfinityBits;
+
+template <class Rule>
+OCTAVO_INLINE bool decode_block(const std::uint8_t* codes, std::uint64_t size, float scale, Store how, float* out) {
+  std::uint32_t seen = 0;
+  for_each_group(size, [&](std::uint64_t i, auto count) {
+    float values[kGroup];
+    for_codes<Rule::kBits>(codes, i, count, size,
+                           [&](std::uint64_t j, std::uint32_t code) { values[j] = Rule::decoded(code, scale); });
+    if constexpr (!Rule::kHasScale) {
+      for (std::uint64_t j = 0; j < kGroup; ++j) seen |= rules::magnitude_bits(values[j]) + kCarryIntoSign;
+    }
+    store_part(how, values, count, out + i);
+  });
+  return Rule::kHasScale ? rules::is_finite(scale) : (seen & rules::kSignMask) == 0;
+}
+
+}  // namespace
+
+template <BlockCodec codec>
+void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
+                   rules::Residual* next) {
+  using Rule = RuleOf<codec>::type;
+  const Store how = choose_residual_store(count);
+  const auto codes_of = [&](std::uint64_t index) {
+    return payload.codes + index * rules::code_bytes<Rule::kBits>(block);
+  };
+  if constexpr (Rule::kHasScale) {
+    if (block > rules::kSummaryChunk) {
+      for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+        encode_wide_block<Rule>(in, first, size, payload.scales + index, codes_of(index), next, how);
+      });
+      return end_stream();
+    }
+  } else {
+    block = kWorkedOut;
+  }
+  alignas(64) float values[rules::kSummaryChunk];
+  const std::uint64_t blocks_at_once = block % kGroup == 0 && block < kWorkedOut ? kWorkedOut / block : 1;
+  for_each_block(count, blocks_at_once * block, [&](std::uint64_t turn, std::uint64_t start, std::uint64_t part) {
+    work_out(in, start, part, values);
+    for_each_block(part, block, [&](std::uint64_t i, std::uint64_t at, std::uint64_t size) {
+      const std::uint64_t index = turn * blocks_at_once + i;
+      encode_block<Rule>(in, values + at, start + at, size, payload.scales + index, codes_of(index), next, how);
+    });
+  });
+  end_stream();
+}
+
+template <BlockCodec codec>
+void decode_blocks(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store wish, float* out,
+                   std::uint32_t* nonfinite) {
+  using Rule = RuleOf<codec>::type;
+  const Store how = choose_store(wish, count);
+  bool all_finite = true;
+  for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
+    const float scale = Rule::kHasScale ? payload.scales[index] : 1.0F;
+    const std::uint8_t* codes = payload.codes + index * rules::code_bytes<Rule::kBits>(block);
+    all_finite &= decode_block<Rule>(codes, size, scale, how, out + first);
+  });
+  report(all_finite, nonfinite);
+  end_stream();
+}
+
+#define OCTAVO_INSTANTIATE(name, ...)                    \
+  template EncodeKernel encode_blocks<BlockCodec::name>; \
+  template DecodeKernel decode_blocks<BlockCodec::name>;
+OCTAVO_BLOCK_CODECS(OCTAVO_INSTANTIATE)
+
+}  // namespace octavo::cpu::OCTAVO_ISA

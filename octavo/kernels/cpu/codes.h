@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <type_traits>
+
+#include "octavo/kernels/cpu/simd.h"
+#include "octavo/rules/block_codec.h"
+
+/// The codes of a group, as words, to and from the bytes of their block (rules/block_codec.h says how they lie there).
+/// `first`: the group's first element in its block of `size` elements. What lies behind the `count` elements of the
+/// last group of a block is 0.
+namespace octavo::cpu::OCTAVO_ISA {
+
+template <unsigned kBits>
+using CodeWord =
+    std::conditional_t<kBits <= 8, std::uint8_t, std::conditional_t<kBits <= 16, std::uint16_t, std::uint32_t>>;
+
+template <unsigned kBits>
+OCTAVO_INLINE void store_codes(const std::uint32_t* words, std::uint64_t first, std::uint64_t count, std::uint64_t size,
+                               std::uint8_t* codes) {
+  if constexpr (rules::kLayout<kBits> == rules::Layout::words) {
+    CodeWord<kBits> packed[kGroup];
+    for (std::uint64_t j = 0; j < kGroup; ++j) packed[j] = static_cast<CodeWord<kBits>>(words[j]);
+    std::memcpy(codes + kBits / 8 * first, packed, kBits / 8 * count);
+  } else if constexpr (rules::kLayout<kBits> == rules::Layout::nibbles) {
+    std::uint8_t packed[kGroup / 2];
+    for (std::uint64_t j = 0; j < kGroup / 2; ++j) {
+      packed[j] = static_cast<std::uint8_t>(words[2 * j] << 4 | words[2 * j + 1]);
+    }
+    std::memcpy(codes + first / 2, packed, rules::code_bytes<kBits>(count));
+  } else {
+    for (unsigned plane = 0; plane < kBits; ++plane) {
+      std::uint32_t highest[kGroup];
+      for (std::uint64_t j = 0; j < kGroup; ++j) highest[j] = words[j] << (32 - kBits + plane);
+      const std::uint64_t packed = reverse_bits_in_bytes(sign_mask(highest));
+      std::memcpy(codes + plane * rules::packed_sign_bytes(size) + first / 8, &packed, rules::packed_sign_bytes(count));
+    }
+  }
+}
+
+/// Calls visit(j, code) for all elements of a group. A visitor that keeps what it makes of a code, not the code itself,
+/// lets the compiler widen codes in whole registers.
+template <unsigned kBits, class Visit>
+OCTAVO_INLINE void for_codes(const std::uint8_t* codes, std::uint64_t first, std::uint64_t count, std::uint64_t size,
+                             Visit visit) {
+  if constexpr (rules::kLayout<kBits> == rules::Layout::words) {
+    CodeWord<kBits> packed[kGroup] = {};
+    std::memcpy(packed, codes + kBits / 8 * first, kBits / 8 * count);
+    for (std::uint64_t j = 0; j < kGroup; ++j) visit(j, packed[j]);
+  } else if constexpr (rules::kLayout<kBits> == rules::Layout::nibbles) {
+    std::uint8_t packed[kGroup / 2] = {};
+    std::memcpy(packed, codes + first / 2, rules::code_bytes<kBits>(count));
+    for (std::uint64_t j = 0; j < kGroup / 2; ++j) {
+      visit(2 * j, packed[j] >> 4U);
+      visit(2 * j + 1, packed[j] & 15U);
+    }
+  } else {
+    std::uint32_t planes[kBits][kGroup];
+    for (unsigned plane = 0; plane < kBits; ++plane) {
+      const std::uint8_t* bits = codes + plane * rules::packed_sign_bytes(size) + first / 8;
+      expand_bits(load_signs(bits, count), 1U << (kBits - 1 - plane), planes[plane]);
+    }
+    for (std::uint64_t j = 0; j < kGroup; ++j) {
+      std::uint32_t code = planes[0][j];
+      for (unsigned plane = 1; plane < kBits; ++plane) code |= planes[plane][j];
+      visit(j, code);
+    }
+  }
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/bf16.h"
+#include "octavo/rules/block_codec.h"
+
+/// Codecs without scales: the values themselves, in a float type.
+namespace octavo::rules {
+
+struct PlainFloat {
+  static constexpr bool kHasScale = false, kKeepsMagnitude = true;
+  static constexpr std::uint64_t kBlock = 4096;
+  struct Scale {};
+};
+
+struct Fp32 : PlainFloat {
+  static constexpr unsigned kBits = 32;
+  static constexpr bool kLeavesError = false;
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) { return to_bits(value); }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bits(code); }
+};
+
+/// Rounded to nearest even; what is beyond bfloat16's range becomes infinite.
+struct Bfloat16 : PlainFloat {
+  static constexpr unsigned kBits = 16;
+  static constexpr bool kLeavesError = true;
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) { return to_bf16(value).bits; }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bf16({static_cast<std::uint16_t>(code)}); }
+};
+
+}  // namespace octavo::rules

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/block_codec.h"
+
+namespace octavo::rules {
+
+/// Symmetric integers: a block is sent as scale = max|v| / L and one code -L to L an element, rounded to nearest even,
+/// where L = 2^(kBits-1) - 1. A code is stored as code + 2^(kBits-1).
+template <unsigned kWidth, std::uint64_t kDefaultBlock>
+struct SymmetricInt {
+  static constexpr unsigned kBits = kWidth;
+  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true;
+  static constexpr std::uint64_t kBlock = kDefaultBlock;
+  using Statistic = LargestMagnitude;
+  struct Scale {
+    float sent;
+    float reciprocal;  // L / max|v|
+  };
+
+  static constexpr std::int32_t kOffset = 1 << (kBits - 1);
+  static constexpr float kLevels = static_cast<float>(kOffset - 1);
+  /// Below this the reciprocal overflows or the quotient loses bits: such a block is sent as zeros and stays residual.
+  static constexpr float kSmallest = kBits <= 4 ? 0x1p-125F : 0x1p-119F;
+
+  OCTAVO_RULE static Scale scale(float largest) {
+    if (largest < kSmallest) return {0.0F, 0.0F};
+    return {largest / kLevels, kLevels / largest};
+  }
+
+  /// Adding and taking away 1.5 * 2^23 rounds to nearest even.
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
+    constexpr float kRound = 12582912.0F;
+    const float rounded = (value * scale.reciprocal + kRound) - kRound;
+    return static_cast<std::uint32_t>(static_cast<std::int32_t>(rounded) + kOffset);
+  }
+
+  OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
+    return static_cast<float>(static_cast<std::int32_t>(code) - kOffset) * sent;
+  }
+};
+
+}  // namespace octavo::rules

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "octavo/rules/block_codecs.h"
+#include "tests/conformance/codec.h"
+
+/// Every block codec: encoded with all that an input may have, decoded by assigning and adding.
+namespace octavo::conformance {
+
+namespace {
+
+struct Shape {
+  std::uint64_t count, block, offset;
+  bool momentum, others, residual, want_next;
+};
+
+std::vector<rules::Residual> residuals(std::uint64_t count, std::uint64_t seed) {
+  std::vector<rules::Residual> kept;
+  for (const float value : finite_values(count, seed)) kept.push_back(rules::to_residual(value, 0x8000));
+  return kept;
+}
+
+void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& shape, const std::vector<float>& values) {
+  SCOPED_TRACE(::testing::Message() << "count " << shape.count << " block " << shape.block << " offset " << shape.offset
+                                    << " momentum " << shape.momentum << " others " << shape.others << " residual "
+                                    << shape.residual);
+  const auto momentum = finite_values(shape.count + shape.offset, 11);
+  const auto residual = residuals(shape.count + shape.offset, 12);
+  const auto preconditioner = finite_values(shape.count + shape.offset, 13);
+  const auto others = finite_values(shape.count + shape.offset, 14);
+  EncodeInput input{values.data()};
+  if (shape.residual) input.residual = residual.data();
+  if (shape.momentum) input.momentum = momentum.data();
+  if (shape.momentum) input.preconditioner = preconditioner.data();
+  if (shape.others) input.others = others.data();
+  input.gradient_weight = shape.momentum ? 0.1F : 0.5F;
+  input.momentum_weight = 0.9F;
+  input.sum_weight = 0.3F;
+  input.rounding_key = rules::derive_key(shape.count, shape.block);
+  input.first = (1ULL << 38) - 128;  // where the numbers of the groups that draw begin again
+  input = input.from(shape.offset);
+
+  const std::uint64_t blocks = codec.blocks(shape.count, shape.block), bytes = codec.bytes(shape.count, shape.block);
+  Encoded expected(blocks, bytes, shape.want_next ? shape.count : 0, 0);
+  Encoded got(blocks, bytes, shape.want_next ? shape.count : 0, shape.offset);
+  const auto run = [&](const KernelTable& table, Encoded& to) {
+    table.of(codec.codec)
+        .encode({}, input, shape.count, shape.block, to.payload(), shape.want_next ? to.next.data() : nullptr);
+  };
+  run(reference(), expected);
+  run(tested(), got);
+  got.scales.expect_same_bits(expected.scales);
+  got.codes.expect_same_bits(expected.codes);
+  got.next.expect_same_bits(expected.next);
+  got.scales.expect_untouched_around();
+  got.codes.expect_untouched_around();
+  got.next.expect_untouched_around();
+
+  for (const Store how : {Store::assign, Store::add, Store::uncached}) {
+    Guarded<float> want(shape.count, 0), have(shape.count, shape.offset);
+    std::copy_n(preconditioner.data(), shape.count, want.data());
+    std::copy_n(preconditioner.data(), shape.count, have.data());
+    std::uint32_t wanted_nonfinite = 0, nonfinite = 0;
+    reference()
+        .of(codec.codec)
+        .decode({}, expected.payload(), shape.count, shape.block, how, want.data(), &wanted_nonfinite);
+    tested().of(codec.codec).decode({}, got.payload(), shape.count, shape.block, how, have.data(), &nonfinite);
+    have.expect_same_bits(want);
+    ASSERT_EQ(nonfinite, wanted_nonfinite);
+    have.expect_untouched_around();
+  }
+}
+
+/// Blocks of less than a group and of several chunks, and some that share no boundary with either.
+const std::vector<std::uint64_t> kBlocks = {8, 32, 48, 64, 256, 1000, 4096, 5000, 1U << 19};
+
+std::vector<std::uint64_t> blocks_of(const CodecUnderTest& codec) {
+  return codec.has_scale ? kBlocks : std::vector<std::uint64_t>{1U << 18};  // without scales they only cut the work
+}
+
+/// Outputs larger than the caches, aligned to vectors and not.
+void expect_large_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
+  for (const std::uint64_t offset : {0, 1}) {
+    const Shape shape{kLargeCount, block, offset, true, true, true, true};
+    expect_codec_equals_reference(codec, shape, finite_values(kLargeCount + offset, 9));
+  }
+}
+
+/// What an input may have, as bits: momentum, residual, next residual, others. A device compiles its kernels for each
+/// kind, by a rule that all codecs share: there one codec is tested with all, the others with those of a step.
+std::vector<unsigned> kinds_of_input(const CodecUnderTest& codec) {
+  if (tested().runtime && codec.codec != BlockCodec::int4) return {0, 4, 6, 14, 15};
+  std::vector<unsigned> all(16);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+void expect_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
+  for (const std::uint64_t count : kCounts) {
+    for (const std::uint64_t offset : kOffsets) {
+      for (const unsigned has : kinds_of_input(codec)) {
+        const Shape shape{count, block, offset, (has & 1) != 0, (has & 8) != 0, (has & 2) != 0, (has & 4) != 0};
+        expect_codec_equals_reference(codec, shape, finite_values(count + offset, count + block));
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+      const Shape plain{count, block, offset, false, false, true, true};
+      expect_codec_equals_reference(codec, plain, any_values(count + offset, count + block));
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+}
+
+/// The rounding of a residual depends on the number of its element, not on the part of a tensor that is encoded.
+void expect_parts_round_as_the_whole(const CodecUnderTest& codec, std::uint64_t block) {
+  constexpr std::uint64_t kBlocks = 5;
+  const auto values = finite_values(kBlocks * block, 4);
+  EncodeInput input{values.data()};
+  input.rounding_key = 77;
+  Encoded whole(kBlocks, kBlocks * codec.code_bytes(block), values.size(), 0);
+  tested().of(codec.codec).encode({}, input, values.size(), block, whole.payload(), whole.next.data());
+  Encoded parts(kBlocks, kBlocks * codec.code_bytes(block), values.size(), 0);
+  for (std::uint64_t i = 0; i < kBlocks; ++i) {
+    const Payload payload{parts.scales.data() + i, parts.codes.data() + i * codec.code_bytes(block)};
+    tested().of(codec.codec).encode({}, input.from(i * block), block, block, payload, parts.next.data() + i * block);
+  }
+  parts.next.expect_same_bits(whole.next);
+}
+
+/// A gradient of 1/20000 of its block's largest, step after step: nearly all of it is sent, and the rest is kept.
+void expect_a_steady_gradient_is_sent(const CodecUnderTest& codec) {
+  constexpr std::uint64_t kBlock = 256, kSteps = 20000;
+  std::vector<float> gradient(kBlock, 1.0F / kSteps), decoded(kBlock);  // 1 in all
+  for (std::uint64_t i = 0; i < kBlock; i += 2) gradient[i] = 1.0F;
+  Encoded to(1, codec.code_bytes(kBlock), kBlock, 0);
+  std::vector<rules::Residual> residual(kBlock);
+  double sent = 0, kept = 0;
+  for (std::uint64_t step = 0; step < kSteps; ++step) {
+    EncodeInput input{gradient.data(), residual.data()};
+    input.rounding_key = rules::derive_key(1, step);
+    const CodecKernels& kernels = tested().of(codec.codec);
+    kernels.encode({}, input, kBlock, kBlock, to.payload(), to.next.data());
+    kernels.decode({}, to.payload(), kBlock, kBlock, Store::assign, decoded.data(), nullptr);
+    std::copy_n(to.next.data(), kBlock, residual.data());
+    for (std::uint64_t i = 1; i < kBlock; i += 2) sent += static_cast<double>(decoded[i]);
+  }
+  for (std::uint64_t i = 1; i < kBlock; i += 2) kept += static_cast<double>(rules::from_residual(residual[i]));
+  EXPECT_NEAR((sent + kept) / (kBlock / 2), 1.0, 0.05) << "sent " << sent << ", kept " << kept;
+  EXPECT_GT(sent / (kBlock / 2), 0.4);
+}
+
+/// decoded + next residual is the value that was encoded, but for the rounding of the residual: nothing is lost.
+void expect_nothing_lost(const CodecUnderTest& codec, std::uint64_t block) {
+  constexpr std::uint64_t kCount = 5000;
+  const auto values = finite_values(kCount, 3);
+  Encoded to(kCount / block + 1, kCount * 4 + 64, kCount, 0);
+  tested().of(codec.codec).encode({}, {values.data()}, kCount, block, to.payload(), to.next.data());
+  std::vector<float> decoded(kCount);
+  tested().of(codec.codec).decode({}, to.payload(), kCount, block, Store::assign, decoded.data(), nullptr);
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    const float left_over = values[i] - decoded[i];
+    ASSERT_NEAR(rules::from_residual(to.next.data()[i]), left_over, std::ldexp(std::abs(left_over), -7) + 0x1p-133F)
+        << i;
+  }
+}
+
+/// A NaN or an infinity makes its block's scale NaN and its residual 0, and touches no other block.
+void expect_bad_values_stay_in_their_block(const CodecUnderTest& codec) {
+  for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+    auto values = finite_values(512, 1);
+    values[300] = bad;
+    Encoded to(2, 512, 512, 0);
+    tested().of(codec.codec).encode({}, {values.data()}, 512, 256, to.payload(), to.next.data());
+    EXPECT_FALSE(std::isnan(to.scales.data()[0]));
+    EXPECT_TRUE(std::isnan(to.scales.data()[1]));
+    for (int i = 256; i < 512; ++i) ASSERT_EQ(rules::from_residual(to.next.data()[i]), 0.0F);
+  }
+}
+
+void expect_zeros_stay_zeros(const CodecUnderTest& codec) {
+  const std::vector<float> zeros(100);
+  Encoded to(codec.blocks(100, 256), codec.bytes(100, 256), 100, 0);
+  tested().of(codec.codec).encode({}, {zeros.data()}, 100, 256, to.payload(), to.next.data());
+  std::vector<float> decoded(100, 1.0F);
+  tested().of(codec.codec).decode({}, to.payload(), 100, 256, Store::assign, decoded.data(), nullptr);
+  for (std::size_t i = 0; i < 100; ++i) {
+    ASSERT_EQ(decoded[i], 0.0F);
+    ASSERT_EQ(rules::from_residual(to.next.data()[i]), 0.0F);
+  }
+}
+
+class BlockCodecTest : public ::testing::TestWithParam<CodecUnderTest> {};
+
+TEST_P(BlockCodecTest, EqualsReference) {
+  for (const std::uint64_t block : blocks_of(GetParam())) expect_codec_conforms(GetParam(), block);
+}
+
+TEST_P(BlockCodecTest, LargeOutputsEqualReference) {
+  for (const std::uint64_t block : blocks_of(GetParam())) expect_large_codec_conforms(GetParam(), block);
+}
+
+TEST_P(BlockCodecTest, PartsRoundAsTheWhole) {
+  if (!GetParam().has_scale) return;  // no blocks
+  for (const std::uint64_t block : {72, 250}) expect_parts_round_as_the_whole(GetParam(), block);
+}
+
+TEST_P(BlockCodecTest, NothingIsLost) {
+  if (GetParam().leaves_error) expect_nothing_lost(GetParam(), 256);
+}
+
+TEST_P(BlockCodecTest, ASteadyGradientFarBelowTheLargestIsSent) {
+  if (GetParam().leaves_error) expect_a_steady_gradient_is_sent(GetParam());
+}
+
+TEST_P(BlockCodecTest, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) {
+  if (GetParam().has_scale) expect_bad_values_stay_in_their_block(GetParam());
+}
+
+TEST_P(BlockCodecTest, ABlockOfZerosDecodesToZeros) { expect_zeros_stay_zeros(GetParam()); }
+
+INSTANTIATE_TEST_SUITE_P(All, BlockCodecTest, ::testing::ValuesIn(all_codecs()),
+                         [](const auto& codec) { return std::string(codec.param.name); });
+
+/// Without fp64, which not every device has.
+TEST(ScaledSign, TheScaleOfAWideBlockIsExact) {
+  constexpr std::uint64_t kCount = 1U << 24;
+  std::mt19937 random(6);
+  std::vector<float> values(kCount);
+  double sum = 0;
+  for (float& value : values) {
+    value = std::ldexp(static_cast<float>(random()), -32 - static_cast<int>(random() % 8));
+    sum += static_cast<double>(value);
+  }
+  Encoded to(1, rules::packed_sign_bytes(kCount), 0, 0);
+  tested().of(BlockCodec::sign).encode({}, {values.data()}, kCount, kCount, to.payload(), nullptr);
+  EXPECT_NEAR(static_cast<double>(to.scales.data()[0]) * kCount / sum, 1.0, 2e-7);
+}
+
+TEST(MajorityVote, AZeroOfEitherSignAbstains) {
+  const std::vector<float> values = {2, 0.0F, -2, -0.0F, 1e-41F, -1e-41F};
+  const std::vector<float> expected = {1, 0, -1, 0, 1, -1};
+  Encoded to(1, 2, 0, 0);
+  const CodecKernels& vote = tested().of(BlockCodec::sign_vote);
+  vote.encode({}, {values.data()}, values.size(), 64, to.payload(), nullptr);
+  std::vector<float> votes(values.size());
+  vote.decode({}, to.payload(), values.size(), 64, Store::assign, votes.data(), nullptr);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    EXPECT_EQ(votes[i], expected[i]) << i;
+    EXPECT_FALSE(expected[i] == 0 && std::signbit(votes[i])) << i;
+  }
+}
+
+TEST(Bfloat16, RoundsToNearestEven) {
+  EXPECT_EQ(rules::to_bf16(1.0F).bits, 0x3F80);
+  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F808000)).bits, 0x3F80);  // a tie goes to even, down
+  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F818000)).bits, 0x3F82);  // and up
+  EXPECT_EQ(rules::to_bf16(std::numeric_limits<float>::max()).bits, 0x7F80);
+  EXPECT_TRUE(std::isnan(rules::from_bf16(rules::to_bf16(rules::from_bits(0x7F800001)))));
+}
+
+}  // namespace
+
+}  // namespace octavo::conformance
