@@ -43,7 +43,11 @@ add_library(octavo SHARED
   comm/feedback/residual.cpp
   comm/wire.cpp
   comm/schedule/gradient_power.cpp
-  comm/schedule/range_coder.cpp
+  comm/schedule/all_reduce_sum.cpp
+  comm/schedule/gather_codes.cpp
+  comm/schedule/messages.cpp
+  comm/schedule/parts.cpp
+  comm/schedule/scatter_sum.cpp
   comm/schedule/two_phase.cpp
   comm/compressor.cpp
   comm/compressor_state.cpp

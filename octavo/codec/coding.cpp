@@ -25,9 +25,11 @@ void for_block_parts(c10::Device device, Format format, std::uint64_t count, Bod
 
 }  // namespace
 
-void encode(c10::Device device, Format format, const EncodeInput& input, std::uint64_t count, Payload payload,
+void encode(c10::Device device, Format format, const EncodeInput& wanted, std::uint64_t count, Payload payload,
             rules::Residual* next_residual) {
   const LaunchScope scope(device);
+  EncodeInput input = wanted;
+  input.stochastic = format.stochastic;
   EncodeKernel* const kernel = scope.kernels().of(format.codec).encode;
   for_block_parts(device, format, count, [&](std::uint64_t first, std::uint64_t part) {
     kernel(scope.queue(), input.from(first), part, format.block, format.from(payload, first),

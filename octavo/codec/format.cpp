@@ -7,7 +7,12 @@ namespace {
 
 template <class Rule>
 constexpr CodecTraits traits_of(const char* name) {
-  return {name,        rules::code_bytes<Rule::kBits>, Rule::kHasScale, Rule::kLeavesError, Rule::kKeepsMagnitude,
+  return {name,
+          rules::code_bytes<Rule::kBits>,
+          Rule::kHasScale,
+          Rule::kLeavesError,
+          Rule::kKeepsMagnitude,
+          Rule::kDithers,
           Rule::kBlock};
 }
 

@@ -18,6 +18,7 @@ struct CodecTraits {
   bool has_scale;                                    // one per block
   bool leaves_error;                                 // which may be fed back
   bool keeps_magnitude;                              // false: the result is a vote, not an average
+  bool dithers;                                      // its codes may be rounded stochastically
   std::uint64_t default_block;                       // elements
 };
 
@@ -27,6 +28,7 @@ OCTAVO_API std::span<const BlockCodec> all_block_codecs();
 struct OCTAVO_API Format {
   BlockCodec codec = BlockCodec::fp32;
   std::uint64_t block = 0;  // elements
+  bool stochastic = false;  // codes are rounded without bias; the same bytes mean the same
 
   std::uint64_t blocks(std::uint64_t count) const;
   std::uint64_t scale_bytes(std::uint64_t count) const;

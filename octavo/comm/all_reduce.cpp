@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <atomic>
 #include <utility>
 
 #include "octavo/comm/schedule/two_phase.h"
@@ -30,6 +31,12 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   }
 }
 
+/// Calls draw different random bits.
+std::uint64_t next_call() {
+  static std::atomic<std::uint64_t> calls = 0;
+  return ++calls;
+}
+
 }  // namespace
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
@@ -46,11 +53,10 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  TwoPhase two_phase(wire, seconds, tensor.device());
-  two_phase.send_up(
-      {{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(), plan.down()}});
-  two_phase.send_down(static_cast<float>(weight));
-  two_phase.finish();
+  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(),
+                   plan.down()};
+  all.rounding_key = rules::derive_key(next_call(), static_cast<std::uint64_t>(wire.rank()));
+  TwoPhase(wire, seconds, tensor.device()).run({values, {all}, op == ReduceOp::average ? wire.world_size() : 1});
   result.copy_(values);
   wait_for_current_stream(result.device());
 }

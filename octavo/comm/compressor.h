@@ -9,11 +9,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "octavo/comm/feedback/residual.h"
 #include "octavo/comm/plan.h"
-#include "octavo/comm/schedule/two_phase.h"
+#include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
@@ -59,23 +60,19 @@ class OCTAVO_API Compressor {
   class Job {
     friend class Compressor;
     at::Tensor bucket;  // real numbers
-    at::Tensor values;  // the bucket in float32
+    at::Tensor values;  // the bucket in float32; undefined where it is sparse
     std::vector<Slot> slots;
     float gradient_scale = 1.0F;
-    std::unique_ptr<TwoPhase> two_phase;  // null: the bucket travels unencoded
-    struct Unencoded {
-      at::Tensor on_host;  // the bucket, or its copy where that is on a device
-      at::Tensor powers;   // of the gradients in the slots, float64; a sparse bucket has none
-      std::vector<Transfer> transfers;
-    };
-    std::optional<Unencoded> unencoded;
+    bool is_encoded = false;
+    std::unique_ptr<Schedule> schedule;
   };
-  /// Encodes and sends the bucket; send_down() and finish() then complete it. Several jobs may be under way. Throws
-  /// Error unsupported for a device without kernels.
-  std::unique_ptr<Job> send_up(at::Tensor bucket, std::vector<Slot> slots);
-  void send_down(Job& job);
+  /// Starts the bucket's first transfer; advance(), transfers() - 1 times, and finish() then complete it. Several jobs
+  /// may be under way. Throws Error unsupported for a device without kernels.
+  std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots);
+  void advance(Job& job);
   void finish(std::unique_ptr<Job> job);
-  /// All three.
+  static int transfers(const Job& job) { return job.schedule->transfers(); }
+  /// All of the above.
   void reduce(at::Tensor bucket, std::vector<Slot> slots);
 
   Plan plan() const;
@@ -148,12 +145,10 @@ class OCTAVO_API Compressor {
   using Residuals = std::vector<std::pair<Residual*, at::Tensor>>;
 
   void settle();
-  at::Tensor own_powers(const Job& job);
-  void send_unencoded(Job& job);
-  void finish_unencoded(Job& job);
   void take_sample(const Job& job);
   std::vector<Contribution> contributions(const Job& job);
-  std::unique_ptr<TwoPhase> take_idle(c10::Device device);
+  std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
+  std::unique_ptr<Schedule> take_schedule(const Job& job);
   Contribution contribution(std::size_t index, float* values, c10::Device device);
   void clear_residuals();
   /// Whether a key names what a rank did not send (or what it left out of a sum), and the parameter's index.
@@ -165,7 +160,9 @@ class OCTAVO_API Compressor {
   mutable std::mutex mutex_;
   std::unique_ptr<Wire> wire_;
   PhaseSeconds seconds_;
-  std::vector<std::unique_ptr<TwoPhase>> idle_;  // keep their buffers from job to job
+  /// Schedules keep their buffers from job to job.
+  using IdleSchedules = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
+  IdleSchedules idle_two_phase_, idle_all_reduce_;
   Plan plan_;
   std::vector<Parameter> parameters_;
   bool in_momentum_phase_ = false;

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
+#include <algorithm>
 #include <deque>
 #include <exception>
 #include <optional>
@@ -52,24 +53,30 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     FuturePtr future;
     at::Tensor buffer;
     std::unique_ptr<Compressor::Job> job;
-    bool sent_down = false;
+    int transfers_begun = 1;
   };
 
-  /// A pipeline of three stages: while a bucket's codes travel up, the sums of the one before travel down, and the
-  /// one before that is decoded. What is done when follows from the sequence of buckets alone, never from which
-  /// message came first: all ranks make the same calls in the same order.
+  /// Buckets that are under way at once at least: the results of one are awaited while others travel.
+  static constexpr int kDepth = 2;
+
+  /// A pipeline: with each bucket that begins, those under way make one step on. While a bucket's codes travel up, the
+  /// sums of the one before travel down, and the one before that is decoded. What is done when follows from the
+  /// sequence of buckets alone, never from which message came first: all ranks make the same calls in the same order.
   void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots, bool is_first,
                bool is_last) {
     if (is_first) state_->begin_step();
-    in_flight_.push_back({future, buffer, state_->send_up(where_kernels_run(buffer), slots)});
-    if (in_flight_.size() >= 2) send_down(in_flight_[in_flight_.size() - 2]);
-    if (in_flight_.size() >= 3) finish_oldest();
+    in_flight_.push_back({future, buffer, state_->begin(where_kernels_run(buffer), slots)});
+    for (std::size_t i = in_flight_.size() - 1; i-- > 0;) advance(in_flight_[i]);
+    const int depth = std::max(kDepth, Compressor::transfers(*in_flight_.front().job));
+    if (static_cast<int>(in_flight_.size()) > depth) finish_oldest();
     if (is_last) drain();
   }
 
-  void send_down(InFlight& bucket) {
-    if (!bucket.sent_down) state_->send_down(*bucket.job);
-    bucket.sent_down = true;
+  bool advance(InFlight& bucket) {
+    if (bucket.transfers_begun == Compressor::transfers(*bucket.job)) return false;
+    state_->advance(*bucket.job);
+    ++bucket.transfers_begun;
+    return true;
   }
 
   void finish_oldest() {
@@ -79,7 +86,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   }
 
   void drain() {
-    for (InFlight& bucket : in_flight_) send_down(bucket);
+    for (InFlight& bucket : in_flight_) {
+      while (advance(bucket)) {
+      }
+    }
     while (!in_flight_.empty()) finish_oldest();
   }
 

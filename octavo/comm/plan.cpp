@@ -16,6 +16,8 @@ constexpr std::string_view kDense = "dense";
 
 std::string_view name_of(BlockCodec codec) { return codec == BlockCodec::fp32 ? kDense : traits(codec).name; }
 
+constexpr std::string_view kStochastic = "stochastic";
+
 /// Of a codec's block only the size matters, and only where it has a scale of its own.
 bool may_set_block(BlockCodec codec) { return traits(codec).has_scale && traits(codec).keeps_magnitude; }
 
@@ -27,7 +29,8 @@ std::string all_names() {
 
 [[noreturn]] void refuse(std::string_view text, std::string_view because) {
   fail(ErrorCode::invalid_argument, "comm.plan", "expected ", all_names(),
-       ", with error feedback as in sign+ef or with a block size as in sign:1024+ef, got '", text, "': ", because);
+       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic or error feedback as in sign+ef, ",
+       "got '", text, "': ", because);
 }
 
 BlockCodec find(std::string_view text, std::string_view name) {
@@ -47,6 +50,16 @@ std::uint64_t parse_block(std::string_view text, std::string_view digits) {
   return block;
 }
 
+void set_option(Plan& plan, std::string_view text, std::string_view option) {
+  if (option == kStochastic) {
+    if (!traits(plan.codec).dithers) refuse(text, "only int2 to int8 round stochastically");
+    plan.stochastic = true;
+    return;
+  }
+  if (!may_set_block(plan.codec)) refuse(text, "this codec has no blocks");
+  plan.block = parse_block(text, option);
+}
+
 }  // namespace
 
 Plan Plan::parse(std::string_view text) {
@@ -55,9 +68,10 @@ Plan Plan::parse(std::string_view text) {
   const auto colon = head.find(':');
   Plan plan = {find(text, head.substr(0, colon))};
   plan.block = traits(plan.codec).default_block;
-  if (colon != std::string_view::npos) {
-    if (!may_set_block(plan.codec)) refuse(text, "this codec has no blocks");
-    plan.block = parse_block(text, head.substr(colon + 1));
+  for (std::size_t at = colon; at != std::string_view::npos;) {
+    const auto next = head.find(':', at + 1);
+    set_option(plan, text, head.substr(at + 1, next == std::string_view::npos ? next : next - at - 1));
+    at = next;
   }
   if (plus != std::string_view::npos) {
     if (text.substr(plus) != "+ef") refuse(text, "the only feedback is +ef");
@@ -70,6 +84,7 @@ Plan Plan::parse(std::string_view text) {
 std::string Plan::text() const {
   std::string text(name_of(codec));
   if (may_set_block(codec) && block != traits(codec).default_block) text += ":" + std::to_string(block);
+  if (stochastic) text += ":" + std::string(kStochastic);
   return error_feedback ? text + "+ef" : text;
 }
 

@@ -10,19 +10,24 @@
 
 namespace octavo {
 
-/// How gradients cross the wire: a codec, its block, and whether errors are fed back.
+/// How gradients cross the wire: a codec, its block, how codes are rounded, and whether errors are fed back.
 ///
-///   dense       float32 (or the gradient's own dtype), the process group's own all-reduce
-///   bf16        bfloat16 on the wire, added in float32
-///   int4        4 bits per value, one scale per block of 64
-///   sign        1 bit per value, one scale per block of 256
-///   sign-vote   2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
+///   dense             float32 (or the gradient's own dtype), the process group's own all-reduce
+///   bf16, fp16        16 bits per value on the wire, added in float32
+///   fp8, fp8-e5m2     8 bits per value, floats (e4m3, e5m2), one scale per block of 256
+///   e3m0              4 bits per value, powers of two, one scale per block of 64
+///   int8 to int2      8 to 2 bits per value, one scale per block (256 for int8, 128 for int7, 64 for the others)
+///   sign2, ternary    2 bits per value, one scale per block of 256
+///   sign              1 bit per value, one scale per block of 256
+///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
-/// `+ef` adds error feedback (int4, sign); `:N` sets the block, in elements: `sign:1024+ef`.
+/// `+ef` adds error feedback (all but dense and sign-vote); `:N` sets the block, in elements, `:stochastic` rounds
+/// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
 struct OCTAVO_API Plan {
   BlockCodec codec = BlockCodec::fp32;
   std::uint64_t block = default_format(BlockCodec::fp32).block;
   bool error_feedback = false;
+  bool stochastic = false;
 
   /// Throws Error invalid_argument for a text that makes no plan, saying what would.
   static Plan parse(std::string_view text);
@@ -30,7 +35,7 @@ struct OCTAVO_API Plan {
 
   bool dense() const { return codec == BlockCodec::fp32; }
   bool votes() const { return !traits(codec).keeps_magnitude; }
-  Format up() const { return {codec, block}; }
+  Format up() const { return {codec, block, stochastic}; }
   Format down() const;
 
   /// The plan for averaging momenta under a frozen variance, where one scale per tensor serves better than one per

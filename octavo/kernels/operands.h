@@ -22,8 +22,9 @@ struct EncodeInput {
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
   float sum_weight = 1.0F;         // read where others are
-  std::uint64_t rounding_key = 0;  // of the random bits by which residuals are rounded
+  std::uint64_t rounding_key = 0;  // of the random bits by which residuals, and codes, are rounded
   std::uint64_t first = 0;         // the number of the first element, by which it draws them
+  bool stochastic = false;         // rounds codes without bias, by codecs that dither
 
   EncodeInput from(std::uint64_t offset) const {
     EncodeInput rest = *this;
@@ -54,6 +55,12 @@ OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
                             : rules::contribution(in.gradient_weight, in.gradient[i]);
   if (in.others) value = rules::sum_of(value, in.others[i], in.sum_weight);
   return in.residual ? value + rules::from_residual(in.residual[i]) : value;
+}
+
+/// The key of the bits that codes are rounded by.
+OCTAVO_RULE std::uint64_t dither_key(const EncodeInput& in) {
+  constexpr std::uint64_t kOfCodes = 2;
+  return rules::derive_key(in.rounding_key, kOfCodes);
 }
 
 /// What is kept of what the code of the value at an index leaves over.

@@ -18,9 +18,12 @@
 ///   kBlock           elements of a block where nothing else is said
 ///   Statistic        of a block's magnitudes, of which its scale is made: LargestMagnitude or MeanMagnitude
 ///   Scale            `sent` crosses the wire, the rest helps the encoder
-///   scale(statistic), code(value, scale), decoded(code, sent)
+///   scale(statistic), code(value, scale, dither), decoded(code, sent)
+///   kDithers         whether code() adds the dither before it rounds, in units of a code: 0, or uniform between -1/2
+///                    and 1/2, which rounds without bias
 ///
-/// A block whose statistic is not finite is sent as zeros under a scale of NaN: rules meet finite values alone.
+/// A block whose statistic is not is_sendable() is sent as zeros under a scale of NaN: rules meet finite values alone,
+/// and what they decode is finite.
 /// block_codecs.h lists them. Each back end has one loop that serves them all.
 namespace octavo::rules {
 
@@ -62,6 +65,14 @@ struct MeanMagnitude {
   /// Infinite or NaN where any element is, or where the sum overflows.
   OCTAVO_RULE float value(std::uint64_t count) const { return sum.value() / static_cast<float>(count); }
 };
+
+/// What is larger is taken for infinite: a rule may double it.
+OCTAVO_RULE bool is_sendable(float statistic) { return magnitude_bits(statistic) < to_bits(0x1p126F); }
+
+/// Of 16 random bits.
+OCTAVO_RULE float dither(std::uint32_t random) {
+  return (static_cast<float>(static_cast<std::int32_t>(random)) + 0.5F) * 0x1p-16F - 0.5F;
+}
 
 /// What the codes of a block leave over of one of its values, which is what the codes are of.
 template <class Rule>

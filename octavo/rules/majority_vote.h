@@ -16,7 +16,7 @@ namespace octavo::rules {
 /// scale says nothing, but for a NaN.
 struct MajorityVote {
   static constexpr unsigned kBits = 2;
-  static constexpr bool kHasScale = true, kLeavesError = false, kKeepsMagnitude = false;
+  static constexpr bool kHasScale = true, kLeavesError = false, kKeepsMagnitude = false, kDithers = false;
   static constexpr std::uint64_t kBlock = 1U << 18;
   using Statistic = LargestMagnitude;
   struct Scale {
@@ -24,7 +24,7 @@ struct MajorityVote {
   };
 
   OCTAVO_RULE static Scale scale(float) { return {1.0F}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) {
     const std::uint32_t positive = to_bits(value) >> 31U ^ 1U;
     const std::uint32_t is_cast = (0U - magnitude_bits(value)) >> 31U;
     return positive << 1U | is_cast;

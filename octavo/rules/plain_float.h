@@ -5,12 +5,13 @@
 
 #include "octavo/rules/bf16.h"
 #include "octavo/rules/block_codec.h"
+#include "octavo/rules/mini_float.h"
 
 /// Codecs without scales: the values themselves, in a float type.
 namespace octavo::rules {
 
 struct PlainFloat {
-  static constexpr bool kHasScale = false, kKeepsMagnitude = true;
+  static constexpr bool kHasScale = false, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = 4096;
   struct Scale {};
 };
@@ -18,7 +19,7 @@ struct PlainFloat {
 struct Fp32 : PlainFloat {
   static constexpr unsigned kBits = 32;
   static constexpr bool kLeavesError = false;
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) { return to_bits(value); }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return to_bits(value); }
   OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bits(code); }
 };
 
@@ -26,8 +27,22 @@ struct Fp32 : PlainFloat {
 struct Bfloat16 : PlainFloat {
   static constexpr unsigned kBits = 16;
   static constexpr bool kLeavesError = true;
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) { return to_bf16(value).bits; }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return to_bf16(value).bits; }
   OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bf16({static_cast<std::uint16_t>(code)}); }
+};
+
+/// Rounded to nearest even; what is beyond float16's range becomes its greatest value, and a NaN an infinity.
+struct Fp16 : PlainFloat {
+  static constexpr unsigned kBits = 16;
+  static constexpr bool kLeavesError = true;
+  static constexpr std::uint32_t kInfinity = 0x7C00;
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) {
+    const std::uint32_t code = Half::code(is_finite(value) ? value : 0.0F);
+    return is_finite(value) ? code : kInfinity;
+  }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float) {
+    return (code & kInfinity) == kInfinity ? from_bits(kQuietNaNBits) : Half::value(code);
+  }
 };
 
 }  // namespace octavo::rules

@@ -11,7 +11,7 @@ namespace octavo::rules {
 /// 2019). The scale is 0 for a block of zeros.
 struct ScaledSign {
   static constexpr unsigned kBits = 1;
-  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true;
+  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = 256;
   using Statistic = MeanMagnitude;
   struct Scale {
@@ -19,7 +19,7 @@ struct ScaledSign {
   };
 
   OCTAVO_RULE static Scale scale(float mean) { return {mean}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&) { return to_bits(value) >> 31U ^ 1U; }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return to_bits(value) >> 31U ^ 1U; }
   OCTAVO_RULE static float decoded(std::uint32_t is_positive, float sent) {
     return from_bits(to_bits(sent) ^ (is_positive ^ 1U) << 31U);
   }

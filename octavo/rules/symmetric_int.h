@@ -7,12 +7,12 @@
 
 namespace octavo::rules {
 
-/// Symmetric integers: a block is sent as scale = max|v| / L and one code -L to L an element, rounded to nearest even,
-/// where L = 2^(kBits-1) - 1. A code is stored as code + 2^(kBits-1).
+/// Symmetric integers: a block is sent as scale = max|v| / L and one code -L to L an element, rounded to nearest even
+/// or, with a dither, stochastically, where L = 2^(kBits-1) - 1. A code is stored as code + 2^(kBits-1).
 template <unsigned kWidth, std::uint64_t kDefaultBlock>
 struct SymmetricInt {
   static constexpr unsigned kBits = kWidth;
-  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true;
+  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = true;
   static constexpr std::uint64_t kBlock = kDefaultBlock;
   using Statistic = LargestMagnitude;
   struct Scale {
@@ -31,9 +31,9 @@ struct SymmetricInt {
   }
 
   /// Adding and taking away 1.5 * 2^23 rounds to nearest even.
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float dither) {
     constexpr float kRound = 12582912.0F;
-    const float rounded = (value * scale.reciprocal + kRound) - kRound;
+    const float rounded = ((value * scale.reciprocal + dither) + kRound) - kRound;
     return static_cast<std::uint32_t>(static_cast<std::int32_t>(rounded) + kOffset);
   }
 

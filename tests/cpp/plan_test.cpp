@@ -11,7 +11,8 @@ namespace {
 
 TEST(Plan, TextsRoundTrip) {
   for (const char* text :
-       {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef", "sign-vote"}) {
+       {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef", "sign-vote",
+        "int8:stochastic", "int4:128:stochastic+ef", "fp8-e5m2+ef", "ternary:1024+ef"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
@@ -27,7 +28,8 @@ TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
 
 TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
   for (const char* text : {"", "1bit", "sign+", "sign+ef21", "dense+ef", "sign-vote+ef", "sign-vote:64", "sign:0",
-                           "sign:-8", "sign:7", "sign:x", "sign:", "bf16:256", "int4:99999999999999999999"}) {
+                           "sign:-8", "sign:7", "sign:x", "sign:", "sign:stochastic", "fp8:stochastic",
+                           "int4:stochastic:x", "bf16:256", "int4:99999999999999999999"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";

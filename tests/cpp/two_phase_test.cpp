@@ -25,17 +25,14 @@ struct Case {
 
 class TwoPhaseCase : public ::testing::TestWithParam<Case> {};
 
-/// All three steps on one tensor.
-Outcome reduce(TwoPhase& two_phase, const Contribution& tensor, float result_weight) {
-  two_phase.send_up({tensor});
-  two_phase.send_down(result_weight);
-  return two_phase.finish();
+Outcome reduce(TwoPhase& two_phase, const Contribution& tensor, int divisor) {
+  return two_phase.run({{}, {tensor}, divisor});
 }
 
-Outcome reduce(Wire& wire, const Contribution& tensor, float result_weight) {
+Outcome reduce(Wire& wire, const Contribution& tensor, int divisor) {
   PhaseSeconds seconds;
   TwoPhase two_phase(wire, seconds);
-  return reduce(two_phase, tensor, result_weight);
+  return reduce(two_phase, tensor, divisor);
 }
 
 at::Tensor gradient_of(int rank, std::int64_t count) {
@@ -53,7 +50,7 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
       at::Tensor values = gradient_of(rank, count);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), default_format(c.up),
                           default_format(c.down)};
-      const Outcome outcome = reduce(wire, tensor, 1.0F / static_cast<float>(c.world));
+      const Outcome outcome = reduce(wire, tensor, c.world);
       EXPECT_TRUE(outcome.finite);
       EXPECT_GT(outcome.power[0], 0.0F);
       results[static_cast<std::size_t>(rank)] = values;
@@ -80,7 +77,7 @@ TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
     float values[3];
     std::copy_n(votes[rank], 3, values);
     Contribution tensor{values, 3, default_format(BlockCodec::sign_vote), default_format(BlockCodec::sign_vote)};
-    reduce(wire, tensor, 1.0F);
+    reduce(wire, tensor, 1);
     EXPECT_EQ(values[0], 1.0F);
     EXPECT_EQ(values[1], 0.0F);
     EXPECT_EQ(values[2], -1.0F);
@@ -101,7 +98,7 @@ TEST(TwoPhase, AnExactZeroAbstains) {
       }
       Contribution tensor{values.data(), kCount, default_format(BlockCodec::sign_vote),
                           default_format(BlockCodec::sign_vote)};
-      reduce(wire, tensor, 1.0F / static_cast<float>(world));
+      reduce(wire, tensor, world);
       for (std::uint64_t i = 0; i < kCount; ++i) {
         ASSERT_EQ(values[i], (std::vector{0.0F, 0.0F, 1.0F, -1.0F}[i % 4])) << "element " << i << " of " << world;
       }
@@ -125,7 +122,7 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
       tensor.worker = &worker;
       tensor.owner = &owner;
       tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(step));
-      reduce(two_phase, tensor, 0.5F);
+      reduce(two_phase, tensor, 2);
       worker.commit();
       owner.commit();
       sum += values;
@@ -149,7 +146,7 @@ TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
       tensor.worker = &worker;
       tensor.owner = &owner;
       tensor.rounding_key = key;
-      reduce(wire, tensor, 0.5F);
+      reduce(wire, tensor, 2);
       worker.commit();
       owner.commit();
       if (rank == 0) kept = {worker.tensor(), owner.tensor()};
@@ -174,7 +171,7 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
                           default_format(BlockCodec::fp32)};
       tensor.worker = &worker;
-      reduce(wire, tensor, 1.0F);
+      reduce(wire, tensor, 1);
       worker.commit();
       const Sent sent = sent_part(kCount, rank, 3);
       EXPECT_EQ(worker.tensor().numel(), static_cast<std::int64_t>(sent.count));
@@ -196,7 +193,7 @@ TEST(TwoPhase, ANaNOnOneRankReachesAll) {
       if (rank == 1) values[bad].fill_(std::nanf(""));
       Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(BlockCodec::sign),
                           default_format(BlockCodec::sign)};
-      EXPECT_FALSE(reduce(wire, tensor, 1.0F / 3).finite);
+      EXPECT_FALSE(reduce(wire, tensor, 3).finite);
       EXPECT_TRUE(std::isnan(values[bad].item<float>()));
     }
   });
@@ -212,7 +209,7 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
     tensor.preconditioner = preconditioner.const_data_ptr<float>();
     tensor.gradient_weight = 0.1F;
     tensor.momentum_weight = 0.9F;
-    EXPECT_EQ(reduce(wire, tensor, 0.5F).power[0], 0.0F);
+    EXPECT_EQ(reduce(wire, tensor, 2).power[0], 0.0F);
     EXPECT_TRUE(at::equal(values, at::full({100}, 0.9F)));
   });
 }
@@ -226,7 +223,7 @@ TEST(TwoPhase, ANaNInTheMomentumOfAnAbsentTensorIsTold) {
     tensor.momentum = momentum.const_data_ptr<float>();
     tensor.preconditioner = preconditioner.const_data_ptr<float>();
     tensor.momentum_weight = 0.9F;
-    EXPECT_FALSE(reduce(wire, tensor, 0.5F).finite);
+    EXPECT_FALSE(reduce(wire, tensor, 2).finite);
   });
 }
 
@@ -240,7 +237,7 @@ TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
       if (rank == 0) values[1000].fill_(3);
       Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, default_format(BlockCodec::fp32),
                           default_format(BlockCodec::fp32)};
-      EXPECT_GT(reduce(wire, tensor, 0.5F).power[0], 0.0F);
+      EXPECT_GT(reduce(wire, tensor, 2).power[0], 0.0F);
       EXPECT_EQ(values[1000].item<float>(), 1.5F);
     });
   }
@@ -255,7 +252,7 @@ TEST(TwoPhase, PartsAreWholeBlocksOfBothFormats) {
     at::Tensor values = expected.clone();
     Contribution tensor{
         values.mutable_data_ptr<float>(), 2 * kOwned, {BlockCodec::sign, kBlock}, default_format(BlockCodec::fp32)};
-    reduce(wire, tensor, 0.5F);
+    reduce(wire, tensor, 2);
     EXPECT_TRUE(at::allclose(values, expected));
   });
 }
@@ -267,7 +264,7 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
       at::Tensor values = at::full({count}, rank == 0 ? 1.0F : 3.0F);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count),
                           default_format(BlockCodec::int4), default_format(BlockCodec::int4)};
-      EXPECT_EQ(reduce(wire, tensor, 0.5F).power[0], 5.0F);
+      EXPECT_EQ(reduce(wire, tensor, 2).power[0], 5.0F);
     });
   }
 }
@@ -278,7 +275,7 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
     at::Tensor values = at::ones({1 << 16});
     Contribution tensor{
         values.mutable_data_ptr<float>(), 1 << 16, {BlockCodec::sign, 1 << 18}, {BlockCodec::sign, 1 << 18}};
-    reduce(wire, tensor, 0.5F);
+    reduce(wire, tensor, 2);
     // half of 2^16 bits and one scale each way, and one header
     EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4) + 4);
   });

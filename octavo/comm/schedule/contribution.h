@@ -20,8 +20,8 @@ struct Contribution {
   float momentum_weight = 0.0F;
   Residual* worker = nullptr;  // what this rank could not send: of all but its own range; null: no feedback
   Residual* owner = nullptr;   // what it could not send of the range that it owns
-  /// Of the random bits by which residuals are rounded. To be another one in every step, for every parameter and on
-  /// every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
+  /// Of the random bits by which residuals and codes are rounded. To be another one in every step, for every parameter
+  /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
 
   /// What is to be encoded from element `first` on, without what could not be sent before.

@@ -35,8 +35,9 @@ OCTAVO_INLINE float summary(rules::MeanMagnitude, const float* values, std::uint
 /// Writes the scale that is sent. Returns the one that codes are made with: where that is NaN, the one of zeros.
 template <class Rule>
 OCTAVO_INLINE typename Rule::Scale begin_block(float statistic, float* scale) {
-  const auto used = Rule::scale(rules::is_finite(statistic) ? statistic : 0.0F);
-  *scale = rules::is_finite(statistic) ? used.sent : rules::from_bits(rules::kQuietNaNBits);
+  const bool finite = rules::is_sendable(statistic);
+  const auto used = Rule::scale(finite ? statistic : 0.0F);
+  *scale = finite ? used.sent : rules::from_bits(rules::kQuietNaNBits);
   return used;
 }
 
@@ -45,16 +46,32 @@ struct Place {
   std::uint64_t first, count, offset, size;
 };
 
+/// The dithers of a group from number `first` on, of which nearly all begin at a multiple of kGroup.
+OCTAVO_INLINE void draw_dithers(std::uint64_t key, std::uint64_t first, float* dithers) {
+  if (first % kGroup != 0) {
+    for (std::uint64_t j = 0; j < kGroup; ++j) dithers[j] = rules::dither(rules::random_bits(key, first + j));
+    return;
+  }
+  const std::uint32_t base = rules::random_base(key, first / kGroup);
+  for (std::uint32_t j = 0; j < rules::kRandomWords; ++j) {
+    const std::uint32_t word = rules::random_word(base, j);
+    dithers[j] = rules::dither(word & 0xFFFFU);
+    dithers[rules::kRandomWords + j] = rules::dither(word >> 16);
+  }
+}
+
 template <class Rule>
 OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, const Place& place,
                                 const typename Rule::Scale& scale, std::uint8_t* codes, rules::Residual* next,
                                 Store how) {
+  const std::uint64_t key = dither_key(in);
   for_each_group(place.count, [&](std::uint64_t i, auto count) {
     std::uint32_t words[kGroup];
-    float left_over[kGroup];
+    float left_over[kGroup], dithers[kGroup] = {};
+    if (Rule::kDithers && in.stochastic) draw_dithers(key, in.first + place.first + i, dithers);
     for (std::uint64_t j = 0; j < kGroup; ++j) {
       const float value = values[i + j];
-      words[j] = Rule::code(value, scale);
+      words[j] = Rule::code(value, scale, dithers[j]);
       left_over[j] = rules::left_over<Rule>(value, words[j], scale);
     }
     for (std::uint64_t j = count; j < kGroup; ++j) words[j] = 0;

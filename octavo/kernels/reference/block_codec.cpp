@@ -44,6 +44,12 @@ float statistic_of(const EncodeInput& in, std::uint64_t first, std::uint64_t cou
   }
 }
 
+template <class Rule>
+float dither_at(const EncodeInput& in, std::uint64_t i) {
+  if (!Rule::kDithers || !in.stochastic) return 0.0F;
+  return rules::dither(rules::random_bits(dither_key(in), in.first + i));
+}
+
 /// Writes the code of element i of a block of `size`; in order, from 0.
 template <unsigned kBits>
 void store_code(std::uint32_t code, std::uint64_t i, std::uint64_t size, std::uint8_t* codes) {
@@ -83,7 +89,7 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
   using Rule = RuleOf<codec>::type;
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float statistic = statistic_of<Rule>(in, first, size);
-    const bool finite = rules::is_finite(statistic);
+    const bool finite = rules::is_sendable(statistic);
     typename Rule::Scale scale = {};
     if constexpr (Rule::kHasScale) {
       scale = Rule::scale(finite ? statistic : 0.0F);
@@ -92,7 +98,7 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
     std::uint8_t* codes = payload.codes + index * rules::code_bytes<Rule::kBits>(block);
     for (std::uint64_t i = 0; i < size; ++i) {
       const float value = finite ? value_at(in, first + i) : 0.0F;
-      const std::uint32_t code = Rule::code(value, scale);
+      const std::uint32_t code = Rule::code(value, scale, dither_at<Rule>(in, first + i));
       store_code<Rule::kBits>(code, i, size, codes);
       if (next) next[first + i] = residual_at(in, first + i, rules::left_over<Rule>(value, code, scale));
     }

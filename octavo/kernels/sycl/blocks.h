@@ -15,18 +15,21 @@ namespace octavo::sycl_code {
 
 using sycl_span::Blocks, sycl_span::Chunk, sycl_span::kChunk;
 
-/// residual_at(in, first + lane(), left_over) for all lanes together: they lie in one random group or in two that
-/// follow each other, whose bases are then computed once and not by each lane.
-inline rules::Residual lane_residual(const EncodeInput& in, std::uint64_t first, float left_over) {
+/// rules::random_bits(key, first + lane()) for all lanes together: they lie in one random group or in two that follow
+/// each other, whose bases are then computed once and not by each lane.
+inline std::uint32_t lane_random(std::uint64_t key, std::uint64_t first) {
   static_assert(kLanes <= rules::kRandomGroup);
-  const std::uint64_t begin = in.first + first, group = begin / rules::kRandomGroup;
-  const std::uint32_t base = rules::random_base(in.rounding_key, group);
-  const std::uint32_t next_base = rules::random_base(in.rounding_key, group + 1);
-  const std::uint32_t place = static_cast<std::uint32_t>(begin % rules::kRandomGroup + lane());
-  const std::uint32_t random = place < rules::kRandomGroup
-                                   ? rules::random_bits_at(base, place)
-                                   : rules::random_bits_at(next_base, place - rules::kRandomGroup);
-  return rules::to_residual(left_over, random);
+  const std::uint64_t group = first / rules::kRandomGroup;
+  const std::uint32_t base = rules::random_base(key, group), next_base = rules::random_base(key, group + 1);
+  const std::uint32_t place = static_cast<std::uint32_t>(first % rules::kRandomGroup + lane());
+  return place < rules::kRandomGroup ? rules::random_bits_at(base, place)
+                                     : rules::random_bits_at(next_base, place - rules::kRandomGroup);
+}
+
+template <class Rule>
+inline float lane_dither(const EncodeInput& in, std::uint64_t first) {
+  if (!Rule::kDithers || !in.stochastic) return 0.0F;
+  return rules::dither(lane_random(dither_key(in), in.first + first));
 }
 
 /// What a chunk says of its block's scale; the same in all lanes.
@@ -47,16 +50,18 @@ inline float summary(rules::MeanMagnitude, const EncodeInput& in, std::uint64_t 
 template <class Rule>
 inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statistic, std::uint8_t* codes,
                          rules::Residual* next) {
-  const bool finite = rules::is_finite(statistic);
+  const bool finite = rules::is_sendable(statistic);
   typename Rule::Scale scale = {};
   if constexpr (Rule::kHasScale) scale = Rule::scale(finite ? statistic : 0.0F);
   for_lanes(chunk.count, [&](std::uint64_t i, auto step) {
     const std::uint64_t at = chunk.first + i + lane();
     const float value = finite && step.inside() ? value_at(in, at) : 0.0F;
-    const std::uint32_t code = step.inside() ? Rule::code(value, scale) : 0;
+    const float dither = lane_dither<Rule>(in, chunk.first + i);
+    const std::uint32_t code = step.inside() ? Rule::code(value, scale, dither) : 0;
     store_codes<Rule::kBits>(code, step, chunk.offset + i, chunk.block_count, codes);
     if (next && step.inside()) {
-      next[at] = lane_residual(in, chunk.first + i, rules::left_over<Rule>(value, code, scale));
+      const float left_over = rules::left_over<Rule>(value, code, scale);
+      next[at] = rules::to_residual(left_over, lane_random(in.rounding_key, in.first + chunk.first + i));
     }
   });
 }
@@ -64,7 +69,7 @@ inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statis
 /// What is sent for a block.
 template <class Rule>
 inline float sent_scale(float statistic) {
-  return rules::is_finite(statistic) ? Rule::scale(statistic).sent : rules::from_bits(rules::kQuietNaNBits);
+  return rules::is_sendable(statistic) ? Rule::scale(statistic).sent : rules::from_bits(rules::kQuietNaNBits);
 }
 
 /// `nonfinite` is set by codecs without scales, value by value.

@@ -30,11 +30,11 @@
 #define OCTAVO_INPUT_PARAMETERS                                                                                        \
   const float *gradient, const octavo::rules::Residual *residual, const float *momentum, const float *preconditioner,  \
       const float *others, float gradient_weight, float momentum_weight, float sum_weight, std::uint64_t rounding_key, \
-      std::uint64_t first
+      std::uint64_t first, bool stochastic
 #define OCTAVO_INPUT                                                                                                  \
   octavo::EncodeInput {                                                                                               \
     gradient, residual, momentum, preconditioner, others, gradient_weight, momentum_weight, sum_weight, rounding_key, \
-        first                                                                                                         \
+        first, stochastic                                                                                             \
   }
 
 namespace octavo::sycl_code {

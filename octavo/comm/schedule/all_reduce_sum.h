@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "octavo/comm/schedule/schedule.h"
+#include "octavo/comm/wire.h"
+
+namespace octavo {
+
+/// The process group's own all-reduce, of gradients as they are, in their own dtype, dense or sparse. Their powers, a
+/// double each, travel beside those of a dense bucket.
+class AllReduceSum final : public Schedule {
+ public:
+  /// `device`: where the gradients lie.
+  AllReduceSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+
+  int transfers() const override { return 1; }
+  void begin(Bucket bucket) override;
+  Outcome finish() override;
+
+ private:
+  void measure();
+  Outcome outcome() const;
+
+  Wire& wire_;
+  c10::Device device_;
+  Bucket bucket_;
+  at::Tensor on_host_;       // the gradients, or their copy where they are on a device
+  at::Tensor powers_;        // float64; undefined for a sparse bucket
+  at::Tensor chunk_powers_;  // scratch
+  std::vector<Transfer> transfers_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/gather_codes.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "octavo/codec/coding.h"
+#include "octavo/comm/schedule/messages.h"
+#include "octavo/device/scratch.h"
+
+namespace octavo {
+
+void GatherCodes::begin(std::span<const Contribution> tensors) {
+  tensors_ = tensors;
+  messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), /*header_bytes=*/0);
+  const std::uint64_t receivers = std::max<std::uint64_t>(1, messages_.size() - 1);
+  reserve_on_host(sent_, own().bytes * receivers, device_);
+}
+
+void GatherCodes::send() {
+  if (wire_.world_size() == 1) return;
+  const std::uint64_t bytes = own().bytes;
+  for (std::uint64_t receiver = 1; receiver + 1 < messages_.size() && bytes > 0; ++receiver) {
+    std::memcpy(own_bytes() + receiver * bytes, own_bytes(), bytes);
+  }
+  const std::vector<std::uint64_t> sent(messages_.size(), bytes);
+  transfer_ = exchange_with_others(wire_, device_, sent_, sent, got_, sizes(messages_));
+}
+
+void GatherCodes::wait() {
+  if (transfer_) transfer_->wait();
+  transfer_.reset();
+}
+
+void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite) {
+  std::vector<std::pair<const Piece*, std::uint8_t*>> payloads;
+  std::uint8_t* got = got_.defined() ? got_.mutable_data_ptr<std::uint8_t>() : nullptr;
+  parts_.clear();
+  for (const Message& message : messages_) {
+    const bool is_own = &message == &own();
+    for (const Piece& piece : message.pieces) {
+      if (power[piece.tensor] == 0) continue;
+      payloads.emplace_back(&piece, (is_own ? own_bytes() : got) + piece.offset);
+      parts_.add(device_, piece.range.count, piece.format.block);
+    }
+    if (!is_own) got += message.bytes;
+  }
+  parts_.for_each(device_, [&](const Parts::Part& part) {
+    const auto [piece, bytes] = payloads[part.piece];
+    const Payload payload = piece->format.from(piece->format.payload(bytes, piece->range.count), part.range.first);
+    float* const out = tensors_[piece->tensor].values + piece->range.first + part.range.first;
+    decode(device_, piece->format, payload, part.range.count, Store::uncached, out, nonfinite);
+  });
+}
+
+}  // namespace octavo

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "octavo/comm/layout.h"
+#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/schedule/parts.h"
+#include "octavo/comm/wire.h"
+
+namespace octavo {
+
+/// Compressed all-gather: each owner sends the codes of its ranges to all, and every rank, the owner too, decodes the
+/// same bytes, so that the results have the same bits on all ranks. By all-to-all: Gloo's all-gather takes several
+/// times as long.
+class GatherCodes {
+ public:
+  GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+
+  /// Makes room for the codes of this rank's own ranges, to be written to own_bytes() by own_pieces(), which must be
+  /// done when send() is called. The tensors must stay until decode() is done.
+  void begin(std::span<const Contribution> tensors);
+  std::span<const Piece> own_pieces() const { return own().pieces; }
+  std::uint8_t* own_bytes() { return sent_.mutable_data_ptr<std::uint8_t>(); }
+
+  void send();
+  void wait();
+  /// Enqueues the decoding of all ranges into the tensors, but for those of power 0. Sets *nonfinite, memory of
+  /// reserve_on_host, to 1 where a result is not finite.
+  void decode_all(std::span<const float> power, std::uint32_t* nonfinite);
+
+ private:
+  const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
+
+  Wire& wire_;
+  c10::Device device_;
+  std::span<const Contribution> tensors_;
+  std::vector<Message> messages_;  // by owner
+  at::Tensor sent_, got_;          // uint8, on the host; the own message lies there once for each receiver
+  Parts parts_;
+  std::optional<Transfer> transfer_;
+};
+
+}  // namespace octavo

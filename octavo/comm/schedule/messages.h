@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "octavo/comm/layout.h"
+#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/wire.h"
+
+/// The messages that the ranks of a schedule send one another. Nothing goes to a rank itself: where messages lie one
+/// after another, in rank order, its own is left out.
+namespace octavo {
+
+/// The messages of a bucket, by owner; `format`: &Contribution::up or &Contribution::down.
+std::vector<Message> cut(std::span<const Contribution> tensors, Format Contribution::* format, int world_size,
+                         std::uint64_t header_bytes);
+
+std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);
+
+/// Sends `send_bytes[r]` of `send` to each other rank r, and makes room for what they send (reserve_on_host).
+Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send, std::vector<std::uint64_t> send_bytes,
+                              at::Tensor& receive, std::vector<std::uint64_t> receive_bytes);
+
+/// The bytes of all ranks but one.
+std::uint64_t bytes_without(std::span<const std::uint64_t> bytes, int rank);
+
+}  // namespace octavo

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/parts.h"
+
+#include <algorithm>
+
+#include "octavo/device/dispatch.h"
+
+namespace octavo {
+
+namespace {
+
+/// Elements that a thread takes at least: less is not worth waking it.
+constexpr std::int64_t kGrainValues = 1 << 15;
+
+}  // namespace
+
+void Parts::clear() {
+  parts_.clear();
+  pieces_ = 0;
+  elements_ = 0;
+}
+
+void Parts::add(c10::Device device, std::uint64_t count, std::uint64_t block) {
+  const std::uint64_t wanted = device.is_cpu() ? 1U << 16 : 1U << 22;
+  const std::uint64_t size = block * std::max<std::uint64_t>(1, wanted / block);
+  for (std::uint64_t first = 0; first < count; first += size) {
+    parts_.push_back({pieces_, {first, std::min(size, count - first)}, elements_});
+    elements_ += parts_.back().range.count;
+  }
+  ++pieces_;
+}
+
+void Parts::for_each(c10::Device device, const std::function<void(const Part&)>& body) const {
+  for_parts(device, static_cast<std::int64_t>(elements_), kGrainValues, [&](std::int64_t from, std::int64_t to) {
+    const auto starts_before = [](const Part& part, std::int64_t element) {
+      return static_cast<std::int64_t>(part.start) < element;
+    };
+    const auto first = std::lower_bound(parts_.begin(), parts_.end(), from, starts_before);
+    const auto last = std::lower_bound(first, parts_.end(), to, starts_before);
+    std::for_each(first, last, body);
+  });
+}
+
+}  // namespace octavo

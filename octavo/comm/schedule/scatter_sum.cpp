@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/scatter_sum.h"
+
+#include <ATen/Parallel.h>
+
+#include <cstring>
+#include <numeric>
+
+#include "octavo/codec/coding.h"
+#include "octavo/comm/schedule/gradient_power.h"
+#include "octavo/comm/schedule/messages.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
+
+namespace octavo {
+
+namespace {
+
+/// What a tensor's rounding key is used for: the two residuals of a rank draw different bits.
+enum Rounding : std::uint64_t { kOfWorker, kOfOwner };
+
+/// One float per tensor: the mean square of the sender's gradient.
+std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
+
+}  // namespace
+
+void ScatterSum::begin(std::span<const Contribution> tensors) {
+  tensors_ = tensors;
+  power_ = gradient_powers(tensors_, device_, chunk_powers_);
+  messages_ = cut(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
+  if (wire_.world_size() == 1) return;
+  encode_all();
+  wait_for_current_stream(device_);
+  const std::vector<std::uint64_t> received(messages_.size(), own().bytes);
+  transfer_ = exchange_with_others(wire_, device_, sent_, sizes(messages_), got_, received);
+}
+
+void ScatterSum::wait() {
+  if (transfer_) transfer_->wait();
+  transfer_.reset();
+  merge_powers();
+}
+
+void ScatterSum::encode_all() {
+  struct Place {
+    const Piece* piece;
+    Feedback feedback;
+    std::uint8_t* message;
+  };
+  std::uint8_t* message = reserve_on_host(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
+  std::vector<Place> places;
+  parts_.clear();
+  for (const Message& to_owner : messages_) {
+    if (&to_owner == &own()) continue;
+    std::memcpy(message, power_.data(), header_bytes(power_.size()));
+    for (const Piece& piece : to_owner.pieces) {
+      places.push_back({&piece, worker_feedback(piece), message});
+      parts_.add(device_, piece.range.count, piece.format.block);
+    }
+    message += to_owner.bytes;
+  }
+  parts_.for_each(device_, [&](const Parts::Part& part) {
+    const Place& place = places[part.piece];
+    encode_part(*place.piece, part.range, place.feedback, place.message);
+  });
+}
+
+ScatterSum::Feedback ScatterSum::worker_feedback(const Piece& piece) const {
+  const Contribution& tensor = tensors_[piece.tensor];
+  if (!tensor.worker) return {};
+  const Sent sent = sent_part(tensor.count, wire_.rank(), wire_.world_size());
+  const std::uint64_t at = sent.index(piece.range.first);
+  const rules::Residual* now = tensor.worker->now(device_);
+  return {now ? now + at : nullptr, tensor.worker->next(sent.count, device_) + at};
+}
+
+ScatterSum::Feedback ScatterSum::owner_feedback(const Piece& piece) const {
+  const Contribution& tensor = tensors_[piece.tensor];
+  if (!tensor.owner) return {};
+  return {tensor.owner->now(device_), tensor.owner->next(piece.range.count, device_)};
+}
+
+void ScatterSum::encode_part(const Piece& piece, Range part, const Feedback& feedback, std::uint8_t* message) const {
+  const Contribution& tensor = tensors_[piece.tensor];
+  EncodeInput input = tensor.input(piece.range.first + part.first);
+  input.rounding_key = rules::derive_key(tensor.rounding_key, kOfWorker);
+  if (feedback.now) input.residual = feedback.now + part.first;
+  const Payload payload = piece.format.payload(message + piece.offset, piece.range.count);
+  encode(device_, piece.format, input, part.count, piece.format.from(payload, part.first),
+         feedback.next ? feedback.next + part.first : nullptr);
+}
+
+void ScatterSum::merge_powers() {
+  const std::vector<float> own_power = power_;
+  std::vector<float> powers(static_cast<std::size_t>(wire_.world_size()));
+  for (std::size_t t = 0; t < power_.size(); ++t) {
+    for (int rank = 0; rank < wire_.world_size(); ++rank) {
+      float& power = powers[static_cast<std::size_t>(rank)];
+      power = own_power[t];
+      if (rank != wire_.rank()) std::memcpy(&power, received_from(rank) + t * sizeof power, sizeof power);
+    }
+    power_[t] = mean_power(powers);
+  }
+}
+
+void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* out) {
+  scratch_.resize(static_cast<std::size_t>(at::get_num_threads()));
+  const std::vector<Piece>& up = own().pieces;
+  std::vector<Feedback> feedback;
+  parts_.clear();
+  for (std::size_t p = 0; p < down.size(); ++p) {
+    feedback.push_back(owner_feedback(down[p]));
+    parts_.add(device_, down[p].range.count, std::lcm(up[p].format.block, down[p].format.block));
+  }
+  parts_.for_each(device_, [&](const Parts::Part& part) {
+    Scratch& scratch = scratch_[static_cast<std::size_t>(at::get_thread_num())];
+    reduce_part(divisor, up[part.piece], down[part.piece], part.range, feedback[part.piece], out, scratch);
+  });
+  wait_for_current_stream(device_);
+}
+
+void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Range part, const Feedback& feedback,
+                             std::uint8_t* out, Scratch& scratch) const {
+  const Contribution& tensor = tensors_[down.tensor];
+  const bool votes = !traits(up.format.codec).keeps_magnitude;
+  EncodeInput input = votes ? own_votes(tensor, up, part, scratch) : tensor.input(down.range.first + part.first);
+  input.others = sum_of_others(up, part, scratch);
+  input.sum_weight = 1.0F / static_cast<float>(divisor);
+  input.rounding_key = rules::derive_key(tensor.rounding_key, kOfOwner);
+  if (feedback.now) input.residual = feedback.now + part.first;
+  const Payload payload = down.format.payload(out + down.offset, down.range.count);
+  encode(device_, down.format, input, part.count, down.format.from(payload, part.first),
+         feedback.next ? feedback.next + part.first : nullptr);
+}
+
+/// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
+EncodeInput ScatterSum::own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
+  const Format& format = piece.format;
+  std::uint8_t* const bytes = reserve_on_device(scratch.votes, format.payload_bytes(part.count), device_);
+  const Payload payload = format.payload(bytes, part.count);
+  auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.signs, part.count * sizeof(float), device_));
+  encode(device_, format, tensor.input(piece.range.first + part.first), part.count, payload, nullptr);
+  decode(device_, format, payload, part.count, Store::assign, signs);
+  return {signs};
+}
+
+/// Null: there are no others.
+const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& scratch) const {
+  if (wire_.world_size() == 1) return nullptr;
+  auto* sum = reinterpret_cast<float*>(reserve_on_device(scratch.sum, part.count * sizeof(float), device_));
+  Store how = Store::assign;
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    if (rank == wire_.rank()) continue;
+    const Payload payload = piece.format.payload(received_from(rank) + piece.offset, piece.range.count);
+    decode(device_, piece.format, piece.format.from(payload, part.first), part.count, how, sum);
+    how = Store::add;
+  }
+  return sum;
+}
+
+std::uint8_t* ScatterSum::received_from(int sender) const {
+  const int place = sender - (sender > wire_.rank() ? 1 : 0);  // nothing came from this rank itself
+  return got_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own().bytes;
+}
+
+}  // namespace octavo

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "octavo/comm/layout.h"
+#include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/schedule/parts.h"
+#include "octavo/comm/wire.h"
+
+namespace octavo {
+
+/// Compressed reduce-scatter: each rank sends every owner the codes of the range that it owns; the owner adds them up
+/// in float32, in rank order, its own values last and as they are, and encodes the sum. Used as a Schedule is.
+class ScatterSum {
+ public:
+  ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+
+  /// Measures the gradients, encodes them and sends them to the owners. The tensors must stay until reduce() is done.
+  void begin(std::span<const Contribution> tensors);
+  /// Waits for what the others sent: power() is then that of all ranks.
+  void wait();
+  /// Encodes the sums of this rank's own ranges, divided, in the formats `down`, to their pieces' places from `out` on:
+  /// memory of the host (reserve_on_host). A payload of fp32 is the sums themselves.
+  void reduce(int divisor, std::span<const Piece> down, std::uint8_t* out);
+
+  /// By tensor, as in Outcome.
+  const std::vector<float>& power() const { return power_; }
+
+ private:
+  /// Of a piece: what the last step left over of it, and where to keep what this one does. Null: not wanted.
+  struct Feedback {
+    const rules::Residual* now = nullptr;
+    rules::Residual* next = nullptr;
+  };
+  struct Scratch {
+    at::Tensor sum, signs, votes;  // of a part, as bytes: float32, float32, codes
+  };
+
+  void encode_all();
+  void encode_part(const Piece& piece, Range part, const Feedback& feedback, std::uint8_t* message) const;
+  void reduce_part(int divisor, const Piece& up, const Piece& down, Range part, const Feedback& feedback,
+                   std::uint8_t* out, Scratch& scratch) const;
+  Feedback worker_feedback(const Piece& piece) const;
+  Feedback owner_feedback(const Piece& piece) const;
+  void merge_powers();
+  const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
+  EncodeInput own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const;
+  const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
+  std::uint8_t* received_from(int sender) const;
+
+  Wire& wire_;
+  c10::Device device_;
+  std::span<const Contribution> tensors_;
+  std::vector<float> power_;
+  std::vector<Message> messages_;  // by owner
+  at::Tensor sent_, got_;          // uint8, on the host
+  at::Tensor chunk_powers_;
+  std::vector<Scratch> scratch_;  // by thread
+  Parts parts_;
+  std::optional<Transfer> transfer_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "octavo/comm/schedule/contribution.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// Where the time of all buckets went, in seconds: to the codec (encode, reduce, decode), and to waiting for the peers
+/// and the network.
+struct PhaseSeconds {
+  double encode = 0, wait_up = 0, reduce = 0, wait_down = 0, decode = 0;
+};
+
+struct Bucket {
+  at::Tensor gradients;               // real numbers of any floating dtype, dense or sparse
+  std::vector<Contribution> tensors;  // the gradients of a dense bucket in float32, where they are that, or copies
+  int divisor = 1;                    // of the sum over ranks
+};
+
+struct Outcome {
+  bool finite;  // every result is finite
+  /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never
+  /// otherwise. An estimate for large tensors, from a 32nd of their elements.
+  std::vector<float> power;
+};  // the same on all ranks
+
+/// How buckets of gradients become their sums over all ranks, divided.
+///
+/// A bucket makes one or more transfers, one after another: begin() starts the first; advance() waits for the one under
+/// way and starts the next, transfers() - 1 times; finish() waits for the last one. Between the calls one bucket's
+/// bytes travel while another is worked on. An object does one bucket at a time and keeps its buffers for the next.
+/// Each call returns when its kernels, on the device's current stream, are done. Not thread-safe; all ranks make the
+/// calls for all buckets in the same order. Each throws what Wire throws; the results are then undefined.
+class OCTAVO_API Schedule {
+ public:
+  virtual ~Schedule() = default;
+  virtual int transfers() const = 0;
+  virtual void begin(Bucket bucket) = 0;
+  virtual void advance() {}
+  /// Results are there; what is remembered from step to step is written, but neither committed nor rolled back.
+  virtual Outcome finish() = 0;
+
+  /// All of the above.
+  Outcome run(Bucket bucket) {
+    begin(std::move(bucket));
+    for (int next = 1; next < transfers(); ++next) advance();
+    return finish();
+  }
+};
+
+}  // namespace octavo

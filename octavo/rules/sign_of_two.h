@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/block_codec.h"
+
+namespace octavo::rules {
+
+/// A sign and one of two magnitudes, 0.58 and 2.2 times the block's mean magnitude, whichever is nearer: between what
+/// loses least of a normal distribution (0.57, 1.89) and of a Laplace one (0.59, 2.59; Lloyd 1982).
+struct SignOfTwo {
+  static constexpr unsigned kBits = 2;  // is positive, has the greater magnitude
+  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
+  static constexpr std::uint64_t kBlock = 256;
+  using Statistic = MeanMagnitude;
+  struct Scale {
+    float sent;
+  };
+  static constexpr float kGreater = 2.2F, kSmaller = 0.58F / kGreater,
+                         kBetween = 1.39F / kGreater;  // `sent` is the greater
+
+  OCTAVO_RULE static Scale scale(float mean) { return {kGreater * mean}; }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
+    const std::uint32_t is_positive = to_bits(value) >> 31U ^ 1U;
+    return is_positive << 1U | (magnitude(value) > kBetween * scale.sent ? 1U : 0U);
+  }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
+    const float chosen = (code & 1U) != 0 ? sent : kSmaller * sent;
+    return from_bits(to_bits(chosen) ^ (code >> 1U ^ 1U) << 31U);
+  }
+};
+
+}  // namespace octavo::rules

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/block_codec.h"
+
+namespace octavo::rules {
+
+/// Ternary: -s, 0 or s, whichever is nearest, where s is 7/4 of the block's mean magnitude: between what loses least of
+/// a normal distribution (1.53) and of a Laplace one (2). With error feedback; a rounding without bias is int2 with
+/// `:stochastic` (TernGrad, Wen et al. 2017).
+struct Ternary {
+  static constexpr unsigned kBits = 2;  // is positive, is not zero
+  static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
+  static constexpr std::uint64_t kBlock = 256;
+  using Statistic = MeanMagnitude;
+  struct Scale {
+    float sent;
+  };
+
+  OCTAVO_RULE static Scale scale(float mean) { return {1.75F * mean}; }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
+    const std::uint32_t is_positive = to_bits(value) >> 31U ^ 1U;
+    return is_positive << 1U | (magnitude(value) > 0.5F * scale.sent ? 1U : 0U);
+  }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
+    const float nothing = 0.0F * sent;
+    return (code & 1U) != 0 ? from_bits(to_bits(sent) ^ (code >> 1U ^ 1U) << 31U) : nothing;
+  }
+};
+
+}  // namespace octavo::rules
