@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 
-PLANS = ["dense", "bf16", "int4", "int4+ef", "sign", "sign+ef", "sign-vote"]
+PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign", "sign+ef", "sign-vote"]
 
 
 class Odd(nn.Module):

@@ -25,9 +25,13 @@ CODECS = {
     "sign:262144+ef": "sign:262144+ef",
     "sign-vote": "sign-vote",
     "int4+ef": "int4+ef",
+    "int8+ef": "int8+ef",
+    "fp8+ef": "fp8+ef",
+    "ternary+ef": "ternary+ef",
     "bf16": "bf16",
     "fp32": "dense",
 }
+CPU_PLANS = ("sign+ef", "sign:262144+ef", "ternary+ef", "int3+ef", "int4+ef", "int8+ef", "fp8+ef", "bf16")
 NUMPY = "numpy.packbits, one thread"
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
@@ -202,7 +206,7 @@ def _codecs(rounds: int) -> list[Row]:
     gradient, out = torch.randn(BUCKET), torch.empty(BUCKET)
     residual, following = (torch.randn(BUCKET).bfloat16() for _ in range(2))
     half, added, sums = gradient[: BUCKET // 2], *(kept.view(torch.float32) for kept in (residual, following))
-    plans = {text: octavo.Plan(text) for text in ("sign+ef", "sign:262144+ef", "int4+ef", "bf16")}
+    plans = {text: octavo.Plan(text) for text in CPU_PLANS}
     payloads = {text: torch.empty(plan.payload_bytes(BUCKET), dtype=torch.uint8) for text, plan in plans.items()}
 
     def traffic() -> None:
