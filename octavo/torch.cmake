@@ -39,8 +39,9 @@ add_library(octavo SHARED
   optim/adamw.cpp
   comm/plan.cpp
   comm/layout.cpp
-  comm/feedback/redistribute.cpp
-  comm/feedback/residual.cpp
+  comm/state/redistribute.cpp
+  comm/state/state_store.cpp
+  comm/state/versioned.cpp
   comm/wire.cpp
   comm/schedule/gradient_power.cpp
   comm/schedule/all_reduce_sum.cpp

@@ -32,8 +32,10 @@ std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) 
 }  // namespace
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters)
-    : wire_(std::move(wire)), plan_(plan) {
-  for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info), {}, {}, {}});
+    : wire_(std::move(wire)),
+      plan_(plan),
+      state_(parameters, {kWorkerResidual, kOwnerResidual}, wire_->rank(), wire_->world_size()) {
+  for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info)});
 }
 
 Compressor::~Compressor() = default;
@@ -41,7 +43,7 @@ Compressor::~Compressor() = default;
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
   settle();
-  if (residuals_are_of_momenta_ != in_momentum_phase_) clear_residuals();
+  if (residuals_are_of_momenta_ != in_momentum_phase_) state_.clear();
   residuals_are_of_momenta_ = in_momentum_phase_;
   for (Parameter& parameter : parameters_) parameter.power = 0;
   ++steps_;
@@ -50,17 +52,12 @@ void Compressor::begin_step() {
 
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
-  for (Parameter& parameter : parameters_) parameter.pending = false;
+  state_.settle(/*commit=*/false);
   settle();
 }
 
 void Compressor::settle() {
-  for (Parameter& parameter : parameters_) {
-    const bool commit = step_is_finite_ && parameter.pending;
-    commit ? parameter.worker.commit() : parameter.worker.roll_back();
-    commit ? parameter.owner.commit() : parameter.owner.roll_back();
-    parameter.pending = false;
-  }
+  state_.settle(step_is_finite_);
   nonfinite_steps_ += step_is_finite_ ? 0 : 1;
   step_is_finite_ = true;
 }
@@ -98,7 +95,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
     parameter.power = outcome.power[i] / (scale * scale);
-    parameter.pending = outcome.power[i] != 0;
+    state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
   if (job->is_encoded) {  // else the results are in the bucket, in its own units
     if (scale != 1.0F) job->values.mul_(scale);
@@ -163,8 +160,8 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
   }
   tensor.gradient_weight /= gradient_scale_;
   if (plan_.error_feedback && !parameter.info.exempt) {
-    tensor.worker = &parameter.worker;
-    tensor.owner = &parameter.owner;
+    tensor.worker = &state_.at(index, kWorkerResidual);
+    tensor.owner = &state_.at(index, kOwnerResidual);
   }
   tensor.rounding_key = rounding_key(step_, index, wire_->rank());
   return tensor;

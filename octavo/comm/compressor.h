@@ -12,19 +12,13 @@
 #include <unordered_map>
 #include <vector>
 
-#include "octavo/comm/feedback/residual.h"
 #include "octavo/comm/plan.h"
 #include "octavo/comm/schedule/schedule.h"
+#include "octavo/comm/state/state_store.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
 namespace octavo {
-
-struct ParameterInfo {
-  std::string name;
-  std::uint64_t count;  // real numbers: two for each element of a complex parameter
-  bool exempt;          // is sent in float32
-};
 
 /// Where a parameter's gradient lies in a bucket.
 struct Slot {
@@ -120,7 +114,7 @@ class OCTAVO_API Compressor {
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);
   /// The residuals of all ranks of another world, by old rank, redistributed over this one
-  /// (feedback/redistribute.h). Throws as above.
+  /// (state/redistribute.h). Throws as above.
   void load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
   /// Whether the residuals belong to momenta, not to gradients.
   bool residuals_are_of_momenta() const;
@@ -136,13 +130,9 @@ class OCTAVO_API Compressor {
  private:
   struct Parameter {
     ParameterInfo info;
-    Residual worker, owner;
-    Momentum momentum;
-    bool pending = false;  // its residuals belong to the step at hand, which is not settled
+    Momentum momentum = {};
     float power = 0;
   };
-
-  using Residuals = std::vector<std::pair<Residual*, at::Tensor>>;
 
   void settle();
   void take_sample(const Job& job);
@@ -150,13 +140,6 @@ class OCTAVO_API Compressor {
   std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
   std::unique_ptr<Schedule> take_schedule(const Job& job);
   Contribution contribution(std::size_t index, float* values, c10::Device device);
-  void clear_residuals();
-  /// Whether a key names what a rank did not send (or what it left out of a sum), and the parameter's index.
-  std::pair<bool, std::size_t> find_residual(const std::string& key) const;
-  Residuals checked(const std::map<std::string, at::Tensor>& residuals);
-  void replace_residuals(Residuals residuals, bool of_momenta);
-  std::size_t find(const std::string& name, const char* where) const;
-
   mutable std::mutex mutex_;
   std::unique_ptr<Wire> wire_;
   PhaseSeconds seconds_;
@@ -165,6 +148,7 @@ class OCTAVO_API Compressor {
   IdleSchedules idle_two_phase_, idle_all_reduce_;
   Plan plan_;
   std::vector<Parameter> parameters_;
+  StateStore state_;
   bool in_momentum_phase_ = false;
   bool residuals_are_of_momenta_ = false;
   double beta_ = 0;

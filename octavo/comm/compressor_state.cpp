@@ -7,26 +7,13 @@
 #include <utility>
 
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/feedback/redistribute.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
 
 namespace {
 
-constexpr const char* kWorker = "worker/";
-constexpr const char* kOwner = "owner/";
 constexpr std::uint64_t kSampleSize = 64;  // elements
-
-void require_residual(const at::Tensor& values, const std::string& key, bool worker, std::uint64_t parameter_count,
-                      int rank, int world_size) {
-  if (!values.defined()) return;
-  const Sent sent = sent_part(parameter_count, rank, world_size);
-  const std::uint64_t count = worker ? sent.count : sent.own.count;
-  if (values.scalar_type() == at::kBFloat16 && static_cast<std::uint64_t>(values.numel()) == count) return;
-  fail(ErrorCode::invalid_argument, "comm.load_state", "expected bfloat16 with ", count, " elements for ", key,
-       " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ", values.numel());
-}
 
 }  // namespace
 
@@ -42,7 +29,7 @@ void Compressor::set_plan(const Plan& plan) {
          " keeps no magnitudes: while momenta are averaged, use one that does (sign+ef, int4+ef)");
   }
   settle();
-  if (!plan.error_feedback) clear_residuals();
+  if (!plan.error_feedback) state_.clear();
   plan_ = plan;
 }
 
@@ -54,7 +41,7 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   }
   std::vector<std::pair<std::size_t, Momentum>> found;
   for (auto& [name, momentum] : momenta) {
-    const std::size_t index = find(name, "comm.set_momentum");
+    const std::size_t index = state_.find(name, "comm.set_momentum");
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
       const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
                         static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count;
@@ -96,14 +83,7 @@ void Compressor::set_gradient_scale(double scale) {
 void Compressor::drop_residuals() {
   const std::lock_guard lock(mutex_);
   settle();
-  clear_residuals();
-}
-
-void Compressor::clear_residuals() {
-  for (Parameter& parameter : parameters_) {
-    parameter.worker.clear();
-    parameter.owner.clear();
-  }
+  state_.clear();
 }
 
 std::vector<float> Compressor::gradient_powers() const {
@@ -121,58 +101,21 @@ CompressorStats Compressor::stats() const {
 std::map<std::string, at::Tensor> Compressor::residuals() {
   const std::lock_guard lock(mutex_);
   settle();
-  std::map<std::string, at::Tensor> all;
-  for (const Parameter& parameter : parameters_) {
-    if (parameter.worker.tensor().defined()) all[kWorker + parameter.info.name] = parameter.worker.tensor();
-    if (parameter.owner.tensor().defined()) all[kOwner + parameter.info.name] = parameter.owner.tensor();
-  }
-  return all;
+  return state_.save();
 }
 
 void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  replace_residuals(checked(residuals), of_momenta);
+  settle();
+  state_.load(residuals);
+  residuals_are_of_momenta_ = of_momenta;
 }
 
 void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  std::map<std::string, std::vector<at::Tensor>> by_key;  // then by old rank
-  for (std::size_t rank = 0; rank < world.size(); ++rank) {
-    for (const auto& [key, values] : world[rank]) {
-      auto& parts = by_key[key];
-      parts.resize(world.size());
-      parts[rank] = values;
-    }
-  }
-  std::map<std::string, at::Tensor> ours;
-  for (const auto& [key, parts] : by_key) {
-    const auto [worker, index] = find_residual(key);
-    const std::uint64_t count = parameters_[index].info.count;
-    for (std::size_t old_rank = 0; old_rank < parts.size(); ++old_rank) {
-      require_residual(parts[old_rank], key, worker, count, static_cast<int>(old_rank), static_cast<int>(parts.size()));
-    }
-    const auto redistribute = worker ? redistribute_sent : redistribute_owned;
-    ours[key] = redistribute(parts, count, rank(), world_size());
-  }
-  replace_residuals(checked(ours), of_momenta);
-}
-
-Compressor::Residuals Compressor::checked(const std::map<std::string, at::Tensor>& residuals) {
-  Residuals found;
-  for (const auto& [key, values] : residuals) {
-    const auto [worker, index] = find_residual(key);
-    Parameter& parameter = parameters_[index];
-    require_residual(values, key, worker, parameter.info.count, rank(), world_size());
-    found.emplace_back(worker ? &parameter.worker : &parameter.owner, values.detach().cpu().contiguous().clone());
-  }
-  return found;
-}
-
-void Compressor::replace_residuals(Residuals residuals, bool of_momenta) {
   settle();
-  clear_residuals();
+  state_.load_world(world);
   residuals_are_of_momenta_ = of_momenta;
-  for (auto& [residual, values] : residuals) residual->restore(std::move(values));
 }
 
 bool Compressor::residuals_are_of_momenta() const {
@@ -188,22 +131,6 @@ std::uint64_t Compressor::step() const {
 void Compressor::set_step(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   step_ = step;
-}
-
-std::pair<bool, std::size_t> Compressor::find_residual(const std::string& key) const {
-  const bool worker = key.starts_with(kWorker);
-  if (!worker && !key.starts_with(kOwner)) {
-    fail(ErrorCode::invalid_argument, "comm.load_state", "expected keys worker/NAME or owner/NAME, got ", key);
-  }
-  return {worker, find(key.substr(key.find('/') + 1), "comm.load_state")};
-}
-
-std::size_t Compressor::find(const std::string& name, const char* where) const {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].info.name == name) return i;
-  }
-  fail(ErrorCode::invalid_argument, where, "this model has no parameter '", name,
-       "' with a gradient: pass names of its own parameters");
 }
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "octavo/codec/format.h"
@@ -13,6 +14,13 @@
 /// Every rank owns one range of every tensor. Ownership depends on the tensor's size and the world's alone, never on
 /// how tensors share a bucket: DDP rebuilds its buckets after the first step, and what an owner remembers must survive.
 namespace octavo {
+
+/// A parameter of the model, as its gradients are averaged.
+struct ParameterInfo {
+  std::string name;
+  std::uint64_t count;  // real numbers: two for each element of a complex parameter
+  bool exempt;          // is sent in float32
+};
 
 struct Range {
   std::uint64_t first = 0;

@@ -113,7 +113,7 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
     Wire wire(backend, kDeadline);
     PhaseSeconds seconds;
     TwoPhase two_phase(wire, seconds);
-    Residual worker, owner;
+    Versioned worker(at::kBFloat16), owner(at::kBFloat16);
     at::Tensor sum = at::zeros({kCount});
     for (int step = 0; step < kSteps; ++step) {
       at::Tensor values = gradient_of(rank, kCount);
@@ -140,7 +140,7 @@ TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       Wire wire(backend, kDeadline);
       at::Tensor values = gradient_of(rank, kCount);
-      Residual worker, owner;
+      Versioned worker(at::kBFloat16), owner(at::kBFloat16);
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
                           default_format(BlockCodec::sign)};
       tensor.worker = &worker;
@@ -167,7 +167,7 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
     run_ranks(3, [&](const BackendPtr& backend, int rank) {
       Wire wire(backend, kDeadline);
       at::Tensor values = rank == speaker ? gradient_of(rank, kCount) : at::zeros({kCount});
-      Residual worker;
+      Versioned worker(at::kBFloat16);
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
                           default_format(BlockCodec::fp32)};
       tensor.worker = &worker;

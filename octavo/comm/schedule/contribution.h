@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "octavo/codec/format.h"
-#include "octavo/comm/feedback/residual.h"
+#include "octavo/comm/state/versioned.h"
 
 namespace octavo {
 
@@ -18,8 +18,8 @@ struct Contribution {
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  Residual* worker = nullptr;  // what this rank could not send: of all but its own range; null: no feedback
-  Residual* owner = nullptr;   // what it could not send of the range that it owns
+  Versioned* worker = nullptr;  // kWorkerResidual (state_store.h); null: no feedback
+  Versioned* owner = nullptr;   // kOwnerResidual
   /// Of the random bits by which residuals and codes are rounded. To be another one in every step, for every parameter
   /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;

@@ -70,14 +70,14 @@ ScatterSum::Feedback ScatterSum::worker_feedback(const Piece& piece) const {
   if (!tensor.worker) return {};
   const Sent sent = sent_part(tensor.count, wire_.rank(), wire_.world_size());
   const std::uint64_t at = sent.index(piece.range.first);
-  const rules::Residual* now = tensor.worker->now(device_);
-  return {now ? now + at : nullptr, tensor.worker->next(sent.count, device_) + at};
+  const rules::Residual* now = tensor.worker->now<rules::Residual>(device_);
+  return {now ? now + at : nullptr, tensor.worker->next<rules::Residual>(sent.count, device_) + at};
 }
 
 ScatterSum::Feedback ScatterSum::owner_feedback(const Piece& piece) const {
   const Contribution& tensor = tensors_[piece.tensor];
   if (!tensor.owner) return {};
-  return {tensor.owner->now(device_), tensor.owner->next(piece.range.count, device_)};
+  return {tensor.owner->now<rules::Residual>(device_), tensor.owner->next<rules::Residual>(piece.range.count, device_)};
 }
 
 void ScatterSum::encode_part(const Piece& piece, Range part, const Feedback& feedback, std::uint8_t* message) const {

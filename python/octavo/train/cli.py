@@ -28,7 +28,7 @@ def train(
     ] = _DEFAULT.nproc,
     plan: Annotated[
         str,
-        typer.Option(help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign or sign-vote; +ef feeds errors back."),
+        typer.Option(help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign, int4+ef ..."),
     ] = _DEFAULT.plan,
     optimizer: Annotated[
         str,

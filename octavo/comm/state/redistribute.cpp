@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/comm/feedback/redistribute.h"
+#include "octavo/comm/state/redistribute.h"
 
 #include <ATen/ATen.h>
 

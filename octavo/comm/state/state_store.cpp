@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/state/state_store.h"
+
+#include <ATen/ATen.h>
+
+#include <string_view>
+#include <utility>
+
+#include "octavo/comm/state/redistribute.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size)
+    : parameters_(std::move(parameters)), roles_(std::move(roles)), rank_(rank), world_size_(world_size) {
+  std::vector<Versioned> of_one;
+  for (const Role& role : roles_) of_one.emplace_back(role.dtype);
+  tensors_.assign(parameters_.size(), of_one);
+  kept_.assign(parameters_.size(), false);
+}
+
+Versioned& StateStore::at(std::size_t parameter, const Role& role) {
+  for (std::size_t i = 0; i < roles_.size(); ++i) {
+    if (std::string_view(roles_[i].name) == role.name) return tensors_[parameter][i];
+  }
+  fail(ErrorCode::internal, "comm.state_store", "there is no role ", role.name);
+}
+
+void StateStore::settle(bool commit) {
+  for (std::size_t p = 0; p < tensors_.size(); ++p) {
+    for (Versioned& tensor : tensors_[p]) commit&& kept_[p] ? tensor.commit() : tensor.roll_back();
+    kept_[p] = false;
+  }
+}
+
+void StateStore::clear() {
+  for (auto& of_one : tensors_) {
+    for (Versioned& tensor : of_one) tensor.clear();
+  }
+}
+
+std::map<std::string, at::Tensor> StateStore::save() const {
+  std::map<std::string, at::Tensor> all;
+  for (std::size_t p = 0; p < tensors_.size(); ++p) {
+    for (std::size_t r = 0; r < roles_.size(); ++r) {
+      const at::Tensor& values = tensors_[p][r].tensor();
+      if (values.defined()) all[std::string(roles_[r].name) + "/" + parameters_[p].name] = values;
+    }
+  }
+  return all;
+}
+
+void StateStore::load(const std::map<std::string, at::Tensor>& tensors) {
+  std::vector<std::pair<Place, at::Tensor>> found;
+  for (const auto& [key, values] : tensors) {
+    const Place place = find_key(key);
+    require(values, key, place, rank_, world_size_);
+    found.emplace_back(place, values.detach().cpu().contiguous().clone());
+  }
+  settle(/*commit=*/false);
+  clear();
+  for (auto& [place, values] : found) tensors_[place.parameter][place.role].restore(std::move(values));
+}
+
+void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>& world) {
+  std::map<std::string, std::vector<at::Tensor>> by_key;  // then by old rank
+  for (std::size_t rank = 0; rank < world.size(); ++rank) {
+    for (const auto& [key, values] : world[rank]) {
+      auto& parts = by_key[key];
+      parts.resize(world.size());
+      parts[rank] = values;
+    }
+  }
+  std::map<std::string, at::Tensor> ours;
+  for (const auto& [key, parts] : by_key) {
+    const Place place = find_key(key);
+    for (std::size_t old_rank = 0; old_rank < parts.size(); ++old_rank) {
+      if (!parts[old_rank].defined()) continue;
+      require(parts[old_rank], key, place, static_cast<int>(old_rank), static_cast<int>(parts.size()));
+    }
+    const bool sent = roles_[place.role].extent == Extent::sent;
+    const auto redistribute = sent ? redistribute_sent : redistribute_owned;
+    ours[key] = redistribute(parts, parameters_[place.parameter].count, rank_, world_size_);
+  }
+  load(ours);
+}
+
+std::size_t StateStore::find(const std::string& name, const char* where) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].name == name) return i;
+  }
+  fail(ErrorCode::invalid_argument, where, "this model has no parameter '", name,
+       "' with a gradient: pass names of its own parameters");
+}
+
+StateStore::Place StateStore::find_key(const std::string& key) const {
+  std::string expected;
+  for (std::size_t role = 0; role < roles_.size(); ++role) {
+    const std::string prefix = std::string(roles_[role].name) + "/";
+    if (key.starts_with(prefix)) return {find(key.substr(prefix.size()), "comm.load_state"), role};
+    expected += (role > 0 ? " or " : "") + prefix + "NAME";
+  }
+  fail(ErrorCode::invalid_argument, "comm.load_state", "expected keys ", expected, ", got ", key);
+}
+
+void StateStore::require(const at::Tensor& values, const std::string& key, Place place, int rank,
+                         int world_size) const {
+  const Role& role = roles_[place.role];
+  const Sent sent = sent_part(parameters_[place.parameter].count, rank, world_size);
+  const std::uint64_t count = role.extent == Extent::sent ? sent.count : sent.own.count;
+  if (values.scalar_type() == role.dtype && static_cast<std::uint64_t>(values.numel()) == count) return;
+  fail(ErrorCode::invalid_argument, "comm.load_state", "expected ", toString(role.dtype), " with ", count,
+       " elements for ", key, " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ",
+       values.numel());
+}
+
+}  // namespace octavo

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "octavo/comm/layout.h"
+#include "octavo/comm/state/versioned.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// What a rank keeps of each parameter: `sent`, of the elements that it sends to others (layout.h); `owned`, of those
+/// that it owns.
+enum class Extent { sent, owned };
+
+/// A kind of tensor that is kept; the key of a parameter's is "name/PARAMETER".
+struct Role {
+  const char* name;
+  Extent extent;
+  at::ScalarType dtype;
+};
+
+// Error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019): what a rank could not send of its contributions,
+// and what it could not send of the sums that it owns, to be sent later.
+inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
+inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
+
+/// Every tensor of a rank that lives from step to step, by parameter and role; made at its first use. Not thread-safe.
+class OCTAVO_API StateStore {
+ public:
+  StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size);
+
+  Versioned& at(std::size_t parameter, const Role& role);
+
+  /// Whether what was written of a parameter belongs to a step that counts: if not, it is rolled back in any case.
+  void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
+  /// Ends a step: commits what was kept, or rolls back everything.
+  void settle(bool commit);
+  void clear();
+
+  /// The tensors by key, where they were last used. They are this object's own: copy them before the next step.
+  std::map<std::string, at::Tensor> save() const;
+  /// Replaces everything. Throws Error invalid_argument for a key, a dtype or a size that this model does not have; the
+  /// state is then unchanged.
+  void load(const std::map<std::string, at::Tensor>& tensors);
+  /// The same from the tensors of all ranks of another world, by old rank, redistributed over this one.
+  void load_world(const std::vector<std::map<std::string, at::Tensor>>& world);
+
+  /// The parameter of that name. Throws Error invalid_argument, in the name of `where`, where there is none.
+  std::size_t find(const std::string& name, const char* where) const;
+
+ private:
+  struct Place {
+    std::size_t parameter, role;
+  };
+
+  Place find_key(const std::string& key) const;
+  void require(const at::Tensor& values, const std::string& key, Place place, int rank, int world_size) const;
+
+  std::vector<ParameterInfo> parameters_;
+  std::vector<Role> roles_;
+  int rank_, world_size_;
+  std::vector<std::vector<Versioned>> tensors_;  // by parameter, then by role
+  std::vector<bool> kept_;
+};
+
+}  // namespace octavo

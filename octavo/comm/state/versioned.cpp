@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/state/versioned.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+#include "octavo/device/huge_pages.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+void require_size(at::ScalarType dtype, std::uint64_t element_bytes) {
+  if (c10::elementSize(dtype) == element_bytes) return;
+  fail(ErrorCode::internal, "comm.versioned", toString(dtype), " read as elements of ", element_bytes, " bytes");
+}
+
+}  // namespace
+
+const void* Versioned::now_bytes(c10::Device device, std::uint64_t element_bytes) {
+  require_size(dtype_, element_bytes);
+  if (now_.defined() && now_.device() != device) now_ = now_.to(device);  // restored from a file
+  return now_.defined() ? now_.const_data_ptr() : nullptr;
+}
+
+void* Versioned::next_bytes(std::uint64_t count, c10::Device device, std::uint64_t element_bytes) {
+  require_size(dtype_, element_bytes);
+  const auto size = static_cast<std::int64_t>(count);
+  if (!next_.defined() || next_.numel() != size || next_.device() != device) {
+    next_ = device.is_cpu() ? empty_on_huge_pages(count, dtype_)
+                            : at::empty({size}, at::TensorOptions(dtype_).device(device));
+  }
+  written_ = true;
+  return next_.mutable_data_ptr();
+}
+
+void Versioned::commit() {
+  if (written_) std::swap(now_, next_);
+  written_ = false;
+}
+
+void Versioned::roll_back() { written_ = false; }
+
+void Versioned::clear() { *this = Versioned(dtype_); }
+
+void Versioned::restore(at::Tensor values) {
+  now_ = std::move(values);
+  written_ = false;
+}
+
+}  // namespace octavo

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// A flat tensor that lives from step to step, in two generations, so that a step is a transaction: a step reads `now`,
+/// writes `next`, and the step's end commits or rolls back. A step with a NaN anywhere is rolled back on every rank,
+/// and leaves no trace. Not thread-safe.
+class OCTAVO_API Versioned {
+ public:
+  explicit Versioned(at::ScalarType dtype) : dtype_(dtype) {}
+
+  /// The values of the last commit, in the device's memory; null before the first one (all zeros).
+  template <class T>
+  const T* now(c10::Device device) {
+    return static_cast<const T*>(now_bytes(device, sizeof(T)));
+  }
+  /// Memory of the device for the values that come after; every element must be written before commit().
+  template <class T>
+  T* next(std::uint64_t count, c10::Device device) {
+    return static_cast<T*>(next_bytes(count, device, sizeof(T)));
+  }
+
+  void commit();
+  void roll_back();
+  void clear();
+
+  /// [count] where it was last used, or an undefined tensor where there is nothing yet.
+  const at::Tensor& tensor() const { return now_; }
+  /// `values`: of the dtype.
+  void restore(at::Tensor values);
+
+ private:
+  const void* now_bytes(c10::Device device, std::uint64_t element_bytes);
+  void* next_bytes(std::uint64_t count, c10::Device device, std::uint64_t element_bytes);
+
+  at::ScalarType dtype_;
+  at::Tensor now_, next_;
+  bool written_ = false;
+};
+
+}  // namespace octavo

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/state/state_store.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr Role kSent = {"sent", Extent::sent, at::kBFloat16}, kOwned = {"owned", Extent::owned, at::kBFloat16};
+const std::vector<ParameterInfo> kParameters = {{"a", 200, false}, {"b", 100, false}};
+
+StateStore store(int rank, int world_size) { return {kParameters, {kSent, kOwned}, rank, world_size}; }
+
+void write(StateStore& state, std::size_t parameter, const Role& role, std::uint64_t count, std::uint16_t bits) {
+  auto* values = state.at(parameter, role).next<std::uint16_t>(count, c10::kCPU);
+  std::fill_n(values, count, bits);
+}
+
+std::uint16_t first_bits(StateStore& state, std::size_t parameter, const Role& role) {
+  const auto* values = state.at(parameter, role).now<std::uint16_t>(c10::kCPU);
+  return values ? values[0] : 0;
+}
+
+TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
+  StateStore state = store(0, 2);
+  write(state, 0, kSent, 72, 1);
+  write(state, 1, kSent, 36, 2);
+  state.keep(0, true);
+  state.settle(/*commit=*/true);
+  EXPECT_EQ(first_bits(state, 0, kSent), 1);
+  EXPECT_EQ(first_bits(state, 1, kSent), 0) << "it was not to be kept";
+  write(state, 0, kSent, 72, 3);
+  state.keep(0, true);
+  state.settle(/*commit=*/false);
+  EXPECT_EQ(first_bits(state, 0, kSent), 1);
+  state.settle(/*commit=*/true);
+  EXPECT_EQ(first_bits(state, 0, kSent), 1) << "what was rolled back came again";
+  state.clear();
+  EXPECT_TRUE(state.save().empty());
+}
+
+TEST(StateStore, IsSavedAndLoaded) {
+  StateStore state = store(0, 2);
+  write(state, 0, kOwned, 128, 5);
+  state.keep(0, true);
+  state.settle(/*commit=*/true);
+  StateStore other = store(0, 2);
+  other.load(state.save());
+  EXPECT_EQ(first_bits(other, 0, kOwned), 5);
+  EXPECT_EQ(other.save().size(), 1U);
+}
+
+TEST(StateStore, WhatDoesNotFitIsRefusedAndChangesNothing) {
+  StateStore state = store(0, 2);
+  const auto options = at::TensorOptions(at::kBFloat16);
+  state.load({{"owned/a", at::ones({128}, options)}});
+  const std::map<std::string, at::Tensor> wrong[] = {{{"owned/a", at::ones({127}, options)}},
+                                                     {{"owned/a", at::ones({128}, at::kFloat)}},
+                                                     {{"owned/none", at::ones({128}, options)}},
+                                                     {{"other/a", at::ones({128}, options)}}};
+  for (const auto& tensors : wrong) {
+    try {
+      state.load(tensors);
+      ADD_FAILURE() << tensors.begin()->first << " was loaded";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
+    }
+    EXPECT_EQ(state.save().size(), 1U);
+  }
+}
+
+TEST(StateStore, IsRedistributedOverAnotherWorld) {
+  std::vector<std::map<std::string, at::Tensor>> world;
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto owned = static_cast<std::int64_t>(owned_range(200, rank, 2).count);
+    world.push_back({{"owned/a", at::full({owned}, rank + 1, at::kBFloat16)}});
+  }
+  std::vector<at::Tensor> parts;
+  for (int rank = 0; rank < 3; ++rank) {
+    StateStore state = store(rank, 3);
+    state.load_world(world);
+    parts.push_back(state.save()["owned/a"]);
+  }
+  const at::Tensor all = at::cat(parts);
+  ASSERT_EQ(all.numel(), 200);
+  EXPECT_TRUE(at::equal(all.narrow(0, 0, 128), at::full({128}, 1, at::kBFloat16)));
+  EXPECT_TRUE(at::equal(all.narrow(0, 128, 72), at::full({72}, 2, at::kBFloat16)));
+}
+
+}  // namespace
+
+}  // namespace octavo
