@@ -5,6 +5,7 @@
 
 #include "octavo/kernels/cpu/codes.h"
 #include "octavo/kernels/cpu/lane_sum.h"
+#include "octavo/kernels/cpu/small_blocks.h"
 #include "octavo/kernels/cpu/table.h"
 #include "octavo/kernels/cpu/values.h"
 
@@ -114,6 +115,44 @@ OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first,
   });
 }
 
+/// A group of small blocks.
+template <class Rule, std::uint64_t kBlock>
+OCTAVO_INLINE void encode_small_blocks(const EncodeInput& in, float* values, std::uint64_t first, float* scales,
+                                       std::uint8_t* codes, rules::Residual* next, Store how) {
+  std::uint32_t words[kGroup];
+  float left_over[kGroup], dithers[kGroup] = {};
+  if (Rule::kDithers && in.stochastic) draw_dithers(dither_key(in), in.first + first, dithers);
+  for (std::uint64_t i = 0; i < kGroup; i += kBlock) {
+    typename Rule::Statistic statistic;
+    statistic.add(small_summary<kBlock>(statistic, values + i));
+    float* const sent = scales + i / kBlock;
+    const auto scale = begin_block<Rule>(statistic.value(kBlock), sent);
+    if (!rules::is_finite(*sent)) std::memset(values + i, 0, kBlock * sizeof *values);
+    for (std::uint64_t j = i; j < i + kBlock; ++j) {
+      words[j] = Rule::code(values[j], scale, dithers[j]);
+      left_over[j] = rules::left_over<Rule>(values[j], words[j], scale);
+    }
+  }
+  store_small_codes<Rule::kBits, kBlock>(words, codes);
+  if (next) store_residual(how, in, first, left_over, kGroup, next);
+}
+
+template <class Rule, std::uint64_t kBlock>
+OCTAVO_INLINE bool decode_small_blocks(const float* scales, const std::uint8_t* codes, Store how, float* out) {
+  std::uint8_t packed[Rule::kBits * kGroup / 8];
+  float sent[kGroup], values[kGroup];
+  bool all_finite = true;
+  for (std::uint64_t i = 0; i < kGroup; i += kBlock) {
+    const float scale = scales[i / kBlock];
+    all_finite &= rules::is_finite(scale);
+    for (std::uint64_t j = i; j < i + kBlock; ++j) sent[j] = scale;
+  }
+  for_codes<Rule::kBits>(load_small_codes<Rule::kBits, kBlock>(codes, packed), 0, kGroup, kGroup,
+                         [&](std::uint64_t j, std::uint32_t code) { values[j] = Rule::decoded(code, sent[j]); });
+  store_part(how, values, kGroup, out);
+  return all_finite;
+}
+
 OCTAVO_INLINE void report(bool is_finite, std::uint32_t* nonfinite) {
   if (!is_finite && nonfinite) std::atomic_ref(*nonfinite).store(1, std::memory_order_relaxed);
 }
@@ -147,6 +186,21 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
     return payload.codes + index * rules::code_bytes<Rule::kBits>(block);
   };
   if constexpr (Rule::kHasScale) {
+    const std::uint64_t whole = count / kGroup * kGroup;
+    const bool is_small =
+        whole > 0 && with_small_block(block, [&](auto size) {
+          alignas(64) float values[kWorkedOut];
+          for (std::uint64_t first = 0; first < whole; first += kGroup) {
+            if (first % kWorkedOut == 0) work_out(in, first, smaller(kWorkedOut, whole - first), values);
+            encode_small_blocks<Rule, size>(in, values + first % kWorkedOut, first, payload.scales + first / size,
+                                            codes_of(first / size), next, how);
+          }
+        });
+    if (is_small) {
+      encode_blocks<codec>({}, in.from(whole), count - whole, block,
+                           {payload.scales + whole / block, codes_of(whole / block)}, next ? next + whole : nullptr);
+      return end_stream();
+    }
     if (block > rules::kSummaryChunk) {
       for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
         encode_wide_block<Rule>(in, first, size, payload.scales + index, codes_of(index), next, how);
@@ -174,6 +228,24 @@ void decode_blocks(Queue, Payload payload, std::uint64_t count, std::uint64_t bl
   using Rule = RuleOf<codec>::type;
   const Store how = choose_store(wish, count);
   bool all_finite = true;
+  if constexpr (Rule::kHasScale) {
+    const std::uint64_t whole = count / kGroup * kGroup;
+    const auto codes_of = [&](std::uint64_t index) {
+      return payload.codes + index * rules::code_bytes<Rule::kBits>(block);
+    };
+    const bool is_small = whole > 0 && with_small_block(block, [&](auto size) {
+                            for (std::uint64_t first = 0; first < whole; first += kGroup) {
+                              all_finite &= decode_small_blocks<Rule, size>(payload.scales + first / size,
+                                                                            codes_of(first / size), how, out + first);
+                            }
+                          });
+    if (is_small) {
+      report(all_finite, nonfinite);
+      decode_blocks<codec>({}, {payload.scales + whole / block, codes_of(whole / block)}, count - whole, block, how,
+                           out + whole, nonfinite);
+      return end_stream();
+    }
+  }
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = Rule::kHasScale ? payload.scales[index] : 1.0F;
     const std::uint8_t* codes = payload.codes + index * rules::code_bytes<Rule::kBits>(block);
