@@ -78,7 +78,9 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   job->gradient_scale = gradient_scale_;
   job->is_encoded = !bucket.is_sparse() && (!plan_.dense() || in_momentum_phase_);
   job->schedule = take_schedule(*job);
-  job->schedule->begin({bucket, contributions(*job), wire_->world_size()});
+  std::vector<Contribution> tensors = contributions(*job);
+  const std::uint64_t digest = digest_of(*job, tensors);
+  job->schedule->begin({bucket, std::move(tensors), wire_->world_size(), digest});
   return job;
 }
 
@@ -130,6 +132,17 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
     tensors.push_back(contribution(slot.parameter, values, job.values.device()));
   }
   return tensors;
+}
+
+std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
+  std::uint64_t digest = rules::derive_key(step_, in_momentum_phase_ ? 1 : 0);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    for (const Format& format : {tensors[i].up, tensors[i].down}) {
+      digest = rules::derive_key(digest, static_cast<std::uint64_t>(format.codec) << 32U | format.block);
+    }
+    digest = rules::derive_key(digest, job.slots[i].parameter);
+  }
+  return digest;
 }
 
 std::vector<std::unique_ptr<Schedule>>& Compressor::idle(const Job& job) {

@@ -137,6 +137,7 @@ class OCTAVO_API Compressor {
   void settle();
   void take_sample(const Job& job);
   std::vector<Contribution> contributions(const Job& job);
+  std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
   std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
   std::unique_ptr<Schedule> take_schedule(const Job& job);
   Contribution contribution(std::size_t index, float* values, c10::Device device);

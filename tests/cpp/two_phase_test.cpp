@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 #include "tests/cpp/ranks.h"
 
@@ -269,6 +270,27 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
   }
 }
 
+/// As where a rank went on from another checkpoint.
+TEST(TwoPhase, RanksThatDisagreeAreTold) {
+  run_ranks(3, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kDeadline);
+    PhaseSeconds seconds;
+    TwoPhase two_phase(wire, seconds);
+    at::Tensor values = gradient_of(rank, 1000);
+    const Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(BlockCodec::int4),
+                              default_format(BlockCodec::int4)};
+    const std::uint64_t digest = rank == 1 ? 1 : 0;
+    try {
+      two_phase.run({{}, {tensor}, 3, digest});
+      ADD_FAILURE() << "rank " << rank << " took what did not fit";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::communication);
+      EXPECT_NE(std::string(error.what()).find("another step, plan or model"), std::string::npos) << error.what();
+    }
+    EXPECT_TRUE(at::equal(values, gradient_of(rank, 1000)));
+  });
+}
+
 TEST(TwoPhase, CountsTheBytesItHandsOver) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
@@ -276,8 +298,8 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
     Contribution tensor{
         values.mutable_data_ptr<float>(), 1 << 16, {BlockCodec::sign, 1 << 18}, {BlockCodec::sign, 1 << 18}};
     reduce(wire, tensor, 2);
-    // half of 2^16 bits and one scale each way, and one header
-    EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4) + 4);
+    // each way half of 2^16 bits, one scale and a digest; upwards the gradient's power
+    EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4 + 8) + 4);
   });
 }
 

@@ -10,9 +10,10 @@
 
 namespace octavo {
 
-void GatherCodes::begin(std::span<const Contribution> tensors) {
+void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t digest) {
   tensors_ = tensors;
-  messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), /*header_bytes=*/0);
+  digest_ = digest;
+  messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), sizeof(MessageHeader));
   const std::uint64_t receivers = std::max<std::uint64_t>(1, messages_.size() - 1);
   reserve_on_host(sent_, own().bytes * receivers, device_);
 }
@@ -20,7 +21,9 @@ void GatherCodes::begin(std::span<const Contribution> tensors) {
 void GatherCodes::send() {
   if (wire_.world_size() == 1) return;
   const std::uint64_t bytes = own().bytes;
-  for (std::uint64_t receiver = 1; receiver + 1 < messages_.size() && bytes > 0; ++receiver) {
+  const MessageHeader header = {digest_};
+  std::memcpy(own_bytes(), &header, sizeof header);
+  for (std::uint64_t receiver = 1; receiver + 1 < messages_.size(); ++receiver) {
     std::memcpy(own_bytes() + receiver * bytes, own_bytes(), bytes);
   }
   const std::vector<std::uint64_t> sent(messages_.size(), bytes);
@@ -38,6 +41,8 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
   parts_.clear();
   for (const Message& message : messages_) {
     const bool is_own = &message == &own();
+    const auto owner = static_cast<int>(&message - messages_.data());
+    if (!is_own) require_digest(digest_, got, owner, wire_.rank());
     for (const Piece& piece : message.pieces) {
       if (power[piece.tensor] == 0) continue;
       payloads.emplace_back(&piece, (is_own ? own_bytes() : got) + piece.offset);

@@ -23,7 +23,8 @@ class GatherCodes {
 
   /// Makes room for the codes of this rank's own ranges, to be written to own_bytes() by own_pieces(), which must be
   /// done when send() is called. The tensors must stay until decode() is done.
-  void begin(std::span<const Contribution> tensors);
+  /// `digest`: of the bucket.
+  void begin(std::span<const Contribution> tensors, std::uint64_t digest);
   std::span<const Piece> own_pieces() const { return own().pieces; }
   std::uint8_t* own_bytes() { return sent_.mutable_data_ptr<std::uint8_t>(); }
 
@@ -39,6 +40,7 @@ class GatherCodes {
   Wire& wire_;
   c10::Device device_;
   std::span<const Contribution> tensors_;
+  std::uint64_t digest_ = 0;
   std::vector<Message> messages_;  // by owner
   at::Tensor sent_, got_;          // uint8, on the host; the own message lies there once for each receiver
   Parts parts_;

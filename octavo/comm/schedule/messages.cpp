@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/messages.h"
 
+#include <cstring>
 #include <numeric>
 
 #include "octavo/device/scratch.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 
@@ -14,6 +16,15 @@ at::Tensor prefix(const at::Tensor& buffer, std::uint64_t bytes) {
 }
 
 }  // namespace
+
+void require_digest(std::uint64_t digest, const std::uint8_t* message, int sender, int receiver) {
+  MessageHeader header;
+  std::memcpy(&header, message, sizeof header);
+  if (header.digest == digest) return;
+  fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
+       " was sent a bucket of another step, plan or model ", "by rank ", sender,
+       ": give all ranks the same plan, model and checkpoint; the process group and its handles ", "must be rebuilt");
+}
 
 std::vector<Message> cut(std::span<const Contribution> tensors, Format Contribution::* format, int world_size,
                          std::uint64_t header_bytes) {

@@ -12,6 +12,14 @@
 /// after another, in rank order, its own is left out.
 namespace octavo {
 
+/// What every message begins with.
+struct MessageHeader {
+  std::uint64_t digest;  // of Bucket
+};
+
+/// Throws Error communication where a message of `sender` has another digest.
+void require_digest(std::uint64_t digest, const std::uint8_t* message, int sender, int receiver);
+
 /// The messages of a bucket, by owner; `format`: &Contribution::up or &Contribution::down.
 std::vector<Message> cut(std::span<const Contribution> tensors, Format Contribution::* format, int world_size,
                          std::uint64_t header_bytes);

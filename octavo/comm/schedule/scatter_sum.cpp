@@ -19,13 +19,14 @@ namespace {
 /// What a tensor's rounding key is used for: the two residuals of a rank draw different bits.
 enum Rounding : std::uint64_t { kOfWorker, kOfOwner };
 
-/// One float per tensor: the mean square of the sender's gradient.
-std::uint64_t header_bytes(std::size_t tensors) { return sizeof(float) * tensors; }
+/// After the header there is one float per tensor: the mean square of the sender's gradient.
+std::uint64_t header_bytes(std::size_t tensors) { return sizeof(MessageHeader) + sizeof(float) * tensors; }
 
 }  // namespace
 
-void ScatterSum::begin(std::span<const Contribution> tensors) {
+void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t digest) {
   tensors_ = tensors;
+  digest_ = digest;
   power_ = gradient_powers(tensors_, device_, chunk_powers_);
   messages_ = cut(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
   if (wire_.world_size() == 1) return;
@@ -38,6 +39,9 @@ void ScatterSum::begin(std::span<const Contribution> tensors) {
 void ScatterSum::wait() {
   if (transfer_) transfer_->wait();
   transfer_.reset();
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    if (rank != wire_.rank()) require_digest(digest_, received_from(rank), rank, wire_.rank());
+  }
   merge_powers();
 }
 
@@ -52,7 +56,7 @@ void ScatterSum::encode_all() {
   parts_.clear();
   for (const Message& to_owner : messages_) {
     if (&to_owner == &own()) continue;
-    std::memcpy(message, power_.data(), header_bytes(power_.size()));
+    write_header(message);
     for (const Piece& piece : to_owner.pieces) {
       places.push_back({&piece, worker_feedback(piece), message});
       parts_.add(device_, piece.range.count, piece.format.block);
@@ -63,6 +67,12 @@ void ScatterSum::encode_all() {
     const Place& place = places[part.piece];
     encode_part(*place.piece, part.range, place.feedback, place.message);
   });
+}
+
+void ScatterSum::write_header(std::uint8_t* message) const {
+  const MessageHeader header = {digest_};
+  std::memcpy(message, &header, sizeof header);
+  std::memcpy(message + sizeof header, power_.data(), sizeof(float) * power_.size());
 }
 
 ScatterSum::Feedback ScatterSum::worker_feedback(const Piece& piece) const {
@@ -97,7 +107,8 @@ void ScatterSum::merge_powers() {
     for (int rank = 0; rank < wire_.world_size(); ++rank) {
       float& power = powers[static_cast<std::size_t>(rank)];
       power = own_power[t];
-      if (rank != wire_.rank()) std::memcpy(&power, received_from(rank) + t * sizeof power, sizeof power);
+      if (rank != wire_.rank())
+        std::memcpy(&power, received_from(rank) + sizeof(MessageHeader) + t * sizeof power, sizeof power);
     }
     power_[t] = mean_power(powers);
   }

@@ -21,7 +21,8 @@ class ScatterSum {
   ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
 
   /// Measures the gradients, encodes them and sends them to the owners. The tensors must stay until reduce() is done.
-  void begin(std::span<const Contribution> tensors);
+  /// `digest`: of the bucket.
+  void begin(std::span<const Contribution> tensors, std::uint64_t digest);
   /// Waits for what the others sent: power() is then that of all ranks.
   void wait();
   /// Encodes the sums of this rank's own ranges, divided, in the formats `down`, to their pieces' places from `out` on:
@@ -47,6 +48,7 @@ class ScatterSum {
                    std::uint8_t* out, Scratch& scratch) const;
   Feedback worker_feedback(const Piece& piece) const;
   Feedback owner_feedback(const Piece& piece) const;
+  void write_header(std::uint8_t* message) const;
   void merge_powers();
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
   EncodeInput own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const;
@@ -56,6 +58,7 @@ class ScatterSum {
   Wire& wire_;
   c10::Device device_;
   std::span<const Contribution> tensors_;
+  std::uint64_t digest_ = 0;
   std::vector<float> power_;
   std::vector<Message> messages_;  // by owner
   at::Tensor sent_, got_;          // uint8, on the host

@@ -32,7 +32,7 @@ void TwoPhase::begin(Bucket bucket) {
   const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
   bucket_ = std::move(bucket);
-  up_.begin(bucket_.tensors);
+  up_.begin(bucket_.tensors, bucket_.digest);
   watch.lap(seconds_.encode);
 }
 
@@ -42,7 +42,7 @@ void TwoPhase::advance() {
   up_.wait();
   watch.lap(seconds_.wait_up);
   if (stays_here()) return;
-  down_.begin(bucket_.tensors);
+  down_.begin(bucket_.tensors, bucket_.digest);
   up_.reduce(bucket_.divisor, down_.own_pieces(), down_.own_bytes());
   down_.send();
   watch.lap(seconds_.reduce);
