@@ -5,13 +5,16 @@ import re
 import sys
 from importlib.metadata import requires
 
+from octavo.startup import quick_imports
+
 EXIT_FAILED = 1
 
 
 def main() -> None:
     """Runs the command line of `octavo.cli`; ends in one sentence where a package of the extra is missing."""
     try:
-        from octavo.cli import app
+        with quick_imports():
+            from octavo.cli import app
 
         app(prog_name="octavo")
     except ModuleNotFoundError as missing:

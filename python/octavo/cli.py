@@ -9,6 +9,7 @@ import typer
 
 import octavo
 from octavo.info import info
+from octavo.startup import quick_imports
 from octavo.train.cli import train
 
 _HELP = "Trains the same model with a fraction of the bytes."
@@ -48,6 +49,7 @@ def root(
 def bench(context: typer.Context) -> None:
     """Measure kernels or training steps here: `octavo bench --help`."""
     # Imported only now: the benchmarks need more than the other commands do.
-    from octavo.bench import cli as bench_cli
+    with quick_imports():
+        from octavo.bench import cli as bench_cli
 
     typer.main.get_command(bench_cli.app).main(args=context.args, prog_name="octavo bench")

@@ -5,11 +5,15 @@ Imports for type checkers alone do not count: they never run.
 """
 
 import ast
+import gc
 import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import octavo
+from octavo.startup import quick_imports
 
 ROOT = Path(octavo.__file__).parent
 
@@ -48,3 +52,25 @@ def test_imports_have_an_order():
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
         raise AssertionError(f"these modules import each other: {' -> '.join(error.args[1])}") from None
+
+
+def test_the_benchmarks_import_nothing_that_imports_transformers():
+    """It takes half of a rank's start, and the ranks of `octavo bench ddp` have no use for it."""
+    reached, waiting = set(), ["octavo.bench.cli", "octavo.bench.ddp_jobs"]
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        waiting += imports_of(MODULES[name]) - reached
+    assert "octavo.bench.quality.runs" in reached
+    assert [name for name in sorted(reached) if "from transformers" in MODULES[name].read_text()] == []
+
+
+def test_the_collector_leaves_what_a_command_imports_alone():
+    frozen = gc.get_freeze_count()
+    try:
+        with pytest.raises(ImportError), quick_imports():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > frozen
+    finally:
+        gc.unfreeze()

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import octavo
+from octavo.startup import quick_imports
 from octavo.train.config import TrainConfig, parse_compare
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
 
@@ -101,10 +102,12 @@ def _run(config: TrainConfig) -> int:
     from octavo.train.launch.world import launched_outside
 
     if launched_outside():
-        from octavo.train.launch.rank_main import run_rank
+        with quick_imports():
+            from octavo.train.launch.rank_main import run_rank
 
         return run_rank(config)
-    from octavo.train.launch.launcher import launch
+    with quick_imports():
+        from octavo.train.launch.launcher import launch
 
     return launch(config)
 

@@ -17,6 +17,8 @@ EXIT_PEER = 75
 
 ERROR_MARK = "error: "
 """What the last line of a failed process begins with; the launcher looks for it."""
+DIVERGED = "the run has diverged"
+"""In the error of such a run, and of no other."""
 
 _GLOO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 

@@ -18,7 +18,7 @@ from octavo.train.config import TrainConfig
 from octavo.train.data.batches import IGNORE, Batches
 from octavo.train.data.training_data import Data
 from octavo.train.engine import Engine
-from octavo.train.errors import JobError
+from octavo.train.errors import DIVERGED, JobError
 from octavo.train.launch.world import World
 from octavo.train.optimizer import clip_gradient, learning_rate, optimizer_options, set_learning_rate
 from octavo.train.report.metrics import Totals
@@ -27,8 +27,6 @@ EVAL_ROWS = 128
 EXACT_ITEMS = 128
 MOST_SKIPPED = 20
 """After so many non-finite steps in a row the run has diverged."""
-DIVERGED = "the run has diverged"
-"""In the error of such a run, and of no other."""
 
 
 @dataclass

@@ -17,8 +17,8 @@ from typing import Any
 
 from octavo.train.checkpoint.durable_files import write_json
 from octavo.train.config import usable_cores
+from octavo.train.errors import DIVERGED
 from octavo.train.launch import die_with_parent
-from octavo.train.trainer import DIVERGED
 
 OUTCOME = "outcome.json"
 LOG = "train.log"
