@@ -46,7 +46,7 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
     for (const Piece& piece : message.pieces) {
       if (power[piece.tensor] == 0) continue;
       payloads.emplace_back(&piece, (is_own ? own_bytes() : got) + piece.offset);
-      parts_.add(device_, piece.range.count, piece.format.block);
+      parts_.add(device_, piece.range.count, piece.format.block, Parts::kStreamed);
     }
     if (!is_own) got += message.bytes;
   }

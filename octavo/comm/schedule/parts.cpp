@@ -20,11 +20,12 @@ void Parts::clear() {
   elements_ = 0;
 }
 
-void Parts::add(c10::Device device, std::uint64_t count, std::uint64_t block) {
-  const std::uint64_t wanted = device.is_cpu() ? 1U << 16 : 1U << 22;
-  const std::uint64_t size = block * std::max<std::uint64_t>(1, wanted / block);
-  for (std::uint64_t first = 0; first < count; first += size) {
-    parts_.push_back({pieces_, {first, std::min(size, count - first)}, elements_});
+void Parts::add(c10::Device device, std::uint64_t count, std::uint64_t block, std::uint64_t size) {
+  constexpr std::uint64_t kLaunched = 1U << 22;
+  const std::uint64_t wanted = device.is_cpu() ? size : kLaunched;
+  const std::uint64_t step = block * std::max<std::uint64_t>(1, wanted / block);
+  for (std::uint64_t first = 0; first < count; first += step) {
+    parts_.push_back({pieces_, {first, std::min(step, count - first)}, elements_});
     elements_ += parts_.back().range.count;
   }
   ++pieces_;

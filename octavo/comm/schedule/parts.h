@@ -12,8 +12,7 @@
 
 namespace octavo {
 
-/// How the work on a bucket is shared out to threads: pieces are cut into parts, on the CPU of some 64 Ki elements,
-/// whose sums stay in L2, elsewhere as large as is worth the launch of a kernel. The cuts do not depend on the number
+/// How the work on a bucket is shared out to threads: pieces are cut into parts. The cuts do not depend on the number
 /// of threads. Keeps its memory.
 class Parts {
  public:
@@ -23,9 +22,13 @@ class Parts {
     std::uint64_t start;  // elements of all parts before it
   };
 
+  /// Elements of a part on the CPU, some: `kSummed`, whose sum stays in L2, `kStreamed`, from which on results go
+  /// around the caches. Elsewhere parts are as large as is worth the launch of a kernel.
+  static constexpr std::uint64_t kSummed = 1U << 16, kStreamed = 1U << 19;
+
   void clear();
-  /// The next piece; `block`: elements that stay together.
-  void add(c10::Device device, std::uint64_t count, std::uint64_t block);
+  /// The next piece; `block`: elements that stay together; `size`: of a part on the CPU.
+  void add(c10::Device device, std::uint64_t count, std::uint64_t block, std::uint64_t size);
   /// Calls body(part) for all parts, on all threads; elsewhere than on the CPU in order.
   void for_each(c10::Device device, const std::function<void(const Part&)>& body) const;
 

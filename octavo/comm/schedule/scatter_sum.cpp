@@ -59,7 +59,7 @@ void ScatterSum::encode_all() {
     write_header(message);
     for (const Piece& piece : to_owner.pieces) {
       places.push_back({&piece, worker_feedback(piece), message});
-      parts_.add(device_, piece.range.count, piece.format.block);
+      parts_.add(device_, piece.range.count, piece.format.block, Parts::kStreamed);
     }
     message += to_owner.bytes;
   }
@@ -121,7 +121,7 @@ void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* 
   parts_.clear();
   for (std::size_t p = 0; p < down.size(); ++p) {
     feedback.push_back(owner_feedback(down[p]));
-    parts_.add(device_, down[p].range.count, std::lcm(up[p].format.block, down[p].format.block));
+    parts_.add(device_, down[p].range.count, std::lcm(up[p].format.block, down[p].format.block), Parts::kSummed);
   }
   parts_.for_each(device_, [&](const Parts::Part& part) {
     Scratch& scratch = scratch_[static_cast<std::size_t>(at::get_thread_num())];

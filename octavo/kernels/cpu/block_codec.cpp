@@ -61,6 +61,21 @@ OCTAVO_INLINE void draw_dithers(std::uint64_t key, std::uint64_t first, float* d
   }
 }
 
+/// Dithers that the compiler knows to be zeros.
+struct NoDithers {
+  OCTAVO_INLINE float operator[](std::uint64_t) const { return 0.0F; }
+};
+
+/// The codes of some values, and what they leave over.
+template <class Rule, std::uint64_t kCount, class Dithers>
+OCTAVO_INLINE void make_codes(const float* values, const typename Rule::Scale& scale, const Dithers& dithers,
+                              std::uint32_t* words, float* left_over) {
+  for (std::uint64_t j = 0; j < kCount; ++j) {
+    words[j] = Rule::code(values[j], scale, dithers[j]);
+    left_over[j] = rules::left_over<Rule>(values[j], words[j], scale);
+  }
+}
+
 template <class Rule>
 OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, const Place& place,
                                 const typename Rule::Scale& scale, std::uint8_t* codes, rules::Residual* next,
@@ -68,12 +83,13 @@ OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, cons
   const std::uint64_t key = dither_key(in);
   for_each_group(place.count, [&](std::uint64_t i, auto count) {
     std::uint32_t words[kGroup];
-    float left_over[kGroup], dithers[kGroup] = {};
-    if (Rule::kDithers && in.stochastic) draw_dithers(key, in.first + place.first + i, dithers);
-    for (std::uint64_t j = 0; j < kGroup; ++j) {
-      const float value = values[i + j];
-      words[j] = Rule::code(value, scale, dithers[j]);
-      left_over[j] = rules::left_over<Rule>(value, words[j], scale);
+    float left_over[kGroup];
+    if (Rule::kDithers && in.stochastic) {
+      float dithers[kGroup];
+      draw_dithers(key, in.first + place.first + i, dithers);
+      make_codes<Rule, kGroup>(values + i, scale, dithers, words, left_over);
+    } else {
+      make_codes<Rule, kGroup>(values + i, scale, NoDithers(), words, left_over);
     }
     for (std::uint64_t j = count; j < kGroup; ++j) words[j] = 0;
     store_codes<Rule::kBits>(words, place.offset + i, count, place.size, codes);
@@ -120,17 +136,19 @@ template <class Rule, std::uint64_t kBlock>
 OCTAVO_INLINE void encode_small_blocks(const EncodeInput& in, float* values, std::uint64_t first, float* scales,
                                        std::uint8_t* codes, rules::Residual* next, Store how) {
   std::uint32_t words[kGroup];
-  float left_over[kGroup], dithers[kGroup] = {};
-  if (Rule::kDithers && in.stochastic) draw_dithers(dither_key(in), in.first + first, dithers);
+  float left_over[kGroup], dithers[kGroup];
+  const bool has_dithers = Rule::kDithers && in.stochastic;
+  if (has_dithers) draw_dithers(dither_key(in), in.first + first, dithers);
   for (std::uint64_t i = 0; i < kGroup; i += kBlock) {
     typename Rule::Statistic statistic;
     statistic.add(small_summary<kBlock>(statistic, values + i));
     float* const sent = scales + i / kBlock;
     const auto scale = begin_block<Rule>(statistic.value(kBlock), sent);
     if (!rules::is_finite(*sent)) std::memset(values + i, 0, kBlock * sizeof *values);
-    for (std::uint64_t j = i; j < i + kBlock; ++j) {
-      words[j] = Rule::code(values[j], scale, dithers[j]);
-      left_over[j] = rules::left_over<Rule>(values[j], words[j], scale);
+    if (has_dithers) {
+      make_codes<Rule, kBlock>(values + i, scale, dithers + i, words + i, left_over + i);
+    } else {
+      make_codes<Rule, kBlock>(values + i, scale, NoDithers(), words + i, left_over + i);
     }
   }
   store_small_codes<Rule::kBits, kBlock>(words, codes);

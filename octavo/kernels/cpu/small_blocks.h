@@ -5,8 +5,8 @@
 
 #include "octavo/kernels/cpu/codes.h"
 
-/// Blocks of 8, 16 or 32 elements: a group holds several. Their number is known to the compiler, so that the loops over
-/// each are whole vectors.
+/// Blocks of 8, 16, 32 or 64 elements: a group holds one or several. Their number is known to the compiler, so that the
+/// loops over each are whole vectors.
 namespace octavo::cpu::OCTAVO_ISA {
 
 /// Calls body(size) with the constant that `block` is, if groups consist of such blocks. Returns whether they do.
@@ -16,6 +16,7 @@ OCTAVO_INLINE bool with_small_block(std::uint64_t block, Body body) {
     case 8: return body(std::integral_constant<std::uint64_t, 8>()), true;
     case 16: return body(std::integral_constant<std::uint64_t, 16>()), true;
     case 32: return body(std::integral_constant<std::uint64_t, 32>()), true;
+    case 64: return body(std::integral_constant<std::uint64_t, 64>()), true;
     default: return false;
   }
 }

@@ -10,11 +10,12 @@ namespace {
 
 using sycl_span::Blocks, sycl_span::divide_up;
 
-/// Whether an encoder's kernels are compiled with a residual, a momentum, ...
+/// What an encoder's kernels are compiled for: a residual, a momentum, ...
+template <BlockCodec codec>
 unsigned what_it_has(const EncodeInput& in, const rules::Residual* next) {
   using namespace sycl_span;
   return (in.residual ? kHasResidual : 0U) | (in.momentum ? kHasMomentum : 0U) | (in.others ? kHasOthers : 0U) |
-         (next ? kWantsNext : 0U);
+         (next ? kWantsNext : 0U) | (RuleOf<codec>::type::kDithers && in.stochastic ? kIsStochastic : 0U);
 }
 
 #define OCTAVO_NAME(name, ...) #name,
@@ -44,7 +45,7 @@ void encode_blocks(Queue queue, const EncodeInput& in, std::uint64_t count, std:
                    rules::Residual* next) {
   if (count == 0) return;
   const Blocks blocks = blocks_of<codec>(count, block, payload);
-  const std::string options = " -DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has(in, next));
+  const std::string options = " -DOCTAVO_INPUT_HAS=" + std::to_string(what_it_has<codec>(in, next));
   const auto kernel = [&](const char* function) { return kernel_of<codec>(function, options); };
   if (blocks.chunks_of_block == 1) {
     return launch_groups(queue, kernel("encode_blocks"), groups_of(blocks), in, blocks, next);

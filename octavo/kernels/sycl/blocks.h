@@ -26,10 +26,19 @@ inline std::uint32_t lane_random(std::uint64_t key, std::uint64_t first) {
                                      : rules::random_bits_at(next_base, place - rules::kRandomGroup);
 }
 
+/// The random bits of the lanes' elements. The device's compiler does not vectorise shared bases beside several planes
+/// of codes: there each lane hashes for itself.
 template <class Rule>
+inline std::uint32_t random_of_lane(std::uint64_t key, std::uint64_t first) {
+  constexpr bool kHasPlanes = Rule::kBits > 1 && rules::kLayout<Rule::kBits> == rules::Layout::planes;
+  if constexpr (kHasPlanes) return rules::random_bits(key, first + lane());
+  return lane_random(key, first);
+}
+
+template <class Rule, bool kStochastic>
 inline float lane_dither(const EncodeInput& in, std::uint64_t first) {
-  if (!Rule::kDithers || !in.stochastic) return 0.0F;
-  return rules::dither(lane_random(dither_key(in), in.first + first));
+  if constexpr (!kStochastic) return 0.0F;
+  return rules::dither(random_of_lane<Rule>(dither_key(in), in.first + first));
 }
 
 /// What a chunk says of its block's scale; the same in all lanes.
@@ -47,7 +56,7 @@ inline float summary(rules::MeanMagnitude, const EncodeInput& in, std::uint64_t 
 }
 
 /// `statistic`: of the block; 0 where the codec has no scales.
-template <class Rule>
+template <class Rule, bool kStochastic>
 inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statistic, std::uint8_t* codes,
                          rules::Residual* next) {
   const bool finite = rules::is_sendable(statistic);
@@ -55,14 +64,16 @@ inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statis
   if constexpr (Rule::kHasScale) scale = Rule::scale(finite ? statistic : 0.0F);
   for_lanes(chunk.count, [&](std::uint64_t i, auto step) {
     const std::uint64_t at = chunk.first + i + lane();
-    const float value = finite && step.inside() ? value_at(in, at) : 0.0F;
-    const float dither = lane_dither<Rule>(in, chunk.first + i);
+    const float loaded = step.inside() ? value_at(in, at) : 0.0F;
+    const float value = finite ? loaded : 0.0F;
+    const float dither = lane_dither<Rule, kStochastic>(in, chunk.first + i);
     const std::uint32_t code = step.inside() ? Rule::code(value, scale, dither) : 0;
-    store_codes<Rule::kBits>(code, step, chunk.offset + i, chunk.block_count, codes);
     if (next && step.inside()) {
       const float left_over = rules::left_over<Rule>(value, code, scale);
-      next[at] = rules::to_residual(left_over, lane_random(in.rounding_key, in.first + chunk.first + i));
+      const std::uint32_t random = random_of_lane<Rule>(in.rounding_key, in.first + chunk.first + i);
+      next[at] = rules::to_residual(left_over, random);
     }
+    store_codes<Rule::kBits>(code, step, chunk.offset + i, chunk.block_count, codes);
   });
 }
 
@@ -110,7 +121,7 @@ inline void for_blocks(const Blocks& blocks, Body body) {
 }
 
 /// Blocks of one chunk: a group takes some, and reads each twice while it is in the cache.
-template <class Rule>
+template <class Rule, bool kStochastic>
 inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Residual* next) {
   for_blocks(blocks, [&](std::uint64_t number, const Chunk& chunk) {
     float of_block = 0.0F;
@@ -120,7 +131,7 @@ inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Re
       of_block = statistic.value(chunk.count);
       blocks.payload.scales[number] = sent_scale<Rule>(of_block);
     }
-    encode_chunk<Rule>(in, chunk, of_block, codes_of<Rule>(blocks, number), next);
+    encode_chunk<Rule, kStochastic>(in, chunk, of_block, codes_of<Rule>(blocks, number), next);
   });
 }
 
@@ -170,10 +181,10 @@ inline void add_summaries(const EncodeInput& in, const Blocks& blocks) {
   blocks.payload.scales[number] = statistic.value(block_count);
 }
 
-template <class Rule>
+template <class Rule, bool kStochastic>
 inline void encode_chunks(const EncodeInput& in, const Blocks& blocks, rules::Residual* next) {
   with_chunk(blocks, [&](std::uint64_t number, const Chunk& chunk) {
-    encode_chunk<Rule>(in, chunk, blocks.payload.scales[number], codes_of<Rule>(blocks, number), next);
+    encode_chunk<Rule, kStochastic>(in, chunk, blocks.payload.scales[number], codes_of<Rule>(blocks, number), next);
   });
 }
 

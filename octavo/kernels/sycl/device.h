@@ -30,11 +30,11 @@
 #define OCTAVO_INPUT_PARAMETERS                                                                                        \
   const float *gradient, const octavo::rules::Residual *residual, const float *momentum, const float *preconditioner,  \
       const float *others, float gradient_weight, float momentum_weight, float sum_weight, std::uint64_t rounding_key, \
-      std::uint64_t first, bool stochastic
+      std::uint64_t first
 #define OCTAVO_INPUT                                                                                                  \
   octavo::EncodeInput {                                                                                               \
     gradient, residual, momentum, preconditioner, others, gradient_weight, momentum_weight, sum_weight, rounding_key, \
-        first, stochastic                                                                                             \
+        first                                                                                                         \
   }
 
 namespace octavo::sycl_code {
@@ -42,23 +42,25 @@ namespace octavo::sycl_code {
 inline constexpr std::uint64_t kLanes = OCTAVO_LANES;
 static_assert(kLanes == 8 || kLanes == 16 || kLanes == 32 || kLanes == 64);
 
-inline sycl::nd_item<1> item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
-inline std::uint64_t group_index() { return item().get_group_linear_id(); }
-inline std::uint64_t lane() { return item().get_local_id(0); }
+OCTAVO_RULE sycl::nd_item<1> item() { return sycl::ext::oneapi::this_work_item::get_nd_item<1>(); }
+OCTAVO_RULE std::uint64_t group_index() { return item().get_group_linear_id(); }
+OCTAVO_RULE std::uint64_t lane() { return item().get_local_id(0); }
 
 // What the lanes say together; the same in all of them.
-inline std::uint32_t largest_of_lanes(std::uint32_t own) {
+OCTAVO_RULE std::uint32_t largest_of_lanes(std::uint32_t own) {
   return sycl::reduce_over_group(item().get_sub_group(), own, sycl::maximum<std::uint32_t>());
 }
-inline std::uint32_t union_of_lanes(std::uint32_t own) {
+OCTAVO_RULE std::uint32_t union_of_lanes(std::uint32_t own) {
   return sycl::reduce_over_group(item().get_sub_group(), own, sycl::bit_or<std::uint32_t>());
 }
 
 /// The next lane's; of no meaning in the last.
-inline std::uint32_t of_next_lane(std::uint32_t own) { return sycl::shift_group_left(item().get_sub_group(), own, 1); }
+OCTAVO_RULE std::uint32_t of_next_lane(std::uint32_t own) {
+  return sycl::shift_group_left(item().get_sub_group(), own, 1);
+}
 
 template <class T>
-inline T* assume_there(T* pointer) {
+OCTAVO_RULE T* assume_there(T* pointer) {
   __builtin_assume(pointer != nullptr);
   return pointer;
 }
@@ -76,7 +78,7 @@ struct LastStep {
 
 /// Calls body(i, step) for the elements of [0, count), kLanes at a time: lane l has element i + l.
 template <class Body>
-inline void for_lanes(std::uint64_t count, Body body) {
+OCTAVO_RULE void for_lanes(std::uint64_t count, Body body) {
   const std::uint64_t whole = count / kLanes * kLanes;
   for (std::uint64_t i = 0; i < whole; i += kLanes) body(i, WholeStep());
   if (whole < count) body(whole, LastStep{count - whole});
@@ -84,13 +86,13 @@ inline void for_lanes(std::uint64_t count, Body body) {
 
 /// The same for the span of [0, count) that is this group's.
 template <class Body>
-inline void for_span(std::uint64_t count, Body body) {
+OCTAVO_RULE void for_span(std::uint64_t count, Body body) {
   const std::uint64_t first = group_index() * sycl_span::kSpan;
   for_lanes(std::min(sycl_span::kSpan, count - first), [&](std::uint64_t i, auto step) { body(first + i, step); });
 }
 
 /// The lanes' flags as packed signs, lane 0 in the highest bit of the first byte; the same in all lanes.
-inline std::uint64_t packed_ballot(bool flag) {
+OCTAVO_RULE std::uint64_t packed_ballot(bool flag) {
   std::uint64_t word = 0;
   sycl::ext::oneapi::group_ballot(item().get_sub_group(), flag).extract_bits(word);
   word = (word >> 1 & 0x5555555555555555U) | (word & 0x5555555555555555U) << 1;
@@ -100,24 +102,24 @@ inline std::uint64_t packed_ballot(bool flag) {
 
 /// Writes the lanes' flags to `bits`, which is the same in all lanes. All of them write the same: a branch that one
 /// lane takes alone costs more.
-inline void store_ballot(bool flag, WholeStep, std::uint8_t* bits) {
+OCTAVO_RULE void store_ballot(bool flag, WholeStep, std::uint8_t* bits) {
   const std::uint64_t word = packed_ballot(flag);
   __builtin_memcpy(bits, &word, kLanes / 8);
 }
 
-inline void store_ballot(bool flag, LastStep step, std::uint8_t* bits) {
+OCTAVO_RULE void store_ballot(bool flag, LastStep step, std::uint8_t* bits) {
   const std::uint64_t word = packed_ballot(flag && step.inside());
   for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte) bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
 }
 
 /// The lanes' own flags among those that are packed from `bits` on, which is the same in all lanes.
-inline bool load_ballot(const std::uint8_t* bits, WholeStep) {
+OCTAVO_RULE bool load_ballot(const std::uint8_t* bits, WholeStep) {
   std::uint64_t word = 0;
   __builtin_memcpy(&word, bits, kLanes / 8);
   return rules::is_positive(static_cast<std::uint8_t>(word >> lane() / 8 * 8), lane());
 }
 
-inline bool load_ballot(const std::uint8_t* bits, LastStep step) {
+OCTAVO_RULE bool load_ballot(const std::uint8_t* bits, LastStep step) {
   return step.inside() && rules::is_positive(bits[lane() / 8], lane());
 }
 

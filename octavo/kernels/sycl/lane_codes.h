@@ -10,9 +10,9 @@
 namespace octavo::sycl_code {
 
 /// Eight lanes share a word: how far a lane's nibble is shifted in it.
-inline std::uint32_t nibble_shift() { return 4 * (lane() % 8 ^ 1); }
+OCTAVO_RULE std::uint32_t nibble_shift() { return 4 * (lane() % 8 ^ 1); }
 
-inline void store_nibbles(std::uint32_t nibble, WholeStep, std::uint8_t* bytes) {
+OCTAVO_RULE void store_nibbles(std::uint32_t nibble, WholeStep, std::uint8_t* bytes) {
   std::uint32_t words[kLanes / 8];
   for (std::uint64_t word = 0; word < kLanes / 8; ++word) {
     words[word] = union_of_lanes(lane() / 8 == word ? nibble << nibble_shift() : 0);
@@ -20,12 +20,12 @@ inline void store_nibbles(std::uint32_t nibble, WholeStep, std::uint8_t* bytes) 
   __builtin_memcpy(bytes, words, sizeof words);
 }
 
-inline void store_nibbles(std::uint32_t nibble, LastStep step, std::uint8_t* bytes) {
+OCTAVO_RULE void store_nibbles(std::uint32_t nibble, LastStep step, std::uint8_t* bytes) {
   const std::uint32_t neighbour = of_next_lane(nibble);
   if (step.inside() && lane() % 2 == 0) bytes[lane() / 2] = static_cast<std::uint8_t>(nibble << 4 | neighbour);
 }
 
-inline std::uint32_t load_nibble(const std::uint8_t* bytes, WholeStep) {
+OCTAVO_RULE std::uint32_t load_nibble(const std::uint8_t* bytes, WholeStep) {
   std::uint32_t words[kLanes / 8];
   __builtin_memcpy(words, bytes, sizeof words);
   std::uint32_t own = words[0];
@@ -33,36 +33,64 @@ inline std::uint32_t load_nibble(const std::uint8_t* bytes, WholeStep) {
   return own >> nibble_shift() & 15;
 }
 
-inline std::uint32_t load_nibble(const std::uint8_t* bytes, LastStep step) {
+OCTAVO_RULE std::uint32_t load_nibble(const std::uint8_t* bytes, LastStep step) {
   if (!step.inside()) return 0;
   return lane() % 2 == 0 ? bytes[lane() / 2] >> 4 : bytes[lane() / 2] & 15;
 }
 
+// Plane after plane without a loop: the compiler takes what a loop holds for a lane's own, and makes masks of it.
+
+/// The lanes' flags, packed as sign bits are, without a ballot: two of them are not vectorised beside a residual.
+OCTAVO_RULE std::uint64_t packed_union(std::uint32_t flag) {
+  const std::uint32_t place = static_cast<std::uint32_t>(lane()) ^ 7;
+  if constexpr (kLanes <= 32) return union_of_lanes(flag << place);
+  const std::uint32_t low = union_of_lanes(lane() < 32 ? flag << (place % 32) : 0);
+  return static_cast<std::uint64_t>(union_of_lanes(lane() < 32 ? 0 : flag << (place % 32))) << 32 | low;
+}
+
+OCTAVO_RULE void store_packed(std::uint64_t packed, WholeStep, std::uint8_t* bits) {
+  __builtin_memcpy(bits, &packed, kLanes / 8);
+}
+OCTAVO_RULE void store_packed(std::uint64_t packed, LastStep step, std::uint8_t* bits) {
+  for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte)
+    bits[byte] = static_cast<std::uint8_t>(packed >> 8 * byte);
+}
+
+template <unsigned kPlanes, class Step>
+OCTAVO_RULE void store_planes(std::uint32_t code, Step step, std::uint64_t plane_bytes, std::uint8_t* bits) {
+  store_packed(packed_union(code >> (kPlanes - 1) & 1), step, bits);
+  if constexpr (kPlanes > 1) store_planes<kPlanes - 1>(code, step, plane_bytes, bits + plane_bytes);
+}
+
+template <unsigned kPlanes, class Step>
+OCTAVO_RULE std::uint32_t load_planes(Step step, std::uint64_t plane_bytes, const std::uint8_t* bits) {
+  const std::uint32_t highest = static_cast<std::uint32_t>(load_ballot(bits, step)) << (kPlanes - 1);
+  if constexpr (kPlanes == 1) return highest;
+  if constexpr (kPlanes > 1) return highest | load_planes<kPlanes - 1>(step, plane_bytes, bits + plane_bytes);
+}
+
 template <unsigned kBits, class Step>
-inline void store_codes(std::uint32_t code, Step step, std::uint64_t first, std::uint64_t size, std::uint8_t* codes) {
+OCTAVO_RULE void store_codes(std::uint32_t code, Step step, std::uint64_t first, std::uint64_t size,
+                             std::uint8_t* codes) {
   if constexpr (rules::kLayout<kBits> == rules::Layout::words) {
     if (step.inside()) __builtin_memcpy(codes + kBits / 8 * (first + lane()), &code, kBits / 8);
   } else if constexpr (rules::kLayout<kBits> == rules::Layout::nibbles) {
     store_nibbles(code, step, codes + first / 2);
   } else {
-    for (unsigned plane = 0; plane < kBits; ++plane) {
-      const bool bit = (code >> (kBits - 1 - plane) & 1) != 0;
-      store_ballot(bit, step, codes + plane * rules::packed_sign_bytes(size) + first / 8);
-    }
+    if constexpr (kBits == 1) return store_ballot(code != 0, step, codes + first / 8);
+    store_planes<kBits>(code, step, rules::packed_sign_bytes(size), codes + first / 8);
   }
 }
 
 template <unsigned kBits, class Step>
-inline std::uint32_t load_codes(Step step, std::uint64_t first, std::uint64_t size, const std::uint8_t* codes) {
+OCTAVO_RULE std::uint32_t load_codes(Step step, std::uint64_t first, std::uint64_t size, const std::uint8_t* codes) {
   std::uint32_t code = 0;
   if constexpr (rules::kLayout<kBits> == rules::Layout::words) {
     if (step.inside()) __builtin_memcpy(&code, codes + kBits / 8 * (first + lane()), kBits / 8);
   } else if constexpr (rules::kLayout<kBits> == rules::Layout::nibbles) {
     code = load_nibble(codes + first / 2, step);
   } else {
-    for (unsigned plane = 0; plane < kBits; ++plane) {
-      code = code << 1 | load_ballot(codes + plane * rules::packed_sign_bytes(size) + first / 8, step);
-    }
+    code = load_planes<kBits>(step, rules::packed_sign_bytes(size), codes + first / 8);
   }
   return code;
 }

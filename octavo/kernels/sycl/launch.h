@@ -17,7 +17,7 @@ namespace octavo::sycl_backend {
 // A kernel's arguments, with structs taken apart (device.h says why).
 inline auto flat(const EncodeInput& in) {
   return std::tuple(in.gradient, in.residual, in.momentum, in.preconditioner, in.others, in.gradient_weight,
-                    in.momentum_weight, in.sum_weight, in.rounding_key, in.first, in.stochastic);
+                    in.momentum_weight, in.sum_weight, in.rounding_key, in.first);
 }
 inline auto flat(const sycl_span::Blocks& b) {
   return std::tuple(b.count, b.block, b.payload.scales, b.payload.codes, b.blocks, b.chunks_of_block,

@@ -15,7 +15,7 @@ inline constexpr std::uint64_t kChunk = 4096;
 inline constexpr std::uint64_t kSpan = 8192;
 
 /// What an encoder is compiled for.
-enum Input : unsigned { kHasResidual = 1, kHasMomentum = 2, kHasOthers = 4, kWantsNext = 8 };
+enum Input : unsigned { kHasResidual = 1, kHasMomentum = 2, kHasOthers = 4, kWantsNext = 8, kIsStochastic = 16 };
 
 OCTAVO_RULE constexpr std::uint64_t divide_up(std::uint64_t count, std::uint64_t by) {
   return count / by + (count % by != 0);
