@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/comm/schedule/all_reduce_sum.h"
@@ -10,6 +11,7 @@
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
+#include "octavo/rules/gradient_power.h"
 
 namespace octavo {
 
@@ -96,7 +98,8 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
-    parameter.power = outcome.power[i] / (scale * scale);
+    const float power = outcome.power[i] / (scale * scale);
+    parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
   if (job->is_encoded) {  // else the results are in the bucket, in its own units

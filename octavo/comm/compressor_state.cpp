@@ -106,15 +106,15 @@ std::map<std::string, at::Tensor> Compressor::residuals() {
 
 void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  settle();
   state_.load(residuals);
+  settle();
   residuals_are_of_momenta_ = of_momenta;
 }
 
 void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  settle();
   state_.load_world(world);
+  settle();
   residuals_are_of_momenta_ = of_momenta;
 }
 

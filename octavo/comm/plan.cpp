@@ -50,13 +50,16 @@ std::uint64_t parse_block(std::string_view text, std::string_view digits) {
   return block;
 }
 
-void set_option(Plan& plan, std::string_view text, std::string_view option) {
+/// `is_first`: a block, where there is one, comes first.
+void set_option(Plan& plan, std::string_view text, std::string_view option, bool is_first) {
   if (option == kStochastic) {
+    if (plan.stochastic) refuse(text, "it says stochastic twice");
     if (!traits(plan.codec).dithers) refuse(text, "only int2 to int8 round stochastically");
     plan.stochastic = true;
     return;
   }
   if (!may_set_block(plan.codec)) refuse(text, "this codec has no blocks");
+  if (!is_first) refuse(text, "its block comes first, and once");
   plan.block = parse_block(text, option);
 }
 
@@ -70,7 +73,7 @@ Plan Plan::parse(std::string_view text) {
   plan.block = traits(plan.codec).default_block;
   for (std::size_t at = colon; at != std::string_view::npos;) {
     const auto next = head.find(':', at + 1);
-    set_option(plan, text, head.substr(at + 1, next == std::string_view::npos ? next : next - at - 1));
+    set_option(plan, text, head.substr(at + 1, next == std::string_view::npos ? next : next - at - 1), at == colon);
     at = next;
   }
   if (plus != std::string_view::npos) {

@@ -18,8 +18,8 @@
 namespace octavo {
 
 /// Encodes `count` values in blocks of `block` elements (the last may be shorter); writes value - decoded, rounded by
-/// rules/residual.h, to `next_residual` (null: not wanted; never the same memory as input.residual). A block with a NaN
-/// or an infinity gets a NaN scale and a next residual of 0.
+/// rules/residual.h, to `next_residual` (null: not wanted; never the same memory as input.residual). A block that is
+/// not rules::is_sendable() gets a NaN scale and a next residual of 0.
 using EncodeKernel = void(Queue, const EncodeInput& input, std::uint64_t count, std::uint64_t block, Payload payload,
                           rules::Residual* next_residual);
 /// Decodes to `out`, or adds to it. Sets *nonfinite (null: not wanted) to 1 where a decoded value is a NaN or an

@@ -22,8 +22,8 @@
 ///   kDithers         whether code() adds the dither before it rounds, in units of a code: 0, or uniform between -1/2
 ///                    and 1/2, which rounds without bias
 ///
-/// A block whose statistic is not is_sendable() is sent as zeros under a scale of NaN: rules meet finite values alone,
-/// and what they decode is finite.
+/// A block whose statistic is not is_sendable() is sent as zeros under a scale of NaN: rules with scales meet finite
+/// values alone, and what they decode is finite.
 /// block_codecs.h lists them. Each back end has one loop that serves them all.
 namespace octavo::rules {
 

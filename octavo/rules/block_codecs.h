@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "octavo/rules/majority_vote.h"
 #include "octavo/rules/mini_float.h"

@@ -33,7 +33,11 @@ struct SymmetricInt {
   /// Adding and taking away 1.5 * 2^23 rounds to nearest even.
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float dither) {
     constexpr float kRound = 12582912.0F;
-    const float rounded = ((value * scale.reciprocal + dither) + kRound) - kRound;
+    float rounded = ((value * scale.reciprocal + dither) + kRound) - kRound;
+    if constexpr (kBits == 8) {  // 127 with the largest dither can be as much as 127.5, which rounds to 128
+      rounded = rounded < kLevels ? rounded : kLevels;
+      rounded = rounded > -kLevels ? rounded : -kLevels;
+    }
     return static_cast<std::uint32_t>(static_cast<std::int32_t>(rounded) + kOffset);
   }
 

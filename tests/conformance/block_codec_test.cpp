@@ -76,7 +76,7 @@ void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& sha
 }
 
 /// Blocks of less than a group and of several chunks, and some that share no boundary with either.
-const std::vector<std::uint64_t> kBlocks = {8, 32, 48, 64, 256, 1000, 4096, 5000, 1U << 19};
+const std::vector<std::uint64_t> kBlocks = {8, 16, 24, 32, 48, 64, 256, 1000, 4096, 5000, 1U << 19};
 
 std::vector<std::uint64_t> blocks_of(const CodecUnderTest& codec) {
   return codec.has_scale ? kBlocks : std::vector<std::uint64_t>{1U << 18};  // without scales they only cut the work
@@ -129,6 +129,7 @@ void expect_parts_round_as_the_whole(const CodecUnderTest& codec, std::uint64_t 
   const auto values = finite_values(kBlocks * block, 4);
   EncodeInput input{values.data()};
   input.rounding_key = 77;
+  input.stochastic = true;
   Encoded whole(kBlocks, kBlocks * codec.code_bytes(block), values.size(), 0);
   tested().of(codec.codec).encode({}, input, values.size(), block, whole.payload(), whole.next.data());
   Encoded parts(kBlocks, kBlocks * codec.code_bytes(block), values.size(), 0);
@@ -137,6 +138,8 @@ void expect_parts_round_as_the_whole(const CodecUnderTest& codec, std::uint64_t 
     tested().of(codec.codec).encode({}, input.from(i * block), block, block, payload, parts.next.data() + i * block);
   }
   parts.next.expect_same_bits(whole.next);
+  parts.codes.expect_same_bits(whole.codes);
+  parts.scales.expect_same_bits(whole.scales);
 }
 
 /// A gradient of 1/20000 of its block's largest, step after step: nearly all of it is sent, and the rest is kept.
@@ -236,26 +239,59 @@ TEST_P(BlockCodecTest, ABlockOfZerosDecodesToZeros) { expect_zeros_stay_zeros(Ge
 INSTANTIATE_TEST_SUITE_P(All, BlockCodecTest, ::testing::ValuesIn(all_codecs()),
                          [](const auto& codec) { return std::string(codec.param.name); });
 
-/// Over many draws, each value is decoded to itself on average.
+/// Over many draws, each value is decoded to itself on average; to nearest, it would be 0.4 of a step away.
 TEST(SymmetricInt, StochasticRoundingIsUnbiased) {
   constexpr std::uint64_t kCount = 4096;
-  for (const BlockCodec which : {BlockCodec::int2, BlockCodec::int4, BlockCodec::int8}) {
-    const CodecUnderTest codec = all_codecs()[static_cast<std::size_t>(which)];
-    std::vector<float> values(kCount, 0.3F), decoded(kCount);
+  for (const CodecUnderTest& codec : all_codecs()) {
+    if (!codec.dithers) continue;
+    const float step = 1.0F / static_cast<float>((1U << (codec.code_bytes(8) - 1)) - 1);
+    std::vector<float> values(kCount, 0.4F * step), decoded(kCount);
     values[0] = 1.0F;  // of the scale
     Encoded to(1, codec.code_bytes(kCount), kCount, 0);
     EncodeInput input{values.data()};
     input.rounding_key = 5;
-    input.stochastic = true;
-    tested().of(which).encode({}, input, kCount, kCount, to.payload(), to.next.data());
-    tested().of(which).decode({}, to.payload(), kCount, kCount, Store::assign, decoded.data(), nullptr);
-    double sum = 0;
-    for (std::uint64_t i = 1; i < kCount; ++i) sum += static_cast<double>(decoded[i]);
-    EXPECT_NEAR(sum / (kCount - 1), 0.3, 0.03) << codec.name;
-    input.stochastic = false;
-    tested().of(which).encode({}, input, kCount, kCount, to.payload(), to.next.data());
-    tested().of(which).decode({}, to.payload(), kCount, kCount, Store::assign, decoded.data(), nullptr);
-    for (std::uint64_t i = 2; i < kCount; ++i) ASSERT_EQ(decoded[i], decoded[1]);
+    for (const bool stochastic : {true, false}) {
+      input.stochastic = stochastic;
+      tested().of(codec.codec).encode({}, input, kCount, kCount, to.payload(), to.next.data());
+      tested().of(codec.codec).decode({}, to.payload(), kCount, kCount, Store::assign, decoded.data(), nullptr);
+      double sum = 0;
+      for (std::uint64_t i = 1; i < kCount; ++i) sum += static_cast<double>(decoded[i]);
+      const double expected = stochastic ? 0.4 : 0.0;
+      EXPECT_NEAR(sum / (kCount - 1) / static_cast<double>(step), expected, 0.04) << codec.name;
+    }
+  }
+}
+
+TEST(SymmetricInt, TheLargestValueKeepsItsCodeWithEveryDither) {
+  using Int8 = RuleOf<BlockCodec::int8>::type;
+  using Int4 = RuleOf<BlockCodec::int4>::type;
+  std::mt19937 random(3);
+  for (int i = 0; i < 100000; ++i) {
+    const float largest = std::ldexp(1.0F + static_cast<float>(random() % (1U << 23)) * 0x1p-23F, 1);
+    for (const std::uint32_t bits : {0x0000U, 0xFFFFU}) {
+      for (const float value : {largest, -largest}) {
+        ASSERT_LT(Int8::code(value, Int8::scale(largest), rules::dither(bits)), 256U) << value << " " << bits;
+        ASSERT_GE(Int8::code(value, Int8::scale(largest), rules::dither(bits)), 1U) << value << " " << bits;
+        ASSERT_LT(Int4::code(value, Int4::scale(largest), rules::dither(bits)), 16U) << value << " " << bits;
+      }
+    }
+  }
+}
+
+/// What is 2^126 and larger is not sent; what is smaller is decoded to something finite.
+TEST(BlockCodecs, HugeBlocksAreSentOrNot) {
+  for (const CodecUnderTest& codec : all_codecs()) {
+    if (!codec.has_scale) continue;
+    for (const float value : {0x1p126F, std::nextafter(0x1p126F, 0.0F)}) {
+      Encoded to(1, codec.code_bytes(1), 1, 0);
+      float decoded = 0;
+      std::uint32_t nonfinite = 0;
+      tested().of(codec.codec).encode({}, {&value}, 1, 64, to.payload(), to.next.data());
+      tested().of(codec.codec).decode({}, to.payload(), 1, 64, Store::assign, &decoded, &nonfinite);
+      EXPECT_EQ(nonfinite, value < 0x1p126F ? 0U : 1U) << codec.name << " " << value;
+      EXPECT_EQ(std::isfinite(decoded), value < 0x1p126F) << codec.name << " " << value;
+      EXPECT_TRUE(std::isfinite(rules::from_residual(to.next.data()[0]))) << codec.name;
+    }
   }
 }
 

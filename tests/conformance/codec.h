@@ -11,7 +11,7 @@ struct CodecUnderTest {
   BlockCodec codec;
   const char* name;
   std::uint64_t (*code_bytes)(std::uint64_t count);  // of one block
-  bool has_scale, leaves_error;
+  bool has_scale, leaves_error, dithers;
 
   std::uint64_t blocks(std::uint64_t count, std::uint64_t block) const {
     return has_scale ? count / block + (count % block != 0) : 0;
@@ -24,7 +24,7 @@ struct CodecUnderTest {
 template <BlockCodec codec>
 CodecUnderTest under_test(const char* name) {
   using Rule = RuleOf<codec>::type;
-  return {codec, name, rules::code_bytes<Rule::kBits>, Rule::kHasScale, Rule::kLeavesError};
+  return {codec, name, rules::code_bytes<Rule::kBits>, Rule::kHasScale, Rule::kLeavesError, Rule::kDithers};
 }
 
 struct Encoded {

@@ -39,6 +39,7 @@ struct Golden {
   std::uint64_t block, count;
   bool everything;  // that an input may have
   std::uint64_t hash;
+  bool stochastic = false;
 };
 
 std::uint64_t hash_of(const CodecUnderTest& codec, const Golden& golden) {
@@ -49,6 +50,7 @@ std::uint64_t hash_of(const CodecUnderTest& codec, const Golden& golden) {
   for (const float value : drawn(count, 5)) residual.push_back(rules::to_residual(value, 0));
   EncodeInput input{gradient.data()};
   input.rounding_key = 12345;
+  input.stochastic = golden.stochastic;
   if (golden.everything) {
     input.residual = residual.data();
     input.momentum = momentum.data();
@@ -131,6 +133,57 @@ constexpr Golden kGolden[] = {
     {BlockCodec::int4, 4096, 300001, true, 0x7B92E70D43A58782},
     {BlockCodec::int4, 262144, 300001, false, 0xD81319A74ED4D5FF},
     {BlockCodec::int4, 262144, 300001, true, 0x0A2EB61FD256D967},
+    {BlockCodec::fp16, 4096, 30001, true, 0x3A1D7D145A9BC734},
+    {BlockCodec::fp8, 8, 30001, true, 0xB7B782C03AC81467},
+    {BlockCodec::fp8, 64, 30001, true, 0x1526431F7BF1CA25},
+    {BlockCodec::fp8, 1000, 30001, true, 0x59D65B634248F5FD},
+    {BlockCodec::fp8, 262144, 30001, true, 0x2CA542A29AF13687},
+    {BlockCodec::fp8_e5m2, 8, 30001, true, 0x4BAC8A165D913A86},
+    {BlockCodec::fp8_e5m2, 64, 30001, true, 0x420DEFA971203383},
+    {BlockCodec::fp8_e5m2, 1000, 30001, true, 0xEC3CD2FBEDA222E8},
+    {BlockCodec::fp8_e5m2, 262144, 30001, true, 0x7303696C36186380},
+    {BlockCodec::e3m0, 8, 30001, true, 0x4E1D82FD3A0E3CE9},
+    {BlockCodec::e3m0, 64, 30001, true, 0xEFF355FF0FD38BFC},
+    {BlockCodec::e3m0, 1000, 30001, true, 0xCC7B68EB0976E6FB},
+    {BlockCodec::e3m0, 262144, 30001, true, 0x3654CF32A408AE30},
+    {BlockCodec::int8, 8, 30001, true, 0xA91D121D98273E9B},
+    {BlockCodec::int8, 64, 30001, true, 0x1DC3C1637AEB9FA3},
+    {BlockCodec::int8, 64, 30001, true, 0x198E90737FB59E19, true},
+    {BlockCodec::int8, 1000, 30001, true, 0x332981B00CF0E179},
+    {BlockCodec::int8, 262144, 30001, true, 0x3544028C8564AED4},
+    {BlockCodec::int7, 8, 30001, true, 0x65790772D40BE249},
+    {BlockCodec::int7, 64, 30001, true, 0x42DD0A24096A1E4C},
+    {BlockCodec::int7, 64, 30001, true, 0xD6C6829F3F62589C, true},
+    {BlockCodec::int7, 1000, 30001, true, 0xE643FAF3A8587D66},
+    {BlockCodec::int7, 262144, 30001, true, 0xE45777FC80771EA9},
+    {BlockCodec::int6, 8, 30001, true, 0x7A5870E1E73DA18E},
+    {BlockCodec::int6, 64, 30001, true, 0xA152149D595B4D08},
+    {BlockCodec::int6, 64, 30001, true, 0xDBB745B3A51EF48E, true},
+    {BlockCodec::int6, 1000, 30001, true, 0xDFFD0E4B6FA3BD9A},
+    {BlockCodec::int6, 262144, 30001, true, 0x40AF6477E8888E91},
+    {BlockCodec::int5, 8, 30001, true, 0x3B6D34E0B5006330},
+    {BlockCodec::int5, 64, 30001, true, 0x48D6823F65F139C0},
+    {BlockCodec::int5, 64, 30001, true, 0x2DBD07DDD89D4955, true},
+    {BlockCodec::int5, 1000, 30001, true, 0x28E709639AF3E048},
+    {BlockCodec::int5, 262144, 30001, true, 0x0CE9E345C943418D},
+    {BlockCodec::int3, 8, 30001, true, 0xBE2721AA37D9FEBF},
+    {BlockCodec::int3, 64, 30001, true, 0x94953A2678EA98E0},
+    {BlockCodec::int3, 64, 30001, true, 0x49F1D9114DE5AB36, true},
+    {BlockCodec::int3, 1000, 30001, true, 0xFF809B4DD6984FA0},
+    {BlockCodec::int3, 262144, 30001, true, 0x2C7EF7D907FB1602},
+    {BlockCodec::int2, 8, 30001, true, 0x656D7A00CC9A39D7},
+    {BlockCodec::int2, 64, 30001, true, 0xB7BE1D5822720432},
+    {BlockCodec::int2, 64, 30001, true, 0x2BE206ED2F27407B, true},
+    {BlockCodec::int2, 1000, 30001, true, 0x6E1583645C9EC8C3},
+    {BlockCodec::int2, 262144, 30001, true, 0x3B4C7554AB7A6B15},
+    {BlockCodec::sign2, 8, 30001, true, 0x8B47E474F79B8762},
+    {BlockCodec::sign2, 64, 30001, true, 0x1C464BE667CFAFC8},
+    {BlockCodec::sign2, 1000, 30001, true, 0x45F05B1F4A8BA07F},
+    {BlockCodec::sign2, 262144, 30001, true, 0x6F6A03622FA8504A},
+    {BlockCodec::ternary, 8, 30001, true, 0x9295AD001D09B3DD},
+    {BlockCodec::ternary, 64, 30001, true, 0x8075A3FB63CEDB3F},
+    {BlockCodec::ternary, 1000, 30001, true, 0xF381C3FCF79A7683},
+    {BlockCodec::ternary, 262144, 30001, true, 0xC7D425BA538777CA},
 };
 
 TEST(GoldenBits, CodecsWriteWhatTheyAlwaysWrote) {

@@ -89,6 +89,25 @@ TEST(Compressor, AStepThatWasBrokenOffLeavesNoTrace) {
   });
 }
 
+/// As where a rank went on from another checkpoint, or with a plan of the same size.
+TEST(Compressor, RanksOfAnotherStepOrPlanAreTold) {
+  for (const bool of_another_plan : {false, true}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      Compressor compressor = make(backend, of_another_plan && rank == 1 ? "ternary:64" : "sign2:64");
+      if (!of_another_plan) compressor.set_step(rank == 1 ? 7 : 6);
+      compressor.begin_step();
+      at::Tensor bucket = bucket_of(rank, 0);
+      try {
+        compressor.reduce(bucket, kSlots);
+        ADD_FAILURE() << "rank " << rank << " averaged what does not belong together";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::communication) << error.what();
+      }
+      EXPECT_TRUE(at::equal(bucket, bucket_of(rank, 0)));
+    });
+  }
+}
+
 TEST(Compressor, PowersAreOfTheLastStepAlone) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = make(backend, "int4+ef");

@@ -27,9 +27,10 @@ TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
 }
 
 TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
-  for (const char* text : {"", "1bit", "sign+", "sign+ef21", "dense+ef", "sign-vote+ef", "sign-vote:64", "sign:0",
-                           "sign:-8", "sign:7", "sign:x", "sign:", "sign:stochastic", "fp8:stochastic",
-                           "int4:stochastic:x", "bf16:256", "int4:99999999999999999999"}) {
+  for (const char* text :
+       {"", "1bit", "sign+", "sign+ef21", "dense+ef", "sign-vote+ef", "sign-vote:64", "sign:0", "sign:-8", "sign:7",
+        "sign:x", "sign:", "sign:stochastic", "fp8:stochastic", "int4:stochastic:x", "int8:64:128",
+        "int8:stochastic:64", "bf16:256", "int4:99999999999999999999"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";

@@ -9,6 +9,7 @@
 
 #include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/rules/gradient_power.h"
 
 namespace octavo {
 
@@ -62,7 +63,9 @@ Outcome AllReduceSum::outcome() const {
   const at::Tensor& gradients = bucket_.gradients;
   Outcome result{all_finite(gradients.is_sparse() ? gradients._values() : gradients), {}};
   for (std::int64_t i = 0; powers_.defined() && i < powers_.numel(); ++i) {
-    result.power.push_back(static_cast<float>(powers_.const_data_ptr<double>()[i] / wire_.world_size()));
+    const double power = powers_.const_data_ptr<double>()[i];
+    const auto mean = static_cast<float>(power / wire_.world_size());
+    result.power.push_back(power == 0 ? 0.0F : std::max(mean, rules::kLeastPower));
   }
   return result;
 }

@@ -22,7 +22,7 @@ class GatherCodes {
   GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
 
   /// Makes room for the codes of this rank's own ranges, to be written to own_bytes() by own_pieces(), which must be
-  /// done when send() is called. The tensors must stay until decode() is done.
+  /// done when send() is called. The tensors must stay until decode_all() is done.
   /// `digest`: of the bucket.
   void begin(std::span<const Contribution> tensors, std::uint64_t digest);
   std::span<const Piece> own_pieces() const { return own().pieces; }

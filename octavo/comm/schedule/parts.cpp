@@ -2,6 +2,7 @@
 #include "octavo/comm/schedule/parts.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "octavo/device/dispatch.h"
 
@@ -38,7 +39,7 @@ void Parts::for_each(c10::Device device, const std::function<void(const Part&)>&
     };
     const auto first = std::lower_bound(parts_.begin(), parts_.end(), from, starts_before);
     const auto last = std::lower_bound(first, parts_.end(), to, starts_before);
-    std::for_each(first, last, body);
+    std::for_each(first, last, std::cref(body));
   });
 }
 

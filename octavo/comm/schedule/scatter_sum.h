@@ -15,7 +15,7 @@
 namespace octavo {
 
 /// Compressed reduce-scatter: each rank sends every owner the codes of the range that it owns; the owner adds them up
-/// in float32, in rank order, its own values last and as they are, and encodes the sum. Used as a Schedule is.
+/// in float32, in rank order, its own values last and as they are, and encodes the sum. Not thread-safe, as a Schedule.
 class ScatterSum {
  public:
   ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}

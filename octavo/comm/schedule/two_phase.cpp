@@ -64,6 +64,7 @@ Outcome TwoPhase::finish() {
   }
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
+  bucket_ = {};  // its memory is the caller's
   return {*nonfinite == 0, up_.power()};
 }
 

@@ -14,7 +14,8 @@
 
 namespace octavo {
 
-/// What a rank keeps of each parameter: `sent`, of the elements that it sends to others (layout.h); `owned`, of those
+/// What a rank keeps of each parameter, which is redistributed over another number of ranks as residuals are
+/// (redistribute.h): `sent`, of the elements that it sends to others (layout.h); `owned`, of those
 /// that it owns.
 enum class Extent { sent, owned };
 
