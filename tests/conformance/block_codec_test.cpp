@@ -90,14 +90,20 @@ void expect_large_codec_conforms(const CodecUnderTest& codec, std::uint64_t bloc
   }
 }
 
+/// A device compiles its kernels for each kind of input of each codec, which takes a second or two.
+bool compiles_kernels() { return tested().runtime != nullptr; }
+
 /// A codec whose loops are tested with every input; the others share these loops.
 bool is_tested_wholly(const CodecUnderTest& codec) {
-  const bool is_device = tested().runtime != nullptr;  // which compiles a kernel for each kind of input
-  return codec.codec == BlockCodec::int4 || (codec.codec == BlockCodec::sign && !is_device);
+  return codec.codec == BlockCodec::int4 || (codec.codec == BlockCodec::sign && !compiles_kernels());
 }
+
+/// Codecs that are tested beyond being held to the reference.
+bool is_looked_at(const CodecUnderTest& codec) { return is_tested_wholly(codec) || !compiles_kernels(); }
 
 /// What an input may have, as bits: momentum, residual, next residual, others.
 std::vector<unsigned> kinds_of_input(const CodecUnderTest& codec) {
+  if (!is_looked_at(codec)) return {15};
   if (!is_tested_wholly(codec)) return {4, 15};
   std::vector<unsigned> all(16);
   std::iota(all.begin(), all.end(), 0);
@@ -116,8 +122,9 @@ void expect_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
         expect_codec_equals_reference(codec, shape, finite_values(count + offset, count + block));
         if (::testing::Test::HasFatalFailure()) return;
       }
-      const Shape plain{count, block, offset, false, false, true, true};
-      expect_codec_equals_reference(codec, plain, any_values(count + offset, count + block));
+      const bool all = !is_looked_at(codec);  // what an input may have: its kernels are compiled already
+      const Shape with_nan{count, block, offset, all, all, all, true};
+      expect_codec_equals_reference(codec, with_nan, any_values(count + offset, count + block));
       if (::testing::Test::HasFatalFailure()) return;
     }
   }
@@ -218,12 +225,12 @@ TEST_P(BlockCodecTest, LargeOutputsEqualReference) {
 }
 
 TEST_P(BlockCodecTest, PartsRoundAsTheWhole) {
-  if (!GetParam().has_scale) return;  // no blocks
+  if (!GetParam().has_scale || !is_looked_at(GetParam())) return;
   for (const std::uint64_t block : {72, 250}) expect_parts_round_as_the_whole(GetParam(), block);
 }
 
 TEST_P(BlockCodecTest, NothingIsLost) {
-  if (GetParam().leaves_error) expect_nothing_lost(GetParam(), 256);
+  if (GetParam().leaves_error && is_looked_at(GetParam())) expect_nothing_lost(GetParam(), 256);
 }
 
 TEST_P(BlockCodecTest, ASteadyGradientFarBelowTheLargestIsSent) {
@@ -231,10 +238,12 @@ TEST_P(BlockCodecTest, ASteadyGradientFarBelowTheLargestIsSent) {
 }
 
 TEST_P(BlockCodecTest, ANonFiniteValueMakesItsBlockNaNAndLeavesNoResidual) {
-  if (GetParam().has_scale) expect_bad_values_stay_in_their_block(GetParam());
+  if (GetParam().has_scale && is_looked_at(GetParam())) expect_bad_values_stay_in_their_block(GetParam());
 }
 
-TEST_P(BlockCodecTest, ABlockOfZerosDecodesToZeros) { expect_zeros_stay_zeros(GetParam()); }
+TEST_P(BlockCodecTest, ABlockOfZerosDecodesToZeros) {
+  if (is_looked_at(GetParam())) expect_zeros_stay_zeros(GetParam());
+}
 
 INSTANTIATE_TEST_SUITE_P(All, BlockCodecTest, ::testing::ValuesIn(all_codecs()),
                          [](const auto& codec) { return std::string(codec.param.name); });
@@ -243,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(All, BlockCodecTest, ::testing::ValuesIn(all_codecs()),
 TEST(SymmetricInt, StochasticRoundingIsUnbiased) {
   constexpr std::uint64_t kCount = 4096;
   for (const CodecUnderTest& codec : all_codecs()) {
-    if (!codec.dithers) continue;
+    if (!codec.dithers || !is_looked_at(codec)) continue;
     const float step = 1.0F / static_cast<float>((1U << (codec.code_bytes(8) - 1)) - 1);
     std::vector<float> values(kCount, 0.4F * step), decoded(kCount);
     values[0] = 1.0F;  // of the scale
@@ -281,7 +290,7 @@ TEST(SymmetricInt, TheLargestValueKeepsItsCodeWithEveryDither) {
 /// What is 2^126 and larger is not sent; what is smaller is decoded to something finite.
 TEST(BlockCodecs, HugeBlocksAreSentOrNot) {
   for (const CodecUnderTest& codec : all_codecs()) {
-    if (!codec.has_scale) continue;
+    if (!codec.has_scale || !is_looked_at(codec)) continue;
     for (const float value : {0x1p126F, std::nextafter(0x1p126F, 0.0F)}) {
       Encoded to(1, codec.code_bytes(1), 1, 0);
       float decoded = 0;

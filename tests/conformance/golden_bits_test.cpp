@@ -187,6 +187,7 @@ constexpr Golden kGolden[] = {
 };
 
 TEST(GoldenBits, CodecsWriteWhatTheyAlwaysWrote) {
+  if (tested().runtime) return;  // a device is held to the reference, which is tested here
   for (const Golden& golden : kGolden) {
     const CodecUnderTest codec = all_codecs()[static_cast<std::size_t>(golden.codec)];
     EXPECT_EQ(hash_of(codec, golden), golden.hash)
