@@ -69,6 +69,18 @@ struct MeanMagnitude {
 /// What is larger is taken for infinite: a rule may double it.
 OCTAVO_RULE bool is_sendable(float statistic) { return magnitude_bits(statistic) < to_bits(0x1p126F); }
 
+/// The scale that a block's codes are made with: where it is not sendable, the one of zeros, which are then sent.
+template <class Rule>
+OCTAVO_RULE typename Rule::Scale used_scale(float statistic) {
+  return Rule::scale(is_sendable(statistic) ? statistic : 0.0F);
+}
+
+/// The scale that crosses the wire.
+template <class Rule>
+OCTAVO_RULE float sent_scale(float statistic) {
+  return is_sendable(statistic) ? Rule::scale(statistic).sent : from_bits(kQuietNaNBits);
+}
+
 /// Of 16 random bits.
 OCTAVO_RULE float dither(std::uint32_t random) {
   return (static_cast<float>(static_cast<std::int32_t>(random)) + 0.5F) * 0x1p-16F - 0.5F;

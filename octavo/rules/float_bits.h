@@ -32,6 +32,14 @@ OCTAVO_RULE bool is_finite(float value) { return magnitude_bits(value) < kInfini
 
 OCTAVO_RULE float magnitude(float value) { return from_bits(magnitude_bits(value)); }
 
+/// 1 where the sign bit is clear (so +0 -> 1, -0 -> 0), as signs are packed.
+OCTAVO_RULE std::uint32_t positive_bit(float value) { return to_bits(value) >> 31U ^ 1U; }
+
+/// `value` where the bit is 1, else -value.
+OCTAVO_RULE float signed_by(float value, std::uint32_t positive_bit) {
+  return from_bits(to_bits(value) ^ (positive_bit ^ 1U) << 31U);
+}
+
 OCTAVO_RULE float with_sign_of(float magnitude, float sign) {
   return from_bits((to_bits(magnitude) & ~kSignMask) | (to_bits(sign) & kSignMask));
 }

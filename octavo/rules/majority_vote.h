@@ -25,14 +25,12 @@ struct MajorityVote {
 
   OCTAVO_RULE static Scale scale(float) { return {1.0F}; }
   OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) {
-    const std::uint32_t positive = to_bits(value) >> 31U ^ 1U;
     const std::uint32_t is_cast = (0U - magnitude_bits(value)) >> 31U;
-    return positive << 1U | is_cast;
+    return positive_bit(value) << 1U | is_cast;
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
     const float nothing = 0.0F * sent;  // a NaN is told by what is not cast too
-    const float vote = from_bits(to_bits(sent) ^ (code >> 1U ^ 1U) << 31U);
-    return (code & 1U) != 0 ? vote : nothing;
+    return (code & 1U) != 0 ? signed_by(sent, code >> 1U) : nothing;
   }
 };
 

@@ -19,10 +19,8 @@ struct ScaledSign {
   };
 
   OCTAVO_RULE static Scale scale(float mean) { return {mean}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return to_bits(value) >> 31U ^ 1U; }
-  OCTAVO_RULE static float decoded(std::uint32_t is_positive, float sent) {
-    return from_bits(to_bits(sent) ^ (is_positive ^ 1U) << 31U);
-  }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return positive_bit(value); }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float sent) { return signed_by(sent, code); }
 };
 
 }  // namespace octavo::rules

@@ -22,12 +22,10 @@ struct SignOfTwo {
 
   OCTAVO_RULE static Scale scale(float mean) { return {kGreater * mean}; }
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
-    const std::uint32_t is_positive = to_bits(value) >> 31U ^ 1U;
-    return is_positive << 1U | (magnitude(value) > kBetween * scale.sent ? 1U : 0U);
+    return positive_bit(value) << 1U | (magnitude(value) > kBetween * scale.sent ? 1U : 0U);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
-    const float chosen = (code & 1U) != 0 ? sent : kSmaller * sent;
-    return from_bits(to_bits(chosen) ^ (code >> 1U ^ 1U) << 31U);
+    return signed_by((code & 1U) != 0 ? sent : kSmaller * sent, code >> 1U);
   }
 };
 

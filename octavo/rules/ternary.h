@@ -21,12 +21,11 @@ struct Ternary {
 
   OCTAVO_RULE static Scale scale(float mean) { return {1.75F * mean}; }
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
-    const std::uint32_t is_positive = to_bits(value) >> 31U ^ 1U;
-    return is_positive << 1U | (magnitude(value) > 0.5F * scale.sent ? 1U : 0U);
+    return positive_bit(value) << 1U | (magnitude(value) > 0.5F * scale.sent ? 1U : 0U);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
     const float nothing = 0.0F * sent;
-    return (code & 1U) != 0 ? from_bits(to_bits(sent) ^ (code >> 1U ^ 1U) << 31U) : nothing;
+    return (code & 1U) != 0 ? signed_by(sent, code >> 1U) : nothing;
   }
 };
 

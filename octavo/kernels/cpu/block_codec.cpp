@@ -33,64 +33,42 @@ OCTAVO_INLINE float summary(rules::MeanMagnitude, const float* values, std::uint
   return lane_sum(values, count, magnitudes);
 }
 
-/// Writes the scale that is sent. Returns the one that codes are made with: where that is NaN, the one of zeros.
-template <class Rule>
-OCTAVO_INLINE typename Rule::Scale begin_block(float statistic, float* scale) {
-  const bool finite = rules::is_sendable(statistic);
-  const auto used = Rule::scale(finite ? statistic : 0.0F);
-  *scale = finite ? used.sent : rules::from_bits(rules::kQuietNaNBits);
-  return used;
-}
-
 /// Where a chunk of values lies: elements [first, first + count) of the input, and `offset` of its block of `size`.
 struct Place {
   std::uint64_t first, count, offset, size;
 };
 
-/// The dithers of a group from number `first` on, of which nearly all begin at a multiple of kGroup.
-OCTAVO_INLINE void draw_dithers(std::uint64_t key, std::uint64_t first, float* dithers) {
-  if (first % kGroup != 0) {
-    for (std::uint64_t j = 0; j < kGroup; ++j) dithers[j] = rules::dither(rules::random_bits(key, first + j));
-    return;
-  }
-  const std::uint32_t base = rules::random_base(key, first / kGroup);
-  for (std::uint32_t j = 0; j < rules::kRandomWords; ++j) {
-    const std::uint32_t word = rules::random_word(base, j);
-    dithers[j] = rules::dither(word & 0xFFFFU);
-    dithers[rules::kRandomWords + j] = rules::dither(word >> 16);
-  }
+/// Of a group, in `memory`; null where codes are rounded to nearest.
+template <class Rule>
+OCTAVO_INLINE const float* draw_dithers(const EncodeInput& in, std::uint64_t first, float* memory) {
+  if (!Rule::kDithers || !in.stochastic) return nullptr;
+  for_random_bits(dither_key(in), in.first + first, kGroup,
+                  [&](std::uint64_t j, std::uint32_t random) { memory[j] = rules::dither(random); });
+  return memory;
 }
 
-/// Dithers that the compiler knows to be zeros.
-struct NoDithers {
-  OCTAVO_INLINE float operator[](std::uint64_t) const { return 0.0F; }
-};
-
-/// The codes of some values, and what they leave over.
-template <class Rule, std::uint64_t kCount, class Dithers>
-OCTAVO_INLINE void make_codes(const float* values, const typename Rule::Scale& scale, const Dithers& dithers,
+/// The codes of some values, and what they leave over. Two loops: without dithers none are read.
+template <class Rule, std::uint64_t kCount>
+OCTAVO_INLINE void make_codes(const float* values, const typename Rule::Scale& scale, const float* dithers,
                               std::uint32_t* words, float* left_over) {
-  for (std::uint64_t j = 0; j < kCount; ++j) {
-    words[j] = Rule::code(values[j], scale, dithers[j]);
-    left_over[j] = rules::left_over<Rule>(values[j], words[j], scale);
-  }
+  const auto with = [&](auto dither_of) {
+    for (std::uint64_t j = 0; j < kCount; ++j) {
+      words[j] = Rule::code(values[j], scale, dither_of(j));
+      left_over[j] = rules::left_over<Rule>(values[j], words[j], scale);
+    }
+  };
+  if (dithers) return with([&](std::uint64_t j) { return dithers[j]; });
+  with([](std::uint64_t) { return 0.0F; });
 }
 
 template <class Rule>
 OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, const Place& place,
                                 const typename Rule::Scale& scale, std::uint8_t* codes, rules::Residual* next,
                                 Store how) {
-  const std::uint64_t key = dither_key(in);
   for_each_group(place.count, [&](std::uint64_t i, auto count) {
     std::uint32_t words[kGroup];
-    float left_over[kGroup];
-    if (Rule::kDithers && in.stochastic) {
-      float dithers[kGroup];
-      draw_dithers(key, in.first + place.first + i, dithers);
-      make_codes<Rule, kGroup>(values + i, scale, dithers, words, left_over);
-    } else {
-      make_codes<Rule, kGroup>(values + i, scale, NoDithers(), words, left_over);
-    }
+    float left_over[kGroup], dithers[kGroup];
+    make_codes<Rule, kGroup>(values + i, scale, draw_dithers<Rule>(in, place.first + i, dithers), words, left_over);
     for (std::uint64_t j = count; j < kGroup; ++j) words[j] = 0;
     store_codes<Rule::kBits>(words, place.offset + i, count, place.size, codes);
     if (next) store_residual(how, in, place.first + i, left_over, count, next);
@@ -105,7 +83,8 @@ OCTAVO_INLINE void encode_block(const EncodeInput& in, float* values, std::uint6
   if constexpr (Rule::kHasScale) {
     typename Rule::Statistic statistic;
     statistic.add(summary(statistic, values, size));
-    used = begin_block<Rule>(statistic.value(size), scale);
+    used = rules::used_scale<Rule>(statistic.value(size));
+    *scale = rules::sent_scale<Rule>(statistic.value(size));
     if (!rules::is_finite(*scale)) std::memset(values, 0, size * sizeof *values);
   }
   encode_chunk<Rule>(in, values, {first, size, 0, size}, used, codes, next, how);
@@ -123,7 +102,8 @@ OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first,
     work_out(in, first + offset, count, values);
     statistic.add(summary(statistic, values, count));
   });
-  const auto used = begin_block<Rule>(statistic.value(size), scale);
+  const auto used = rules::used_scale<Rule>(statistic.value(size));
+  *scale = rules::sent_scale<Rule>(statistic.value(size));
   if (!rules::is_finite(*scale)) std::memset(values, 0, sizeof values);
   for_each_block(size, kChunk, [&](std::uint64_t, std::uint64_t offset, std::uint64_t count) {
     if (rules::is_finite(*scale)) work_out(in, first + offset, count, values);
@@ -136,20 +116,16 @@ template <class Rule, std::uint64_t kBlock>
 OCTAVO_INLINE void encode_small_blocks(const EncodeInput& in, float* values, std::uint64_t first, float* scales,
                                        std::uint8_t* codes, rules::Residual* next, Store how) {
   std::uint32_t words[kGroup];
-  float left_over[kGroup], dithers[kGroup];
-  const bool has_dithers = Rule::kDithers && in.stochastic;
-  if (has_dithers) draw_dithers(dither_key(in), in.first + first, dithers);
+  float left_over[kGroup], memory[kGroup];
+  const float* const dithers = draw_dithers<Rule>(in, first, memory);
   for (std::uint64_t i = 0; i < kGroup; i += kBlock) {
     typename Rule::Statistic statistic;
     statistic.add(small_summary<kBlock>(statistic, values + i));
-    float* const sent = scales + i / kBlock;
-    const auto scale = begin_block<Rule>(statistic.value(kBlock), sent);
-    if (!rules::is_finite(*sent)) std::memset(values + i, 0, kBlock * sizeof *values);
-    if (has_dithers) {
-      make_codes<Rule, kBlock>(values + i, scale, dithers + i, words + i, left_over + i);
-    } else {
-      make_codes<Rule, kBlock>(values + i, scale, NoDithers(), words + i, left_over + i);
-    }
+    const auto scale = rules::used_scale<Rule>(statistic.value(kBlock));
+    const float sent = rules::sent_scale<Rule>(statistic.value(kBlock));
+    scales[i / kBlock] = sent;
+    if (!rules::is_finite(sent)) std::memset(values + i, 0, kBlock * sizeof *values);
+    make_codes<Rule, kBlock>(values + i, scale, dithers ? dithers + i : nullptr, words + i, left_over + i);
   }
   store_small_codes<Rule::kBits, kBlock>(words, codes);
   if (next) store_residual(how, in, first, left_over, kGroup, next);

@@ -45,14 +45,19 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
 
 static_assert(kGroup == rules::kRandomGroup);
 
-/// The residuals of a whole group whose numbers begin at a multiple of kGroup, as nearly all do: a word serves two.
-OCTAVO_INLINE void round_group(std::uint64_t key, std::uint64_t first, const float* left_over,
-                               rules::Residual* rounded) {
+/// Calls visit(i, 16 random bits) for `count` elements, up to a group, from number `first` on. Nearly all are whole
+/// groups whose numbers begin at a multiple of kGroup: a word then serves two elements.
+template <class Visit>
+OCTAVO_INLINE void for_random_bits(std::uint64_t key, std::uint64_t first, std::uint64_t count, Visit visit) {
+  if (count < kGroup || first % kGroup != 0) {
+    for (std::uint64_t i = 0; i < count; ++i) visit(i, rules::random_bits(key, first + i));
+    return;
+  }
   const std::uint32_t base = rules::random_base(key, first / kGroup);
   for (std::uint32_t i = 0; i < rules::kRandomWords; ++i) {
     const std::uint32_t word = rules::random_word(base, i);
-    rounded[i] = rules::to_residual(left_over[i], word & 0xFFFFU);
-    rounded[rules::kRandomWords + i] = rules::to_residual(left_over[rules::kRandomWords + i], word >> 16);
+    visit(i, word & 0xFFFFU);
+    visit(rules::kRandomWords + i, word >> 16);
   }
 }
 
@@ -60,15 +65,10 @@ OCTAVO_INLINE void round_group(std::uint64_t key, std::uint64_t first, const flo
 /// around the caches.
 OCTAVO_INLINE void store_residual(Store how, const EncodeInput& in, std::uint64_t first, const float* left_over,
                                   std::uint64_t count, rules::Residual* next) {
-  const std::uint64_t number = in.first + first;
   rules::Residual rounded[kGroup];
-  if (count == kGroup && number % kGroup == 0) {
-    round_group(in.rounding_key, number, left_over, rounded);
-  } else {
-    for (std::uint64_t i = 0; i < count; ++i) {
-      rounded[i] = rules::to_residual(left_over[i], rules::random_bits(in.rounding_key, number + i));
-    }
-  }
+  for_random_bits(in.rounding_key, in.first + first, count, [&](std::uint64_t i, std::uint32_t random) {
+    rounded[i] = rules::to_residual(left_over[i], random);
+  });
   if (how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next + first);
   std::memcpy(next + first, rounded, count * sizeof *rounded);
 }

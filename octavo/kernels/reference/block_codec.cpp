@@ -92,8 +92,8 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
     const bool finite = rules::is_sendable(statistic);
     typename Rule::Scale scale = {};
     if constexpr (Rule::kHasScale) {
-      scale = Rule::scale(finite ? statistic : 0.0F);
-      payload.scales[index] = finite ? scale.sent : rules::from_bits(rules::kQuietNaNBits);
+      scale = rules::used_scale<Rule>(statistic);
+      payload.scales[index] = rules::sent_scale<Rule>(statistic);
     }
     std::uint8_t* codes = payload.codes + index * rules::code_bytes<Rule::kBits>(block);
     for (std::uint64_t i = 0; i < size; ++i) {

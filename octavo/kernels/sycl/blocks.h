@@ -61,7 +61,7 @@ inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statis
                          rules::Residual* next) {
   const bool finite = rules::is_sendable(statistic);
   typename Rule::Scale scale = {};
-  if constexpr (Rule::kHasScale) scale = Rule::scale(finite ? statistic : 0.0F);
+  if constexpr (Rule::kHasScale) scale = rules::used_scale<Rule>(statistic);
   for_lanes(chunk.count, [&](std::uint64_t i, auto step) {
     const std::uint64_t at = chunk.first + i + lane();
     const float loaded = step.inside() ? value_at(in, at) : 0.0F;
@@ -75,12 +75,6 @@ inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statis
     }
     store_codes<Rule::kBits>(code, step, chunk.offset + i, chunk.block_count, codes);
   });
-}
-
-/// What is sent for a block.
-template <class Rule>
-inline float sent_scale(float statistic) {
-  return rules::is_sendable(statistic) ? Rule::scale(statistic).sent : rules::from_bits(rules::kQuietNaNBits);
 }
 
 /// `nonfinite` is set by codecs without scales, value by value.
@@ -129,7 +123,7 @@ inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Re
       typename Rule::Statistic statistic;
       statistic.add(summary(statistic, in, chunk.first, chunk.count));
       of_block = statistic.value(chunk.count);
-      blocks.payload.scales[number] = sent_scale<Rule>(of_block);
+      blocks.payload.scales[number] = rules::sent_scale<Rule>(of_block);
     }
     encode_chunk<Rule, kStochastic>(in, chunk, of_block, codes_of<Rule>(blocks, number), next);
   });
@@ -194,7 +188,7 @@ inline void write_scales(const Blocks& blocks) {
   const std::uint64_t number = item().get_global_id(0);
   if (number >= blocks.blocks) return;
   float& scale = blocks.payload.scales[number];
-  scale = sent_scale<Rule>(scale);
+  scale = rules::sent_scale<Rule>(scale);
 }
 
 template <class Rule>

@@ -100,16 +100,21 @@ OCTAVO_RULE std::uint64_t packed_ballot(bool flag) {
   return (word >> 4 & 0x0F0F0F0F0F0F0F0FU) | (word & 0x0F0F0F0F0F0F0F0FU) << 4;
 }
 
-/// Writes the lanes' flags to `bits`, which is the same in all lanes. All of them write the same: a branch that one
-/// lane takes alone costs more.
-OCTAVO_RULE void store_ballot(bool flag, WholeStep, std::uint8_t* bits) {
-  const std::uint64_t word = packed_ballot(flag);
-  __builtin_memcpy(bits, &word, kLanes / 8);
+/// Writes packed signs of a step to `bits`; both are the same in all lanes. All of them write the same: a branch that
+/// one lane takes alone costs more.
+OCTAVO_RULE void store_packed(std::uint64_t packed, WholeStep, std::uint8_t* bits) {
+  __builtin_memcpy(bits, &packed, kLanes / 8);
+}
+OCTAVO_RULE void store_packed(std::uint64_t packed, LastStep step, std::uint8_t* bits) {
+  for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte) {
+    bits[byte] = static_cast<std::uint8_t>(packed >> 8 * byte);
+  }
 }
 
-OCTAVO_RULE void store_ballot(bool flag, LastStep step, std::uint8_t* bits) {
-  const std::uint64_t word = packed_ballot(flag && step.inside());
-  for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte) bits[byte] = static_cast<std::uint8_t>(word >> 8 * byte);
+/// Writes the lanes' flags to `bits`, which is the same in all lanes.
+template <class Step>
+OCTAVO_RULE void store_ballot(bool flag, Step step, std::uint8_t* bits) {
+  store_packed(packed_ballot(flag && step.inside()), step, bits);
 }
 
 /// The lanes' own flags among those that are packed from `bits` on, which is the same in all lanes.

@@ -48,14 +48,6 @@ OCTAVO_RULE std::uint64_t packed_union(std::uint32_t flag) {
   return static_cast<std::uint64_t>(union_of_lanes(lane() < 32 ? 0 : flag << (place % 32))) << 32 | low;
 }
 
-OCTAVO_RULE void store_packed(std::uint64_t packed, WholeStep, std::uint8_t* bits) {
-  __builtin_memcpy(bits, &packed, kLanes / 8);
-}
-OCTAVO_RULE void store_packed(std::uint64_t packed, LastStep step, std::uint8_t* bits) {
-  for (std::uint64_t byte = 0; 8 * byte < step.count; ++byte)
-    bits[byte] = static_cast<std::uint8_t>(packed >> 8 * byte);
-}
-
 template <unsigned kPlanes, class Step>
 OCTAVO_RULE void store_planes(std::uint32_t code, Step step, std::uint64_t plane_bytes, std::uint8_t* bits) {
   store_packed(packed_union(code >> (kPlanes - 1) & 1), step, bits);
