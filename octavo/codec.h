@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/codec/coding.h"
-#include "octavo/codec/format.h"
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/codec.h"
+#include "octavo/codec/registry.h"
 #include "octavo/codec/sign_bits.h"

@@ -34,8 +34,10 @@ add_library(octavo SHARED
   device/sycl/streams.cpp
   device/sycl/twins.cpp
   codec/sign_bits.cpp
-  codec/format.cpp
-  codec/coding.cpp
+  codec/codec.cpp
+  codec/registry.cpp
+  codec/block_coding.cpp
+  codec/top_k.cpp
   optim/adamw.cpp
   comm/plan.cpp
   comm/layout.cpp

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-#include "octavo/codec/coding.h"
+#include "octavo/codec/registry.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
@@ -23,20 +23,18 @@ namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-Format format_of(const Plan& plan, bool down) { return down ? plan.down() : plan.up(); }
+const Codec& codec_of(const Plan& plan, bool down) { return down ? plan.down() : plan.up(); }
 
 void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def(py::init(&Plan::parse), py::arg("text"))
-      .def_property_readonly("codec", [](const Plan& plan) { return traits(plan.codec).name; })
-      .def_readonly("block", &Plan::block)
       .def_readonly("error_feedback", &Plan::error_feedback)
       .def_property_readonly("is_dense", &Plan::dense)
       .def_property_readonly("votes", &Plan::votes)
       .def("for_momentum", &Plan::for_momentum)
       .def(
           "payload_bytes",
-          [](const Plan& plan, std::uint64_t count, bool down) { return format_of(plan, down).payload_bytes(count); },
+          [](const Plan& plan, std::uint64_t count, bool down) { return codec_of(plan, down).payload_bytes(count); },
           py::arg("count"), py::arg("down") = false)
       .def("__str__", &Plan::text)
       .def("__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); })
@@ -44,15 +42,15 @@ void bind_plan(py::module_& m) {
       .def("__repr__", [](const Plan& plan) { return "Plan('" + plan.text() + "')"; });
 }
 
-Payload payload_of(Format format, const at::Tensor& values, const at::Tensor& payload) {
+PayloadPart payload_of(const Codec& codec, const at::Tensor& values, const at::Tensor& payload) {
   const auto count = static_cast<std::uint64_t>(values.numel());
-  const auto bytes = format.payload_bytes(count);
+  const auto bytes = codec.payload_bytes(count);
   if (static_cast<std::uint64_t>(payload.numel()) < bytes || !values.is_contiguous() || !payload.is_contiguous()) {
     fail(ErrorCode::invalid_argument, "codec", "expected contiguous values and a contiguous payload of at least ",
          bytes, " bytes, got ", values.is_contiguous() ? "contiguous" : "strided", " values and a ",
          payload.is_contiguous() ? "contiguous" : "strided", " payload of ", payload.numel());
   }
-  return format.payload(payload.mutable_data_ptr<std::uint8_t>(), count);
+  return {payload.mutable_data_ptr<std::uint8_t>(), count, {0, count}};
 }
 
 rules::Residual* residual_of(const std::optional<at::Tensor>& tensor) {
@@ -67,19 +65,18 @@ void bind_coding(py::module_& m) {
       "encode",
       [](const Plan& plan, const at::Tensor& values, at::Tensor payload, const std::optional<at::Tensor>& residual,
          const std::optional<at::Tensor>& next_residual, bool down) {
-        const Format format = format_of(plan, down);
-        encode(values.device(), format, {values.const_data_ptr<float>(), residual_of(residual)},
-               static_cast<std::uint64_t>(values.numel()), payload_of(format, values, payload),
-               residual_of(next_residual));
+        const Codec& codec = codec_of(plan, down);
+        codec.encode(values.device(), {values.const_data_ptr<float>(), residual_of(residual)},
+                     payload_of(codec, values, payload), residual_of(next_residual));
       },
       py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
       py::arg("next_residual") = py::none(), py::arg("down") = false, no_gil);
   m.def(
       "decode",
       [](const Plan& plan, const at::Tensor& payload, at::Tensor values, bool down) {
-        const Format format = format_of(plan, down);
-        decode(values.device(), format, payload_of(format, values, payload), static_cast<std::uint64_t>(values.numel()),
-               Store::uncached, values.mutable_data_ptr<float>());
+        const Codec& codec = codec_of(plan, down);
+        codec.decode(values.device(), payload_of(codec, values, payload), Store::uncached,
+                     values.mutable_data_ptr<float>(), nullptr);
       },
       py::arg("plan"), py::arg("payload"), py::arg("values"), py::arg("down") = false, no_gil);
 }

@@ -53,8 +53,8 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.up(),
-                   plan.down()};
+  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), &plan.up(),
+                   &plan.down()};
   all.rounding_key = rules::derive_key(next_call(), static_cast<std::uint64_t>(wire.rank()));
   TwoPhase(wire, seconds, tensor.device()).run({values, {all}, op == ReduceOp::average ? wire.world_size() : 1});
   result.copy_(values);

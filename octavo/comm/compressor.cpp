@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/codec/block_coding.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
 #include "octavo/comm/schedule/two_phase.h"
 #include "octavo/device/dispatch.h"
@@ -77,6 +78,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     job->values = bucket.to(at::kFloat);  // the bucket itself where it is float32
     job->slots = std::move(slots);
   }
+  job->plan = plan_;
   job->gradient_scale = gradient_scale_;
   job->is_encoded = !bucket.is_sparse() && (!plan_.dense() || in_momentum_phase_);
   job->schedule = take_schedule(*job);
@@ -140,8 +142,8 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
   std::uint64_t digest = rules::derive_key(step_, in_momentum_phase_ ? 1 : 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    for (const Format& format : {tensors[i].up, tensors[i].down}) {
-      digest = rules::derive_key(digest, static_cast<std::uint64_t>(format.codec) << 32U | format.block);
+    for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
+      digest = rules::derive_key(digest, codec->fingerprint());
     }
     digest = rules::derive_key(digest, job.slots[i].parameter);
   }
@@ -166,8 +168,8 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
 
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  Contribution tensor{values, parameter.info.count, plan_.up(), plan_.down()};
-  if (parameter.info.exempt) tensor.up = tensor.down = default_format(BlockCodec::fp32);
+  Contribution tensor{values, parameter.info.count, &plan_.up(), &plan_.down()};
+  if (parameter.info.exempt) tensor.up = tensor.down = &block_coding(BlockCodec::fp32);
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);
     tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);

@@ -55,6 +55,7 @@ class OCTAVO_API Compressor {
     at::Tensor bucket;  // real numbers
     at::Tensor values;  // the bucket in float32; undefined where it is sparse
     std::vector<Slot> slots;
+    Plan plan;  // keeps the codecs
     float gradient_scale = 1.0F;
     bool is_encoded = false;
     std::unique_ptr<Schedule> schedule;

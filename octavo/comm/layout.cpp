@@ -25,17 +25,17 @@ Sent sent_part(std::uint64_t count, int rank, int world_size) {
   return {count - own.count, own};
 }
 
-std::vector<Message> cut(std::span<const TensorFormat> tensors, int world_size, std::uint64_t header_bytes) {
+std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size, std::uint64_t header_bytes) {
   std::vector<Message> messages(static_cast<std::size_t>(world_size));
   for (int owner = 0; owner < world_size; ++owner) {
     Message& message = messages[static_cast<std::size_t>(owner)];
     message.bytes = header_bytes;
     for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
-      const auto [count, format] = tensors[tensor];
+      const auto [count, codec] = tensors[tensor];
       const Range range = owned_range(count, owner, world_size);
       if (range.count == 0) continue;
-      message.pieces.push_back({tensor, range, format, message.bytes});
-      message.bytes += format.payload_bytes(range.count);
+      message.pieces.push_back({tensor, range, codec, message.bytes});
+      message.bytes += codec->payload_bytes(range.count);
     }
   }
   return messages;

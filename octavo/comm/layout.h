@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "octavo/codec/format.h"
+#include "octavo/codec/codec.h"
 #include "octavo/export.h"
 
 /// Who owns which elements, and where they lie in a message.
@@ -20,11 +20,6 @@ struct ParameterInfo {
   std::string name;
   std::uint64_t count;  // real numbers: two for each element of a complex parameter
   bool exempt;          // is sent in float32
-};
-
-struct Range {
-  std::uint64_t first = 0;
-  std::uint64_t count = 0;
 };
 
 /// The range of a tensor of `count` elements that `rank` of `world_size` owns.
@@ -43,8 +38,11 @@ OCTAVO_API Sent sent_part(std::uint64_t count, int rank, int world_size);
 struct Piece {
   std::uint32_t tensor = 0;  // its index in the bucket
   Range range;               // of the tensor
-  Format format;
+  const Codec* codec = nullptr;
   std::uint64_t offset = 0;  // of its payload, in bytes from the message's start
+
+  /// A part of the piece, in the message that begins at `message`.
+  PayloadPart part(std::uint8_t* message, Range part) const { return {message + offset, range.count, part}; }
 };
 
 /// What one rank sends another in one phase: `header_bytes`, then the payloads of all ranges that `owner` owns.
@@ -53,12 +51,12 @@ struct Message {
   std::uint64_t bytes = 0;
 };
 
-struct TensorFormat {
+struct EncodedTensor {
   std::uint64_t count = 0;
-  Format format;
+  const Codec* codec = nullptr;
 };
 
 /// The messages of a bucket's tensors, one for each owner, in the order of their ranks.
-OCTAVO_API std::vector<Message> cut(std::span<const TensorFormat> tensors, int world_size, std::uint64_t header_bytes);
+OCTAVO_API std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size, std::uint64_t header_bytes);
 
 }  // namespace octavo

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 
-#include "octavo/codec/format.h"
+#include "octavo/codec/codec.h"
 #include "octavo/export.h"
 
 namespace octavo {
 
-/// How gradients cross the wire: a codec, its block, how codes are rounded, and whether errors are fed back.
+/// How gradients cross the wire: a codec, and whether errors are fed back.
 ///
 ///   dense             float32 (or the gradient's own dtype), the process group's own all-reduce
 ///   bf16, fp16        16 bits per value on the wire, added in float32
@@ -19,24 +18,29 @@ namespace octavo {
 ///   int8 to int2      8 to 2 bits per value, one scale per block (256 for int8, 128 for int7, 64 for the others)
 ///   sign2, ternary    2 bits per value, one scale per block of 256
 ///   sign              1 bit per value, one scale per block of 256
-///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
+///   topk:0.01         the largest hundredth of the values that an owner has of each tensor, in float32 and their
+///   places topk:64/4096      the largest 64 of every 4096; a third part names the codec of the values:
+///   topk:64/4096:sign sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie)
+///   down, no magnitude
 ///
 /// `+ef` adds error feedback (all but dense and sign-vote); `:N` sets the block, in elements, `:stochastic` rounds
-/// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
+/// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`. Codecs that were
+/// registered (codec/registry.h) are plans by their names.
 struct OCTAVO_API Plan {
-  BlockCodec codec = BlockCodec::fp32;
-  std::uint64_t block = default_format(BlockCodec::fp32).block;
+  CodecPtr codec;
   bool error_feedback = false;
-  bool stochastic = false;
 
+  /// dense
+  Plan();
   /// Throws Error invalid_argument for a text that makes no plan, saying what would.
   static Plan parse(std::string_view text);
   std::string text() const;
 
-  bool dense() const { return codec == BlockCodec::fp32; }
-  bool votes() const { return !traits(codec).keeps_magnitude; }
-  Format up() const { return {codec, block, stochastic}; }
-  Format down() const;
+  bool dense() const;
+  bool votes() const { return !codec->traits().keeps_magnitude; }
+  /// What ranks send to owners, and what owners send to all.
+  const Codec& up() const { return *codec; }
+  const Codec& down() const { return *codec; }
 
   /// The plan for averaging momenta under a frozen variance, where one scale per tensor serves better than one per
   /// block (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18

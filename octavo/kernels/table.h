@@ -7,6 +7,7 @@
 #include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
 #include "octavo/rules/block_codecs.h"
+#include "octavo/rules/top_k.h"
 
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
 /// device.
@@ -32,6 +33,12 @@ struct CodecKernels {
   DecodeKernel* decode;
 };
 
+/// Floats that select_top works in.
+inline std::uint64_t top_k_scratch(std::uint64_t count, const rules::TopK& shape) {
+  const std::uint64_t tile = shape.tile < count ? shape.tile : count;
+  return count + tile / 2 + 256;
+}
+
 struct KernelTable {
   const char* name;                        // "reference", "avx512", "sycl", ...
   const DeviceRuntime* runtime = nullptr;  // null: ordinary memory and no streams
@@ -43,6 +50,19 @@ struct KernelTable {
   // block_codec: in the order of BlockCodec
   CodecKernels block_codecs[kBlockCodecs];
   const CodecKernels& of(BlockCodec codec) const { return block_codecs[static_cast<std::size_t>(codec)]; }
+
+  // top_k (rules/top_k.h): the largest of every tile to `values`, one tile's after another, their indices to
+  // rules::index_words() words at a multiple of 4 bytes; to next_residual (null: not wanted) all values as what is left
+  // over, non-finite ones as 0. `scratch`: top_k_scratch() floats of the device.
+  void (*select_top)(Queue, const EncodeInput& input, std::uint64_t count, const rules::TopK& shape, float* scratch,
+                     float* values, std::uint32_t* indices, rules::Residual* next_residual);
+  // what is left over of the selected, of which `sent` was sent: corrects next_residual
+  void (*settle_top)(Queue, const EncodeInput& input, std::uint64_t count, const rules::TopK& shape,
+                     const float* values, const float* sent, const std::uint32_t* indices,
+                     rules::Residual* next_residual);
+  // the selected in their places, 0 elsewhere; `store` and `nonfinite` as in DecodeKernel
+  void (*scatter_top)(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count,
+                      const rules::TopK& shape, Store store, float* out, std::uint32_t* nonfinite);
 
   // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
   // multiple of `stride` below `count`

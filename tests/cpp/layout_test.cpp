@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "octavo/codec/block_coding.h"
+
 namespace octavo {
 
 namespace {
@@ -40,16 +42,16 @@ TEST(Layout, RangesCoverEveryElementOnce) {
 }
 
 TEST(Layout, PiecesLieBehindTheHeaderAndDoNotOverlap) {
-  const std::vector<TensorFormat> tensors = {{1000, default_format(BlockCodec::sign)},
-                                             {0, default_format(BlockCodec::fp32)},
-                                             {3, default_format(BlockCodec::fp32)},
-                                             {777, default_format(BlockCodec::int4)}};
+  const std::vector<EncodedTensor> tensors = {{1000, &block_coding(BlockCodec::sign)},
+                                              {0, &block_coding(BlockCodec::fp32)},
+                                              {3, &block_coding(BlockCodec::fp32)},
+                                              {777, &block_coding(BlockCodec::int4)}};
   for (const Message& message : cut(tensors, 3, 4)) {
     std::uint64_t end = 4;
     for (const Piece& piece : message.pieces) {
       EXPECT_EQ(piece.offset, end);
       EXPECT_EQ(piece.offset % 4, 0U);
-      end += piece.format.payload_bytes(piece.range.count);
+      end += piece.codec->payload_bytes(piece.range.count);
     }
     EXPECT_EQ(message.bytes, end);
   }

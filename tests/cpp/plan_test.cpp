@@ -3,16 +3,20 @@
 
 #include <gtest/gtest.h>
 
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/registry.h"
+#include "octavo/comm/all_reduce.h"
 #include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
 
 namespace octavo {
 
 namespace {
 
 TEST(Plan, TextsRoundTrip) {
-  for (const char* text :
-       {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef", "sign-vote",
-        "int8:stochastic", "int4:128:stochastic+ef", "fp8-e5m2+ef", "ternary:1024+ef"}) {
+  for (const char* text : {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef",
+                           "sign-vote", "int8:stochastic", "int4:128:stochastic+ef", "fp8-e5m2+ef", "ternary:1024+ef",
+                           "topk:0.01", "topk:0.001:bf16+ef", "topk:64/4096", "topk:64/4096:sign2+ef"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
@@ -20,17 +24,45 @@ TEST(Plan, TextsRoundTrip) {
 
 TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
   for (const BlockCodec codec : all_block_codecs()) {
-    const std::string name = codec == BlockCodec::fp32 ? "dense" : traits(codec).name;
-    EXPECT_EQ(Plan::parse(name).codec, codec) << name;
+    const std::string name = plan_name(codec);
+    EXPECT_EQ(Plan::parse(name).codec->fingerprint(), block_coding(codec).fingerprint()) << name;
     EXPECT_EQ(Plan::parse(name).text(), name);
   }
 }
 
 TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
-  for (const char* text :
-       {"", "1bit", "sign+", "sign+ef21", "dense+ef", "sign-vote+ef", "sign-vote:64", "sign:0", "sign:-8", "sign:7",
-        "sign:x", "sign:", "sign:stochastic", "fp8:stochastic", "int4:stochastic:x", "int8:64:128",
-        "int8:stochastic:64", "bf16:256", "int4:99999999999999999999"}) {
+  for (const char* text : {"",
+                           "1bit",
+                           "sign+",
+                           "sign+ef21",
+                           "dense+ef",
+                           "sign-vote+ef",
+                           "sign-vote:64",
+                           "sign:0",
+                           "sign:-8",
+                           "sign:7",
+                           "sign:x",
+                           "sign:",
+                           "sign:stochastic",
+                           "fp8:stochastic",
+                           "int4:stochastic:x",
+                           "int8:64:128",
+                           "int8:stochastic:64",
+                           "bf16:256",
+                           "int4:99999999999999999999",
+                           "topk",
+                           "topk:",
+                           "topk:0",
+                           "topk:1.5",
+                           "topk:nan",
+                           "topk:0.01:x",
+                           "topk:0.01:sign-vote",
+                           "topk:0.01:topk",
+                           "topk:0.01:sign:64",
+                           "topk:7/4096",
+                           "topk:8/100",
+                           "topk:128/64",
+                           "topk:8/2097152"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";
@@ -42,9 +74,49 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
 }
 
 TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {
-  EXPECT_EQ(Plan::parse("sign+ef").for_momentum().block, 1U << 18);
-  EXPECT_EQ(Plan::parse("sign:512+ef").for_momentum().block, 512U);
-  EXPECT_EQ(Plan::parse("int4+ef").for_momentum().block, 64U);
+  EXPECT_EQ(Plan::parse("sign+ef").for_momentum().text(), "sign:262144+ef");
+  EXPECT_EQ(Plan::parse("sign:512+ef").for_momentum().text(), "sign:512+ef");
+  EXPECT_EQ(Plan::parse("int4+ef").for_momentum().text(), "int4+ef");
+}
+
+/// Halves what is sent: the payload is the values.
+class Halving final : public Codec {
+ public:
+  explicit Halving(std::uint64_t times) : Codec("test-halving:" + std::to_string(times), {}), times_(times) {}
+  std::uint64_t payload_bytes(std::uint64_t count) const override { return count * sizeof(float); }
+  void encode(c10::Device, const EncodeInput& input, const PayloadPart& to, rules::Residual*) const override {
+    auto* const sent = reinterpret_cast<float*>(to.payload);
+    for (std::uint64_t i = 0; i < to.part.count; ++i) {
+      sent[i] = value_at(input, i) / static_cast<float>(1U << times_);
+    }
+  }
+  void decode(c10::Device, const PayloadPart& from, Store how, float* out, std::uint32_t*) const override {
+    const auto* const sent = reinterpret_cast<const float*>(from.payload);
+    for (std::uint64_t i = 0; i < from.part.count; ++i) store(how, sent[i], out[i]);
+  }
+
+ private:
+  std::uint64_t times_;
+};
+
+TEST(Plan, ARegisteredCodecIsAPlanByItsName) {
+  const CodecFactory factory = [](const CodecText& text) -> CodecPtr {
+    if (text.options.size() != 1) text.refuse("test-halving needs a number of times");
+    return std::make_shared<Halving>(text.whole_number(text.options[0], 1, 8, "from 1 to 8 times"));
+  };
+  register_codec("test-halving", factory);
+  EXPECT_EQ(Plan::parse("test-halving:2+ef").text(), "test-halving:2+ef");
+  EXPECT_THROW(Plan::parse("test-halving:9"), Error);
+  EXPECT_THROW(Plan::parse("test-halving"), Error);
+  for (const char* name : {"test-halving", "topk", "", "a:b"}) EXPECT_THROW(register_codec(name, factory), Error);
+
+  thread_ranks::run_ranks(2, [](const thread_ranks::BackendPtr& backend, int rank) {
+    at::Tensor values = at::full({1000}, rank == 0 ? 1.0F : 3.0F);
+    all_reduce(values, Plan::parse("test-halving:1"), backend, ReduceOp::average, std::chrono::seconds(20));
+    // an owner takes its own values as they are; their average with what it was sent is halved again
+    EXPECT_EQ(values[0].item<float>(), (1.0F + 1.5F) / 4);
+    EXPECT_EQ(values[999].item<float>(), (3.0F + 0.5F) / 4);
+  });
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 
 #include <cmath>
 
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/registry.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 #include "tests/cpp/ranks.h"
@@ -49,8 +51,8 @@ TEST_P(TwoPhaseCase, AveragesAndIsBitIdenticalOnAllRanks) {
     run_ranks(c.world, [&](const BackendPtr& backend, int rank) {
       Wire wire(backend, kDeadline);
       at::Tensor values = gradient_of(rank, count);
-      Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), default_format(c.up),
-                          default_format(c.down)};
+      Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), &block_coding(c.up),
+                          &block_coding(c.down)};
       const Outcome outcome = reduce(wire, tensor, c.world);
       EXPECT_TRUE(outcome.finite);
       EXPECT_GT(outcome.power[0], 0.0F);
@@ -77,7 +79,7 @@ TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
     Wire wire(backend, kDeadline);
     float values[3];
     std::copy_n(votes[rank], 3, values);
-    Contribution tensor{values, 3, default_format(BlockCodec::sign_vote), default_format(BlockCodec::sign_vote)};
+    Contribution tensor{values, 3, &block_coding(BlockCodec::sign_vote), &block_coding(BlockCodec::sign_vote)};
     reduce(wire, tensor, 1);
     EXPECT_EQ(values[0], 1.0F);
     EXPECT_EQ(values[1], 0.0F);
@@ -97,8 +99,8 @@ TEST(TwoPhase, AnExactZeroAbstains) {
         const float of_one_rank = is_last ? 1.0F : 0.0F;
         values[i] = std::vector{0.0F, -0.0F, of_one_rank, -of_one_rank}[i % 4];
       }
-      Contribution tensor{values.data(), kCount, default_format(BlockCodec::sign_vote),
-                          default_format(BlockCodec::sign_vote)};
+      Contribution tensor{values.data(), kCount, &block_coding(BlockCodec::sign_vote),
+                          &block_coding(BlockCodec::sign_vote)};
       reduce(wire, tensor, world);
       for (std::uint64_t i = 0; i < kCount; ++i) {
         ASSERT_EQ(values[i], (std::vector{0.0F, 0.0F, 1.0F, -1.0F}[i % 4])) << "element " << i << " of " << world;
@@ -118,8 +120,8 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
     at::Tensor sum = at::zeros({kCount});
     for (int step = 0; step < kSteps; ++step) {
       at::Tensor values = gradient_of(rank, kCount);
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
-                          default_format(BlockCodec::sign)};
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
+                          &block_coding(BlockCodec::sign)};
       tensor.worker = &worker;
       tensor.owner = &owner;
       tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(step));
@@ -142,8 +144,8 @@ TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
       Wire wire(backend, kDeadline);
       at::Tensor values = gradient_of(rank, kCount);
       Versioned worker(at::kBFloat16), owner(at::kBFloat16);
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
-                          default_format(BlockCodec::sign)};
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
+                          &block_coding(BlockCodec::sign)};
       tensor.worker = &worker;
       tensor.owner = &owner;
       tensor.rounding_key = key;
@@ -169,8 +171,8 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
       Wire wire(backend, kDeadline);
       at::Tensor values = rank == speaker ? gradient_of(rank, kCount) : at::zeros({kCount});
       Versioned worker(at::kBFloat16);
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, default_format(BlockCodec::sign),
-                          default_format(BlockCodec::fp32)};
+      Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
+                          &block_coding(BlockCodec::fp32)};
       tensor.worker = &worker;
       reduce(wire, tensor, 1);
       worker.commit();
@@ -192,8 +194,8 @@ TEST(TwoPhase, ANaNOnOneRankReachesAll) {
     for (const std::int64_t bad : {5, 500, 777}) {  // of rank 1's gradient, in the range of each rank
       at::Tensor values = gradient_of(rank, 1000);
       if (rank == 1) values[bad].fill_(std::nanf(""));
-      Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(BlockCodec::sign),
-                          default_format(BlockCodec::sign)};
+      Contribution tensor{values.mutable_data_ptr<float>(), 1000, &block_coding(BlockCodec::sign),
+                          &block_coding(BlockCodec::sign)};
       EXPECT_FALSE(reduce(wire, tensor, 3).finite);
       EXPECT_TRUE(std::isnan(values[bad].item<float>()));
     }
@@ -204,8 +206,8 @@ TEST(TwoPhase, ATensorWithoutGradientAnywhereIsAbsentAndDecaysItsMomentum) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::zeros({100}), momentum = at::ones({100}), preconditioner = at::ones({100});
-    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(BlockCodec::sign),
-                        default_format(BlockCodec::sign)};
+    Contribution tensor{values.mutable_data_ptr<float>(), 100, &block_coding(BlockCodec::sign),
+                        &block_coding(BlockCodec::sign)};
     tensor.momentum = momentum.const_data_ptr<float>();
     tensor.preconditioner = preconditioner.const_data_ptr<float>();
     tensor.gradient_weight = 0.1F;
@@ -219,8 +221,8 @@ TEST(TwoPhase, ANaNInTheMomentumOfAnAbsentTensorIsTold) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::zeros({100}), momentum = at::full({100}, std::nanf("")), preconditioner = at::ones({100});
-    Contribution tensor{values.mutable_data_ptr<float>(), 100, default_format(BlockCodec::fp32),
-                        default_format(BlockCodec::fp32)};
+    Contribution tensor{values.mutable_data_ptr<float>(), 100, &block_coding(BlockCodec::fp32),
+                        &block_coding(BlockCodec::fp32)};
     tensor.momentum = momentum.const_data_ptr<float>();
     tensor.preconditioner = preconditioner.const_data_ptr<float>();
     tensor.momentum_weight = 0.9F;
@@ -236,23 +238,23 @@ TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
       Wire wire(backend, kDeadline);
       at::Tensor values = at::zeros({1 << 17});
       if (rank == 0) values[1000].fill_(3);
-      Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, default_format(BlockCodec::fp32),
-                          default_format(BlockCodec::fp32)};
+      Contribution tensor{values.mutable_data_ptr<float>(), 1 << 17, &block_coding(BlockCodec::fp32),
+                          &block_coding(BlockCodec::fp32)};
       EXPECT_GT(reduce(wire, tensor, 2).power[0], 0.0F);
       EXPECT_EQ(values[1000].item<float>(), 1.5F);
     });
   }
 }
 
-TEST(TwoPhase, PartsAreWholeBlocksOfBothFormats) {
+TEST(TwoPhase, PartsAreWholeBlocksOfBothCodecs) {
   constexpr std::int64_t kOwned = 1 << 17, kBlock = 24;
   // one magnitude a block, counted in each owner's range: signs then lose nothing
   const at::Tensor expected = at::floor(at::remainder(at::arange(2 * kOwned, at::kFloat), kOwned) / kBlock) + 1;
+  const BlockCoding signs(BlockCodec::sign, kBlock);
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = expected.clone();
-    Contribution tensor{
-        values.mutable_data_ptr<float>(), 2 * kOwned, {BlockCodec::sign, kBlock}, default_format(BlockCodec::fp32)};
+    Contribution tensor{values.mutable_data_ptr<float>(), 2 * kOwned, &signs, &block_coding(BlockCodec::fp32)};
     reduce(wire, tensor, 2);
     EXPECT_TRUE(at::allclose(values, expected));
   });
@@ -264,9 +266,45 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
       Wire wire(backend, kDeadline);
       at::Tensor values = at::full({count}, rank == 0 ? 1.0F : 3.0F);
       Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count),
-                          default_format(BlockCodec::int4), default_format(BlockCodec::int4)};
+                          &block_coding(BlockCodec::int4), &block_coding(BlockCodec::int4)};
       EXPECT_EQ(reduce(wire, tensor, 2).power[0], 5.0F);
     });
+  }
+}
+
+/// What every rank sends, and what every owner does, are the largest; the rest waits for a later step.
+TEST(TwoPhase, TopKWithFeedbackSendsEverythingInTheEnd) {
+  constexpr std::int64_t kCount = 20'000;
+  for (const char* text : {"topk:0.05", "topk:64/1024:int8"}) {
+    const CodecPtr codec = make_codec(CodecText::parse(text, text));
+    for (const int world : {2, 3}) {
+      std::vector<at::Tensor> sums(static_cast<std::size_t>(world));
+      const int steps = 200;
+      run_ranks(world, [&](const BackendPtr& backend, int rank) {
+        Wire wire(backend, kDeadline);
+        PhaseSeconds seconds;
+        TwoPhase two_phase(wire, seconds);
+        Versioned worker(at::kBFloat16), owner(at::kBFloat16);
+        at::Tensor sum = at::zeros({kCount});
+        for (int step = 0; step < steps; ++step) {
+          at::Tensor values = gradient_of(rank, kCount);
+          Contribution tensor{values.mutable_data_ptr<float>(), kCount, codec.get(), codec.get()};
+          tensor.worker = &worker, tensor.owner = &owner;
+          tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank));
+          EXPECT_TRUE(reduce(two_phase, tensor, world).finite);
+          EXPECT_LT(values.count_nonzero().item<std::int64_t>(), kCount / 10);
+          worker.commit(), owner.commit();
+          sum += values;
+        }
+        sums[static_cast<std::size_t>(rank)] = sum / steps;
+      });
+      at::Tensor expected = at::zeros({kCount});
+      for (int rank = 0; rank < world; ++rank) expected += gradient_of(rank, kCount) / world;
+      for (const at::Tensor& sum : sums) {
+        EXPECT_TRUE(at::equal(sum, sums[0])) << "replicas differ";
+        EXPECT_LT((sum - expected).abs().max().item<double>(), 0.3) << text << " of " << world;
+      }
+    }
   }
 }
 
@@ -277,8 +315,8 @@ TEST(TwoPhase, RanksThatDisagreeAreTold) {
     PhaseSeconds seconds;
     TwoPhase two_phase(wire, seconds);
     at::Tensor values = gradient_of(rank, 1000);
-    const Contribution tensor{values.mutable_data_ptr<float>(), 1000, default_format(BlockCodec::int4),
-                              default_format(BlockCodec::int4)};
+    const Contribution tensor{values.mutable_data_ptr<float>(), 1000, &block_coding(BlockCodec::int4),
+                              &block_coding(BlockCodec::int4)};
     const std::uint64_t digest = rank == 1 ? 1 : 0;
     try {
       two_phase.run({{}, {tensor}, 3, digest});
@@ -292,11 +330,11 @@ TEST(TwoPhase, RanksThatDisagreeAreTold) {
 }
 
 TEST(TwoPhase, CountsTheBytesItHandsOver) {
+  const BlockCoding signs(BlockCodec::sign, 1U << 18);
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Wire wire(backend, kDeadline);
     at::Tensor values = at::ones({1 << 16});
-    Contribution tensor{
-        values.mutable_data_ptr<float>(), 1 << 16, {BlockCodec::sign, 1 << 18}, {BlockCodec::sign, 1 << 18}};
+    Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, &signs, &signs};
     reduce(wire, tensor, 2);
     // each way half of 2^16 bits, one scale and a digest; upwards the gradient's power
     EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4 + 8) + 4);

@@ -91,6 +91,9 @@ constexpr auto late() {
 }
 constexpr auto pack_sign_bits = late<&KernelTable::pack_sign_bits>();
 constexpr auto unpack_sign_bits = late<&KernelTable::unpack_sign_bits>();
+constexpr auto select_top = late<&KernelTable::select_top>();
+constexpr auto settle_top = late<&KernelTable::settle_top>();
+constexpr auto scatter_top = late<&KernelTable::scatter_top>();
 constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
 constexpr auto adamw = late<&KernelTable::adamw>();
 constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();

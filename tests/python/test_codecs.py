@@ -51,3 +51,41 @@ def test_the_error_is_what_its_bits_allow(plan):
     values = torch.randn(1 << 16)
     error = ((decoded(plan, values) - values).norm() / values.norm()).item()
     assert error == pytest.approx(measured[plan], rel=0.05)
+
+
+@pytest.mark.parametrize("count", [1, 100, 4096, 100_001])
+def test_topk_is_torchs(count):
+    torch.manual_seed(count)
+    values = torch.randn(count)
+    kept = -(-count // 100)
+    expected = torch.zeros(count)
+    largest = values.abs().topk(kept).indices
+    expected[largest] = values[largest]
+    assert torch.equal(decoded("topk:0.01", values), expected)
+    assert torch.equal(decoded("topk:1", values), values)
+    assert octavo.Plan("topk:0.01").payload_bytes(count) <= 8 * kept + 8
+
+
+def test_topk_of_tiles_takes_the_largest_of_each():
+    values = torch.randn(10 * 4096)
+    tiles = values.view(10, 4096)
+    expected = torch.zeros_like(tiles)
+    largest = tiles.abs().topk(64).indices
+    expected.scatter_(1, largest, tiles.gather(1, largest))
+    assert torch.equal(decoded("topk:64/4096", values), expected.view(-1))
+    signs = decoded("topk:64/4096:sign", values).view(10, 4096)
+    assert torch.equal(signs.sign(), expected.sign())
+    mean = expected.abs().sum(1) / 64
+    assert torch.allclose(signs.abs().amax(1), mean)
+    assert 4 * values.numel() / octavo.Plan("topk:64/4096:sign").payload_bytes(values.numel()) > 215
+
+
+def test_what_topk_does_not_send_is_left_over():
+    values = torch.randn(10_000)
+    plan = octavo.Plan("topk:0.01:int8+ef")
+    payload = torch.empty(plan.payload_bytes(values.numel()), dtype=torch.uint8)
+    nothing, left = torch.zeros(10_000, dtype=torch.bfloat16), torch.empty(10_000, dtype=torch.bfloat16)
+    _C.encode(plan, values, payload, nothing, left)
+    sent = torch.empty_like(values)
+    _C.decode(plan, payload, sent)
+    assert torch.allclose(sent + left.float(), values, rtol=2**-7, atol=0)

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "octavo/codec/format.h"
+#include "octavo/codec/codec.h"
 #include "octavo/comm/state/versioned.h"
 
 namespace octavo {
@@ -13,7 +13,7 @@ namespace octavo {
 struct Contribution {
   float* values;  // float32[count] on the schedule's device; in: the gradient, out: the result
   std::uint64_t count;
-  Format up, down;
+  const Codec *up, *down;                 // of what this rank sends to owners, and of what owners send to all
   const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;

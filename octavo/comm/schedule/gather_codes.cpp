@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "octavo/codec/coding.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/device/scratch.h"
 
@@ -45,16 +44,15 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
     if (!is_own) require_digest(digest_, got, owner, wire_.rank());
     for (const Piece& piece : message.pieces) {
       if (power[piece.tensor] == 0) continue;
-      payloads.emplace_back(&piece, (is_own ? own_bytes() : got) + piece.offset);
-      parts_.add(device_, piece.range.count, piece.format.block, Parts::kStreamed);
+      payloads.emplace_back(&piece, is_own ? own_bytes() : got);
+      parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
     }
     if (!is_own) got += message.bytes;
   }
   parts_.for_each(device_, [&](const Parts::Part& part) {
-    const auto [piece, bytes] = payloads[part.piece];
-    const Payload payload = piece->format.from(piece->format.payload(bytes, piece->range.count), part.range.first);
+    const auto [piece, message] = payloads[part.piece];
     float* const out = tensors_[piece->tensor].values + piece->range.first + part.range.first;
-    decode(device_, piece->format, payload, part.range.count, Store::uncached, out, nonfinite);
+    piece->codec->decode(device_, piece->part(message, part.range), Store::uncached, out, nonfinite);
   });
 }
 

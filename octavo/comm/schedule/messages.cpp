@@ -26,11 +26,11 @@ void require_digest(std::uint64_t digest, const std::uint8_t* message, int sende
        ": give all ranks the same plan, model and checkpoint; the process group and its handles ", "must be rebuilt");
 }
 
-std::vector<Message> cut(std::span<const Contribution> tensors, Format Contribution::* format, int world_size,
+std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
                          std::uint64_t header_bytes) {
-  std::vector<TensorFormat> formats;
-  for (const Contribution& tensor : tensors) formats.push_back({tensor.count, tensor.*format});
-  return cut(formats, world_size, header_bytes);
+  std::vector<EncodedTensor> encoded;
+  for (const Contribution& tensor : tensors) encoded.push_back({tensor.count, tensor.*codec});
+  return cut(encoded, world_size, header_bytes);
 }
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {

@@ -20,8 +20,8 @@ struct MessageHeader {
 /// Throws Error communication where a message of `sender` has another digest.
 void require_digest(std::uint64_t digest, const std::uint8_t* message, int sender, int receiver);
 
-/// The messages of a bucket, by owner; `format`: &Contribution::up or &Contribution::down.
-std::vector<Message> cut(std::span<const Contribution> tensors, Format Contribution::* format, int world_size,
+/// The messages of a bucket, by owner; `codec`: &Contribution::up or &Contribution::down.
+std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
                          std::uint64_t header_bytes);
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);

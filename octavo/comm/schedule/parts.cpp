@@ -4,16 +4,10 @@
 #include <algorithm>
 #include <functional>
 
+#include "octavo/codec/codec.h"
 #include "octavo/device/dispatch.h"
 
 namespace octavo {
-
-namespace {
-
-/// Elements that a thread takes at least: less is not worth waking it.
-constexpr std::int64_t kGrainValues = 1 << 15;
-
-}  // namespace
 
 void Parts::clear() {
   parts_.clear();
@@ -33,14 +27,15 @@ void Parts::add(c10::Device device, std::uint64_t count, std::uint64_t block, st
 }
 
 void Parts::for_each(c10::Device device, const std::function<void(const Part&)>& body) const {
-  for_parts(device, static_cast<std::int64_t>(elements_), kGrainValues, [&](std::int64_t from, std::int64_t to) {
-    const auto starts_before = [](const Part& part, std::int64_t element) {
-      return static_cast<std::int64_t>(part.start) < element;
-    };
-    const auto first = std::lower_bound(parts_.begin(), parts_.end(), from, starts_before);
-    const auto last = std::lower_bound(first, parts_.end(), to, starts_before);
-    std::for_each(first, last, std::cref(body));
-  });
+  for_parts(device, static_cast<std::int64_t>(elements_), std::int64_t{kGrainValues},
+            [&](std::int64_t from, std::int64_t to) {
+              const auto starts_before = [](const Part& part, std::int64_t element) {
+                return static_cast<std::int64_t>(part.start) < element;
+              };
+              const auto first = std::lower_bound(parts_.begin(), parts_.end(), from, starts_before);
+              const auto last = std::lower_bound(first, parts_.end(), to, starts_before);
+              std::for_each(first, last, std::cref(body));
+            });
 }
 
 }  // namespace octavo

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <numeric>
 
-#include "octavo/codec/coding.h"
 #include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/device/dispatch.h"
@@ -59,7 +58,7 @@ void ScatterSum::encode_all() {
     write_header(message);
     for (const Piece& piece : to_owner.pieces) {
       places.push_back({&piece, worker_feedback(piece), message});
-      parts_.add(device_, piece.range.count, piece.format.block, Parts::kStreamed);
+      parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
     }
     message += to_owner.bytes;
   }
@@ -95,9 +94,7 @@ void ScatterSum::encode_part(const Piece& piece, Range part, const Feedback& fee
   EncodeInput input = tensor.input(piece.range.first + part.first);
   input.rounding_key = rules::derive_key(tensor.rounding_key, kOfWorker);
   if (feedback.now) input.residual = feedback.now + part.first;
-  const Payload payload = piece.format.payload(message + piece.offset, piece.range.count);
-  encode(device_, piece.format, input, part.count, piece.format.from(payload, part.first),
-         feedback.next ? feedback.next + part.first : nullptr);
+  piece.codec->encode(device_, input, piece.part(message, part), feedback.next ? feedback.next + part.first : nullptr);
 }
 
 void ScatterSum::merge_powers() {
@@ -121,7 +118,8 @@ void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* 
   parts_.clear();
   for (std::size_t p = 0; p < down.size(); ++p) {
     feedback.push_back(owner_feedback(down[p]));
-    parts_.add(device_, down[p].range.count, std::lcm(up[p].format.block, down[p].format.block), Parts::kSummed);
+    parts_.add(device_, down[p].range.count, std::lcm(up[p].codec->traits().granule, down[p].codec->traits().granule),
+               Parts::kSummed);
   }
   parts_.for_each(device_, [&](const Parts::Part& part) {
     Scratch& scratch = scratch_[static_cast<std::size_t>(at::get_thread_num())];
@@ -133,25 +131,22 @@ void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* 
 void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Range part, const Feedback& feedback,
                              std::uint8_t* out, Scratch& scratch) const {
   const Contribution& tensor = tensors_[down.tensor];
-  const bool votes = !traits(up.format.codec).keeps_magnitude;
+  const bool votes = !up.codec->traits().keeps_magnitude;
   EncodeInput input = votes ? own_votes(tensor, up, part, scratch) : tensor.input(down.range.first + part.first);
   input.others = sum_of_others(up, part, scratch);
   input.sum_weight = 1.0F / static_cast<float>(divisor);
   input.rounding_key = rules::derive_key(tensor.rounding_key, kOfOwner);
   if (feedback.now) input.residual = feedback.now + part.first;
-  const Payload payload = down.format.payload(out + down.offset, down.range.count);
-  encode(device_, down.format, input, part.count, down.format.from(payload, part.first),
-         feedback.next ? feedback.next + part.first : nullptr);
+  down.codec->encode(device_, input, down.part(out, part), feedback.next ? feedback.next + part.first : nullptr);
 }
 
 /// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
 EncodeInput ScatterSum::own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
-  const Format& format = piece.format;
-  std::uint8_t* const bytes = reserve_on_device(scratch.votes, format.payload_bytes(part.count), device_);
-  const Payload payload = format.payload(bytes, part.count);
+  const std::uint64_t bytes = piece.codec->payload_bytes(part.count);
+  const PayloadPart votes = {reserve_on_device(scratch.votes, bytes, device_), part.count, {0, part.count}};
   auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.signs, part.count * sizeof(float), device_));
-  encode(device_, format, tensor.input(piece.range.first + part.first), part.count, payload, nullptr);
-  decode(device_, format, payload, part.count, Store::assign, signs);
+  piece.codec->encode(device_, tensor.input(piece.range.first + part.first), votes, nullptr);
+  piece.codec->decode(device_, votes, Store::assign, signs, nullptr);
   return {signs};
 }
 
@@ -162,8 +157,7 @@ const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& 
   Store how = Store::assign;
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
     if (rank == wire_.rank()) continue;
-    const Payload payload = piece.format.payload(received_from(rank) + piece.offset, piece.range.count);
-    decode(device_, piece.format, piece.format.from(payload, part.first), part.count, how, sum);
+    piece.codec->decode(device_, piece.part(received_from(rank), part), how, sum, nullptr);
     how = Store::add;
   }
   return sum;

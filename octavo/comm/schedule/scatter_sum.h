@@ -25,8 +25,8 @@ class ScatterSum {
   void begin(std::span<const Contribution> tensors, std::uint64_t digest);
   /// Waits for what the others sent: power() is then that of all ranks.
   void wait();
-  /// Encodes the sums of this rank's own ranges, divided, in the formats `down`, to their pieces' places from `out` on:
-  /// memory of the host (reserve_on_host). A payload of fp32 is the sums themselves.
+  /// Encodes the sums of this rank's own ranges, divided, by the codecs of `down`, to their pieces' places from `out`
+  /// on: memory of the host (reserve_on_host). A payload of fp32 is the sums themselves.
   void reduce(int divisor, std::span<const Piece> down, std::uint8_t* out);
 
   /// By tensor, as in Outcome.

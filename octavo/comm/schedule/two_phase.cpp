@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "octavo/codec/coding.h"
+#include "octavo/codec/block_coding.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
@@ -72,18 +72,18 @@ Outcome TwoPhase::finish() {
 bool TwoPhase::stays_here() const {
   return wire_.world_size() == 1 &&
          std::all_of(bucket_.tensors.begin(), bucket_.tensors.end(),
-                     [](const Contribution& tensor) { return traits(tensor.up.codec).keeps_magnitude; });
+                     [](const Contribution& tensor) { return tensor.up->traits().keeps_magnitude; });
 }
 
 /// Makes the result of a tensor that need not cross the wire, in its place.
 void TwoPhase::combine(const Contribution& tensor, std::uint32_t* nonfinite) {
   constexpr std::uint64_t kPart = 1U << 20;
-  const Format exact = default_format(BlockCodec::fp32);
+  const Codec& exact = block_coding(BlockCodec::fp32);
   for (std::uint64_t first = 0; first < tensor.count; first += kPart) {
     const std::uint64_t count = std::min(kPart, tensor.count - first);
-    const Payload payload = exact.payload(reserve_on_device(exact_, exact.payload_bytes(count), device_), count);
-    encode(device_, exact, tensor.input(first), count, payload, nullptr);
-    decode(device_, exact, payload, count, Store::assign, tensor.values + first, nonfinite);
+    const PayloadPart part = {reserve_on_device(exact_, exact.payload_bytes(count), device_), count, {0, count}};
+    exact.encode(device_, tensor.input(first), part, nullptr);
+    exact.decode(device_, part, Store::assign, tensor.values + first, nonfinite);
   }
 }
 

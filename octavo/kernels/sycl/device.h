@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 // of SYCL what kernels use: to read all of sycl/sycl.hpp takes two seconds at every compilation
+#include <sycl/atomic_ref.hpp>
 #include <sycl/ext/oneapi/free_function_queries.hpp>
 #include <sycl/ext/oneapi/kernel_properties/properties.hpp>
 #include <sycl/ext/oneapi/sub_group_mask.hpp>
 #include <sycl/group_algorithm.hpp>
+#include <sycl/group_barrier.hpp>
 #include <sycl/nd_item.hpp>
 #include <sycl/sub_group.hpp>
 

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/codec/codec.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/rules/counter_random.h"
+
+namespace octavo {
+
+namespace {
+
+std::uint64_t fingerprint_of(const std::string& text) {
+  std::uint64_t fingerprint = text.size();
+  for (const char c : text) fingerprint = rules::derive_key(fingerprint, static_cast<unsigned char>(c));
+  return fingerprint;
+}
+
+}  // namespace
+
+void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart& whole,
+                   const std::function<void(const PayloadPart& part, std::uint64_t first)>& body) {
+  const std::uint64_t count = whole.part.count, granules = count / granule + (count % granule != 0);
+  const std::uint64_t grain = std::max<std::uint64_t>(1, kGrainValues / granule);
+  for_parts(device, static_cast<std::int64_t>(granules), static_cast<std::int64_t>(grain),
+            [&](std::int64_t from, std::int64_t to) {
+              const std::uint64_t first = static_cast<std::uint64_t>(from) * granule;
+              const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * granule, count);
+              body({whole.payload, whole.count, {whole.part.first + first, last - first}}, first);
+            });
+}
+
+Codec::Codec(std::string text, CodecTraits traits)
+    : text_(std::move(text)), fingerprint_(fingerprint_of(text_)), traits_(traits) {}
+
+}  // namespace octavo

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/codec/registry.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <mutex>
+#include <utility>
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/top_k.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+struct Entry {
+  std::string name;
+  CodecFactory factory;
+};
+
+/// A codec is a line here; block codecs are one in rules/block_codecs.h.
+std::vector<Entry> own_codecs() {
+  std::vector<Entry> entries;
+  for (const BlockCodec codec : all_block_codecs()) {
+    entries.push_back({plan_name(codec), [codec](const CodecText& text) { return make_block_coding(codec, text); }});
+  }
+  entries.push_back({"topk", make_top_k});
+  return entries;
+}
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Entry> entries = own_codecs();
+
+  static Registry& get() {
+    static auto* const registry = new Registry;  // lives as long as the process, and extensions after it
+    return *registry;
+  }
+  const Entry* find(std::string_view name) const {
+    const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
+    return found == entries.end() ? nullptr : &*found;
+  }
+};
+
+bool is_name(const std::string& name) {
+  const auto fits = [](unsigned char c) { return std::isalnum(c) != 0 || c == '-'; };
+  return !name.empty() && std::all_of(name.begin(), name.end(), fits);
+}
+
+template <class Number>
+bool read_number(std::string_view option, Number& number) {
+  const auto [end, error] = std::from_chars(option.data(), option.data() + option.size(), number);
+  return error == std::errc() && end == option.data() + option.size();
+}
+
+}  // namespace
+
+CodecText CodecText::parse(std::string_view plan, std::string_view codec) {
+  CodecText text{plan, codec.substr(0, codec.find(':')), {}};
+  for (std::size_t at = text.name.size(); at < codec.size();) {
+    const std::size_t next = std::min(codec.find(':', at + 1), codec.size());
+    text.options.push_back(codec.substr(at + 1, next - at - 1));
+    at = next;
+  }
+  return text;
+}
+
+std::uint64_t CodecText::whole_number(std::string_view option, std::uint64_t least, std::uint64_t most,
+                                      std::string_view expected) const {
+  std::uint64_t number = 0;
+  if (!read_number(option, number) || number < least || number > most) refuse(expected);
+  return number;
+}
+
+double CodecText::fraction(std::string_view option, std::string_view expected) const {
+  double number = 0;
+  if (!read_number(option, number) || !(number > 0) || number > 1) refuse(expected);
+  return number;
+}
+
+void CodecText::refuse(std::string_view because) const {
+  std::string names;
+  for (const std::string& known : codec_names()) names += (names.empty() ? "" : ", ") + known;
+  fail(ErrorCode::invalid_argument, "comm.plan", "expected ", names,
+       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic or error feedback as in sign+ef, ",
+       "got '", plan, "': ", because);
+}
+
+void register_codec(const std::string& name, CodecFactory factory) {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  if (!is_name(name) || registry.find(name)) {
+    fail(ErrorCode::invalid_argument, "codec.register_codec",
+         "a codec's name is made of letters, digits and '-', and no other codec has it: got '", name, "'");
+  }
+  registry.entries.push_back({name, std::move(factory)});
+}
+
+CodecPtr make_codec(const CodecText& text) {
+  CodecFactory factory;
+  {
+    Registry& registry = Registry::get();
+    const std::lock_guard lock(registry.mutex);
+    if (const Entry* const entry = registry.find(text.name)) factory = entry->factory;
+  }
+  if (!factory) text.refuse("there is no such codec");
+  return factory(text);
+}
+
+std::vector<std::string> codec_names() {
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  std::vector<std::string> names;
+  for (const Entry& entry : registry.entries) names.push_back(entry.name);
+  return names;
+}
+
+}  // namespace octavo

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/codec.h"
+#include "octavo/codec/registry.h"
+#include "octavo/rules/top_k.h"
+
+namespace octavo {
+
+/// The largest values, by magnitude, and their places (rules/top_k.h): of everything that is encoded together, or of
+/// every tile. A payload is that of the values by a block codec, whose blocks are tiles, then the words of the indices.
+class TopK final : public Codec {
+ public:
+  /// A share of each range. `values`: the block codec of what is selected, with its own block size.
+  TopK(double ratio, BlockCodec values);
+  /// `kept` of every tile of `tile` elements; multiples of 8 and 64.
+  TopK(std::uint64_t kept, std::uint64_t tile, BlockCodec values);
+
+  std::uint64_t payload_bytes(std::uint64_t count) const override;
+  void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
+              rules::Residual* next_residual) const override;
+  void decode(c10::Device device, const PayloadPart& from, Store store, float* out,
+              std::uint32_t* nonfinite) const override;
+
+ private:
+  struct Selected;
+
+  /// Of a range of `count` elements.
+  rules::TopK shape(std::uint64_t count) const;
+  Selected selected(const PayloadPart& part) const;
+  void encode_part(c10::Device device, const EncodeInput& input, const PayloadPart& to,
+                   rules::Residual* next_residual) const;
+  void decode_part(c10::Device device, const PayloadPart& from, Store store, float* out,
+                   std::uint32_t* nonfinite) const;
+
+  double ratio_ = 0;  // of a range; 0: there are tiles
+  rules::TopK tiles_ = {};
+  BlockCoding values_;
+};
+
+/// topk:RATIO[:CODEC] or topk:KEPT/TILE[:CODEC]; CODEC: a block codec, dense where none is named.
+CodecPtr make_top_k(const CodecText& text);
+
+}  // namespace octavo

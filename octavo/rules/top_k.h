@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/float_bits.h"
+
+/// The largest values of every tile, and how their places are sent.
+///
+/// A tile's largest are those of the greatest magnitude; of equal ones those with the lowest index; a NaN is larger
+/// than an infinity. They are sent in the order of their indices, which are coded by Elias and Fano (1974): the low
+/// bits of each index as they are, the high ones in unary, in a fixed number of bits that is at most 2 an index above
+/// the least. 64 of 4096 take 8 bits each (their entropy is 7.4).
+namespace octavo::rules {
+
+struct TopK {
+  std::uint64_t tile;  // elements; the last tile may be shorter
+  std::uint64_t kept;  // of a whole tile; at least 1, at most all
+
+  OCTAVO_RULE constexpr std::uint64_t kept_of(std::uint64_t size) const { return (size * kept + tile - 1) / tile; }
+  OCTAVO_RULE constexpr std::uint64_t kept_in(std::uint64_t count) const {
+    return count / tile * kept + kept_of(count % tile);
+  }
+  OCTAVO_RULE constexpr std::uint64_t tiles(std::uint64_t count) const { return count / tile + (count % tile != 0); }
+  /// Of any tile but the last of `count` elements.
+  OCTAVO_RULE constexpr std::uint64_t size_of(std::uint64_t number, std::uint64_t count) const {
+    const std::uint64_t rest = count - number * tile;
+    return rest < tile ? rest : tile;
+  }
+};
+
+/// The indices of one tile, in little-endian words of 32 bits: `low_bits` of each, from the lowest bit of the first
+/// word on; then, from a word of its own on, bits of which (index >> low_bits) + j is 1 for index number j.
+struct IndexWords {
+  std::uint64_t kept, size;
+  std::uint32_t low_bits;
+  std::uint64_t low_words, words;
+
+  OCTAVO_RULE static constexpr IndexWords of(std::uint64_t size, std::uint64_t kept) {
+    if (kept == 0) return {};
+    std::uint32_t low_bits = 0;
+    while (low_bits < 31 && kept << (low_bits + 1) <= size) ++low_bits;
+    const std::uint64_t low_words = (kept * low_bits + 31) / 32;
+    const std::uint64_t high = kept + ((size - 1) >> low_bits) + 1;
+    return {kept, size, low_bits, low_words, low_words + (high + 31) / 32};
+  }
+
+  /// Puts index number j by or_into(number of a word, bits), to words that were 0.
+  template <class OrInto>
+  OCTAVO_RULE void put(std::uint64_t j, std::uint64_t index, OrInto or_into) const {
+    const std::uint64_t at = j * low_bits, high = (index >> low_bits) + j;
+    const std::uint64_t low = (index & ((1ULL << low_bits) - 1)) << at % 32;
+    if (static_cast<std::uint32_t>(low) != 0) or_into(at / 32, static_cast<std::uint32_t>(low));
+    if (low >> 32 != 0) or_into(at / 32 + 1, static_cast<std::uint32_t>(low >> 32));
+    or_into(low_words + high / 32, std::uint32_t{1} << high % 32);
+  }
+
+  /// Index number j, of which bit number `high` is the one in the second part. `word_at`: a word by its number.
+  template <class WordAt>
+  OCTAVO_RULE std::uint64_t index(std::uint64_t j, std::uint64_t high, WordAt word_at) const {
+    const std::uint64_t at = j * low_bits;
+    std::uint64_t window = low_words == 0 ? 0 : word_at(at / 32);
+    if (at % 32 + low_bits > 32) window |= std::uint64_t{word_at(at / 32 + 1)} << 32;
+    return (high - j) << low_bits | (window >> at % 32 & ((1ULL << low_bits) - 1));
+  }
+
+  /// Calls visit(j, index) for all indices in order. Of words that no encoder made some may be left out, and none is
+  /// beyond the tile.
+  template <class WordAt, class Visit>
+  OCTAVO_RULE void for_each(WordAt word_at, Visit visit) const {
+    std::uint64_t j = 0;
+    for (std::uint64_t w = low_words; w < words; ++w) {
+      for (std::uint32_t word = word_at(w); word != 0 && j < kept; word &= word - 1, ++j) {
+        const std::uint64_t high = (w - low_words) * 32 + static_cast<std::uint64_t>(__builtin_ctz(word));
+        const std::uint64_t place = index(j, high, word_at);
+        if (place < size) visit(j, place);
+      }
+    }
+  }
+};
+
+/// Words of the indices of all tiles of `count` elements, one after another.
+OCTAVO_RULE constexpr std::uint64_t index_words(const TopK& shape, std::uint64_t count) {
+  const std::uint64_t last = count % shape.tile;
+  return count / shape.tile * IndexWords::of(shape.tile, shape.kept).words +
+         IndexWords::of(last, shape.kept_of(last)).words;
+}
+
+/// Where a tile's results lie among those of all.
+struct TopTile {
+  std::uint64_t first, size, kept, first_kept, first_word;
+  OCTAVO_RULE static TopTile of(const TopK& shape, std::uint64_t number, std::uint64_t count) {
+    const std::uint64_t first = number * shape.tile, size = shape.size_of(number, count);
+    return {first, size, shape.kept_of(size), number * shape.kept,
+            number * IndexWords::of(shape.tile, shape.kept).words};
+  }
+};
+
+/// What a selected value leaves over; nothing where it was not sent as a number.
+OCTAVO_RULE float left_over_of(float value, float sent) { return is_finite(value - sent) ? value - sent : 0.0F; }
+
+}  // namespace octavo::rules
