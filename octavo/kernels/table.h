@@ -24,7 +24,7 @@ namespace octavo {
 using EncodeKernel = void(Queue, const EncodeInput& input, std::uint64_t count, std::uint64_t block, Payload payload,
                           rules::Residual* next_residual);
 /// Decodes to `out`, or adds to it. Sets *nonfinite (null: not wanted) to 1 where a decoded value is a NaN or an
-/// infinity, and leaves it alone otherwise; several calls may share one.
+/// infinity, or another code of its block would be, and leaves it alone otherwise; several calls may share one.
 using DecodeKernel = void(Queue, Payload payload, std::uint64_t count, std::uint64_t block, Store store, float* out,
                           std::uint32_t* nonfinite);
 

@@ -13,6 +13,7 @@
 ///
 ///   kBits            of a code, 1 to 8, 16 or 32
 ///   kHasScale        without one, blocks only cut the work
+///   kGreatest        where there is a scale, a code of which no other's magnitude is greater
 ///   kLeavesError     whether feeding back what the codes lose makes sense
 ///   kKeepsMagnitude  false where decoded values are votes: an average of them would mean nothing
 ///   kBlock           elements of a block where nothing else is said
@@ -79,6 +80,12 @@ OCTAVO_RULE typename Rule::Scale used_scale(float statistic) {
 template <class Rule>
 OCTAVO_RULE float sent_scale(float statistic) {
   return is_sendable(statistic) ? Rule::scale(statistic).sent : from_bits(kQuietNaNBits);
+}
+
+/// Whether all codes under a scale are numbers. Those that sent_scale() makes of what is sendable are.
+template <class Rule>
+OCTAVO_RULE bool has_numbers(float scale) {
+  return is_finite(Rule::decoded(Rule::kGreatest, scale));
 }
 
 /// Of 16 random bits.

@@ -18,6 +18,7 @@ struct MajorityVote {
   static constexpr unsigned kBits = 2;
   static constexpr bool kHasScale = true, kLeavesError = false, kKeepsMagnitude = false, kDithers = false;
   static constexpr std::uint64_t kBlock = 1U << 18;
+  static constexpr std::uint32_t kGreatest = 1;
   using Statistic = LargestMagnitude;
   struct Scale {
     float sent;

@@ -56,19 +56,20 @@ struct ScaledFloat {
   static constexpr unsigned kBits = Float::kBits;
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = kDefaultBlock;
+  static constexpr std::uint32_t kGreatest = Float::kSign - 1;  // beyond what an encoder sends, and a number too
   using Statistic = LargestMagnitude;
   struct Scale {
     float sent;
     float reciprocal;
   };
 
-  static constexpr float kGreatest = Float::kGreatest;
+  static constexpr float kLargest = Float::kGreatest;
   /// Below this a reciprocal overflows or a quotient loses bits: such a block is sent as zeros and stays residual.
   static constexpr float kSmallest = 0x1p-100F;
 
   OCTAVO_RULE static Scale scale(float largest) {
     if (largest < kSmallest) return {0.0F, 0.0F};
-    return {largest / kGreatest, kGreatest / largest};
+    return {largest / kLargest, kLargest / largest};
   }
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
     return Float::code(value * scale.reciprocal);

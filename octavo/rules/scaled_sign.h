@@ -13,6 +13,7 @@ struct ScaledSign {
   static constexpr unsigned kBits = 1;
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = 256;
+  static constexpr std::uint32_t kGreatest = 0;
   using Statistic = MeanMagnitude;
   struct Scale {
     float sent;

@@ -13,6 +13,7 @@ struct SignOfTwo {
   static constexpr unsigned kBits = 2;  // is positive, has the greater magnitude
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = 256;
+  static constexpr std::uint32_t kGreatest = 1;
   using Statistic = MeanMagnitude;
   struct Scale {
     float sent;

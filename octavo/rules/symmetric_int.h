@@ -14,6 +14,7 @@ struct SymmetricInt {
   static constexpr unsigned kBits = kWidth;
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = true;
   static constexpr std::uint64_t kBlock = kDefaultBlock;
+  static constexpr std::uint32_t kGreatest = 0;  // which no encoder sends
   using Statistic = LargestMagnitude;
   struct Scale {
     float sent;

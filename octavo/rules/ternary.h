@@ -14,6 +14,7 @@ struct Ternary {
   static constexpr unsigned kBits = 2;  // is positive, is not zero
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = 256;
+  static constexpr std::uint32_t kGreatest = 1;
   using Statistic = MeanMagnitude;
   struct Scale {
     float sent;

@@ -79,6 +79,32 @@ class ThreadBackend : public c10d::Backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
+/// A network on which one bit of what a rank receives in one of its transfers flips.
+class FlippedBit : public c10d::Backend {
+ public:
+  /// `transfer`: which all-to-all, from 0; -1: none.
+  FlippedBit(BackendPtr inner, int transfer, std::int64_t bit)
+      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), transfer_(transfer), bit_(bit) {}
+
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<std::int64_t>& output_splits,
+                                               std::vector<std::int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options) override {
+    auto work = inner_->alltoall_base(output, input, output_splits, input_splits, options);
+    work->wait();
+    const std::int64_t byte = bit_ / 8;
+    if (transfer_-- == 0 && byte < output.numel()) {
+      static_cast<std::uint8_t*>(output.mutable_data_ptr())[byte] ^= static_cast<std::uint8_t>(1U << bit_ % 8);
+    }
+    return work;
+  }
+
+ private:
+  BackendPtr inner_;
+  int transfer_;
+  std::int64_t bit_;
+};
+
 /// Runs body(backend, rank) on `world_size` threads; rethrows the first rank's exception.
 inline void run_ranks(int world_size, const std::function<void(const BackendPtr&, int rank)>& body) {
   auto meeting = std::make_shared<Meeting>(world_size);

@@ -329,6 +329,42 @@ TEST(TwoPhase, RanksThatDisagreeAreTold) {
   });
 }
 
+/// Every bit of a small message, and one of a large one, of which threads sum up parts.
+TEST(TwoPhase, AFlippedBitIsAnErrorAndReachesNoTensor) {
+  for (const std::int64_t count : {260, 1 << 21}) {
+    const std::int64_t bits = count < 1000 ? 8 * 60 : 1;
+    for (std::int64_t bit = 0; bit < bits; ++bit) {
+      for (const int transfer : {0, 1}) {
+        run_ranks(2, [&](const BackendPtr& backend, int rank) {
+          const std::int64_t place = count < 1000 ? bit : 8 * 300'000;
+          Wire wire(c10::make_intrusive<thread_ranks::FlippedBit>(backend, rank == 1 ? transfer : -1, place),
+                    kDeadline);
+          PhaseSeconds seconds;
+          TwoPhase two_phase(wire, seconds);
+          at::Tensor values = gradient_of(rank, count);
+          Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count),
+                              &block_coding(BlockCodec::int4), &block_coding(BlockCodec::int4)};
+          two_phase.begin({{}, {tensor}, 2});
+          const auto fails = [&](auto call) {
+            if (rank == 0) return call(), void();
+            try {
+              call();
+              ADD_FAILURE() << "bit " << bit << " of transfer " << transfer << " was taken";
+            } catch (const Error& error) {
+              EXPECT_EQ(error.code(), ErrorCode::communication);
+            }
+            EXPECT_TRUE(at::equal(values, gradient_of(rank, count)));
+          };
+          if (transfer == 0 && rank == 0) return;  // the other one breaks off
+          if (transfer == 0) return fails([&] { two_phase.advance(); });
+          two_phase.advance();
+          fails([&] { two_phase.finish(); });
+        });
+      }
+    }
+  }
+}
+
 TEST(TwoPhase, CountsTheBytesItHandsOver) {
   const BlockCoding signs(BlockCodec::sign, 1U << 18);
   run_ranks(2, [&](const BackendPtr& backend, int) {
@@ -336,8 +372,8 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
     at::Tensor values = at::ones({1 << 16});
     Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, &signs, &signs};
     reduce(wire, tensor, 2);
-    // each way half of 2^16 bits, one scale and a digest; upwards the gradient's power
-    EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4 + 8) + 4);
+    // each way half of 2^16 bits, one scale and a header; upwards the gradient's power
+    EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4 + 16) + 4);
   });
 }
 

@@ -297,7 +297,7 @@ def bytes_of(rank: int) -> tuple[int, int]:
 def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(two_ranks):
     elements = 512 * 512
     up_and_down = 2 * (elements / 2 / 8 + elements / 2 / 1024 * 4)
-    headers = 2 * 8 + 4  # a digest each way; upwards the gradient's power
+    headers = 2 * 16 + 4  # digest and checksum each way; upwards the gradient's power
     for wire, dense in two_ranks.run(bytes_of):
         assert wire == up_and_down + headers and dense == 4 * elements
 

@@ -20,8 +20,7 @@ void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t dig
 void GatherCodes::send() {
   if (wire_.world_size() == 1) return;
   const std::uint64_t bytes = own().bytes;
-  const MessageHeader header = {digest_};
-  std::memcpy(own_bytes(), &header, sizeof header);
+  seal(own_bytes(), bytes, digest_);
   for (std::uint64_t receiver = 1; receiver + 1 < messages_.size(); ++receiver) {
     std::memcpy(own_bytes() + receiver * bytes, own_bytes(), bytes);
   }
@@ -32,6 +31,12 @@ void GatherCodes::send() {
 void GatherCodes::wait() {
   if (transfer_) transfer_->wait();
   transfer_.reset();
+  const std::uint8_t* got = got_.defined() ? got_.const_data_ptr<std::uint8_t>() : nullptr;
+  for (const Message& message : messages_) {
+    if (&message == &own()) continue;
+    require_sealed(got, message.bytes, digest_, static_cast<int>(&message - messages_.data()), wire_.rank());
+    got += message.bytes;
+  }
 }
 
 void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite) {
@@ -40,8 +45,6 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
   parts_.clear();
   for (const Message& message : messages_) {
     const bool is_own = &message == &own();
-    const auto owner = static_cast<int>(&message - messages_.data());
-    if (!is_own) require_digest(digest_, got, owner, wire_.rank());
     for (const Piece& piece : message.pieces) {
       if (power[piece.tensor] == 0) continue;
       payloads.emplace_back(&piece, is_own ? own_bytes() : got);

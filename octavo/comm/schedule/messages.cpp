@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/messages.h"
 
+#include <ATen/Parallel.h>
+
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
+#include "octavo/rules/counter_random.h"
 
 namespace octavo {
 
@@ -15,15 +19,60 @@ at::Tensor prefix(const at::Tensor& buffer, std::uint64_t bytes) {
   return buffer.narrow(0, 0, static_cast<std::int64_t>(bytes));
 }
 
+/// Of up to kPart bytes: sums, and sums of sums, of 64-bit words in lanes, after Fletcher (1982). A flipped bit changes
+/// the first, words that changed places the second; the compiler makes vectors of the lanes.
+std::uint64_t part_checksum(const std::uint8_t* bytes, std::uint64_t count) {
+  constexpr std::uint64_t kLanes = 8, kStep = kLanes * sizeof(std::uint64_t);
+  std::uint64_t sums[kLanes] = {}, sums_of_sums[kLanes] = {}, words[kLanes];
+  for (std::uint64_t at = 0; at < count; at += kStep) {
+    if (count - at < kStep) std::fill_n(words, kLanes, 0);
+    std::memcpy(words, bytes + at, std::min(kStep, count - at));
+    for (std::uint64_t lane = 0; lane < kLanes; ++lane) {
+      sums[lane] += words[lane];
+      sums_of_sums[lane] += sums[lane];
+    }
+  }
+  std::uint64_t all = count;
+  for (const auto& lanes : {sums, sums_of_sums}) {
+    for (std::uint64_t lane = 0; lane < kLanes; ++lane) all = rules::derive_key(all, lanes[lane]);
+  }
+  return all;
+}
+
+/// On all threads; the same whatever their number.
+std::uint64_t checksum(const std::uint8_t* bytes, std::uint64_t count) {
+  constexpr std::uint64_t kPart = 1U << 18;
+  const std::uint64_t parts = (count + kPart - 1) / kPart;
+  std::vector<std::uint64_t> sums(parts);
+  at::parallel_for(0, static_cast<std::int64_t>(parts), 1, [&](std::int64_t from, std::int64_t to) {
+    for (auto part = static_cast<std::uint64_t>(from); part < static_cast<std::uint64_t>(to); ++part) {
+      sums[part] = part_checksum(bytes + part * kPart, std::min(kPart, count - part * kPart));
+    }
+  });
+  std::uint64_t all = count;
+  for (const std::uint64_t sum : sums) all = rules::derive_key(all, sum);
+  return all;
+}
+
 }  // namespace
 
-void require_digest(std::uint64_t digest, const std::uint8_t* message, int sender, int receiver) {
+void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest) {
+  const MessageHeader header = {digest, checksum(message + sizeof header, bytes - sizeof header)};
+  std::memcpy(message, &header, sizeof header);
+}
+
+void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver) {
   MessageHeader header;
   std::memcpy(&header, message, sizeof header);
+  if (header.checksum != checksum(message + sizeof header, bytes - sizeof header)) {
+    fail(ErrorCode::communication, "comm.schedule", "what rank ", receiver, " received of rank ", sender,
+         " is not what was sent: a bit has flipped in a memory or on the network; the process group and its handles ",
+         "must be rebuilt");
+  }
   if (header.digest == digest) return;
   fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
-       " was sent a bucket of another step, plan or model ", "by rank ", sender,
-       ": give all ranks the same plan, model and checkpoint; the process group and its handles ", "must be rebuilt");
+       " was sent a bucket of another step, plan or model by rank ", sender,
+       ": give all ranks the same plan, model and checkpoint; the process group and its handles must be rebuilt");
 }
 
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,

@@ -14,11 +14,15 @@ namespace octavo {
 
 /// What every message begins with.
 struct MessageHeader {
-  std::uint64_t digest;  // of Bucket
+  std::uint64_t digest;    // of Bucket
+  std::uint64_t checksum;  // of what follows
 };
 
-/// Throws Error communication where a message of `sender` has another digest.
-void require_digest(std::uint64_t digest, const std::uint8_t* message, int sender, int receiver);
+/// Writes the header of a message of `bytes` bytes, header included, whose rest is there.
+void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest);
+
+/// Throws Error communication where a message of `sender` has another digest, or is not what was sealed.
+void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver);
 
 /// The messages of a bucket, by owner; `codec`: &Contribution::up or &Contribution::down.
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,

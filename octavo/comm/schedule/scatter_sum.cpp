@@ -31,6 +31,7 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   if (wire_.world_size() == 1) return;
   encode_all();
   wait_for_current_stream(device_);
+  seal_all();
   const std::vector<std::uint64_t> received(messages_.size(), own().bytes);
   transfer_ = exchange_with_others(wire_, device_, sent_, sizes(messages_), got_, received);
 }
@@ -39,7 +40,7 @@ void ScatterSum::wait() {
   if (transfer_) transfer_->wait();
   transfer_.reset();
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
-    if (rank != wire_.rank()) require_digest(digest_, received_from(rank), rank, wire_.rank());
+    if (rank != wire_.rank()) require_sealed(received_from(rank), own().bytes, digest_, rank, wire_.rank());
   }
   merge_powers();
 }
@@ -55,7 +56,7 @@ void ScatterSum::encode_all() {
   parts_.clear();
   for (const Message& to_owner : messages_) {
     if (&to_owner == &own()) continue;
-    write_header(message);
+    std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner.pieces) {
       places.push_back({&piece, worker_feedback(piece), message});
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
@@ -68,10 +69,13 @@ void ScatterSum::encode_all() {
   });
 }
 
-void ScatterSum::write_header(std::uint8_t* message) const {
-  const MessageHeader header = {digest_};
-  std::memcpy(message, &header, sizeof header);
-  std::memcpy(message + sizeof header, power_.data(), sizeof(float) * power_.size());
+void ScatterSum::seal_all() const {
+  std::uint8_t* message = sent_.mutable_data_ptr<std::uint8_t>();
+  for (const Message& to_owner : messages_) {
+    if (&to_owner == &own()) continue;
+    seal(message, to_owner.bytes, digest_);
+    message += to_owner.bytes;
+  }
 }
 
 ScatterSum::Feedback ScatterSum::worker_feedback(const Piece& piece) const {

@@ -48,7 +48,7 @@ class ScatterSum {
                    std::uint8_t* out, Scratch& scratch) const;
   Feedback worker_feedback(const Piece& piece) const;
   Feedback owner_feedback(const Piece& piece) const;
-  void write_header(std::uint8_t* message) const;
+  void seal_all() const;
   void merge_powers();
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
   EncodeInput own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const;

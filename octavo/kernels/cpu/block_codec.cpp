@@ -138,7 +138,7 @@ OCTAVO_INLINE bool decode_small_blocks(const float* scales, const std::uint8_t* 
   bool all_finite = true;
   for (std::uint64_t i = 0; i < kGroup; i += kBlock) {
     const float scale = scales[i / kBlock];
-    all_finite &= rules::is_finite(scale);
+    all_finite &= rules::has_numbers<Rule>(scale);
     for (std::uint64_t j = i; j < i + kBlock; ++j) sent[j] = scale;
   }
   for_codes<Rule::kBits>(load_small_codes<Rule::kBits, kBlock>(codes, packed), 0, kGroup, kGroup,
@@ -166,7 +166,8 @@ OCTAVO_INLINE bool decode_block(const std::uint8_t* codes, std::uint64_t size, f
     }
     store_part(how, values, count, out + i);
   });
-  return Rule::kHasScale ? rules::is_finite(scale) : (seen & rules::kSignMask) == 0;
+  if constexpr (Rule::kHasScale) return rules::has_numbers<Rule>(scale);
+  return (seen & rules::kSignMask) == 0;
 }
 
 }  // namespace

@@ -112,11 +112,14 @@ void decode_blocks(Queue, Payload payload, std::uint64_t count, std::uint64_t bl
   for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
     const float scale = Rule::kHasScale ? payload.scales[index] : 1.0F;
     const std::uint8_t* codes = payload.codes + index * rules::code_bytes<Rule::kBits>(block);
+    bool has_numbers = true;
+    if constexpr (Rule::kHasScale) has_numbers = rules::has_numbers<Rule>(scale);
     for (std::uint64_t i = 0; i < size; ++i) {
       const float value = Rule::decoded(load_code<Rule::kBits>(i, size, codes), scale);
-      if (nonfinite && !rules::is_finite(value)) *nonfinite = 1;
+      if (!Rule::kHasScale) has_numbers &= rules::is_finite(value);
       store(how, value, out[first + i]);
     }
+    if (nonfinite && !has_numbers) *nonfinite = 1;
   });
 }
 

@@ -97,10 +97,12 @@ inline std::uint8_t* codes_of(const Blocks& blocks, std::uint64_t number) {
 
 template <class Rule>
 inline float scale_of(const Blocks& blocks, std::uint64_t number, std::uint32_t* nonfinite) {
-  if (!Rule::kHasScale) return 1.0F;
-  const float scale = blocks.payload.scales[number];
-  if (nonfinite && !rules::is_finite(scale)) *nonfinite = 1;
-  return scale;
+  if constexpr (Rule::kHasScale) {
+    const float scale = blocks.payload.scales[number];
+    if (nonfinite && !rules::has_numbers<Rule>(scale)) *nonfinite = 1;
+    return scale;
+  }
+  return 1.0F;
 }
 
 /// Calls body(number, chunk) for the blocks of one chunk that this group takes.
