@@ -38,6 +38,7 @@ add_library(octavo SHARED
   codec/registry.cpp
   codec/block_coding.cpp
   codec/top_k.cpp
+  codec/random_k.cpp
   optim/adamw.cpp
   comm/plan.cpp
   comm/layout.cpp

@@ -152,8 +152,10 @@ void bind_compressor(py::module_& m) {
   m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
   m.def(
       "all_reduce",
-      [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double deadline_s) {
-        all_reduce(tensor, plan, backend, average ? ReduceOp::average : ReduceOp::sum, milliseconds(deadline_s));
+      [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double deadline_s,
+         std::uint64_t call) {
+        const ReduceOp op = average ? ReduceOp::average : ReduceOp::sum;
+        all_reduce(tensor, plan, backend, op, milliseconds(deadline_s), call);
       },
       no_gil);
 }

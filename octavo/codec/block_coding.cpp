@@ -116,6 +116,13 @@ const Codec& block_coding(BlockCodec codec) {
   return *(*all)[static_cast<std::size_t>(codec)];
 }
 
+BlockCodec values_codec(const CodecText& text, std::string_view name) {
+  const auto found =
+      std::find_if(std::begin(kAll), std::end(kAll), [&](BlockCodec codec) { return plan_name(codec) == name; });
+  if (found == std::end(kAll) || !facts(*found).keeps_magnitude) text.refuse("there is no such codec for the values");
+  return *found;
+}
+
 CodecPtr make_block_coding(BlockCodec codec, const CodecText& text) {
   std::uint64_t block = 0;
   bool stochastic = false;

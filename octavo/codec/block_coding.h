@@ -43,6 +43,10 @@ class OCTAVO_API BlockCoding final : public Codec {
 /// The codec with its own block size.
 OCTAVO_API const Codec& block_coding(BlockCodec codec);
 
+/// The block codec of that name, for the values that another codec selects. Refuses what is none, or keeps no
+/// magnitudes.
+BlockCodec values_codec(const CodecText& text, std::string_view name);
+
 /// What a plan's text asks for: NAME[:BLOCK][:stochastic].
 CodecPtr make_block_coding(BlockCodec codec, const CodecText& text);
 

@@ -27,7 +27,7 @@ void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart&
             [&](std::int64_t from, std::int64_t to) {
               const std::uint64_t first = static_cast<std::uint64_t>(from) * granule;
               const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * granule, count);
-              body({whole.payload, whole.count, {whole.part.first + first, last - first}}, first);
+              body({whole.payload, whole.count, {whole.part.first + first, last - first}, whole.key}, first);
             });
 }
 

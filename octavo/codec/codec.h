@@ -25,6 +25,8 @@ struct PayloadPart {
   std::uint8_t* payload;  // Codec::payload_bytes(count) bytes at a multiple of 4, which the device reads and writes
   std::uint64_t count;
   Range part;  // begins at a multiple of the codec's granule; ends at one, or with the values
+  /// For what all ranks draw alike: another one in every step and for every range, the same on all ranks.
+  std::uint64_t key = 0;
 };
 
 /// Elements that a thread takes at least: less is not worth waking it.

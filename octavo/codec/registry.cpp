@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/codec/random_k.h"
 #include "octavo/codec/top_k.h"
 #include "octavo/kernels/error.h"
 
@@ -27,6 +28,7 @@ std::vector<Entry> own_codecs() {
     entries.push_back({plan_name(codec), [codec](const CodecText& text) { return make_block_coding(codec, text); }});
   }
   entries.push_back({"topk", make_top_k});
+  entries.push_back({"randomk", make_random_k});
   return entries;
 }
 

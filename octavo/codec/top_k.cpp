@@ -26,21 +26,6 @@ std::string text_of(const std::string& share, BlockCodec values) {
   return values == BlockCodec::fp32 ? text : text + ":" + plan_name(values);
 }
 
-/// Floats of the device, for one call. On the CPU a thread keeps its own from call to call; a device's come from its
-/// stream's pool.
-class Floats {
- public:
-  Floats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread) {
-    at::Tensor& buffer = device.is_cpu() ? kept_by_thread : own_;
-    data_ = reinterpret_cast<float*>(reserve_on_device(buffer, count * sizeof(float), device));
-  }
-  float* data() const { return data_; }
-
- private:
-  at::Tensor own_;
-  float* data_;
-};
-
 }  // namespace
 
 /// Where the results of a part lie in a payload.
@@ -99,11 +84,11 @@ void TopK::encode_part(c10::Device device, const EncodeInput& input, const Paylo
   const KernelTable& kernels = scope.kernels();
   const auto [shape, payload, indices] = selected(to);
   const std::uint64_t count = to.part.count, kept = payload.part.count;
-  const Floats scratch(device, top_k_scratch(count, shape), scratch_memory), values(device, kept, values_memory);
+  const ScratchFloats scratch(device, top_k_scratch(count, shape), scratch_memory), values(device, kept, values_memory);
   kernels.select_top(scope.queue(), input, count, shape, scratch.data(), values.data(), indices, next_residual);
   values_.encode(device, {values.data()}, payload, nullptr);
   if (!next_residual) return;
-  const Floats sent(device, kept, sent_memory);
+  const ScratchFloats sent(device, kept, sent_memory);
   values_.decode(device, payload, Store::assign, sent.data(), nullptr);
   kernels.settle_top(scope.queue(), input, count, shape, values.data(), sent.data(), indices, next_residual);
 }
@@ -113,7 +98,7 @@ void TopK::decode_part(c10::Device device, const PayloadPart& from, Store store,
   static thread_local at::Tensor sent_memory;
   const LaunchScope scope(device);
   const auto [shape, payload, indices] = selected(from);
-  const Floats sent(device, payload.part.count, sent_memory);
+  const ScratchFloats sent(device, payload.part.count, sent_memory);
   values_.decode(device, payload, Store::assign, sent.data(), nullptr);
   scope.kernels().scatter_top(scope.queue(), sent.data(), indices, from.part.count, shape, store, out, nonfinite);
 }
@@ -122,14 +107,7 @@ CodecPtr make_top_k(const CodecText& text) {
   constexpr auto kExpected = "topk needs a share of the values, as in topk:0.01, or tiles, as in topk:64/4096";
   constexpr auto kTiles = "a tile is a multiple of 64 up to 1048576, of which a multiple of 8 values is kept";
   if (text.options.empty() || text.options.size() > 2) text.refuse(kExpected);
-  BlockCodec values = BlockCodec::fp32;
-  if (text.options.size() == 2) {
-    const auto all = all_block_codecs();
-    const auto named =
-        std::find_if(all.begin(), all.end(), [&](BlockCodec c) { return plan_name(c) == text.options[1]; });
-    if (named == all.end() || *named == BlockCodec::sign_vote) text.refuse("there is no such codec for the values");
-    values = *named;
-  }
+  const BlockCodec values = text.options.size() == 2 ? values_codec(text, text.options[1]) : BlockCodec::fp32;
   const std::string_view share = text.options[0];
   const std::size_t slash = share.find('/');
   if (slash == std::string_view::npos) return std::make_shared<TopK>(text.fraction(share, kExpected), values);

@@ -3,7 +3,6 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <atomic>
 #include <utility>
 
 #include "octavo/comm/schedule/two_phase.h"
@@ -31,16 +30,10 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   }
 }
 
-/// Calls draw different random bits.
-std::uint64_t next_call() {
-  static std::atomic<std::uint64_t> calls = 0;
-  return ++calls;
-}
-
 }  // namespace
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
-                std::chrono::milliseconds deadline) {
+                std::chrono::milliseconds deadline, std::uint64_t call) {
   require_reducible(result, plan);
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), deadline);
@@ -55,8 +48,10 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   PhaseSeconds seconds;
   Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), &plan.up(),
                    &plan.down()};
-  all.rounding_key = rules::derive_key(next_call(), static_cast<std::uint64_t>(wire.rank()));
-  TwoPhase(wire, seconds, tensor.device()).run({values, {all}, op == ReduceOp::average ? wire.world_size() : 1});
+  all.shared_key = rules::derive_key(call, plan.codec->fingerprint());
+  all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
+  const int divisor = op == ReduceOp::average ? wire.world_size() : 1;
+  TwoPhase(wire, seconds, tensor.device()).run({values, {all}, divisor, all.shared_key});
   result.copy_(values);
   wait_for_current_stream(result.device());
 }

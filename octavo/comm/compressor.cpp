@@ -182,6 +182,7 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
     tensor.owner = &state_.at(index, kOwnerResidual);
   }
   tensor.rounding_key = rounding_key(step_, index, wire_->rank());
+  tensor.shared_key = rules::derive_key(step_, index);
   return tensor;
 }
 

@@ -42,7 +42,9 @@ struct Piece {
   std::uint64_t offset = 0;  // of its payload, in bytes from the message's start
 
   /// A part of the piece, in the message that begins at `message`.
-  PayloadPart part(std::uint8_t* message, Range part) const { return {message + offset, range.count, part}; }
+  PayloadPart part(std::uint8_t* message, Range part, std::uint64_t key) const {
+    return {message + offset, range.count, part, key};
+  }
 };
 
 /// What one rank sends another in one phase: `header_bytes`, then the payloads of all ranges that `owner` owns.

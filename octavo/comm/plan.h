@@ -18,10 +18,11 @@ namespace octavo {
 ///   int8 to int2      8 to 2 bits per value, one scale per block (256 for int8, 128 for int7, 64 for the others)
 ///   sign2, ternary    2 bits per value, one scale per block of 256
 ///   sign              1 bit per value, one scale per block of 256
-///   topk:0.01         the largest hundredth of the values that an owner has of each tensor, in float32 and their
-///   places topk:64/4096      the largest 64 of every 4096; a third part names the codec of the values:
-///   topk:64/4096:sign sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie)
-///   down, no magnitude
+///   topk:0.01         the largest hundredth of what an owner has of each tensor, in float32, and their places
+///   topk:64/4096      the largest 64 of every 4096; a last part names the codec of the values: topk:64/4096:sign
+///   randomk:0.01      one of every 100 at places that all ranks draw alike, so that of places nothing is sent;
+///                     randomk:0.01:unbiased multiplies it by 100; a last part names the codec of the values
+///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (all but dense and sign-vote); `:N` sets the block, in elements, `:stochastic` rounds
 /// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`. Codecs that were

@@ -33,6 +33,10 @@ std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Devi
   return buffer.mutable_data_ptr<std::uint8_t>();
 }
 
+ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)
+    : data_(reinterpret_cast<float*>(
+          reserve_on_device(device.is_cpu() ? kept_by_thread : own_, count * sizeof(float), device))) {}
+
 SettledAtEnd::~SettledAtEnd() {
   try {
     wait_for_current_stream(device_);

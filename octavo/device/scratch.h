@@ -18,6 +18,18 @@ OCTAVO_API std::uint8_t* reserve_on_device(at::Tensor& buffer, std::uint64_t byt
 /// by that device's driver, ordinary memory where the device is the CPU.
 OCTAVO_API std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
 
+/// Floats of a device for one call. On the CPU the calling thread keeps its memory, `kept_by_thread`, from call to
+/// call; a device's memory comes from its stream's pool and goes back in the stream's order.
+class OCTAVO_API ScratchFloats {
+ public:
+  ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread);
+  float* data() const { return data_; }
+
+ private:
+  at::Tensor own_;
+  float* data_;
+};
+
 /// However its scope is left, no kernel of the device's current stream is at a buffer any more: after an error the
 /// memory goes to who asks next.
 class OCTAVO_API SettledAtEnd {

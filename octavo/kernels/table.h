@@ -7,6 +7,7 @@
 #include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
 #include "octavo/rules/block_codecs.h"
+#include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
 
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
@@ -63,6 +64,15 @@ struct KernelTable {
   // the selected in their places, 0 elsewhere; `store` and `nonfinite` as in DecodeKernel
   void (*scatter_top)(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count,
                       const rules::TopK& shape, Store store, float* out, std::uint32_t* nonfinite);
+
+  // random_k (rules/random_k.h): what is kept to `values`; what is left over of all where `sent` was sent of these, of
+  // non-finite values 0; what was sent in its places, 0 elsewhere, `store` and `nonfinite` as in DecodeKernel
+  void (*select_random)(Queue, const EncodeInput& input, std::uint64_t count, const rules::RandomK& shape,
+                        float* values);
+  void (*settle_random)(Queue, const EncodeInput& input, std::uint64_t count, const rules::RandomK& shape,
+                        const float* sent, rules::Residual* next_residual);
+  void (*scatter_random)(Queue, const float* sent, std::uint64_t count, const rules::RandomK& shape, Store store,
+                         float* out, std::uint32_t* nonfinite);
 
   // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
   // multiple of `stride` below `count`

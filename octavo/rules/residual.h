@@ -22,6 +22,9 @@ OCTAVO_RULE Residual to_residual(float left_over, std::uint32_t random) {
   return {static_cast<std::uint16_t>((bounded | (to_bits(left_over) & kSignMask)) >> 16)};
 }
 
+/// What a value leaves over where `sent` was sent; nothing where that is not a number.
+OCTAVO_RULE float left_over_of(float value, float sent) { return is_finite(value - sent) ? value - sent : 0.0F; }
+
 OCTAVO_RULE float from_residual(Residual residual) { return from_bf16(residual); }
 
 }  // namespace octavo::rules

@@ -96,7 +96,4 @@ struct TopTile {
   }
 };
 
-/// What a selected value leaves over; nothing where it was not sent as a number.
-OCTAVO_RULE float left_over_of(float value, float sent) { return is_finite(value - sent) ? value - sent : 0.0F; }
-
 }  // namespace octavo::rules

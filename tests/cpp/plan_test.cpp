@@ -16,10 +16,12 @@ namespace {
 TEST(Plan, TextsRoundTrip) {
   for (const char* text : {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef",
                            "sign-vote", "int8:stochastic", "int4:128:stochastic+ef", "fp8-e5m2+ef", "ternary:1024+ef",
-                           "topk:0.01", "topk:0.001:bf16+ef", "topk:64/4096", "topk:64/4096:sign2+ef"}) {
+                           "topk:0.01", "topk:0.001:bf16+ef", "topk:64/4096", "topk:64/4096:sign2+ef",
+                           "randomk:1/100+ef", "randomk:1/10:unbiased:bf16"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
+  EXPECT_EQ(Plan::parse("randomk:0.01").text(), "randomk:1/100");
 }
 
 TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
@@ -62,7 +64,15 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "topk:7/4096",
                            "topk:8/100",
                            "topk:128/64",
-                           "topk:8/2097152"}) {
+                           "topk:8/2097152",
+                           "randomk",
+                           "randomk:0.9",
+                           "randomk:0",
+                           "randomk:1/1",
+                           "randomk:1/2000000",
+                           "randomk:0.1:x",
+                           "randomk:0.1:bf16:unbiased",
+                           "randomk:0.1:unbiased+ef"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";

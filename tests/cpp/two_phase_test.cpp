@@ -273,13 +273,13 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
 }
 
 /// What every rank sends, and what every owner does, are the largest; the rest waits for a later step.
-TEST(TwoPhase, TopKWithFeedbackSendsEverythingInTheEnd) {
-  constexpr std::int64_t kCount = 20'000;
-  for (const char* text : {"topk:0.05", "topk:64/1024:int8"}) {
+TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
+  constexpr std::int64_t kCount = 4096;
+  for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16"}) {
     const CodecPtr codec = make_codec(CodecText::parse(text, text));
     for (const int world : {2, 3}) {
       std::vector<at::Tensor> sums(static_cast<std::size_t>(world));
-      const int steps = 200;
+      const int steps = 600;
       run_ranks(world, [&](const BackendPtr& backend, int rank) {
         Wire wire(backend, kDeadline);
         PhaseSeconds seconds;
@@ -291,8 +291,9 @@ TEST(TwoPhase, TopKWithFeedbackSendsEverythingInTheEnd) {
           Contribution tensor{values.mutable_data_ptr<float>(), kCount, codec.get(), codec.get()};
           tensor.worker = &worker, tensor.owner = &owner;
           tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank));
+          tensor.shared_key = rules::derive_key(static_cast<std::uint64_t>(step), 99);
           EXPECT_TRUE(reduce(two_phase, tensor, world).finite);
-          EXPECT_LT(values.count_nonzero().item<std::int64_t>(), kCount / 10);
+          EXPECT_LT(values.count_nonzero().item<std::int64_t>(), kCount / 5);
           worker.commit(), owner.commit();
           sum += values;
         }
@@ -302,7 +303,7 @@ TEST(TwoPhase, TopKWithFeedbackSendsEverythingInTheEnd) {
       for (int rank = 0; rank < world; ++rank) expected += gradient_of(rank, kCount) / world;
       for (const at::Tensor& sum : sums) {
         EXPECT_TRUE(at::equal(sum, sums[0])) << "replicas differ";
-        EXPECT_LT((sum - expected).abs().max().item<double>(), 0.3) << text << " of " << world;
+        EXPECT_LT((sum - expected).abs().max().item<double>(), 0.4) << text << " of " << world;
       }
     }
   }

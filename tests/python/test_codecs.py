@@ -89,3 +89,31 @@ def test_what_topk_does_not_send_is_left_over():
     sent = torch.empty_like(values)
     _C.decode(plan, payload, sent)
     assert torch.allclose(sent + left.float(), values, rtol=2**-7, atol=0)
+
+
+def test_randomk_takes_one_of_every_stride_and_is_unbiased_on_request():
+    values = torch.randn(10_050)
+    sent = decoded("randomk:0.01", values)
+    kept = sent.nonzero().flatten()
+    assert torch.equal(kept // 100, torch.arange(101))
+    assert torch.equal(sent[kept], values[kept])
+    scaled = decoded("randomk:0.01:unbiased", values)
+    assert torch.equal(scaled[:10_000], 100 * sent[:10_000]) and scaled[kept[-1]] == 50 * values[kept[-1]]
+
+
+@pytest.mark.parametrize("plan", ["topk:0.01+ef", "topk:64/4096:sign+ef", "randomk:0.01:int8+ef", "int4+ef"])
+def test_threads_do_not_change_the_bytes(plan):
+    plan, values = octavo.Plan(plan), torch.randn(1_000_000)
+    made = []
+    for threads in (1, 2, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            payload = torch.zeros(plan.payload_bytes(values.numel()), dtype=torch.uint8)
+            nothing, left = torch.zeros(1_000_000, dtype=torch.bfloat16), torch.empty(1_000_000, dtype=torch.bfloat16)
+            _C.encode(plan, values, payload, nothing, left)
+            made.append((payload, left))
+        finally:
+            torch.set_num_threads(before)
+    for payload, left in made:
+        assert torch.equal(payload, made[0][0]) and torch.equal(left, made[0][1])

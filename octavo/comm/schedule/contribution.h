@@ -23,6 +23,10 @@ struct Contribution {
   /// Of the random bits by which residuals and codes are rounded. To be another one in every step, for every parameter
   /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
+  std::uint64_t shared_key = 0;  // of what all ranks draw alike: another one in every step and for every parameter
+
+  /// For the range that begins at an element, of PayloadPart.
+  std::uint64_t range_key(std::uint64_t first) const { return rules::derive_key(shared_key, first); }
 
   /// What is to be encoded from element `first` on, without what could not be sent before.
   EncodeInput input(std::uint64_t first) const {

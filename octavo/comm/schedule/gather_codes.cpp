@@ -54,8 +54,10 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
   }
   parts_.for_each(device_, [&](const Parts::Part& part) {
     const auto [piece, message] = payloads[part.piece];
-    float* const out = tensors_[piece->tensor].values + piece->range.first + part.range.first;
-    piece->codec->decode(device_, piece->part(message, part.range), Store::uncached, out, nonfinite);
+    const Contribution& tensor = tensors_[piece->tensor];
+    const PayloadPart payload = piece->part(message, part.range, tensor.range_key(piece->range.first));
+    float* const out = tensor.values + piece->range.first + part.range.first;
+    piece->codec->decode(device_, payload, Store::uncached, out, nonfinite);
   });
 }
 

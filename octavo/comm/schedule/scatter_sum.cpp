@@ -98,7 +98,8 @@ void ScatterSum::encode_part(const Piece& piece, Range part, const Feedback& fee
   EncodeInput input = tensor.input(piece.range.first + part.first);
   input.rounding_key = rules::derive_key(tensor.rounding_key, kOfWorker);
   if (feedback.now) input.residual = feedback.now + part.first;
-  piece.codec->encode(device_, input, piece.part(message, part), feedback.next ? feedback.next + part.first : nullptr);
+  piece.codec->encode(device_, input, piece.part(message, part, tensor.range_key(piece.range.first)),
+                      feedback.next ? feedback.next + part.first : nullptr);
 }
 
 void ScatterSum::merge_powers() {
@@ -141,7 +142,8 @@ void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Ra
   input.sum_weight = 1.0F / static_cast<float>(divisor);
   input.rounding_key = rules::derive_key(tensor.rounding_key, kOfOwner);
   if (feedback.now) input.residual = feedback.now + part.first;
-  down.codec->encode(device_, input, down.part(out, part), feedback.next ? feedback.next + part.first : nullptr);
+  down.codec->encode(device_, input, down.part(out, part, tensor.range_key(down.range.first)),
+                     feedback.next ? feedback.next + part.first : nullptr);
 }
 
 /// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
@@ -158,10 +160,11 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const Piece& piece
 const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& scratch) const {
   if (wire_.world_size() == 1) return nullptr;
   auto* sum = reinterpret_cast<float*>(reserve_on_device(scratch.sum, part.count * sizeof(float), device_));
+  const std::uint64_t key = tensors_[piece.tensor].range_key(piece.range.first);
   Store how = Store::assign;
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
     if (rank == wire_.rank()) continue;
-    piece.codec->decode(device_, piece.part(received_from(rank), part), how, sum, nullptr);
+    piece.codec->decode(device_, piece.part(received_from(rank), part, key), how, sum, nullptr);
     how = Store::add;
   }
   return sum;

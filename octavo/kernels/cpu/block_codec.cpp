@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/block_codec.h"
 
-#include <atomic>
-
 #include "octavo/kernels/cpu/codes.h"
 #include "octavo/kernels/cpu/lane_sum.h"
 #include "octavo/kernels/cpu/small_blocks.h"
@@ -145,10 +143,6 @@ OCTAVO_INLINE bool decode_small_blocks(const float* scales, const std::uint8_t* 
                          [&](std::uint64_t j, std::uint32_t code) { values[j] = Rule::decoded(code, sent[j]); });
   store_part(how, values, kGroup, out);
   return all_finite;
-}
-
-OCTAVO_INLINE void report(bool is_finite, std::uint32_t* nonfinite) {
-  if (!is_finite && nonfinite) std::atomic_ref(*nonfinite).store(1, std::memory_order_relaxed);
 }
 
 /// Added to the magnitude of what is not finite, and of nothing else, it carries into the sign bit.

@@ -151,35 +151,6 @@ OCTAVO_INLINE void for_each_selected(const rules::TopTile& tile, const std::uint
                   [&](std::uint64_t j, std::uint64_t i) { visit(tile.first_kept + j, i); });
 }
 
-/// Makes a tile chunk by chunk in L1, and writes each once.
-class ChunkWriter {
- public:
-  ChunkWriter(Store how, std::uint64_t size, float* out) : how_(how), size_(size), out_(out) {
-    std::memset(chunk_, 0, sizeof chunk_);
-  }
-  void put(std::uint64_t i, float value) {
-    while (i >= first_ + kChunk) flush();
-    chunk_[i - first_] = value;
-  }
-  void finish() {
-    while (first_ < size_) flush();
-  }
-
- private:
-  void flush() {
-    const std::uint64_t count = smaller(kChunk, size_ - first_);
-    for_each_group(count, [&](std::uint64_t i, auto size) { store_part(how_, chunk_ + i, size, out_ + first_ + i); });
-    std::memset(chunk_, 0, sizeof chunk_);
-    first_ += kChunk;
-  }
-
-  static constexpr std::uint64_t kChunk = 1024;
-  float chunk_[kChunk];
-  Store how_;
-  std::uint64_t size_, first_ = 0;
-  float* out_;
-};
-
 }  // namespace
 
 void select_top(Queue, const EncodeInput& in, std::uint64_t count, const rules::TopK& shape, float* scratch,
@@ -206,11 +177,11 @@ void settle_top(Queue, const EncodeInput& in, std::uint64_t count, const rules::
 void scatter_top(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count, const rules::TopK& shape,
                  Store wish, float* out, std::uint32_t* nonfinite) {
   const Store how = choose_store(wish, count);
-  std::uint32_t bad = 0;
+  bool all_finite = true;
   for_each_tile(shape, count, [&](const rules::TopTile& tile) {
     const auto visit_all = [&](auto put) {
       for_each_selected(tile, indices, [&](std::uint64_t k, std::uint64_t i) {
-        bad |= rules::is_finite(sent[k]) ? 0U : 1U;
+        all_finite &= rules::is_finite(sent[k]);
         put(i, sent[k]);
       });
     };
@@ -220,7 +191,7 @@ void scatter_top(Queue, const float* sent, const std::uint32_t* indices, std::ui
     visit_all([&](std::uint64_t i, float value) { writer.put(i, value); });
     writer.finish();
   });
-  if (nonfinite && bad != 0) *nonfinite = 1;
+  report(all_finite, nonfinite);
   end_stream();
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <type_traits>
 
@@ -78,6 +79,40 @@ OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t coun
   if (how == Store::uncached && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
   store(how, values, count, out);
 }
+
+/// Tells the caller of a decoder, which several threads may be in, what is not finite.
+OCTAVO_INLINE void report(bool is_finite, std::uint32_t* nonfinite) {
+  if (!is_finite && nonfinite) std::atomic_ref(*nonfinite).store(1, std::memory_order_relaxed);
+}
+
+/// Writes few values among zeros, in order: each chunk is made in L1 and written once.
+class ChunkWriter {
+ public:
+  ChunkWriter(Store how, std::uint64_t size, float* out) : how_(how), size_(size), out_(out) {
+    std::memset(chunk_, 0, sizeof chunk_);
+  }
+  void put(std::uint64_t i, float value) {
+    while (i >= first_ + kChunk) flush();
+    chunk_[i - first_] = value;
+  }
+  void finish() {
+    while (first_ < size_) flush();
+  }
+
+ private:
+  void flush() {
+    const std::uint64_t count = smaller(kChunk, size_ - first_);
+    for_each_group(count, [&](std::uint64_t i, auto size) { store_part(how_, chunk_ + i, size, out_ + first_ + i); });
+    std::memset(chunk_, 0, sizeof chunk_);
+    first_ += kChunk;
+  }
+
+  static constexpr std::uint64_t kChunk = 1024;
+  float chunk_[kChunk];
+  Store how_;
+  std::uint64_t size_, first_ = 0;
+  float* out_;
+};
 
 /// How a kernel writes `count` values that nobody reads soon.
 OCTAVO_INLINE Store choose_store(std::uint64_t count) {

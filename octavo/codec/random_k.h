@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/codec.h"
+#include "octavo/codec/registry.h"
+#include "octavo/rules/random_k.h"
+
+namespace octavo {
+
+/// One value of every stride, at places that all ranks draw alike from PayloadPart::key (rules/random_k.h). A payload
+/// is that of the values by a block codec.
+class RandomK final : public Codec {
+ public:
+  /// `is_unbiased`: values are multiplied by the stride, and what is not sent is no error that could be fed back.
+  RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values);
+
+  std::uint64_t payload_bytes(std::uint64_t count) const override;
+  void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
+              rules::Residual* next_residual) const override;
+  void decode(c10::Device device, const PayloadPart& from, Store store, float* out,
+              std::uint32_t* nonfinite) const override;
+
+ private:
+  rules::RandomK shape(const PayloadPart& part) const;
+  /// Of the values that a part keeps.
+  PayloadPart kept(const PayloadPart& part) const;
+
+  std::uint64_t stride_;
+  bool is_unbiased_;
+  BlockCoding values_;
+};
+
+/// randomk:RATIO[:unbiased][:CODEC]; 1/RATIO is rounded to the stride. CODEC: a block codec, dense where none is named.
+CodecPtr make_random_k(const CodecText& text);
+
+}  // namespace octavo

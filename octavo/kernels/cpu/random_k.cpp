@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/random_k.h"
+
+#include "octavo/kernels/cpu/values.h"
+
+namespace octavo::cpu::OCTAVO_ISA {
+
+void select_random(Queue, const EncodeInput& in, std::uint64_t count, const rules::RandomK& shape, float* values) {
+  for (std::uint64_t j = 0, kept = shape.kept_in(count); j < kept; ++j) {
+    values[j] = value_at(in, shape.index(j, count)) * shape.weight(j, count);
+  }
+}
+
+void settle_random(Queue, const EncodeInput& in, std::uint64_t count, const rules::RandomK& shape, const float* sent,
+                   rules::Residual* next) {
+  constexpr std::uint64_t kChunk = 1024;
+  const Store how = choose_residual_store(count);
+  const std::uint64_t kept = shape.kept_in(count);
+  std::uint64_t j = 0;
+  float values[kChunk];
+  for_each_block(count, kChunk, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+    work_out(in, first, size, values);
+    for (; j < kept && shape.index(j, count) < first + size; ++j) {
+      float& value = values[shape.index(j, count) - first];
+      value = rules::left_over_of(value, sent[j]);
+    }
+    for_each_group(size, [&](std::uint64_t i, auto group) {
+      float left_over[kGroup];
+      for (std::uint64_t k = 0; k < group; ++k) left_over[k] = rules::left_over_of(values[i + k], 0.0F);
+      store_residual(how, in, first + i, left_over, group, next);
+    });
+  });
+  end_stream();
+}
+
+void scatter_random(Queue, const float* sent, std::uint64_t count, const rules::RandomK& shape, Store wish, float* out,
+                    std::uint32_t* nonfinite) {
+  bool all_finite = true;
+  const auto visit_all = [&](auto put) {
+    for (std::uint64_t j = 0, kept = shape.kept_in(count); j < kept; ++j) {
+      all_finite &= rules::is_finite(sent[j]);
+      put(shape.index(j, count), sent[j]);
+    }
+  };
+  if (wish == Store::add) {
+    visit_all([&](std::uint64_t i, float value) { out[i] += value; });
+  } else {
+    ChunkWriter writer(choose_store(wish, count), count, out);
+    visit_all([&](std::uint64_t i, float value) { writer.put(i, value); });
+    writer.finish();
+  }
+  report(all_finite, nonfinite);
+  end_stream();
+}
+
+}  // namespace octavo::cpu::OCTAVO_ISA
