@@ -23,8 +23,6 @@ namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-const Codec& codec_of(const Plan& plan, bool down) { return down ? plan.down() : plan.up(); }
-
 void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def(py::init(&Plan::parse), py::arg("text"))
@@ -33,9 +31,8 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("votes", &Plan::votes)
       .def("for_momentum", &Plan::for_momentum)
       .def(
-          "payload_bytes",
-          [](const Plan& plan, std::uint64_t count, bool down) { return codec_of(plan, down).payload_bytes(count); },
-          py::arg("count"), py::arg("down") = false)
+          "payload_bytes", [](const Plan& plan, std::uint64_t count) { return plan.codec->payload_bytes(count); },
+          py::arg("count"))
       .def("__str__", &Plan::text)
       .def("__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); })
       .def("__hash__", [](const Plan& plan) { return py::hash(py::str(plan.text())); })
@@ -58,27 +55,27 @@ rules::Residual* residual_of(const std::optional<at::Tensor>& tensor) {
 }
 
 /// One tensor's way through a codec, for the benchmarks: contiguous values in float32, residuals in bfloat16 and a
-/// payload of payload_bytes(), on one device. `down`: the codec of sums, where the plan has another for them.
+/// payload of payload_bytes(), on one device. Without a warm-up.
 void bind_coding(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def(
       "encode",
       [](const Plan& plan, const at::Tensor& values, at::Tensor payload, const std::optional<at::Tensor>& residual,
-         const std::optional<at::Tensor>& next_residual, bool down) {
-        const Codec& codec = codec_of(plan, down);
+         const std::optional<at::Tensor>& next_residual) {
+        const Codec& codec = *plan.codec;
         codec.encode(values.device(), {values.const_data_ptr<float>(), residual_of(residual)},
                      payload_of(codec, values, payload), residual_of(next_residual));
       },
       py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
-      py::arg("next_residual") = py::none(), py::arg("down") = false, no_gil);
+      py::arg("next_residual") = py::none(), no_gil);
   m.def(
       "decode",
-      [](const Plan& plan, const at::Tensor& payload, at::Tensor values, bool down) {
-        const Codec& codec = codec_of(plan, down);
+      [](const Plan& plan, const at::Tensor& payload, at::Tensor values) {
+        const Codec& codec = *plan.codec;
         codec.decode(values.device(), payload_of(codec, values, payload), Store::uncached,
                      values.mutable_data_ptr<float>(), nullptr);
       },
-      py::arg("plan"), py::arg("payload"), py::arg("values"), py::arg("down") = false, no_gil);
+      py::arg("plan"), py::arg("payload"), py::arg("values"), no_gil);
 }
 
 std::chrono::milliseconds milliseconds(double seconds) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "octavo/export.h"
 #include "octavo/kernels/operands.h"
@@ -65,6 +66,10 @@ class OCTAVO_API Codec {
   const CodecTraits& traits() const { return traits_; }
 
   virtual std::uint64_t payload_bytes(std::uint64_t count) const = 0;
+
+  /// The codecs of a warm-up, in order, each of which sends more than the next, and the last more than this one: for
+  /// codecs that leave most values unsent, which harms training most at its beginning. Empty: there is none.
+  virtual std::vector<std::shared_ptr<const Codec>> warm_up() const { return {}; }
 
   /// Encodes a part; `input` and `next_residual` (as in kernels/table.h; null: not wanted) begin at its first element.
   virtual void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,

@@ -27,10 +27,19 @@ RandomK::RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values)
             {.granule = stride * block_coding(values).traits().granule, .leaves_error = !is_unbiased}),
       stride_(stride),
       is_unbiased_(is_unbiased),
+      codec_of_values_(values),
       values_(values) {}
 
 std::uint64_t RandomK::payload_bytes(std::uint64_t count) const {
   return values_.payload_bytes((count + stride_ - 1) / stride_);
+}
+
+std::vector<CodecPtr> RandomK::warm_up() const {
+  std::vector<CodecPtr> denser;
+  for (std::uint64_t stride = 4; stride < stride_; stride *= 4) {
+    denser.push_back(std::make_shared<RandomK>(stride, is_unbiased_, codec_of_values_));
+  }
+  return denser;
 }
 
 rules::RandomK RandomK::shape(const PayloadPart& part) const {

@@ -16,6 +16,8 @@ class RandomK final : public Codec {
   RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values);
 
   std::uint64_t payload_bytes(std::uint64_t count) const override;
+  /// One of 4 values, of 16, and so on.
+  std::vector<CodecPtr> warm_up() const override;
   void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
               rules::Residual* next_residual) const override;
   void decode(c10::Device device, const PayloadPart& from, Store store, float* out,
@@ -28,6 +30,7 @@ class RandomK final : public Codec {
 
   std::uint64_t stride_;
   bool is_unbiased_;
+  BlockCodec codec_of_values_;
   BlockCoding values_;
 };
 

@@ -21,6 +21,10 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
          " feeds a residual back, and a single call keeps none: use the plan without +ef, or octavo.compress, ",
          "which keeps one");
   }
+  if (plan.warm_up) {
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
+         " begins with a warm-up, and a single call has no steps: use the plan without +warmup, or octavo.compress");
+  }
   if (tensor.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor, got ", tensor.layout());
   }
@@ -46,8 +50,8 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), &plan.up(),
-                   &plan.down()};
+  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.codec.get(),
+                   plan.codec.get()};
   all.shared_key = rules::derive_key(call, plan.codec->fingerprint());
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
   const int divisor = op == ReduceOp::average ? wire.world_size() : 1;

@@ -168,7 +168,8 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
 
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  Contribution tensor{values, parameter.info.count, &plan_.up(), &plan_.down()};
+  const Codec* const codec = &plan_.at(step_);
+  Contribution tensor{values, parameter.info.count, codec, codec};
   if (parameter.info.exempt) tensor.up = tensor.down = &block_coding(BlockCodec::fp32);
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/registry.h"
 #include "octavo/export.h"
 
 namespace octavo {
@@ -26,10 +30,17 @@ namespace octavo {
 ///
 /// `+ef` adds error feedback (all but dense and sign-vote); `:N` sets the block, in elements, `:stochastic` rounds
 /// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`. Codecs that were
-/// registered (codec/registry.h) are plans by their names.
+/// registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter of the values in
+/// the first of N steps, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`.
 struct OCTAVO_API Plan {
+  struct WarmUp {
+    std::uint64_t steps;
+    std::vector<CodecPtr> codecs;  // for as many steps each
+  };
+
   CodecPtr codec;
   bool error_feedback = false;
+  std::shared_ptr<const WarmUp> warm_up;  // null: none
 
   /// dense
   Plan();
@@ -39,14 +50,17 @@ struct OCTAVO_API Plan {
 
   bool dense() const;
   bool votes() const { return !codec->traits().keeps_magnitude; }
-  /// What ranks send to owners, and what owners send to all.
-  const Codec& up() const { return *codec; }
-  const Codec& down() const { return *codec; }
+  /// What ranks send to owners, and owners to all, in a step, counted from 1.
+  const Codec& at(std::uint64_t step) const;
 
   /// The plan for averaging momenta under a frozen variance, where one scale per tensor serves better than one per
   /// block (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18
   /// elements.
   Plan for_momentum() const;
+
+ private:
+  /// What a text says after a '+'.
+  void add(const CodecText& text, std::string_view part);
 };
 
 }  // namespace octavo

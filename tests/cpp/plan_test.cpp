@@ -14,10 +14,26 @@ namespace octavo {
 namespace {
 
 TEST(Plan, TextsRoundTrip) {
-  for (const char* text : {"dense", "bf16", "bf16+ef", "int4", "int4+ef", "sign", "sign+ef", "sign:1024+ef",
-                           "sign-vote", "int8:stochastic", "int4:128:stochastic+ef", "fp8-e5m2+ef", "ternary:1024+ef",
-                           "topk:0.01", "topk:0.001:bf16+ef", "topk:64/4096", "topk:64/4096:sign2+ef",
-                           "randomk:1/100+ef", "randomk:1/10:unbiased:bf16"}) {
+  for (const char* text : {"dense",
+                           "bf16",
+                           "bf16+ef",
+                           "int4",
+                           "int4+ef",
+                           "sign",
+                           "sign+ef",
+                           "sign:1024+ef",
+                           "sign-vote",
+                           "int8:stochastic",
+                           "int4:128:stochastic+ef",
+                           "fp8-e5m2+ef",
+                           "ternary:1024+ef",
+                           "topk:0.01",
+                           "topk:0.001:bf16+ef",
+                           "topk:64/4096",
+                           "topk:64/4096:sign2+ef",
+                           "randomk:1/100+ef",
+                           "topk:0.001+ef+warmup:200",
+                           "randomk:1/10:unbiased:bf16"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
@@ -72,7 +88,15 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "randomk:1/2000000",
                            "randomk:0.1:x",
                            "randomk:0.1:bf16:unbiased",
-                           "randomk:0.1:unbiased+ef"}) {
+                           "randomk:0.1:unbiased+ef",
+                           "int4+warmup:10",
+                           "topk:0.01+warmup",
+                           "topk:0.01+warmup:",
+                           "topk:0.01+warmup:0",
+                           "topk:0.5+warmup:9",
+                           "topk:0.01+ef+ef",
+                           "topk:0.01+warmup:1+warmup:2",
+                           "topk:0.01+ef+"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";
@@ -81,6 +105,17 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
       EXPECT_NE(std::string(error.what()).find("sign+ef"), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(Plan, AWarmUpGetsSparserStepByStep) {
+  const Plan plan = Plan::parse("topk:0.01:bf16+ef+warmup:9");
+  std::vector<std::string> codecs;
+  for (std::uint64_t step = 0; step <= 11; ++step) codecs.push_back(plan.at(step).text().substr(5));
+  const std::string a = "0.25:bf16", b = "0.0625:bf16", c = "0.015625:bf16", end = "0.01:bf16";
+  EXPECT_EQ(codecs, (std::vector{a, a, a, a, b, b, b, c, c, c, end, end}));
+  EXPECT_EQ(Plan::parse("topk:64/4096+warmup:2").at(2).text(), "topk:256/4096");
+  EXPECT_EQ(Plan::parse("randomk:1/100+warmup:3").at(2).text(), "randomk:1/16");
+  EXPECT_EQ(Plan::parse("int4+ef").at(1).text(), "int4");
 }
 
 TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {

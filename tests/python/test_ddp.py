@@ -366,3 +366,22 @@ def test_residuals_are_redistributed_over_another_number_of_ranks(two_ranks, thr
     saved = two_ranks.run(save_states)
     digests = three_ranks.run(resume_on_another_number_of_ranks, saved)
     assert len(set(digests)) == 1
+
+
+def bytes_by_step(rank: int) -> list[int]:
+    model = DistributedDataParallel(nn.Linear(512, 512, bias=False))
+    handle = octavo.compress(model, "topk:64/4096:sign+ef+warmup:4")
+    sent = []
+    for _ in range(6):
+        model.zero_grad()
+        model(torch.randn(2, 512)).sum().backward()
+        sent.append(handle.stats()["wire_bytes"] - sum(sent))
+    return sent
+
+
+def test_a_warm_up_sends_less_and_less(two_ranks):
+    sent = two_ranks.run(bytes_by_step)[0]
+    # 1024, 256, then 64 of each of an owner's 32 tiles: places, signs and a scale; and 36 bytes of headers
+    words_of_places = {1024: 128, 256: 48, 64: 16}
+    expected = [2 * 32 * (4 * words + kept // 8 + 4) + 36 for kept, words in words_of_places.items()]
+    assert sent == [expected[stage] for stage in (0, 0, 1, 1, 2, 2)]
