@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // An operator of a user's own: torch.ops.example.gated_add(x, y), on cpu, sycl and xpu.
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
 #include <octavo/device.h>

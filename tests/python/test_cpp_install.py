@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,33 +65,33 @@ def test_the_examples_build_with_the_folder_that_the_command_line_names_and_run(
 
 
 def test_every_installed_header_compiles_alone(tmp_path):
-    include = PREFIX / "include"
+    """By the compiler itself and without code; the examples show that CMake's targets name these folders."""
+    import torch
+
+    include, torchs = PREFIX / "include", Path(torch.__file__).parent / "include"
     needs_sycl = Path("octavo/sycl.h")  # compiled by test_build.py
     headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))
     headers.remove(needs_sycl)
     assert Path("octavo/packbits.h") in headers and Path("octavo/rules/sign_bits.h") in headers
-    units = {True: [], False: []}
-    source = project(tmp_path / "headers", "find_package(octavo REQUIRED)")
+    compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-isystem", include]
+    on_torch = [*compiler, "-isystem", torchs, "-isystem", torchs / "torch/csrc/api/include"]
+    given = tmp_path / "given.h"  # precompiled: minutes otherwise
+    given.write_text("#include <ATen/core/Tensor.h>\n")
+    run(*on_torch, "-x", "c++-header", given, "-o", f"{given}.gch")
+    commands = []
     for header in headers:
         text = (include / header).read_text()
         if not re.search(r"^(?!//|#pragma once|#include|$)", text, re.MULTILINE):
             continue  # an umbrella: nothing but includes of headers that are compiled here; the examples include it
-        unit = source / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
+        unit = tmp_path / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
         # twice: a header must also bear to be included again
         unit.write_text(f"#include <{header}>\n#include <{header}>\n")
-        units[header.parts[1] in CORE_MODULES].append(unit.name)
+        is_core = header.parts[1] in CORE_MODULES
+        commands.append([*(compiler if is_core else [*on_torch, "-include", given]), "-fsyntax-only", unit])
         if "at::" in text:  # which the precompiled header would give it
             assert re.search(r'#include ("octavo/|<ATen/)', text), f"{header} uses ATen and does not include it"
-    with (source / "CMakeLists.txt").open("a") as lists:
-        for name, target, sources in (
-            ("core", "octavo::core", units[True]),
-            ("on_torch", "octavo::octavo", units[False]),
-        ):
-            lists.write(f"add_library({name} OBJECT {' '.join(sources)})\n")
-            lists.write(f"target_link_libraries({name} PRIVATE {target})\n")
-        lists.write("target_precompile_headers(on_torch PRIVATE <ATen/core/Tensor.h>)\n")  # minutes otherwise
-    configure(source, tmp_path / "build", octavo.cmake_dir())
-    run("cmake", "--build", tmp_path / "build")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda command: run(*command), commands))
 
 
 def test_the_core_needs_no_torch_and_the_rest_says_that_it_does(tmp_path):

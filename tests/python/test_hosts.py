@@ -39,8 +39,8 @@ def train_on(hosts: Hosts, folder: Path, config: TrainConfig) -> list[dict]:
 @needs_hosts
 @pytest.mark.ranks
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("count", [2, 4])
-def test_the_same_command_trains_on_separate_hosts(tmp_path, count):
+def test_the_same_command_trains_on_separate_hosts(tmp_path):
+    count = 3  # more than a pair, so that what a host sends differs from one other host to the next
     config = nano_config(tmp_path, steps=12, checkpoint_every=6, plan="sign+ef")
     with Hosts(count) as hosts:
         metrics = train_on(hosts, tmp_path, config)

@@ -44,10 +44,10 @@ def test_an_expected_skip_and_an_expected_failure_pass(tmp_path):
 
 
 CTEST_LOG = """
-  7/9 Test  #7: octavo_core_tests.avx512.Int4.Empty .......***Skipped   0.01 sec
+  7/9 Test  #7: octavo_core_tests.avx512 .......***Skipped   0.01 sec
 The following tests did not run:
-\t  7 - octavo_core_tests.avx512.Int4.Empty (Skipped)
-\t  8 - octavo_core_tests.sycl.Int4.Empty (Skipped)
+\t  7 - octavo_core_tests.avx512 (Skipped)
+\t  8 - octavo_core_tests.sycl (Skipped)
 """
 
 

@@ -139,9 +139,7 @@ TRAIN = Path(__file__).with_name("deepspeed_training.py")
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("device", "zero_stages", "ranks"), [("cpu", "0123", 1), ("sycl", "3", 1), ("cpu", "3", 2), ("sycl", "3", 2)]
-)
+@pytest.mark.parametrize(("device", "zero_stages", "ranks"), [("cpu", "0123", 2), ("sycl", "3", 1), ("sycl", "3", 2)])
 def test_deepspeed_trains_as_torch_does(integration, device, zero_stages, ranks):
     if device == "sycl" and (reason := octavo.sycl.why_missing()):
         pytest.skip(f"no device sycl: {reason}")
