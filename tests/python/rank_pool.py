@@ -9,6 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import fork_server
+
 
 def _serve(rank: int, world_size: int, pipe: Any) -> None:
     import torch
@@ -74,11 +76,9 @@ class RankPool:
     def _start(self) -> None:
         # As long as the ranks: a store that a rank still holds ends its process when the store's folder is gone.
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.world_size, theirs), daemon=True)
-            process.start()
+            ours, theirs = multiprocessing.Pipe()
+            process = fork_server.start(_serve, rank, self.world_size, theirs, daemon=True)
             theirs.close()
             self._ranks.append((process, ours))
 

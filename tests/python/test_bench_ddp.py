@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from train_runs import clean_environment, run_octavo
+from fork_server import run_code
+from train_runs import run_octavo
 from typer.testing import CliRunner
 
 from octavo.bench import cli
@@ -89,12 +90,9 @@ ddp.try_hook("hanging", 1, ddp.Size(4, 1, 64), lambda row: print("row:", row.rem
 @pytest.mark.timeout(90)
 def test_a_hook_that_never_answers_is_a_line_in_the_table():
     place = dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    command = [sys.executable, "-c", HANGING]
-    done = subprocess.run(
-        command, env=clean_environment(**place), capture_output=True, text=True, timeout=80, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "row: no answer in 1 s" in done.stdout
+    exit_code, said, complaint = run_code(HANGING, timeout_s=80, **place)
+    assert exit_code == 0, complaint
+    assert "row: no answer in 1 s" in said
 
 
 def test_the_innermost_cause_is_named():

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The device that `octavo train` takes, and how it says so."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
+from fork_server import run_code
 
 import octavo
 import octavo.sycl
@@ -45,9 +43,9 @@ def test_the_cpu_is_taken_without_loading_the_run_time_of_sycl(detection):
         "from octavo.train import device\ntaken = device.choose('auto')\n"
         "print(taken, device.describe(taken, 'auto'))\nprint('liboctavo_sycl' in open('/proc/self/maps').read())"
     )
-    environment = {**os.environ, "OCTAVO_ACCELERATOR": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["cpu cpu", "False"]
+    exit_code, said, complaint = run_code(code, OCTAVO_ACCELERATOR="cpu")
+    assert exit_code == 0, complaint
+    assert said.splitlines() == ["cpu cpu", "False"]
 
 
 def test_auto_says_why_it_leaves_the_accelerator_alone(detection):

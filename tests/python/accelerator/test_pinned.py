@@ -2,12 +2,11 @@
 """Page-locked memory: the same tests on every accelerator that is here. Small, for a limit of 64 KiB."""
 
 import gc
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
+from fork_server import run_code
 
 import octavo
 from octavo import _C
@@ -169,9 +168,9 @@ print("done")
 
 
 def test_the_limit_is_an_error_that_names_it():
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    sentence, last = done.stdout.splitlines()
+    exit_code, said, complaint = run_code(LIMITED)
+    assert exit_code == 0, complaint
+    sentence, last = said.splitlines()
     assert last == "done"
     assert f"locking {2 * PAGE} bytes in RAM beside the {PAGE} bytes" in sentence
     assert f"RLIMIT_MEMLOCK is {2 * PAGE} bytes" in sentence and "ulimit -l" in sentence

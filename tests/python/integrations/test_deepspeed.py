@@ -2,14 +2,14 @@
 """The real DeepSpeed under Octavo's accelerator, on the CPU."""
 
 import importlib
-import os
 import socket
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from fork_server import run_code
 
 import octavo
 import octavo.sycl
@@ -79,9 +79,9 @@ for pin in (
 
 
 def test_beyond_the_limit_of_locked_memory_deepspeed_goes_on_with_a_warning(integration):
-    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    sentences = [line for line in done.stdout.splitlines() if "not page-locked" in line]
+    exit_code, said, complaint = run_code(LIMITED)
+    assert exit_code == 0, complaint
+    sentences = [line for line in said.splitlines() if "not page-locked" in line]
     assert len(sentences) == 4 and all("RLIMIT_MEMLOCK is" in sentence for sentence in sentences)
 
 
@@ -152,24 +152,15 @@ def test_deepspeed_trains_as_torch_does(integration, device, zero_stages, ranks)
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, TRAIN, *zero_stages],
-            env=os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        for process in processes:
-            output, _ = process.communicate(timeout=100)
-            assert process.returncode == 0, output
-            assert "equal\n" in output
-    finally:
-        for process in processes:
-            process.kill()
+
+    def train(rank: int) -> tuple[int, str, str]:
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return run_code(TRAIN.read_text(), *zero_stages, timeout_s=100, **group, **place)
+
+    with ThreadPoolExecutor(ranks) as pool:
+        for exit_code, said, complaint in pool.map(train, range(ranks)):
+            assert exit_code == 0, complaint
+            assert "equal\n" in said
 
 
 def test_without_deepspeed_there_is_one_sentence(monkeypatch):

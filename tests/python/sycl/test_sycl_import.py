@@ -1,27 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `import octavo` and `import octavo.sycl` do, and what is said where the device cannot be used."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from fork_server import run_code
 
 import octavo.info
 import octavo.sycl
 
 
 def run(code: str, *arguments: str | Path, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    exit_code, said, complaint = run_code(code, *arguments, **environment)
+    assert exit_code == 0, complaint
+    return said.strip()
 
 
 def test_import_octavo_leaves_torchs_accelerator_as_it_was() -> None:
@@ -60,9 +53,13 @@ def test_the_accelerator_that_is_asked_for_by_name_makes_the_device() -> None:
 
 
 def test_import_and_seeds_load_no_run_time() -> None:
-    use = "import torch, octavo.sycl; torch.manual_seed(3); torch.device('sycl');"
-    assert run(use + "print('libsycl' in open('/proc/self/maps').read())") == "False"
-    assert run("import torch, octavo.sycl; torch.manual_seed(3); print(torch.sycl.initial_seed())") == "3"
+    code = """
+import torch, octavo.sycl
+torch.manual_seed(3)
+torch.device("sycl")
+print("libsycl" in open("/proc/self/maps").read(), torch.sycl.initial_seed())
+"""
+    assert run(code) == "False 3"
 
 
 def test_a_forked_process_is_told_to_use_spawn() -> None:

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of memory, the cap, the kinds, and memory that other streams still use."""
 
-import os
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
+from fork_server import run_code
 from sycl_work import keep_busy
 
 import octavo.sycl  # noqa: F401
@@ -169,9 +167,8 @@ def test_an_operator_out_of_memory_leaves_its_arguments_alone(limit) -> None:
 @pytest.mark.parametrize("text, outcome", [("1048576", "OutOfMemoryError"), ("lots", "expected a number of bytes")])
 def test_the_cap_by_environment(text: str, outcome: str) -> None:
     code = "import torch, octavo.sycl; torch.empty(1 << 20, device='sycl')"
-    environment = {**os.environ, "OCTAVO_SYCL_MEMORY_BYTES": text}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
-    assert run.returncode == 1 and outcome in run.stderr
+    exit_code, _, complaint = run_code(code, OCTAVO_SYCL_MEMORY_BYTES=text)
+    assert exit_code == 1 and outcome in complaint
 
 
 def test_a_negative_cap_is_refused() -> None:

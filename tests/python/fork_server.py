@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that begin with torch imported and nothing else done: forked from one that has, since importing torch takes
+more than a second of a core. What torch reads while it is imported, such as OMP_NUM_THREADS, is as it was then.
+"""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+
+def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **environment: str) -> ForkServerProcess:
+    """Starts a process for `function(*args)`, with this process's environment and `environment`.
+
+    `function` must be importable (top level of a module). The end of this process waits for it, or kills a `daemon`.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch"])
+    process = context.Process(target=_call, args=(function, args, {**os.environ, **environment}), daemon=daemon)
+    process.start()
+    return process
+
+
+def run_code(code: str, *arguments: str | Path, timeout_s: float = 60, **environment: str) -> tuple[int, str, str]:
+    """Runs a program as `python -c code arguments` does; returns its exit code, its stdout and its stderr.
+
+    It is killed after `timeout_s` seconds; its exit code is then minus SIGKILL.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / name for name in ("stdout", "stderr")]
+        process = start(_run, code, [str(argument) for argument in arguments], files, **environment)
+        process.join(timeout_s)
+        process.kill()
+        process.join()
+        return process.exitcode, *(file.read_text() if file.exists() else "" for file in files)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    function(*args)
+
+
+def _run(code: str, arguments: list[str], files: list[Path]) -> None:
+    for descriptor, file in enumerate(files, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
