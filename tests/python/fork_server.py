@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that begin with torch imported and nothing else done: forked from one that has, since importing torch takes
-more than a second of a core. What torch reads while it is imported, such as OMP_NUM_THREADS, is as it was then.
+more than a second of a core. Of what torch reads while it is imported they heed OMP_NUM_THREADS alone.
 """
 
 import multiprocessing
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **environment: str) -> ForkServerProcess:
@@ -39,9 +43,28 @@ def run_code(code: str, *arguments: str | Path, timeout_s: float = 60, **environ
         return process.exitcode, *(file.read_text() if file.exists() else "" for file in files)
 
 
+def run_ranks(
+    count: int, code: str, *arguments: str | Path, timeout_s: float, **environment: str
+) -> list[tuple[int, str, str]]:
+    """`run_code` for each rank of a job on this machine, all at a time; the results in rank order."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    group |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+
+    def run(rank: int) -> tuple[int, str, str]:
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return run_code(code, *arguments, timeout_s=timeout_s, **environment, **group, **place)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
 def _call(function: Callable[..., Any], args: tuple[Any, ...], environment: Mapping[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
+    if threads := environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
     function(*args)
 
 

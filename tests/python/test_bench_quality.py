@@ -210,17 +210,17 @@ def test_a_diverged_run_is_reported_as_such(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
-    """The whole way with `octavo train` itself, on one rank and a nano model: three trainings of some seconds."""
+    """The whole way with `octavo train` itself, on one rank and a nano model: two trainings of some seconds."""
     few = data.DataSet("few", data.split_alpaca)
-    short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=("lr",))
+    short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=())
     monkeypatch.setitem(settings.CONTENDERS, "sign+ef", short)
     setting = dataclasses.replace(NANO_SETTING, data=few, steps=6, seeds=(0,), ranks=1, also_ranks=())
     file = alpaca_file(tmp_path)
     said: list[str] = []
     bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
-    assert sum(line.startswith("training ") for line in said) == 3
+    assert sum(line.startswith("training ") for line in said) == 2
     found = json.loads((tmp_path / bench.JSON).read_text())["settings"]["nano"]["contenders"]["sign+ef"]
-    assert len(found["trials"]) == 2 and found["chosen"] in [
+    assert len(found["trials"]) == 1 and found["chosen"] in [
         {name: value for name, value in trial.items() if name != "eval_loss"} for trial in found["trials"]
     ]
     assert [(run["seed"], run["ranks"], run["steps"]) for run in found["runs"]] == [(0, 1, 6)]

@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of examples/{trainer,accelerate,lightning}, as a user starts them: two ranks, no download."""
+"""The examples of examples/{trainer,accelerate,lightning} on two ranks, without a download."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from train_runs import clean_environment
+from fork_server import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+#: Runs a script with its arguments in a folder.
+RUN = """
+import os, runpy, sys
+_, folder, *sys.argv = sys.argv
+os.chdir(folder)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+#: What Lightning knows torchrun by; torchrun itself would import torch in itself and once more in each rank.
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
 
@@ -22,18 +30,12 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*torchrun, str(EXAMPLES / framework / "train.py"), *options],
-        cwd=tmp_path,
-        env=clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=170,
-    )
-    assert done.returncode == 0, done.stdout
-    first, last = map(float, re.search(r"^loss: (\S+) -> (\S+)$", done.stdout, re.MULTILINE).groups())
+    script = EXAMPLES / framework / "train.py"
+    environment = dict(TORCHRUN, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    done = run_ranks(2, RUN, tmp_path, script, *options, timeout_s=170, **environment)
+    assert [exit_code for exit_code, *_ in done] == [0, 0], done
+    said = "".join(said for _, said, _ in done)
+    first, last = map(float, re.search(r"^loss: (\S+) -> (\S+)$", said, re.MULTILINE).groups())
     assert last < 0.8 * first
-    sent, dense = map(int, re.search(r"^bytes sent: (\d+), in float32: (\d+)$", done.stdout, re.MULTILINE).groups())
-    assert 0 < sent < dense / 4, done.stdout  # 4 bits per value, and the exempt vectors of a very small model
+    sent, dense = map(int, re.search(r"^bytes sent: (\d+), in float32: (\d+)$", said, re.MULTILINE).groups())
+    assert 0 < sent < dense / 4, said  # 4 bits per value, and the exempt vectors of a very small model

@@ -2,14 +2,12 @@
 """The real DeepSpeed under Octavo's accelerator, on the CPU."""
 
 import importlib
-import socket
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from fork_server import run_code
+from fork_server import run_code, run_ranks
 
 import octavo
 import octavo.sycl
@@ -143,24 +141,10 @@ TRAIN = Path(__file__).with_name("deepspeed_training.py")
 def test_deepspeed_trains_as_torch_does(integration, device, zero_stages, ranks):
     if device == "sycl" and (reason := octavo.sycl.why_missing()):
         pytest.skip(f"no device sycl: {reason}")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = {
-        "OCTAVO_ACCELERATOR": device,
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-
-    def train(rank: int) -> tuple[int, str, str]:
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        return run_code(TRAIN.read_text(), *zero_stages, timeout_s=100, **group, **place)
-
-    with ThreadPoolExecutor(ranks) as pool:
-        for exit_code, said, complaint in pool.map(train, range(ranks)):
-            assert exit_code == 0, complaint
-            assert "equal\n" in said
+    done = run_ranks(ranks, TRAIN.read_text(), *zero_stages, timeout_s=100, OCTAVO_ACCELERATOR=device)
+    for exit_code, said, complaint in done:
+        assert exit_code == 0, complaint
+        assert "equal\n" in said
 
 
 def test_without_deepspeed_there_is_one_sentence(monkeypatch):
