@@ -18,7 +18,6 @@ setup: ## set up for development: .venv/bin has octavo, pytest, ruff, clang-form
 	@tools/setup dev
 
 test: ## the same set-up, then every test
-	@tools/setup dev
 	@tools/test
 
 lint: ## style of Python and C++: ruff, clang-format
