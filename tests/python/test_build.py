@@ -69,9 +69,7 @@ def test_an_operator_reaches_the_queue_of_the_current_stream(tmp_path, monkeypat
 
 @pytest.mark.timeout(400)
 def test_a_package_is_built_by_the_class_that_the_accelerator_names(tmp_path, monkeypatch):
-    monkeypatch.setenv(
-        "CFLAGS", "-O0 -g0"
-    )  # what is built is not what is measured; Python's own -O3 takes twice as long
+    monkeypatch.setenv("CFLAGS", "-O0 -g0")  # Python's own -O3 takes twice as long
     (tmp_path / "one.sycl").write_text("// the device's half\n")
     (tmp_path / "one.cpp").write_text(
         "#include <octavo/codec.h>\n#include <torch/csrc/utils/pybind.h>\nextern const char* const one_sycl;\n"
