@@ -45,7 +45,10 @@ def root(
     """Trains the same model with a fraction of the bytes."""
 
 
-@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+_PASSED_ON = dict(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+
+
+@app.command(**_PASSED_ON)
 def bench(context: typer.Context) -> None:
     """Measure kernels or training steps here: `octavo bench --help`."""
     # Imported only now: the benchmarks need more than the other commands do.
@@ -53,3 +56,12 @@ def bench(context: typer.Context) -> None:
         from octavo.bench import cli as bench_cli
 
     typer.main.get_command(bench_cli.app).main(args=context.args, prog_name="octavo bench")
+
+
+@app.command(**_PASSED_ON)
+def advise(context: typer.Context) -> None:
+    """Say which plan is fastest on this machine and link: `octavo advise --help`."""
+    with quick_imports():
+        from octavo.bench import cli as bench_cli
+
+    typer.main.get_command(bench_cli.advise_app).main(args=context.args, prog_name="octavo advise")

@@ -113,6 +113,62 @@ def ddp(
                 print(f"{row.plan}: {row.remark}")
 
 
+advise_app = typer.Typer(add_completion=False)
+
+
+@advise_app.command()
+def advise(
+    plans: Annotated[
+        list[str] | None,
+        typer.Argument(help="Plans to choose from.", show_default="dense bf16 int8+ef int4+ef sign+ef topk:0.01+ef"),
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=2, help="Local ranks; torchrun's own number counts instead.")] = 2,
+    rows: Annotated[int, typer.Option(min=1, help="Rows (tokens) per step and rank.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 24,
+    width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of each layer.")] = 1024,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate. Needs root.",
+            show_default="this machine as it is",
+        ),
+    ] = None,
+    rounds: Rounds = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure this machine and its link, and say which plan is fastest here, "dense" where dense is.
+
+    Under torchrun on the hosts of a job it measures their link. `--rows` is what most depends on your training: the
+    more tokens a step has, the more of the exchange hides behind computing.
+    """
+    from octavo.bench import advise as bench
+    from octavo.bench.ddp import Size, is_main, is_rank
+
+    size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
+    if is_main():
+        _check_place(json_file)
+    try:
+        for plan in wanted:
+            octavo.Plan(plan)
+        if is_rank():
+            report = bench.measure_as_rank(wanted, rounds=rounds, size=size)
+        else:
+            check_local_ranks(nproc, usable_cores())
+            report = bench.measure(wanted, nproc=nproc, rounds=rounds, size=size, link=link)
+    except ValueError as error:
+        _refuse(error)
+    except RuntimeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if report is None:
+        return
+    title = f"a step of {size.parameters / 1e6:.1f} M parameters on {report.ranks} ranks; alone: without communication"
+    _show(title, bench.as_dicts(report), bench.HEADINGS, None)
+    print(*bench.sentences(report), sep="\n")
+    if json_file is not None:
+        json_file.write_text(report.text())
+
+
 def _device(name: str) -> torch.device:
     """The device to measure; refuses one that is not here, with the reason."""
     try:

@@ -91,15 +91,22 @@ def is_main() -> bool:
 
 def bench(plans: Sequence[str], rounds: int, sizes: Sequence[Size]) -> list[Row] | None:
     """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
+    with joined():
+        rows = [row for size in sizes for row in bench_size(plans, rounds, size)]
+        return rows if dist.get_rank() == 0 else None
+
+
+@contextmanager
+def joined():
+    """In the process group of the job that the environment describes, which all ranks leave together."""
     _join()
-    rows = [row for size in sizes for row in _bench_size(plans, rounds, size)]
-    is_first = dist.get_rank() == 0
+    yield
     dist.barrier()
     dist.destroy_process_group()
-    return rows if is_first else None
 
 
-def _bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
+def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
+    """The rows of one size, as a rank."""
     steps: dict[str, _Alone] = {ALONE: _Alone(size), TORCH: _Step(size), FP16: _Step(size)}
     HOOKS[FP16](steps[FP16].model)
     handles = {}

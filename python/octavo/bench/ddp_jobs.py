@@ -32,7 +32,7 @@ def measure(
     RuntimeError, with the ranks' last error line, where a job fails.
     """
     plans, hooks = _split(contenders)
-    _check_links(links)
+    check_links(links)
     rows = []
     for link in links:
         measured = _job([*plans, *_options(rounds, sizes)], nproc, link) if plans else []
@@ -68,7 +68,7 @@ def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:
     return plans, [name for name in contenders if name in DOUBTFUL]
 
 
-def _check_links(links: Sequence[str | None]) -> None:
+def check_links(links: Sequence[str | None]) -> None:
     for link in links:
         if link is not None and link not in RATES:
             raise ValueError(f"[bench.ddp] --link is one of {', '.join(RATES)}, not '{link}'")
@@ -84,14 +84,22 @@ def _options(rounds: int, sizes: Sequence[Size]) -> list[str]:
 
 
 def _job(arguments: list[str], nproc: int, link: str | None) -> list[Row]:
+    return [Row(**row) for row in json.loads(run_job(["bench", "ddp", *arguments], nproc, link))]
+
+
+def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
+    """Runs a command of `octavo` as the ranks of a job, and returns what it writes by ``--json``.
+
+    `link`: among `RATES`, or None for this machine as it is. Raises RuntimeError, with the ranks' last error line.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.json"
-        command = ["-m", "octavo", "bench", "ddp", *arguments, f"--json={path}"]
+        path = Path(folder) / "report.json"
+        program = ["-m", "octavo", *command, f"--json={path}"]
         if link is None:
-            _run_here(command, nproc)
+            _run_here(program, nproc)
         else:
-            _run_on_hosts(command, nproc, link)
-        return [Row(**row) for row in json.loads(path.read_text())]
+            _run_on_hosts(program, nproc, link)
+        return path.read_text()
 
 
 def _run_here(command: list[str], nproc: int) -> None:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo advise`: which plan is fastest on this machine and this link, by measurement; dense where dense is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from octavo.bench import ddp, ddp_jobs
+from octavo.bench.ddp import ALONE, TORCH, Row, Size
+
+DEFAULT_PLANS = ["dense", "bf16", "int8+ef", "int4+ef", "sign+ef", "topk:0.01+ef"]
+WORTH_IT = 1.03
+"""A plan that is not that many times as fast as dense is not worth the change."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """What an all-to-all sees: of large messages the bits that a rank sends in a second, of empty ones the time."""
+
+    gigabits_per_s: float
+    latency_ms: float
+
+
+@dataclass(frozen=True)
+class Report:
+    ranks: int
+    link: Link
+    rows: list[Row]
+
+    @staticmethod
+    def parse(text: str) -> Report:
+        fields = json.loads(text)
+        return Report(fields["ranks"], Link(**fields["link"]), [Row(**row) for row in fields["rows"]])
+
+    def text(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def measure(plans: Sequence[str], *, nproc: int, rounds: int, size: Size, link: str | None) -> Report:
+    """Starts the ranks here, or on hosts joined at `link`. Raises as `ddp_jobs.measure` does."""
+    ddp_jobs.check_links([link])
+    options = [f"--rows={size.rows}", f"--layers={size.layers}", f"--width={size.width}", f"--rounds={rounds}"]
+    return Report.parse(ddp_jobs.run_job(["advise", *plans, *options], nproc, link))
+
+
+def measure_as_rank(plans: Sequence[str], *, rounds: int, size: Size) -> Report | None:
+    """The part of one rank; the report on rank 0, None elsewhere."""
+    with ddp.joined():
+        report = Report(dist.get_world_size(), _measure_link(), ddp.bench_size(plans, rounds, size))
+        return report if dist.get_rank() == 0 else None
+
+
+def _measure_link(message_bytes: int = 4 << 20, rounds: int = 5) -> Link:
+    """The slowest rank's median."""
+    world = dist.get_world_size()
+
+    def seconds(bytes_each: int) -> float:
+        sent, got = (torch.zeros(world * bytes_each, dtype=torch.uint8) for _ in range(2))
+        taken = []
+        for _ in range(rounds + 1):  # the first one connects
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_to_all_single(got, sent)
+            taken.append(time.perf_counter() - start)
+        slowest = torch.tensor(median(taken[1:]))
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return slowest.item()
+
+    latency = seconds(1)
+    sending = max(seconds(message_bytes) - latency, 1e-9)
+    return Link(8e-9 * (world - 1) * message_bytes / sending, 1e3 * latency)
+
+
+def pays_below_gigabits_per_s(row: Row, dense_bytes: int) -> float | None:
+    """The rate of a link on which the bytes that a plan saves take as long as its codec: below it the plan pays, even
+    where nothing overlaps. None where it saves nothing or needs no codec.
+    """
+    if not row.wire_bytes or not row.codec_ms or row.wire_bytes >= dense_bytes:
+        return None
+    return 8e-9 * (dense_bytes - row.wire_bytes) / (1e-3 * row.codec_ms)
+
+
+HEADINGS = {
+    "plan": "plan",
+    "milliseconds": "ms",
+    "of_no_communication": "times alone",
+    "times_faster_than_torch": "faster than torch",
+    "wire_bytes": "MB sent",
+    "codec_ms": "codec ms",
+    "pays_below": "pays below Gbit/s",
+}
+
+
+def as_dicts(report: Report) -> list[dict[str, object]]:
+    dense_bytes = _by_name(report)[TORCH].wire_bytes
+    return [asdict(row) | {"pays_below": pays_below_gigabits_per_s(row, dense_bytes)} for row in report.rows]
+
+
+def _by_name(report: Report) -> dict[str, Row]:
+    return {row.plan: row for row in report.rows}
+
+
+def fastest(report: Report) -> Row:
+    """The row of the fastest plan; torch's own DDP or `dense`, where no plan is much faster than these."""
+    plans = [row for row in report.rows if row.plan != ALONE and row.milliseconds is not None]
+    best = min(plans, key=lambda row: row.milliseconds)
+    plain = min((row for row in plans if row.plan in (TORCH, "dense")), key=lambda row: row.milliseconds)
+    return plain if plain.milliseconds <= WORTH_IT * best.milliseconds else best
+
+
+def sentences(report: Report) -> list[str]:
+    """The advice."""
+    best, by_name = fastest(report), _by_name(report)
+    alone = by_name[ALONE].milliseconds
+    rate, latency = report.link.gigabits_per_s, report.link.latency_ms
+    link = f"this link, which carries {rate:.3g} Gbit/s with {latency:.2g} ms of latency"
+    if best.plan in (TORCH, "dense"):
+        said = f"dense is the fastest on {link}: no plan is {100 * (WORTH_IT - 1):.0f} % faster. Do not compress here."
+    else:
+        times = by_name[TORCH].milliseconds / best.milliseconds
+        said = f"{best.plan} is the fastest on {link}: {times:.2f} times as fast as torch's DistributedDataParallel."
+    hidden = f"A step takes {best.milliseconds:.1f} ms with it, {alone:.1f} ms without any communication."
+    return [said, hidden]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo advise`: what it makes of figures, and the command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fork_server import run_ranks
+from typer.testing import CliRunner
+
+from octavo.bench import advise
+from octavo.bench.advise import Link, Report
+from octavo.bench.cli import advise_app
+from octavo.bench.ddp import ALONE, TORCH, Row
+
+DENSE_BYTES = 100_000_000
+
+
+def row(plan: str, milliseconds: float, wire_bytes: int = DENSE_BYTES, codec_ms: float | None = None) -> Row:
+    return Row(4, plan, milliseconds, milliseconds / 20, 500 / milliseconds, wire_bytes, 1.0, codec_ms)
+
+
+def report_of(*rows: Row) -> Report:
+    return Report(2, Link(1.0, 0.1), [row(ALONE, 20, 0), *rows])
+
+
+def test_the_fastest_plan_is_named_with_its_figures():
+    report = report_of(
+        row(TORCH, 500), row("dense", 480), row("int4+ef", 110, 14_000_000, 9), row("sign+ef", 60, 4_000_000, 8)
+    )
+    assert advise.fastest(report).plan == "sign+ef"
+    said = " ".join(advise.sentences(report))
+    assert "sign+ef is the fastest on this link, which carries 1 Gbit/s with 0.1 ms of latency" in said
+    assert "8.33 times as fast as torch's" in said and "60.0 ms with it, 20.0 ms without" in said
+
+
+@pytest.mark.parametrize("milliseconds", [25.0, 24.5, 30.0])
+def test_dense_wins_where_no_plan_is_much_faster(milliseconds):
+    report = report_of(row(TORCH, 25.2), row("int4+ef", milliseconds, 14_000_000, 9))
+    assert advise.fastest(report).plan == TORCH
+    assert "Do not compress here" in advise.sentences(report)[0]
+
+
+def test_a_plan_pays_on_links_on_which_its_codec_is_faster_than_the_bytes_it_saves():
+    assert advise.pays_below_gigabits_per_s(row("sign+ef", 60, 4_000_000, 8), DENSE_BYTES) == pytest.approx(96)
+    for nothing in (row("dense", 60), row("x", 60, 2 * DENSE_BYTES, 8), replace(row("x", 60, 1, 8), wire_bytes=None)):
+        assert advise.pays_below_gigabits_per_s(nothing, DENSE_BYTES) is None
+
+
+def test_a_report_survives_its_file():
+    report = report_of(row(TORCH, 500), row("sign+ef", 60, 4_000_000, 8))
+    assert Report.parse(report.text()) == report
+
+
+COMMAND = """
+import sys
+from octavo.bench.cli import advise_app
+advise_app(sys.argv[1:])
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(120)
+def test_the_command_measures_its_job(tmp_path):
+    file = tmp_path / "advice.json"
+    size = ["--layers=2", "--width=64", "--rounds=1"]
+    done = run_ranks(2, COMMAND, "dense", "sign+ef", *size, f"--json={file}", timeout_s=100, OMP_NUM_THREADS="1")
+    assert [exit_code for exit_code, *_ in done] == [0, 0], done
+    (_, said, _), (_, silence, _) = done
+    assert "is the fastest on this link" in said and "pays below Gbit/s" in said and silence == ""
+    report = Report.parse(file.read_text())
+    assert report.ranks == 2 and report.link.gigabits_per_s > 0 and report.link.latency_ms > 0
+    plans = {row.plan: row for row in report.rows}
+    assert plans["sign+ef"].wire_bytes < plans["dense"].wire_bytes / 20
+    assert json.loads(file.read_text())["rows"]
+
+
+def test_what_cannot_be_measured_is_refused():
+    for arguments in (["1bit"], ["--link=2gbit"]):
+        done = CliRunner().invoke(advise_app, arguments)
+        assert done.exit_code == 2 and "error: [" in done.output, done.output
