@@ -27,7 +27,6 @@ void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def(py::init(&Plan::parse), py::arg("text"))
       .def_readonly("error_feedback", &Plan::error_feedback)
-      .def_property_readonly("is_dense", &Plan::dense)
       .def_property_readonly("votes", &Plan::votes)
       .def("for_momentum", &Plan::for_momentum)
       .def(
@@ -109,6 +108,20 @@ py::dict stats(const Compressor& compressor) {
   return result;
 }
 
+py::list parameter_stats(Compressor& compressor) {
+  const std::vector<ParameterStats> all = [&] {
+    const py::gil_scoped_release no_gil;
+    return compressor.parameter_stats();
+  }();
+  py::list result;
+  for (const ParameterStats& one : all) {
+    result.append(py::dict(py::arg("name") = one.name, py::arg("count") = one.count,
+                           py::arg("wire_bytes") = one.wire_bytes, py::arg("dense_bytes") = one.dense_bytes,
+                           py::arg("gradient_rms") = one.gradient_rms, py::arg("residual_rms") = one.residual_rms));
+  }
+  return result;
+}
+
 void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<at::Tensor, at::Tensor>>& momenta,
                   double beta) {
   std::map<std::string, Compressor::Momentum> named;
@@ -138,6 +151,7 @@ void bind_compressor(py::module_& m) {
       .def("set_gradient_scale", &Compressor::set_gradient_scale, no_gil)
       .def("drop_residuals", &Compressor::drop_residuals, no_gil)
       .def("stats", &stats)
+      .def("parameter_stats", &parameter_stats)
       .def("residuals", &Compressor::residuals, no_gil)
       .def("load_residuals", &Compressor::load_residuals, py::arg("residuals"), py::arg("of_momenta"), no_gil)
       .def("load_residuals_of", &Compressor::load_residuals_of, py::arg("world"), py::arg("of_momenta"), no_gil)

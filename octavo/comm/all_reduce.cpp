@@ -25,6 +25,10 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " begins with a warm-up, and a single call has no steps: use the plan without +warmup, or octavo.compress");
   }
+  if (!plan.rules.empty()) {
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
+         " has rules for parameters, and a single call has none: use the plan of this tensor");
+  }
   if (tensor.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor, got ", tensor.layout());
   }

@@ -34,11 +34,11 @@ std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) 
 
 }  // namespace
 
-Compressor::Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters)
+Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters)
     : wire_(std::move(wire)),
-      plan_(plan),
       state_(parameters, {kWorkerResidual, kOwnerResidual}, wire_->rank(), wire_->world_size()) {
   for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info)});
+  use(plan);
 }
 
 Compressor::~Compressor() = default;
@@ -80,7 +80,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   }
   job->plan = plan_;
   job->gradient_scale = gradient_scale_;
-  job->is_encoded = !bucket.is_sparse() && (!plan_.dense() || in_momentum_phase_);
+  job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || has_encoded(job->slots));
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
@@ -166,11 +166,20 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
   return std::make_unique<AllReduceSum>(*wire_, device);
 }
 
+/// Whether a bucket's parameters go by the two-phase schedule, exempt ones too: where the plan of any is not dense.
+bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
+  return std::any_of(slots.begin(), slots.end(),
+                     [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
+}
+
+const Codec& Compressor::codec_of(const Parameter& parameter) const {
+  return parameter.info.exempt ? block_coding(BlockCodec::fp32) : parameter.plan->at(step_);
+}
+
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  const Codec* const codec = &plan_.at(step_);
+  const Codec* const codec = &codec_of(parameter);
   Contribution tensor{values, parameter.info.count, codec, codec};
-  if (parameter.info.exempt) tensor.up = tensor.down = &block_coding(BlockCodec::fp32);
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);
     tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);
@@ -178,7 +187,7 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
     tensor.momentum_weight = static_cast<float>(beta_);
   }
   tensor.gradient_weight /= gradient_scale_;
-  if (plan_.error_feedback && !parameter.info.exempt) {
+  if (parameter.plan->error_feedback && !parameter.info.exempt) {
     tensor.worker = &state_.at(index, kWorkerResidual);
     tensor.owner = &state_.at(index, kOwnerResidual);
   }

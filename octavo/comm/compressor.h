@@ -33,13 +33,24 @@ struct CompressorStats {
   PhaseSeconds seconds;           // of the two-phase schedule, on its own thread
 };
 
+/// What a plan does to one parameter.
+struct ParameterStats {
+  std::string name;
+  std::uint64_t count;        // real numbers
+  std::uint64_t wire_bytes;   // what this rank sends of it in a step, in the phase of the plan that it is in
+  std::uint64_t dense_bytes;  // what a ring all-reduce in float32 sends
+  float gradient_rms;         // in the last step, over ranks
+  float residual_rms;         // of what this rank still owes, as a sender and as an owner; 0 without feedback
+};
+
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
 /// A step is all the buckets between two begin_step(): a NaN or an infinity anywhere in it makes all of its residuals
 /// stay as they were. Thread-safe; the steps of jobs must come in the same order on all ranks.
 class OCTAVO_API Compressor {
  public:
-  Compressor(std::unique_ptr<Wire> wire, Plan plan, std::vector<ParameterInfo> parameters);
+  /// Throws Error invalid_argument where a rule of the plan fits no parameter.
+  Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters);
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one.
@@ -55,7 +66,7 @@ class OCTAVO_API Compressor {
     at::Tensor bucket;  // real numbers
     at::Tensor values;  // the bucket in float32; undefined where it is sparse
     std::vector<Slot> slots;
-    Plan plan;  // keeps the codecs
+    std::shared_ptr<const Plan> plan;  // keeps the codecs
     float gradient_scale = 1.0F;
     bool is_encoded = false;
     std::unique_ptr<Schedule> schedule;
@@ -70,7 +81,8 @@ class OCTAVO_API Compressor {
   void reduce(at::Tensor bucket, std::vector<Slot> slots);
 
   Plan plan() const;
-  /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without.
+  /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without. Throws Error
+  /// invalid_argument where a rule fits no parameter, or for a plan that votes while momenta are averaged.
   void set_plan(const Plan& plan);
 
   struct Momentum {
@@ -107,6 +119,8 @@ class OCTAVO_API Compressor {
   std::vector<float> gradient_powers() const;
 
   CompressorStats stats() const;
+  /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
+  std::vector<ParameterStats> parameter_stats();
 
   /// Residuals by key, "worker/NAME" and "owner/NAME", where they were last used. The tensors are this object's own:
   /// copy them before the next step.
@@ -130,12 +144,17 @@ class OCTAVO_API Compressor {
  private:
   struct Parameter {
     ParameterInfo info;
+    const ParameterPlan* plan = nullptr;  // of plan_
     Momentum momentum = {};
     float power = 0;
   };
 
+  void use(const Plan& plan);
   void settle();
   void take_sample(const Job& job);
+  bool has_encoded(const std::vector<Slot>& slots) const;
+  const Codec& codec_of(const Parameter& parameter) const;
+  std::uint64_t wire_bytes(const Parameter& parameter) const;
   std::vector<Contribution> contributions(const Job& job);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
   std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
@@ -147,7 +166,7 @@ class OCTAVO_API Compressor {
   /// Schedules keep their buffers from job to job.
   using IdleSchedules = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
   IdleSchedules idle_two_phase_, idle_all_reduce_;
-  Plan plan_;
+  std::shared_ptr<const Plan> plan_;
   std::vector<Parameter> parameters_;
   StateStore state_;
   bool in_momentum_phase_ = false;

@@ -19,7 +19,7 @@ constexpr std::uint64_t kSampleSize = 64;  // elements
 
 Plan Compressor::plan() const {
   const std::lock_guard lock(mutex_);
-  return plan_;
+  return *plan_;
 }
 
 void Compressor::set_plan(const Plan& plan) {
@@ -29,14 +29,27 @@ void Compressor::set_plan(const Plan& plan) {
          " keeps no magnitudes: while momenta are averaged, use one that does (sign+ef, int4+ef)");
   }
   settle();
-  if (!plan.error_feedback) state_.clear();
-  plan_ = plan;
+  use(plan);
+}
+
+void Compressor::use(const Plan& plan) {
+  for (const Plan::Rule& rule : plan.rules) {
+    const auto fits = [&](const Parameter& parameter) { return rule.fits(parameter.info.name); };
+    if (std::any_of(parameters_.begin(), parameters_.end(), fits)) continue;
+    fail(ErrorCode::invalid_argument, "comm.plan", "the rule for ", rule.pattern, " in ", plan.text(),
+         " fits no parameter with a gradient: write names as named_parameters() does, * stands for any text");
+  }
+  plan_ = std::make_shared<const Plan>(plan);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].plan = &plan_->of(parameters_[i].info.name);
+    if (!parameters_[i].plan->error_feedback) state_.clear(i);
+  }
 }
 
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
-  if (!momenta.empty() && plan_.votes()) {
-    fail(ErrorCode::invalid_argument, "comm.set_momentum", "the plan ", plan_.text(),
+  if (!momenta.empty() && plan_->votes()) {
+    fail(ErrorCode::invalid_argument, "comm.set_momentum", "the plan ", plan_->text(),
          " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
   }
   std::vector<std::pair<std::size_t, Momentum>> found;
@@ -96,6 +109,38 @@ std::vector<float> Compressor::gradient_powers() const {
 CompressorStats Compressor::stats() const {
   const std::lock_guard lock(mutex_);
   return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1), seconds_};
+}
+
+std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
+  const std::uint64_t count = parameter.info.count;
+  if (parameter.plan->dense() && !in_momentum_phase_) return wire_->ring_bytes(count * sizeof(float));
+  const Codec& codec = codec_of(parameter);
+  const int world = wire_->world_size();
+  std::uint64_t bytes = 0;
+  for (int owner = 0; owner < world; ++owner) {
+    const std::uint64_t payload = codec.payload_bytes(owned_range(count, owner, world).count);
+    bytes += owner == wire_->rank() ? payload * static_cast<std::uint64_t>(world - 1) : payload;
+  }
+  return bytes;
+}
+
+std::vector<ParameterStats> Compressor::parameter_stats() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  const auto state = state_.save();
+  std::vector<ParameterStats> all;
+  for (const Parameter& parameter : parameters_) {
+    const ParameterInfo& info = parameter.info;
+    double owed = 0;
+    for (const Role& role : {kWorkerResidual, kOwnerResidual}) {
+      const auto found = state.find(std::string(role.name) + "/" + info.name);
+      if (found != state.end()) owed += found->second.to(at::kFloat).square().sum(at::kDouble).item<double>();
+    }
+    const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, info.count)));
+    all.push_back({info.name, info.count, wire_bytes(parameter), wire_->ring_bytes(info.count * sizeof(float)),
+                   std::sqrt(parameter.power), static_cast<float>(rms)});
+  }
+  return all;
 }
 
 std::map<std::string, at::Tensor> Compressor::residuals() {

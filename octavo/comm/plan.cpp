@@ -2,6 +2,7 @@
 #include "octavo/comm/plan.h"
 
 #include <algorithm>
+#include <fnmatch.h>
 
 #include "octavo/codec/block_coding.h"
 
@@ -12,24 +13,39 @@ namespace {
 /// A codec of Octavo's own that lives as long as the process.
 CodecPtr unowned(const Codec& codec) { return {CodecPtr(), &codec}; }
 
-}  // namespace
-
-Plan::Plan() : codec(unowned(block_coding(BlockCodec::fp32))) {}
-
-Plan Plan::parse(std::string_view text) {
-  std::size_t end = std::min(text.find('+'), text.size());
-  const CodecText wanted = CodecText::parse(text, text.substr(0, end));
-  Plan plan;
-  plan.codec = make_codec(wanted);
-  while (end < text.size()) {
-    const std::size_t begin = end + 1;
-    end = std::min(text.find('+', begin), text.size());
-    plan.add(wanted, text.substr(begin, end - begin));
-  }
-  return plan;
+struct Split {
+  std::string_view first;
+  std::string_view rest;  // from the separator on; empty where there is none
+};
+Split split(std::string_view text, char separator) {
+  const std::size_t end = std::min(text.find(separator), text.size());
+  return {text.substr(0, end), text.substr(end)};
 }
 
-void Plan::add(const CodecText& text, std::string_view part) {
+/// Calls visit(piece) for all pieces of "+piece+piece".
+template <class Visit>
+void for_each_piece(std::string_view rest, char separator, Visit visit) {
+  while (!rest.empty()) {
+    const Split pieces = split(rest.substr(1), separator);
+    visit(pieces.first);
+    rest = pieces.rest;
+  }
+}
+
+}  // namespace
+
+ParameterPlan::ParameterPlan() : codec(unowned(block_coding(BlockCodec::fp32))) {}
+
+ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text) {
+  const auto [codec, rest] = split(text, '+');
+  const CodecText wanted = CodecText::parse(plan, codec);
+  ParameterPlan parsed;
+  parsed.codec = make_codec(wanted);
+  for_each_piece(rest, '+', [&](std::string_view part) { parsed.add(wanted, part); });
+  return parsed;
+}
+
+void ParameterPlan::add(const CodecText& text, std::string_view part) {
   constexpr std::string_view kWarmUp = "warmup:";
   constexpr auto kLongest = std::uint64_t{1} << 40;
   if (part == "ef") {
@@ -47,23 +63,65 @@ void Plan::add(const CodecText& text, std::string_view part) {
   }
 }
 
-std::string Plan::text() const {
+std::string ParameterPlan::text() const {
   std::string text = codec->text();
   if (error_feedback) text += "+ef";
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
-const Codec& Plan::at(std::uint64_t step) const {
+const Codec& ParameterPlan::at(std::uint64_t step) const {
   const std::uint64_t done = step > 0 ? step - 1 : 0;
   if (!warm_up || done >= warm_up->steps) return *codec;
   return *warm_up->codecs[done * warm_up->codecs.size() / warm_up->steps];
 }
 
-bool Plan::dense() const { return codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint(); }
+bool ParameterPlan::dense() const { return codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint(); }
+
+ParameterPlan ParameterPlan::for_momentum() const {
+  ParameterPlan plan = *this;
+  if (codec->text() == "sign") plan.codec = std::make_shared<BlockCoding>(BlockCodec::sign, 1U << 18);
+  return plan;
+}
+
+bool Plan::Rule::fits(const std::string& parameter) const {
+  return fnmatch(pattern.c_str(), parameter.c_str(), 0) == 0;
+}
+
+Plan Plan::parse(std::string_view text) {
+  const auto [all, rest] = split(text, ';');
+  Plan plan;
+  static_cast<ParameterPlan&>(plan) = ParameterPlan::parse(text, all);
+  for_each_piece(rest, ';', [&](std::string_view rule) {
+    const std::size_t equals = rule.find('=');
+    if (equals == 0 || equals == std::string_view::npos) {
+      CodecText{text, {}, {}}.refuse(
+          "a rule is a pattern of parameters' names and their plan, as in lm_head.*=int8+ef");
+    }
+    plan.rules.push_back({std::string(rule.substr(0, equals)), ParameterPlan::parse(text, rule.substr(equals + 1))});
+  });
+  return plan;
+}
+
+std::string Plan::text() const {
+  std::string text = ParameterPlan::text();
+  for (const Rule& rule : rules) text += ";" + rule.pattern + "=" + rule.plan.text();
+  return text;
+}
+
+const ParameterPlan& Plan::of(const std::string& parameter) const {
+  const auto rule = std::find_if(rules.begin(), rules.end(), [&](const Rule& r) { return r.fits(parameter); });
+  return rule == rules.end() ? *this : rule->plan;
+}
+
+bool Plan::votes() const {
+  return ParameterPlan::votes() ||
+         std::any_of(rules.begin(), rules.end(), [](const Rule& rule) { return rule.plan.votes(); });
+}
 
 Plan Plan::for_momentum() const {
   Plan plan = *this;
-  if (codec->text() == "sign") plan.codec = std::make_shared<BlockCoding>(BlockCodec::sign, 1U << 18);
+  static_cast<ParameterPlan&>(plan) = ParameterPlan::for_momentum();
+  for (Rule& rule : plan.rules) rule.plan = rule.plan.for_momentum();
   return plan;
 }
 

@@ -13,7 +13,7 @@
 
 namespace octavo {
 
-/// How gradients cross the wire: a codec, and whether errors are fed back.
+/// How a parameter's gradient crosses the wire: a codec, whether errors are fed back, and with what it begins.
 ///
 ///   dense             float32 (or the gradient's own dtype), the process group's own all-reduce
 ///   bf16, fp16        16 bits per value on the wire, added in float32
@@ -32,7 +32,7 @@ namespace octavo {
 /// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`. Codecs that were
 /// registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter of the values in
 /// the first of N steps, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`.
-struct OCTAVO_API Plan {
+struct OCTAVO_API ParameterPlan {
   struct WarmUp {
     std::uint64_t steps;
     std::vector<CodecPtr> codecs;  // for as many steps each
@@ -43,9 +43,9 @@ struct OCTAVO_API Plan {
   std::shared_ptr<const WarmUp> warm_up;  // null: none
 
   /// dense
-  Plan();
-  /// Throws Error invalid_argument for a text that makes no plan, saying what would.
-  static Plan parse(std::string_view text);
+  ParameterPlan();
+  /// `plan`: the whole plan's text, for messages.
+  static ParameterPlan parse(std::string_view plan, std::string_view text);
   std::string text() const;
 
   bool dense() const;
@@ -56,11 +56,30 @@ struct OCTAVO_API Plan {
   /// The plan for averaging momenta under a frozen variance, where one scale per tensor serves better than one per
   /// block (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18
   /// elements.
-  Plan for_momentum() const;
+  ParameterPlan for_momentum() const;
 
  private:
   /// What a text says after a '+'.
   void add(const CodecText& text, std::string_view part);
+};
+
+/// The plan of a model: that of all parameters, and rules for some, of which the first counts that fits the name:
+/// `int4+ef;lm_head.*=int8+ef;*embed*=dense`. Patterns are those of fnmatch(3).
+struct OCTAVO_API Plan : ParameterPlan {
+  struct Rule {
+    std::string pattern;
+    ParameterPlan plan;
+    bool fits(const std::string& parameter) const;
+  };
+  std::vector<Rule> rules;
+
+  /// Throws Error invalid_argument for a text that makes no plan, saying what would.
+  static Plan parse(std::string_view text);
+  std::string text() const;
+  const ParameterPlan& of(const std::string& parameter) const;
+  /// Of some parameter.
+  bool votes() const;
+  Plan for_momentum() const;
 };
 
 }  // namespace octavo

@@ -74,6 +74,13 @@ class Handle:
         were rolled back."""
         return self._compressor.stats()
 
+    def parameter_stats(self) -> list[dict[str, int | float | str]]:
+        """What the plan does to each parameter: ``name``; ``count`` of real numbers; ``wire_bytes`` that this rank
+        sends of it in a step and ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last
+        step, averaged over ranks; ``residual_rms`` of what this rank still owes to later steps: beside the gradient's
+        it tells how far a parameter lags behind. Reads all residuals: call it now and then, not in every step."""
+        return self._compressor.parameter_stats()
+
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """Those of the compressed model that have gradients, exempt ones included."""

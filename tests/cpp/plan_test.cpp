@@ -33,7 +33,9 @@ TEST(Plan, TextsRoundTrip) {
                            "topk:64/4096:sign2+ef",
                            "randomk:1/100+ef",
                            "topk:0.001+ef+warmup:200",
-                           "randomk:1/10:unbiased:bf16"}) {
+                           "randomk:1/10:unbiased:bf16",
+                           "int4+ef;lm_head.*=int8+ef;*embed*=dense",
+                           "dense;a=topk:0.01+ef+warmup:7"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
@@ -96,7 +98,13 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "topk:0.5+warmup:9",
                            "topk:0.01+ef+ef",
                            "topk:0.01+warmup:1+warmup:2",
-                           "topk:0.01+ef+"}) {
+                           "topk:0.01+ef+",
+                           "int4;",
+                           "int4;x",
+                           "int4;=int8",
+                           "int4;x=",
+                           "int4;x=1bit",
+                           "int4;x=dense+ef"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";
@@ -105,6 +113,17 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
       EXPECT_NE(std::string(error.what()).find("sign+ef"), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(Plan, TheFirstRuleThatFitsCounts) {
+  const Plan plan = Plan::parse("int4+ef;*.norm?.*=bf16;layers.0.*=int8+ef;layers.*=sign-vote");
+  EXPECT_EQ(plan.of("layers.0.norm1.weight").text(), "bf16");
+  EXPECT_EQ(plan.of("layers.0.mlp.weight").text(), "int8+ef");
+  EXPECT_EQ(plan.of("layers.10.mlp.weight").text(), "sign-vote");
+  EXPECT_EQ(plan.of("embed.weight").text(), "int4+ef");
+  EXPECT_TRUE(plan.votes());
+  EXPECT_FALSE(Plan::parse("int4+ef;a=int8").votes());
+  EXPECT_EQ(Plan::parse("sign+ef;a=sign+ef").for_momentum().text(), "sign:262144+ef;a=sign:262144+ef");
 }
 
 TEST(Plan, AWarmUpGetsSparserStepByStep) {

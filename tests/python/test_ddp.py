@@ -385,3 +385,52 @@ def test_a_warm_up_sends_less_and_less(two_ranks):
     words_of_places = {1024: 128, 256: 48, 64: 16}
     expected = [2 * 32 * (4 * words + kept // 8 + 4) + 36 for kept, words in words_of_places.items()]
     assert sent == [expected[stage] for stage in (0, 0, 1, 1, 2, 2)]
+
+
+def bytes_by_rule(rank: int) -> tuple[dict[str, int], str]:
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(128, 128), nn.Linear(128, 128), nn.Linear(128, 128)))
+    handle = octavo.compress(model, "sign+ef;1.*=int8+ef;2.weight=dense")
+    for _ in range(2):
+        model.zero_grad()
+        model(torch.randn(8, 128)).square().sum().backward()
+    sent = {one["name"]: one["wire_bytes"] for one in handle.parameter_stats()}
+    assert set(handle.state_dict()) & {"worker/0.weight", "worker/1.weight", "worker/2.weight"} == {
+        "worker/0.weight",
+        "worker/1.weight",
+    }
+    handle.set_plan("int4+ef;0.*=dense")
+    assert "worker/1.weight" in handle.state_dict() and "worker/0.weight" not in handle.state_dict()
+    with pytest.raises(ValueError, match=r"the rule for 3\.\* in sign\+ef;3\.\*=int8 fits no parameter"):
+        handle.set_plan("sign+ef;3.*=int8")
+    assert str(handle.plan) == "int4+ef;0.*=dense"
+    model(torch.randn(8, 128)).square().sum().backward()
+    return sent, digest(model, grads=True)
+
+
+def test_rules_choose_the_plan_of_a_parameter(two_ranks):
+    (sent, first), (_, second) = two_ranks.run(bytes_by_rule)
+    values = 128 * 128
+    assert sent["0.weight"] == values / 8 + values / 256 * 4
+    assert sent["1.weight"] == values + values / 256 * 4
+    assert sent["2.weight"] == 4 * values and sent["1.bias"] == 4 * 128
+    assert first == second
+
+
+def stats_by_parameter(rank: int) -> tuple[list[dict], int]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(512, 512))
+    handle = octavo.compress(model, "sign+ef")
+    for _ in range(3):
+        model.zero_grad()
+        model(torch.randn(8, 512)).square().sum().backward()
+    return handle.parameter_stats(), handle.stats()["wire_bytes"] // 3
+
+
+def test_statistics_by_parameter(two_ranks):
+    for parameters, wire_bytes in two_ranks.run(stats_by_parameter):
+        weight, bias = parameters
+        assert (weight["name"], weight["count"], bias["name"], bias["count"]) == ("weight", 512 * 512, "bias", 512)
+        assert weight["dense_bytes"] == 4 * 512 * 512 and bias["wire_bytes"] == bias["dense_bytes"] == 4 * 512
+        headers = 2 * 16 + 2 * 4
+        assert weight["wire_bytes"] + bias["wire_bytes"] + headers == wire_bytes
+        assert 0.1 < weight["residual_rms"] / weight["gradient_rms"] < 10 and bias["residual_rms"] == 0

@@ -34,9 +34,11 @@ void StateStore::settle(bool commit) {
 }
 
 void StateStore::clear() {
-  for (auto& of_one : tensors_) {
-    for (Versioned& tensor : of_one) tensor.clear();
-  }
+  for (std::size_t p = 0; p < tensors_.size(); ++p) clear(p);
+}
+
+void StateStore::clear(std::size_t parameter) {
+  for (Versioned& tensor : tensors_[parameter]) tensor.clear();
 }
 
 std::map<std::string, at::Tensor> StateStore::save() const {

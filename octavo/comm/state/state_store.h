@@ -43,6 +43,7 @@ class OCTAVO_API StateStore {
   /// Ends a step: commits what was kept, or rolls back everything.
   void settle(bool commit);
   void clear();
+  void clear(std::size_t parameter);
 
   /// The tensors by key, where they were last used. They are this object's own: copy them before the next step.
   std::map<std::string, at::Tensor> save() const;
