@@ -3,7 +3,8 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -90,7 +91,7 @@ def ddp(
     contenders = plans or [*bench.DEFAULT_PLANS, *([] if bench.is_rank() else DEFAULT_HOOKS)]
     if bench.is_main():
         _check_place(json_file)
-    try:
+    with _errors_in_a_sentence():
         if bench.is_rank():
             report = json_file if bench.is_main() else None
             measured = ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)
@@ -98,11 +99,6 @@ def ddp(
             check_local_ranks(nproc, usable_cores())
             links = link or [None]
             measured = ddp_jobs.measure(contenders, nproc=nproc, rounds=rounds, sizes=sizes, links=links)
-    except ValueError as error:
-        _refuse(error)
-    except RuntimeError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
     if measured is not None:
         title = f"a step of {sizes[0].parameters / 1e6:.1f} M parameters; alone: without communication"
         shaped = any(row.link != bench.UNSHAPED for row in measured)
@@ -147,7 +143,7 @@ def advise(
     size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
     if is_main():
         _check_place(json_file)
-    try:
+    with _errors_in_a_sentence():
         for plan in wanted:
             octavo.Plan(plan)
         if is_rank():
@@ -155,11 +151,6 @@ def advise(
         else:
             check_local_ranks(nproc, usable_cores())
             report = bench.measure(wanted, nproc=nproc, rounds=rounds, size=size, link=link)
-    except ValueError as error:
-        _refuse(error)
-    except RuntimeError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
     if report is None:
         return
     title = f"a step of {size.parameters / 1e6:.1f} M parameters on {report.ranks} ranks; alone: without communication"
@@ -175,6 +166,18 @@ def _device(name: str) -> torch.device:
         return octavo.accelerator.accelerator_named(name).device()
     except (ValueError, NotImplementedError) as reason:
         _refuse(reason)
+
+
+@contextmanager
+def _errors_in_a_sentence() -> Iterator[None]:
+    """Options that make no sense end the command with 2, a job that fails with 1."""
+    try:
+        yield
+    except ValueError as error:
+        _refuse(error)
+    except RuntimeError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _refuse(error: object) -> NoReturn:
