@@ -29,6 +29,7 @@ void bind_plan(py::module_& m) {
       .def_readonly("error_feedback", &Plan::error_feedback)
       .def_property_readonly("votes", &Plan::votes)
       .def("for_momentum", &Plan::for_momentum)
+      .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"))
       .def(
           "payload_bytes", [](const Plan& plan, std::uint64_t count) { return plan.codec->payload_bytes(count); },
           py::arg("count"))

@@ -27,6 +27,7 @@ RandomK::RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values)
             {.granule = stride * block_coding(values).traits().granule, .leaves_error = !is_unbiased}),
       stride_(stride),
       is_unbiased_(is_unbiased),
+      unweighted_(is_unbiased ? std::make_shared<RandomK>(stride, false, values) : nullptr),
       codec_of_values_(values),
       values_(values) {}
 
@@ -88,10 +89,11 @@ CodecPtr make_random_k(const CodecText& text) {
   if (text.options.empty()) text.refuse(kExpected);
   const std::string_view share = text.options[0];
   constexpr std::uint64_t kLargestStride = 1'000'000;
-  const std::uint64_t stride = share.starts_with("1/")
-                                   ? text.whole_number(share.substr(2), 2, kLargestStride, kExpected)
-                                   : static_cast<std::uint64_t>(std::llround(1 / text.fraction(share, kExpected)));
-  if (stride < 2 || stride > kLargestStride) text.refuse(kExpected);
+  const double ratio = share.starts_with("1/")
+                           ? 1.0 / static_cast<double>(text.whole_number(share.substr(2), 2, kLargestStride, kExpected))
+                           : text.fraction(share, kExpected);
+  const auto stride = static_cast<std::uint64_t>(std::llround(1 / ratio));
+  if (ratio > 0.5 || stride > kLargestStride) text.refuse(kExpected);
   std::size_t next = 1;
   const bool is_unbiased = text.options.size() > next && text.options[next] == kUnbiased;
   if (is_unbiased) ++next;

@@ -16,6 +16,8 @@ class RandomK final : public Codec {
   RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values);
 
   std::uint64_t payload_bytes(std::uint64_t count) const override;
+  /// Values are multiplied once, by the owner: its own have not travelled.
+  const Codec& upward() const override { return unweighted_ ? *unweighted_ : static_cast<const Codec&>(*this); }
   /// One of 4 values, of 16, and so on.
   std::vector<CodecPtr> warm_up() const override;
   void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
@@ -30,6 +32,7 @@ class RandomK final : public Codec {
 
   std::uint64_t stride_;
   bool is_unbiased_;
+  CodecPtr unweighted_;  // where this one is unbiased
   BlockCodec codec_of_values_;
   BlockCoding values_;
 };

@@ -54,7 +54,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), plan.codec.get(),
+  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), &plan.codec->upward(),
                    plan.codec.get()};
   all.shared_key = rules::derive_key(call, plan.codec->fingerprint());
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));

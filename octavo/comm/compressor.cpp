@@ -179,7 +179,7 @@ const Codec& Compressor::codec_of(const Parameter& parameter) const {
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
   const Codec* const codec = &codec_of(parameter);
-  Contribution tensor{values, parameter.info.count, codec, codec};
+  Contribution tensor{values, parameter.info.count, &codec->upward(), codec};
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);
     tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);

@@ -37,7 +37,7 @@ struct CompressorStats {
 struct ParameterStats {
   std::string name;
   std::uint64_t count;        // real numbers
-  std::uint64_t wire_bytes;   // what this rank sends of it in a step, in the phase of the plan that it is in
+  std::uint64_t wire_bytes;   // about what this rank sends of it in a step: of a dense gradient in float32
   std::uint64_t dense_bytes;  // what a ring all-reduce in float32 sends
   float gradient_rms;         // in the last step, over ranks
   float residual_rms;         // of what this rank still owes, as a sender and as an owner; 0 without feedback

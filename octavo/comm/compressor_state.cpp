@@ -33,12 +33,11 @@ void Compressor::set_plan(const Plan& plan) {
 }
 
 void Compressor::use(const Plan& plan) {
-  for (const Plan::Rule& rule : plan.rules) {
-    const auto fits = [&](const Parameter& parameter) { return rule.fits(parameter.info.name); };
-    if (std::any_of(parameters_.begin(), parameters_.end(), fits)) continue;
-    fail(ErrorCode::invalid_argument, "comm.plan", "the rule for ", rule.pattern, " in ", plan.text(),
-         " fits no parameter with a gradient: write names as named_parameters() does, * stands for any text");
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters_) {
+    if (!parameter.info.exempt) names.push_back(parameter.info.name);
   }
+  plan.require_rules_fit(names);
   plan_ = std::make_shared<const Plan>(plan);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].plan = &plan_->of(parameters_[i].info.name);

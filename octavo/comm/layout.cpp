@@ -35,7 +35,7 @@ std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size,
       const Range range = owned_range(count, owner, world_size);
       if (range.count == 0) continue;
       message.pieces.push_back({tensor, range, codec, message.bytes});
-      message.bytes += codec->payload_bytes(range.count);
+      message.bytes += (codec->payload_bytes(range.count) + 3) / 4 * 4;  // the next one lies at a multiple of 4
     }
   }
   return messages;

@@ -5,6 +5,7 @@
 #include <fnmatch.h>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 
@@ -111,6 +112,15 @@ std::string Plan::text() const {
 const ParameterPlan& Plan::of(const std::string& parameter) const {
   const auto rule = std::find_if(rules.begin(), rules.end(), [&](const Rule& r) { return r.fits(parameter); });
   return rule == rules.end() ? *this : rule->plan;
+}
+
+void Plan::require_rules_fit(const std::vector<std::string>& parameters) const {
+  for (const Rule& rule : rules) {
+    if (std::any_of(parameters.begin(), parameters.end(), [&](const auto& name) { return rule.fits(name); })) continue;
+    fail(ErrorCode::invalid_argument, "comm.plan", "the rule for ", rule.pattern, " in ", text(),
+         " fits no parameter that has a gradient and is not exempt: write names as named_parameters() does, * stands ",
+         "for any text; exempt parameters, small ones where exempt= does not say otherwise, travel in float32");
+  }
 }
 
 bool Plan::votes() const {

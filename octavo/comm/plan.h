@@ -28,10 +28,10 @@ namespace octavo {
 ///                     randomk:0.01:unbiased multiplies it by 100; a last part names the codec of the values
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
-/// `+ef` adds error feedback (all but dense and sign-vote); `:N` sets the block, in elements, `:stochastic` rounds
-/// codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`. Codecs that were
-/// registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter of the values in
-/// the first of N steps, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`.
+/// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); `:N` sets the block, in elements,
+/// `:stochastic` rounds codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
+/// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter
+/// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`.
 struct OCTAVO_API ParameterPlan {
   struct WarmUp {
     std::uint64_t steps;
@@ -77,6 +77,8 @@ struct OCTAVO_API Plan : ParameterPlan {
   static Plan parse(std::string_view text);
   std::string text() const;
   const ParameterPlan& of(const std::string& parameter) const;
+  /// Throws Error invalid_argument where a rule fits none of these parameters.
+  void require_rules_fit(const std::vector<std::string>& parameters) const;
   /// Of some parameter.
   bool votes() const;
   Plan for_momentum() const;

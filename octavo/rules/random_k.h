@@ -9,7 +9,8 @@
 namespace octavo::rules {
 
 /// One value of every `stride` values, at a place that is drawn from a key that all ranks share: of the places nothing
-/// is sent, and the ranks' values may be added up. The last stride may be shorter.
+/// is sent, and the ranks' values may be added up. The last stride may be shorter. Of a stride with a NaN or an
+/// infinity anywhere a NaN is sent.
 struct RandomK {
   std::uint64_t key;
   std::uint64_t stride;  // elements

@@ -71,7 +71,7 @@ class _Channel:
     def __init__(self) -> None:
         self._queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo_all_reduce")
         self._backend: dist.ProcessGroupGloo | None = None
-        self._calls = 0  # the same on all ranks
+        self._calls = 0  # on this back end: the same on all ranks
 
     def submit(
         self, group: dist.ProcessGroup, tensor: Tensor, plan: Plan, average: bool, timeout_s: float
@@ -89,12 +89,13 @@ class _Channel:
         timeout_s: float,
     ) -> None:
         tensor = handed_over.pop()
-        self._calls += 1
         if ready is not None:
             ready.synchronize()
         try:
             if self._backend is None:
                 self._backend = Rendezvous(group, "collectives.all_reduce", timeout_s).connect()
+                self._calls = 0
+            self._calls += 1
             _C.all_reduce(tensor, plan, self._backend, average, timeout_s, self._calls)
         except (TimeoutError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError):  # says nothing about the connections, unlike the others

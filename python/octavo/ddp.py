@@ -76,9 +76,10 @@ class Handle:
 
     def parameter_stats(self) -> list[dict[str, int | float | str]]:
         """What the plan does to each parameter: ``name``; ``count`` of real numbers; ``wire_bytes`` that this rank
-        sends of it in a step and ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last
-        step, averaged over ranks; ``residual_rms`` of what this rank still owes to later steps: beside the gradient's
-        it tells how far a parameter lags behind. Reads all residuals: call it now and then, not in every step."""
+        sends of it in a step (about: a sparse gradient, or one in bfloat16 under ``dense``, is smaller) and
+        ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last step, averaged over ranks;
+        ``residual_rms`` of what this rank still owes to later steps: beside the gradient's it tells how far a
+        parameter lags behind. Reads all residuals: call it now and then, not in every step."""
         return self._compressor.parameter_stats()
 
     @property
@@ -275,6 +276,7 @@ def compress(
         first_plan = as_plan(onebit.warmup_plan)
     is_exempt = _exemption(exempt, parameters)
     table = [(name, _real_numbers(p), bool(is_exempt(name, p))) for name, p in parameters.items()]
+    plan.require_rules_fit([name for name, _, is_exempt in table if not is_exempt])
     rendezvous = Rendezvous(ddp_model.process_group, "ddp.compress", timeout_s)
     _require_same_on_all_ranks(
         rendezvous,

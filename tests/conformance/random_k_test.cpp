@@ -63,6 +63,15 @@ TEST(RandomK, EqualsReference) {
   expect_equals_reference({3, 100, 0, false}, kLargeCount, 0, finite_values(kLargeCount, 7));
 }
 
+TEST(RandomK, ANanAtAPlaceThatIsNotDrawnIsSentToo) {
+  const rules::RandomK shape = {5, 100, 0, false};
+  std::vector<float> values(1000, 1.0F), kept(10);
+  const std::uint64_t drawn = shape.index(3, 1000);
+  values[drawn == 300 ? 301 : 300] = std::nanf("");
+  tested().select_random({}, {values.data()}, 1000, shape, kept.data());
+  for (std::uint64_t j = 0; j < kept.size(); ++j) EXPECT_EQ(std::isnan(kept[j]), j == 3);
+}
+
 /// Each place of a stride is drawn as often as the others, whatever the key.
 TEST(RandomK, PlacesAreUniform) {
   constexpr std::uint64_t kStride = 8, kStrides = 1 << 16;

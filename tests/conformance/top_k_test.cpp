@@ -143,6 +143,23 @@ TEST(TopK, IndicesAreCodedByEliasAndFano) {
   EXPECT_EQ(words[1], high);
 }
 
+/// Two indices of which the second is far below the first: the low bits of equal high ones need not ascend.
+TEST(TopK, IndicesThatDescendAreHarmless) {
+  constexpr std::uint64_t kCount = 1U << 16;
+  const rules::TopK shape = {kCount, 2};
+  const auto layout = rules::IndexWords::of(kCount, 2);
+  std::vector<std::uint32_t> words(layout.words);
+  const auto put = [&](std::uint64_t word, std::uint32_t bits) { words[word] |= bits; };
+  layout.put(0, kCount / 2 - 1, put);
+  layout.put(1, 0, put);
+  const float sent[] = {1.0F, 2.0F};
+  Guarded<float> out(kCount);
+  tested().scatter_top({}, sent, words.data(), kCount, shape, Store::assign, out.data(), nullptr);
+  out.expect_untouched_around();
+  EXPECT_EQ(out.data()[kCount / 2 - 1], 1.0F);
+  EXPECT_EQ(out.data()[0], 2.0F);
+}
+
 /// Whatever the words are, nothing outside is read or written.
 TEST(TopK, WordsThatNoEncoderMadeAreHarmless) {
   constexpr std::uint64_t kCount = 5000;

@@ -84,7 +84,7 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "topk:128/64",
                            "topk:8/2097152",
                            "randomk",
-                           "randomk:0.9",
+                           "randomk:0.6",
                            "randomk:0",
                            "randomk:1/1",
                            "randomk:1/2000000",

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 
 import octavo
+from octavo import collectives
 
 TOLERANCE = {"dense": 1e-6, "bf16": 0.02, "fp16": 0.002, "fp8": 0.15, "int8": 0.02, "int8:stochastic": 0.04}
 TOLERANCE |= {"int4": 0.4, "int3": 1.0, "sign2": 3.0, "ternary": 3.0, "sign": 3.0}
@@ -159,3 +160,38 @@ def test_a_rank_that_did_not_come_meets_the_others_at_the_next_call(two_ranks):
 def test_without_a_process_group_there_is_a_sentence():
     with pytest.raises(ValueError, match="call init_process_group"):
         octavo.all_reduce(torch.ones(4))
+
+
+def unbiased_means(rank: int) -> torch.Tensor:
+    total = torch.zeros(2000)
+    for _ in range(400):
+        values = torch.full((2000,), float(rank + 1))
+        octavo.all_reduce(values, "randomk:1/4:unbiased", op=dist.ReduceOp.AVG)
+        total += values
+    return total / 400
+
+
+def test_an_unbiased_codec_averages_to_the_average(two_ranks):
+    for means in two_ranks.run(unbiased_means):  # of ranks that hold 1 and 2
+        assert means[:1024].mean().item() == pytest.approx(1.5, rel=0.02)
+        assert means[1024:].mean().item() == pytest.approx(1.5, rel=0.02)
+
+
+def calls_that_differ(rank: int) -> float:
+    group = dist.new_group([0, 1])
+    octavo.all_reduce(torch.ones(100), "int8", group=group)
+    with pytest.raises((TimeoutError, RuntimeError)):
+        if rank == 0:
+            octavo.all_reduce(torch.ones(100), "int8", group=group, timeout_s=1)
+        else:
+            raise RuntimeError("this rank made no call")
+    dist.barrier()
+    channel = collectives._channel(group)
+    channel._backend = None  # as after a failure, which ranks see together or by a later deadline
+    values = torch.ones(100)
+    octavo.all_reduce(values, "int8", group=group)
+    return values[0].item()
+
+
+def test_a_call_that_one_rank_did_not_make_is_forgotten_with_the_connection(two_ranks):
+    assert two_ranks.run(calls_that_differ) == [2.0, 2.0]

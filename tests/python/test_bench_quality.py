@@ -16,6 +16,7 @@ import pytest
 from train_runs import NANO, clean_environment
 from typer.testing import CliRunner
 
+import octavo
 from octavo.bench import cli
 from octavo.bench.quality import bench, data, report, results, runs, settings
 from octavo.bench.quality.protocol import Bench, chosen, loss, trials_each
@@ -49,6 +50,12 @@ def test_every_contender_has_the_same_start_and_the_same_number_of_trials():
     assert {trials_each(name) for name in settings.CONTENDERS} == {6}
     starts = [next_point(contender.moves, []) for contender in settings.CONTENDERS.values()]
     assert all(start["lr"] == 3e-3 and start["beta1"] == 0.9 and start["beta2"] == 0.999 for start in starts)
+
+
+def test_a_warm_up_is_a_share_of_each_run():
+    assert settings.CONTENDERS["topk"].plan_for(800) == "topk:0.01+ef+warmup:200"
+    for contender in settings.CONTENDERS.values():
+        octavo.Plan(contender.plan_for(1))
 
 
 @pytest.mark.parametrize("contender", settings.CONTENDERS.values(), ids=settings.CONTENDERS.keys())

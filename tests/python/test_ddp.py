@@ -402,6 +402,8 @@ def bytes_by_rule(rank: int) -> tuple[dict[str, int], str]:
     assert "worker/1.weight" in handle.state_dict() and "worker/0.weight" not in handle.state_dict()
     with pytest.raises(ValueError, match=r"the rule for 3\.\* in sign\+ef;3\.\*=int8 fits no parameter"):
         handle.set_plan("sign+ef;3.*=int8")
+    with pytest.raises(ValueError, match="fits no parameter that has a gradient and is not exempt"):
+        handle.set_plan("sign+ef;*.bias=int8")
     assert str(handle.plan) == "int4+ef;0.*=dense"
     model(torch.randn(8, 128)).square().sum().backward()
     return sent, digest(model, grads=True)

@@ -149,7 +149,10 @@ void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Ra
 /// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
 EncodeInput ScatterSum::own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
   const std::uint64_t bytes = piece.codec->payload_bytes(part.count);
-  const PayloadPart votes = {reserve_on_device(scratch.votes, bytes, device_), part.count, {0, part.count}};
+  const PayloadPart votes = {reserve_on_device(scratch.votes, bytes, device_),
+                             part.count,
+                             {0, part.count},
+                             tensor.range_key(piece.range.first)};
   auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.signs, part.count * sizeof(float), device_));
   piece.codec->encode(device_, tensor.input(piece.range.first + part.first), votes, nullptr);
   piece.codec->decode(device_, votes, Store::assign, signs, nullptr);

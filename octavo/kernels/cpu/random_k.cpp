@@ -5,15 +5,32 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
+namespace {
+
+constexpr std::uint64_t kChunk = 1024;
+
+}  // namespace
+
 void select_random(Queue, const EncodeInput& in, std::uint64_t count, const rules::RandomK& shape, float* values) {
   for (std::uint64_t j = 0, kept = shape.kept_in(count); j < kept; ++j) {
     values[j] = value_at(in, shape.index(j, count)) * shape.weight(j, count);
   }
+  float chunk[kChunk];
+  for_each_block(count, kChunk, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+    work_out(in, first, size, chunk);
+    std::uint32_t largest = 0;
+    for (std::uint64_t i = 0; i < size; ++i) {
+      const std::uint32_t magnitude = rules::magnitude_bits(chunk[i]);
+      largest = largest < magnitude ? magnitude : largest;
+    }
+    for (std::uint64_t i = 0; largest >= rules::kInfinityBits && i < size; ++i) {
+      if (!rules::is_finite(chunk[i])) values[(first + i) / shape.stride] = rules::from_bits(rules::kQuietNaNBits);
+    }
+  });
 }
 
 void settle_random(Queue, const EncodeInput& in, std::uint64_t count, const rules::RandomK& shape, const float* sent,
                    rules::Residual* next) {
-  constexpr std::uint64_t kChunk = 1024;
   const Store how = choose_residual_store(count);
   const std::uint64_t kept = shape.kept_in(count);
   std::uint64_t j = 0;

@@ -85,7 +85,7 @@ OCTAVO_INLINE void report(bool is_finite, std::uint32_t* nonfinite) {
   if (!is_finite && nonfinite) std::atomic_ref(*nonfinite).store(1, std::memory_order_relaxed);
 }
 
-/// Writes few values among zeros, in order: each chunk is made in L1 and written once.
+/// Writes few values among zeros: each chunk is made in L1 and, while they come in order, written once.
 class ChunkWriter {
  public:
   ChunkWriter(Store how, std::uint64_t size, float* out) : how_(how), size_(size), out_(out) {
@@ -93,7 +93,12 @@ class ChunkWriter {
   }
   void put(std::uint64_t i, float value) {
     while (i >= first_ + kChunk) flush();
-    chunk_[i - first_] = value;
+    if (i >= first_) {
+      chunk_[i - first_] = value;
+    } else {  // indices that no encoder made
+      end_stream();
+      out_[i] = value;
+    }
   }
   void finish() {
     while (first_ < size_) flush();

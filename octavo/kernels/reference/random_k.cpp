@@ -11,6 +11,9 @@ void select_random(Queue, const EncodeInput& in, std::uint64_t count, const rule
   for (std::uint64_t j = 0; j < shape.kept_in(count); ++j) {
     values[j] = value_at(in, shape.index(j, count)) * shape.weight(j, count);
   }
+  for (std::uint64_t i = 0; i < count; ++i) {
+    if (!rules::is_finite(value_at(in, i))) values[i / shape.stride] = rules::from_bits(rules::kQuietNaNBits);
+  }
 }
 
 void settle_random(Queue, const EncodeInput& in, std::uint64_t count, const rules::RandomK& shape, const float* sent,

@@ -10,6 +10,7 @@ void select_random(Queue queue, const EncodeInput& in, std::uint64_t count, cons
                    float* values) {
   launch_spans(queue, {"random_k", "select_random"}, shape.kept_in(count), in, count, shape.key, shape.stride,
                shape.before, shape.is_unbiased, values);
+  launch_spans(queue, {"random_k", "mark_nonfinite"}, count, in, count, shape.stride, values);
 }
 
 void settle_random(Queue queue, const EncodeInput& in, std::uint64_t count, const rules::RandomK& shape,

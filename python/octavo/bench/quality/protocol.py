@@ -91,7 +91,7 @@ class Bench:
     def _run(self, out: Path, name: str, point: Point, data: str | None, steps: int, seed: int, ranks: int) -> Run:
         setting, contender = self.setting, CONTENDERS[name]
         options: dict[str, Any] = dict(
-            plan=contender.plan,
+            plan=contender.plan_for(steps),
             optimizer=contender.optimizer,
             nproc=ranks,
             model=setting.model if isinstance(setting.model, str) else self._model_file,

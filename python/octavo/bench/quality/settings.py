@@ -18,11 +18,17 @@ MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one."""
+    """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one.
+
+    `plan`: in it, `STEPS/4` stands for a quarter of a run's steps.
+    """
 
     plan: str
     optimizer: str
     moves: tuple[str, ...] = MOVES
+
+    def plan_for(self, steps: int) -> str:
+        return self.plan.replace("STEPS/4", str(max(1, steps // 4)))
 
 
 #: By name, in the order of their importance. `beta1` is what `octavo train` makes of it: of OneBitAdamW the momentum of
@@ -33,6 +39,8 @@ CONTENDERS = {
     "int4+ef": Contender("int4+ef", "adamw"),
     "muon": Contender("dense", "muon"),
     "muon int4+ef": Contender("int4+ef", "muon"),
+    "topk": Contender("topk:0.01+ef+warmup:STEPS/4", "adamw"),
+    "topk in tiles": Contender("topk:64/4096:sign2+ef+warmup:STEPS/4", "adamw"),
 }
 BASELINE = "dense"
 
