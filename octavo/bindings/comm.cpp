@@ -7,7 +7,6 @@
 
 #include <memory>
 
-#include "octavo/codec/registry.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"

@@ -24,6 +24,8 @@ class OCTAVO_API BlockCoding final : public Codec {
   /// bytes mean the same.
   explicit BlockCoding(BlockCodec codec, std::uint64_t block = 0, bool stochastic = false);
 
+  BlockCodec codec() const { return codec_; }
+
   std::uint64_t payload_bytes(std::uint64_t count) const override;
   void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
               rules::Residual* next_residual) const override;

@@ -26,31 +26,25 @@ RandomK::RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values)
     : Codec(text_of(stride, is_unbiased, values),
             {.granule = stride * block_coding(values).traits().granule, .leaves_error = !is_unbiased}),
       stride_(stride),
-      is_unbiased_(is_unbiased),
       unweighted_(is_unbiased ? std::make_shared<RandomK>(stride, false, values) : nullptr),
-      codec_of_values_(values),
       values_(values) {}
 
-std::uint64_t RandomK::payload_bytes(std::uint64_t count) const {
-  return values_.payload_bytes((count + stride_ - 1) / stride_);
-}
+std::uint64_t RandomK::payload_bytes(std::uint64_t count) const { return values_.payload_bytes(strides(count)); }
 
 std::vector<CodecPtr> RandomK::warm_up() const {
   std::vector<CodecPtr> denser;
   for (std::uint64_t stride = 4; stride < stride_; stride *= 4) {
-    denser.push_back(std::make_shared<RandomK>(stride, is_unbiased_, codec_of_values_));
+    denser.push_back(std::make_shared<RandomK>(stride, is_unbiased(), values_.codec()));
   }
   return denser;
 }
 
 rules::RandomK RandomK::shape(const PayloadPart& part) const {
-  return {part.key, stride_, part.part.first / stride_, is_unbiased_};
+  return {part.key, stride_, part.part.first / stride_, is_unbiased()};
 }
 
 PayloadPart RandomK::kept(const PayloadPart& part) const {
-  const auto strides = [&](std::uint64_t count) { return (count + stride_ - 1) / stride_; };
-  const std::uint64_t before = part.part.first / stride_;
-  return {part.payload, strides(part.count), {before, strides(part.part.count)}};
+  return {part.payload, strides(part.count), {part.part.first / stride_, strides(part.part.count)}};
 }
 
 void RandomK::encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,

@@ -26,14 +26,14 @@ class RandomK final : public Codec {
               std::uint32_t* nonfinite) const override;
 
  private:
+  bool is_unbiased() const { return unweighted_ != nullptr; }
+  std::uint64_t strides(std::uint64_t count) const { return count / stride_ + (count % stride_ != 0); }
   rules::RandomK shape(const PayloadPart& part) const;
   /// Of the values that a part keeps.
   PayloadPart kept(const PayloadPart& part) const;
 
   std::uint64_t stride_;
-  bool is_unbiased_;
-  CodecPtr unweighted_;  // where this one is unbiased
-  BlockCodec codec_of_values_;
+  CodecPtr unweighted_;  // there where this one is unbiased
   BlockCoding values_;
 };
 

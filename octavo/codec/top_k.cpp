@@ -36,12 +36,11 @@ struct TopK::Selected {
 };
 
 TopK::TopK(double ratio, BlockCodec values)
-    : Codec(text_of(shortest(ratio), values), {}), ratio_(ratio), codec_of_values_(values), values_(values) {}
+    : Codec(text_of(shortest(ratio), values), {}), ratio_(ratio), values_(values) {}
 
 TopK::TopK(std::uint64_t kept, std::uint64_t tile, BlockCodec values)
     : Codec(text_of(std::to_string(kept) + "/" + std::to_string(tile), values), {.granule = tile}),
       tiles_{tile, kept},
-      codec_of_values_(values),
       values_(values, kept) {}
 
 rules::TopK TopK::shape(std::uint64_t count) const {
@@ -58,10 +57,10 @@ std::uint64_t TopK::payload_bytes(std::uint64_t count) const {
 std::vector<CodecPtr> TopK::warm_up() const {
   std::vector<CodecPtr> denser;
   for (double ratio = 0.25; ratio > ratio_ && ratio_ > 0; ratio /= 4) {
-    denser.push_back(std::make_shared<TopK>(ratio, codec_of_values_));
+    denser.push_back(std::make_shared<TopK>(ratio, values_.codec()));
   }
   for (std::uint64_t kept = tiles_.tile / 4; kept > tiles_.kept; kept /= 4) {
-    denser.push_back(std::make_shared<TopK>((kept + 7) / 8 * 8, tiles_.tile, codec_of_values_));
+    denser.push_back(std::make_shared<TopK>((kept + 7) / 8 * 8, tiles_.tile, values_.codec()));
   }
   return denser;
 }

@@ -40,7 +40,6 @@ class TopK final : public Codec {
 
   double ratio_ = 0;  // of a range; 0: there are tiles
   rules::TopK tiles_ = {};
-  BlockCodec codec_of_values_;
   BlockCoding values_;
 };
 

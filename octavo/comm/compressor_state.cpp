@@ -126,14 +126,14 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
 std::vector<ParameterStats> Compressor::parameter_stats() {
   const std::lock_guard lock(mutex_);
   settle();
-  const auto state = state_.save();
   std::vector<ParameterStats> all;
-  for (const Parameter& parameter : parameters_) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
     double owed = 0;
     for (const Role& role : {kWorkerResidual, kOwnerResidual}) {
-      const auto found = state.find(std::string(role.name) + "/" + info.name);
-      if (found != state.end()) owed += found->second.to(at::kFloat).square().sum(at::kDouble).item<double>();
+      const at::Tensor& residual = state_.at(i, role).tensor();
+      if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, info.count)));
     all.push_back({info.name, info.count, wire_bytes(parameter), wire_->ring_bytes(info.count * sizeof(float)),

@@ -120,4 +120,22 @@ inline std::vector<float> any_values(std::uint64_t count, std::uint64_t seed) {
   return values;
 }
 
+/// What is decoded by decode(table, how, out, nonfinite) must be the reference's, and nothing else be written, however
+/// results are.
+template <class Decode>
+void expect_same_results(std::uint64_t count, std::uint64_t offset, Decode decode) {
+  const std::vector<float> before = finite_values(count, 14);
+  for (const Store how : {Store::assign, Store::add, Store::uncached}) {
+    Guarded<float> want(count, 0), have(count, offset);
+    std::copy_n(before.data(), count, want.data());
+    std::copy_n(before.data(), count, have.data());
+    std::uint32_t wanted_nonfinite = 0, nonfinite = 0;
+    decode(reference(), how, want.data(), &wanted_nonfinite);
+    decode(tested(), how, have.data(), &nonfinite);
+    have.expect_same_bits(want);
+    have.expect_untouched_around();
+    ASSERT_EQ(nonfinite, wanted_nonfinite);
+  }
+}
+
 }  // namespace octavo::conformance

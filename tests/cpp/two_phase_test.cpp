@@ -109,29 +109,37 @@ TEST(TwoPhase, AnExactZeroAbstains) {
   }
 }
 
+/// The mean over steps of what a rank gets of gradient_of() by a codec with feedback; check(the outcome, the values) of
+/// each step.
+template <class Check>
+at::Tensor mean_of_steps(const BackendPtr& backend, std::int64_t count, int steps, const Codec& codec, Check check) {
+  Wire wire(backend, kDeadline);
+  PhaseSeconds seconds;
+  TwoPhase two_phase(wire, seconds);
+  Versioned worker(at::kBFloat16), owner(at::kBFloat16);
+  at::Tensor sum = at::zeros({count});
+  for (int step = 0; step < steps; ++step) {
+    at::Tensor values = gradient_of(wire.rank(), count);
+    Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), &codec, &codec};
+    tensor.worker = &worker;
+    tensor.owner = &owner;
+    tensor.shared_key = rules::derive_key(static_cast<std::uint64_t>(step), 99);
+    tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(wire.rank()), static_cast<std::uint64_t>(step));
+    check(reduce(two_phase, tensor, wire.world_size()), values);
+    worker.commit();
+    owner.commit();
+    sum += values;
+  }
+  return sum / steps;
+}
+
 TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
   constexpr std::int64_t kCount = 1000;
-  constexpr int kSteps = 800;
-  run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadline);
-    PhaseSeconds seconds;
-    TwoPhase two_phase(wire, seconds);
-    Versioned worker(at::kBFloat16), owner(at::kBFloat16);
-    at::Tensor sum = at::zeros({kCount});
-    for (int step = 0; step < kSteps; ++step) {
-      at::Tensor values = gradient_of(rank, kCount);
-      Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
-                          &block_coding(BlockCodec::sign)};
-      tensor.worker = &worker;
-      tensor.owner = &owner;
-      tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(step));
-      reduce(two_phase, tensor, 2);
-      worker.commit();
-      owner.commit();
-      sum += values;
-    }
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    const auto no_check = [](const Outcome&, const at::Tensor&) {};
+    const at::Tensor mean = mean_of_steps(backend, kCount, 800, block_coding(BlockCodec::sign), no_check);
     const at::Tensor expected = (gradient_of(0, kCount) + gradient_of(1, kCount)) / 2;
-    const double error = (sum / kSteps - expected).abs().max().item<double>();
+    const double error = (mean - expected).abs().max().item<double>();
     EXPECT_LT(error, 0.05) << "one bit with feedback did not average to the mean";
   });
 }
@@ -278,32 +286,19 @@ TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
   for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16"}) {
     const CodecPtr codec = make_codec(CodecText::parse(text, text));
     for (const int world : {2, 3}) {
-      std::vector<at::Tensor> sums(static_cast<std::size_t>(world));
-      const int steps = 600;
+      std::vector<at::Tensor> means(static_cast<std::size_t>(world));
       run_ranks(world, [&](const BackendPtr& backend, int rank) {
-        Wire wire(backend, kDeadline);
-        PhaseSeconds seconds;
-        TwoPhase two_phase(wire, seconds);
-        Versioned worker(at::kBFloat16), owner(at::kBFloat16);
-        at::Tensor sum = at::zeros({kCount});
-        for (int step = 0; step < steps; ++step) {
-          at::Tensor values = gradient_of(rank, kCount);
-          Contribution tensor{values.mutable_data_ptr<float>(), kCount, codec.get(), codec.get()};
-          tensor.worker = &worker, tensor.owner = &owner;
-          tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(step), static_cast<std::uint64_t>(rank));
-          tensor.shared_key = rules::derive_key(static_cast<std::uint64_t>(step), 99);
-          EXPECT_TRUE(reduce(two_phase, tensor, world).finite);
-          EXPECT_LT(values.count_nonzero().item<std::int64_t>(), kCount / 5);
-          worker.commit(), owner.commit();
-          sum += values;
-        }
-        sums[static_cast<std::size_t>(rank)] = sum / steps;
+        means[static_cast<std::size_t>(rank)] =
+            mean_of_steps(backend, kCount, 600, *codec, [&](const Outcome& outcome, const at::Tensor& values) {
+              EXPECT_TRUE(outcome.finite);
+              EXPECT_LT(values.count_nonzero().item<std::int64_t>(), kCount / 5);
+            });
       });
       at::Tensor expected = at::zeros({kCount});
       for (int rank = 0; rank < world; ++rank) expected += gradient_of(rank, kCount) / world;
-      for (const at::Tensor& sum : sums) {
-        EXPECT_TRUE(at::equal(sum, sums[0])) << "replicas differ";
-        EXPECT_LT((sum - expected).abs().max().item<double>(), 0.4) << text << " of " << world;
+      for (const at::Tensor& mean : means) {
+        EXPECT_TRUE(at::equal(mean, means[0])) << "replicas differ";
+        EXPECT_LT((mean - expected).abs().max().item<double>(), 0.4) << text << " of " << world;
       }
     }
   }

@@ -31,26 +31,33 @@ void GatherCodes::send() {
 void GatherCodes::wait() {
   if (transfer_) transfer_->wait();
   transfer_.reset();
-  const std::uint8_t* got = got_.defined() ? got_.const_data_ptr<std::uint8_t>() : nullptr;
-  for (const Message& message : messages_) {
-    if (&message == &own()) continue;
-    require_sealed(got, message.bytes, digest_, static_cast<int>(&message - messages_.data()), wire_.rank());
-    got += message.bytes;
+  for (int owner = 0; owner < wire_.world_size(); ++owner) {
+    if (owner == wire_.rank()) continue;
+    const std::uint64_t bytes = messages_[static_cast<std::size_t>(owner)].bytes;
+    require_sealed(message_of(owner), bytes, digest_, owner, wire_.rank());
   }
+}
+
+/// Its own has not travelled and lies where it was written.
+std::uint8_t* GatherCodes::message_of(int owner) {
+  if (owner == wire_.rank()) return own_bytes();
+  std::uint8_t* message = got_.mutable_data_ptr<std::uint8_t>();
+  for (int before = 0; before < owner; ++before) {
+    if (before != wire_.rank()) message += messages_[static_cast<std::size_t>(before)].bytes;
+  }
+  return message;
 }
 
 void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite) {
   std::vector<std::pair<const Piece*, std::uint8_t*>> payloads;
-  std::uint8_t* got = got_.defined() ? got_.mutable_data_ptr<std::uint8_t>() : nullptr;
   parts_.clear();
-  for (const Message& message : messages_) {
-    const bool is_own = &message == &own();
-    for (const Piece& piece : message.pieces) {
+  for (int owner = 0; owner < wire_.world_size(); ++owner) {
+    std::uint8_t* const message = message_of(owner);
+    for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
       if (power[piece.tensor] == 0) continue;
-      payloads.emplace_back(&piece, is_own ? own_bytes() : got);
+      payloads.emplace_back(&piece, message);
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
     }
-    if (!is_own) got += message.bytes;
   }
   parts_.for_each(device_, [&](const Parts::Part& part) {
     const auto [piece, message] = payloads[part.piece];

@@ -35,6 +35,7 @@ class GatherCodes {
   void decode_all(std::span<const float> power, std::uint32_t* nonfinite);
 
  private:
+  std::uint8_t* message_of(int owner);
   const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
 
   Wire& wire_;

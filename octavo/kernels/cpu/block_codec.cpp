@@ -17,14 +17,7 @@ namespace {
 constexpr std::uint64_t kWorkedOut = 512;
 
 OCTAVO_INLINE std::uint32_t summary(rules::LargestMagnitude, const float* values, std::uint64_t count) {
-  std::uint32_t largest = 0;
-  for (std::uint64_t i = 0; i < count; i += kGroup) {
-    for (std::uint64_t j = 0; j < kGroup; ++j) {
-      const std::uint32_t bits = rules::magnitude_bits(values[i + j]);
-      largest = bits > largest ? bits : largest;
-    }
-  }
-  return largest;
+  return largest_magnitude(values, count);
 }
 
 OCTAVO_INLINE float summary(rules::MeanMagnitude, const float* values, std::uint64_t count) {

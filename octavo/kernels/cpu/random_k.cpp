@@ -18,11 +18,7 @@ void select_random(Queue, const EncodeInput& in, std::uint64_t count, const rule
   float chunk[kChunk];
   for_each_block(count, kChunk, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     work_out(in, first, size, chunk);
-    std::uint32_t largest = 0;
-    for (std::uint64_t i = 0; i < size; ++i) {
-      const std::uint32_t magnitude = rules::magnitude_bits(chunk[i]);
-      largest = largest < magnitude ? magnitude : largest;
-    }
+    const std::uint32_t largest = largest_magnitude(chunk, size);
     for (std::uint64_t i = 0; largest >= rules::kInfinityBits && i < size; ++i) {
       if (!rules::is_finite(chunk[i])) values[(first + i) / shape.stride] = rules::from_bits(rules::kQuietNaNBits);
     }
@@ -41,31 +37,16 @@ void settle_random(Queue, const EncodeInput& in, std::uint64_t count, const rule
       float& value = values[shape.index(j, count) - first];
       value = rules::left_over_of(value, sent[j]);
     }
-    for_each_group(size, [&](std::uint64_t i, auto group) {
-      float left_over[kGroup];
-      for (std::uint64_t k = 0; k < group; ++k) left_over[k] = rules::left_over_of(values[i + k], 0.0F);
-      store_residual(how, in, first + i, left_over, group, next);
-    });
+    keep_residual(in, first, values, size, how, next);
   });
   end_stream();
 }
 
 void scatter_random(Queue, const float* sent, std::uint64_t count, const rules::RandomK& shape, Store wish, float* out,
                     std::uint32_t* nonfinite) {
-  bool all_finite = true;
-  const auto visit_all = [&](auto put) {
-    for (std::uint64_t j = 0, kept = shape.kept_in(count); j < kept; ++j) {
-      all_finite &= rules::is_finite(sent[j]);
-      put(shape.index(j, count), sent[j]);
-    }
-  };
-  if (wish == Store::add) {
-    visit_all([&](std::uint64_t i, float value) { out[i] += value; });
-  } else {
-    ChunkWriter writer(choose_store(wish, count), count, out);
-    visit_all([&](std::uint64_t i, float value) { writer.put(i, value); });
-    writer.finish();
-  }
+  const bool all_finite = scatter(choose_store(wish, count), count, out, [&](auto put) {
+    for (std::uint64_t j = 0, kept = shape.kept_in(count); j < kept; ++j) put(shape.index(j, count), sent[j]);
+  });
   report(all_finite, nonfinite);
   end_stream();
 }

@@ -105,16 +105,6 @@ class Candidates {
   bool fit_;
 };
 
-/// All values as what is left over.
-void keep_all(const EncodeInput& in, std::uint64_t first, const float* values, std::uint64_t count, Store how,
-              rules::Residual* next) {
-  for_each_group(count, [&](std::uint64_t i, auto size) {
-    float left_over[kGroup];
-    for (std::uint64_t j = 0; j < size; ++j) left_over[j] = rules::left_over_of(values[i + j], 0.0F);
-    store_residual(how, in, first + i, left_over, size, next);
-  });
-}
-
 /// `tile_values`: of whole groups, with room behind them (top_k_scratch() in all).
 void select_tile(float* tile_values, const rules::TopTile& tile, float* values, std::uint32_t* words) {
   constexpr std::uint64_t kFew = 16;  // a set of candidates has then four values or more
@@ -158,7 +148,7 @@ void select_top(Queue, const EncodeInput& in, std::uint64_t count, const rules::
   const Store how = choose_residual_store(count);
   for_each_tile(shape, count, [&](const rules::TopTile& tile) {
     work_out(in, tile.first, tile.size, scratch);
-    if (next) keep_all(in, tile.first, scratch, tile.size, how, next);
+    if (next) keep_residual(in, tile.first, scratch, tile.size, how, next);
     select_tile(scratch, tile, values + tile.first_kept, indices + tile.first_word);
   });
   end_stream();
@@ -179,17 +169,9 @@ void scatter_top(Queue, const float* sent, const std::uint32_t* indices, std::ui
   const Store how = choose_store(wish, count);
   bool all_finite = true;
   for_each_tile(shape, count, [&](const rules::TopTile& tile) {
-    const auto visit_all = [&](auto put) {
-      for_each_selected(tile, indices, [&](std::uint64_t k, std::uint64_t i) {
-        all_finite &= rules::is_finite(sent[k]);
-        put(i, sent[k]);
-      });
-    };
-    float* const to = out + tile.first;
-    if (how == Store::add) return visit_all([&](std::uint64_t i, float value) { to[i] += value; });
-    ChunkWriter writer(how, tile.size, to);
-    visit_all([&](std::uint64_t i, float value) { writer.put(i, value); });
-    writer.finish();
+    all_finite &= scatter(how, tile.size, out + tile.first, [&](auto put) {
+      for_each_selected(tile, indices, [&](std::uint64_t k, std::uint64_t i) { put(i, sent[k]); });
+    });
   });
   report(all_finite, nonfinite);
   end_stream();

@@ -35,6 +35,18 @@ OCTAVO_INLINE void for_each_group(std::uint64_t count, Visit visit) {
   if (whole < count) visit(whole, count - whole);
 }
 
+/// The largest magnitude_bits of values that are zeros up to the end of their last group.
+OCTAVO_INLINE std::uint32_t largest_magnitude(const float* values, std::uint64_t count) {
+  std::uint32_t largest = 0;
+  for (std::uint64_t i = 0; i < count; i += kGroup) {
+    for (std::uint64_t j = 0; j < kGroup; ++j) {
+      const std::uint32_t bits = rules::magnitude_bits(values[i + j]);
+      largest = bits > largest ? bits : largest;
+    }
+  }
+  return largest;
+}
+
 /// out[i] = or += values[i], for i in [0, count).
 OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, float* out) {
   if (how == Store::add) {
@@ -72,6 +84,16 @@ OCTAVO_INLINE void store_residual(Store how, const EncodeInput& in, std::uint64_
   });
   if (how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next + first);
   std::memcpy(next + first, rounded, count * sizeof *rounded);
+}
+
+/// Keeps values, from element `first` of the input on, as what is left over; nothing of what is not finite.
+OCTAVO_INLINE void keep_residual(const EncodeInput& in, std::uint64_t first, const float* values, std::uint64_t count,
+                                 Store how, rules::Residual* next) {
+  for_each_group(count, [&](std::uint64_t i, auto size) {
+    float left_over[kGroup];
+    for (std::uint64_t j = 0; j < size; ++j) left_over[j] = rules::left_over_of(values[i + j], 0.0F);
+    store_residual(how, in, first + i, left_over, size, next);
+  });
 }
 
 /// Writes up to a group; where `how` is uncached, a whole one around the caches.
@@ -118,6 +140,27 @@ class ChunkWriter {
   std::uint64_t size_, first_ = 0;
   float* out_;
 };
+
+/// Adds few values, or assigns them among zeros: visit_all(put) calls put(index, value) for each. Returns whether all
+/// are finite.
+template <class VisitAll>
+OCTAVO_INLINE bool scatter(Store how, std::uint64_t size, float* out, VisitAll visit_all) {
+  bool all_finite = true;
+  if (how == Store::add) {
+    visit_all([&](std::uint64_t i, float value) {
+      all_finite &= rules::is_finite(value);
+      out[i] += value;
+    });
+    return all_finite;
+  }
+  ChunkWriter writer(how, size, out);
+  visit_all([&](std::uint64_t i, float value) {
+    all_finite &= rules::is_finite(value);
+    writer.put(i, value);
+  });
+  writer.finish();
+  return all_finite;
+}
 
 /// How a kernel writes `count` values that nobody reads soon.
 OCTAVO_INLINE Store choose_store(std::uint64_t count) {

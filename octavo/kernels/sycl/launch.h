@@ -9,6 +9,8 @@
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/span.h"
+#include "octavo/rules/random_k.h"
+#include "octavo/rules/top_k.h"
 
 /// Enqueues kernels, after all that the queue was given before. On the calling thread the memory is ordinary, and a
 /// call returns when its kernel has run.
@@ -22,6 +24,10 @@ inline auto flat(const EncodeInput& in) {
 inline auto flat(const sycl_span::Blocks& b) {
   return std::tuple(b.count, b.block, b.payload.scales, b.payload.codes, b.blocks, b.chunks_of_block,
                     b.blocks_of_group);
+}
+inline auto flat(const rules::TopK& shape) { return std::tuple(shape.tile, shape.kept); }
+inline auto flat(const rules::RandomK& shape) {
+  return std::tuple(shape.key, shape.stride, shape.before, shape.is_unbiased);
 }
 template <class Argument>
 auto flat(const Argument& argument) {

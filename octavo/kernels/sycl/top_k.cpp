@@ -8,20 +8,17 @@ namespace octavo::sycl_backend {
 
 void select_top(Queue queue, const EncodeInput& in, std::uint64_t count, const rules::TopK& shape, float* scratch,
                 float* values, std::uint32_t* indices, rules::Residual* next) {
-  launch_groups(queue, {"top_k", "select_top"}, shape.tiles(count), in, count, shape.tile, shape.kept, scratch, values,
-                indices, next);
+  launch_groups(queue, {"top_k", "select_top"}, shape.tiles(count), in, count, shape, scratch, values, indices, next);
 }
 
 void settle_top(Queue queue, const EncodeInput& in, std::uint64_t count, const rules::TopK& shape, const float* values,
                 const float* sent, const std::uint32_t* indices, rules::Residual* next) {
-  launch_groups(queue, {"top_k", "settle_top"}, shape.tiles(count), in, count, shape.tile, shape.kept, values, sent,
-                indices, next);
+  launch_groups(queue, {"top_k", "settle_top"}, shape.tiles(count), in, count, shape, values, sent, indices, next);
 }
 
 void scatter_top(Queue queue, const float* sent, const std::uint32_t* indices, std::uint64_t count,
                  const rules::TopK& shape, Store how, float* out, std::uint32_t* nonfinite) {
-  launch_groups(queue, {"top_k", "scatter_top"}, shape.tiles(count), sent, indices, count, shape.tile, shape.kept, how,
-                out, nonfinite);
+  launch_groups(queue, {"top_k", "scatter_top"}, shape.tiles(count), sent, indices, count, shape, how, out, nonfinite);
 }
 
 }  // namespace octavo::sycl_backend
