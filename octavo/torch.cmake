@@ -38,6 +38,8 @@ add_library(octavo SHARED
   codec/registry.cpp
   codec/block_coding.cpp
   codec/top_k.cpp
+  codec/orthonormal.cpp
+  codec/power_sgd.cpp
   codec/random_k.cpp
   optim/adamw.cpp
   comm/plan.cpp
@@ -53,6 +55,7 @@ add_library(octavo SHARED
   comm/schedule/parts.cpp
   comm/schedule/scatter_sum.cpp
   comm/schedule/two_phase.cpp
+  comm/schedule/linear_sum.cpp
   comm/compressor.cpp
   comm/compressor_state.cpp
   comm/all_reduce.cpp

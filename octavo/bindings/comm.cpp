@@ -22,6 +22,12 @@ namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
+const Codec& codec_of(const Plan& plan) {
+  if (!plan.map) return *plan.codec;
+  fail(ErrorCode::unsupported, "codec", "the plan ", plan.text(),
+       " maps whole tensors, by their shape, in several rounds: it has no payload; octavo.all_reduce runs it");
+}
+
 void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def(py::init(&Plan::parse), py::arg("text"))
@@ -30,7 +36,7 @@ void bind_plan(py::module_& m) {
       .def("for_momentum", &Plan::for_momentum)
       .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"))
       .def(
-          "payload_bytes", [](const Plan& plan, std::uint64_t count) { return plan.codec->payload_bytes(count); },
+          "payload_bytes", [](const Plan& plan, std::uint64_t count) { return codec_of(plan).payload_bytes(count); },
           py::arg("count"))
       .def("__str__", &Plan::text)
       .def("__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); })
@@ -61,7 +67,7 @@ void bind_coding(py::module_& m) {
       "encode",
       [](const Plan& plan, const at::Tensor& values, at::Tensor payload, const std::optional<at::Tensor>& residual,
          const std::optional<at::Tensor>& next_residual) {
-        const Codec& codec = *plan.codec;
+        const Codec& codec = codec_of(plan);
         codec.encode(values.device(), {values.const_data_ptr<float>(), residual_of(residual)},
                      payload_of(codec, values, payload), residual_of(next_residual));
       },
@@ -70,7 +76,7 @@ void bind_coding(py::module_& m) {
   m.def(
       "decode",
       [](const Plan& plan, const at::Tensor& payload, at::Tensor values) {
-        const Codec& codec = *plan.codec;
+        const Codec& codec = codec_of(plan);
         codec.decode(values.device(), payload_of(codec, values, payload), Store::uncached,
                      values.mutable_data_ptr<float>(), nullptr);
       },
@@ -81,11 +87,11 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Plan& plan,
-                                            const std::vector<std::tuple<std::string, std::uint64_t, bool>>& parameters,
-                                            double deadline_s) {
+std::shared_ptr<Compressor> make_compressor(
+    const BackendPtr& backend, const Plan& plan,
+    const std::vector<std::tuple<std::string, std::uint64_t, bool, std::uint64_t>>& parameters, double deadline_s) {
   std::vector<ParameterInfo> infos;
-  for (const auto& [name, count, exempt] : parameters) infos.push_back({name, count, exempt});
+  for (const auto& [name, count, exempt, rows] : parameters) infos.push_back({name, count, exempt, rows});
   auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
   return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos));
 }

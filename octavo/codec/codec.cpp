@@ -9,15 +9,11 @@
 
 namespace octavo {
 
-namespace {
-
 std::uint64_t fingerprint_of(const std::string& text) {
   std::uint64_t fingerprint = text.size();
   for (const char c : text) fingerprint = rules::derive_key(fingerprint, static_cast<unsigned char>(c));
   return fingerprint;
 }
-
-}  // namespace
 
 void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart& whole,
                    const std::function<void(const PayloadPart& part, std::uint64_t first)>& body) {

@@ -15,6 +15,9 @@
 /// How values become bytes, and back.
 namespace octavo {
 
+/// Of a text, the same on every machine.
+OCTAVO_API std::uint64_t fingerprint_of(const std::string& text);
+
 /// Consecutive elements.
 struct Range {
   std::uint64_t first = 0;

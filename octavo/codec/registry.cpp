@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/codec/power_sgd.h"
 #include "octavo/codec/random_k.h"
 #include "octavo/codec/top_k.h"
 #include "octavo/kernels/error.h"
@@ -31,6 +32,14 @@ std::vector<Entry> own_codecs() {
   entries.push_back({"randomk", make_random_k});
   return entries;
 }
+
+struct Map {
+  std::string_view name;
+  LinearMapPtr (*make)(const CodecText& text);
+};
+
+/// A linear map is a line here.
+constexpr Map kMaps[] = {{"powersgd", make_power_sgd}};
 
 struct Registry {
   std::mutex mutex;
@@ -93,7 +102,8 @@ void CodecText::refuse(std::string_view because) const {
 void register_codec(const std::string& name, CodecFactory factory) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
-  if (!is_name(name) || registry.find(name)) {
+  const bool is_map = std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return map.name == name; });
+  if (!is_name(name) || is_map || registry.find(name)) {
     fail(ErrorCode::invalid_argument, "codec.register_codec",
          "a codec's name is made of letters, digits and '-', and no other codec has it: got '", name, "'");
   }
@@ -111,11 +121,19 @@ CodecPtr make_codec(const CodecText& text) {
   return factory(text);
 }
 
+LinearMapPtr make_map(const CodecText& text) {
+  for (const Map& map : kMaps) {
+    if (map.name == text.name) return map.make(text);
+  }
+  return nullptr;
+}
+
 std::vector<std::string> codec_names() {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
   std::vector<std::string> names;
   for (const Entry& entry : registry.entries) names.push_back(entry.name);
+  for (const Map& map : kMaps) names.emplace_back(map.name);
   return names;
 }
 

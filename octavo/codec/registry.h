@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/linear_map.h"
 #include "octavo/export.h"
 
 /// Codecs by the names that plans call them.
@@ -39,7 +40,9 @@ using CodecFactory = std::function<CodecPtr(const CodecText& text)>;
 OCTAVO_API void register_codec(const std::string& name, CodecFactory factory);
 
 OCTAVO_API CodecPtr make_codec(const CodecText& text);
-/// All names, those of Octavo's own codecs first.
+/// Null where there is no linear map of that name.
+OCTAVO_API LinearMapPtr make_map(const CodecText& text);
+/// All names of codecs, those of Octavo's own first, then of maps.
 OCTAVO_API std::vector<std::string> codec_names();
 
 }  // namespace octavo

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "octavo/comm/schedule/two_phase.h"
+#include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
@@ -38,6 +38,15 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   }
 }
 
+Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
+  const auto count = static_cast<std::uint64_t>(tensor.numel());
+  const std::uint64_t rows = tensor.dim() > 1 && count > 0 ? static_cast<std::uint64_t>(tensor.size(0)) : 1;
+  const Matrix shape = {rows, count / rows};
+  constexpr std::uint64_t kOnlyStep = 1;
+  if (!plan.map || plan.map->image_sizes(shape, kOnlyStep).empty()) return {};
+  return {plan.map.get(), shape, kOnlyStep};
+}
+
 }  // namespace
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
@@ -59,7 +68,8 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   all.shared_key = rules::derive_key(call, plan.codec->fingerprint());
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
   const int divisor = op == ReduceOp::average ? wire.world_size() : 1;
-  TwoPhase(wire, seconds, tensor.device()).run({values, {all}, divisor, all.shared_key});
+  all.mapping = mapping(plan, tensor);
+  LinearSum(wire, seconds, tensor.device()).run({values, {all}, divisor, all.shared_key});
   result.copy_(values);
   wait_for_current_stream(result.device());
 }

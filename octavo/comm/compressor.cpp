@@ -8,7 +8,7 @@
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
-#include "octavo/comm/schedule/two_phase.h"
+#include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
@@ -34,9 +34,13 @@ std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) 
 
 }  // namespace
 
+Matrix Compressor::shape_of(const Parameter& parameter) {
+  return {parameter.info.rows, parameter.info.count / parameter.info.rows};
+}
+
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters)
     : wire_(std::move(wire)),
-      state_(parameters, {kWorkerResidual, kOwnerResidual}, wire_->rank(), wire_->world_size()) {
+      state_(parameters, {kWorkerResidual, kOwnerResidual, kResidual, kMapMemory}, wire_->rank(), wire_->world_size()) {
   for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info)});
   use(plan);
 }
@@ -145,13 +149,14 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
     for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
       digest = rules::derive_key(digest, codec->fingerprint());
     }
+    if (tensors[i].mapping.map) digest = rules::derive_key(digest, tensors[i].mapping.map->fingerprint());
     digest = rules::derive_key(digest, job.slots[i].parameter);
   }
   return digest;
 }
 
 std::vector<std::unique_ptr<Schedule>>& Compressor::idle(const Job& job) {
-  return (job.is_encoded ? idle_two_phase_ : idle_all_reduce_)[job.bucket.device()];
+  return (job.is_encoded ? idle_linear_sums_ : idle_all_reduces_)[job.bucket.device()];
 }
 
 std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
@@ -162,11 +167,11 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
     return schedule;
   }
   const c10::Device device = job.bucket.device();
-  if (job.is_encoded) return std::make_unique<TwoPhase>(*wire_, seconds_, device);
+  if (job.is_encoded) return std::make_unique<LinearSum>(*wire_, seconds_, device);
   return std::make_unique<AllReduceSum>(*wire_, device);
 }
 
-/// Whether a bucket's parameters go by the two-phase schedule, exempt ones too: where the plan of any is not dense.
+/// Whether a bucket's parameters are encoded, exempt ones too: where the plan of any is not dense.
 bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
   return std::any_of(slots.begin(), slots.end(),
                      [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
@@ -174,6 +179,21 @@ bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
 
 const Codec& Compressor::codec_of(const Parameter& parameter) const {
   return parameter.info.exempt ? block_coding(BlockCodec::fp32) : parameter.plan->at(step_);
+}
+
+/// Null for a parameter that travels as it is.
+const LinearMap* Compressor::map_of(const Parameter& parameter) const {
+  const LinearMap* const map = parameter.info.exempt ? nullptr : parameter.plan->map_at(step_);
+  return map && !map->image_sizes(shape_of(parameter), step_).empty() ? map : nullptr;
+}
+
+Mapping Compressor::mapping(std::size_t index) {
+  const Parameter& parameter = parameters_[index];
+  const LinearMap* const map = map_of(parameter);
+  if (!map) return {};
+  const bool error_feedback = parameter.plan->error_feedback;
+  Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
+  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory)};
 }
 
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
@@ -187,7 +207,8 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
     tensor.momentum_weight = static_cast<float>(beta_);
   }
   tensor.gradient_weight /= gradient_scale_;
-  if (parameter.plan->error_feedback && !parameter.info.exempt) {
+  tensor.mapping = mapping(index);
+  if (parameter.plan->error_feedback && !parameter.plan->map && !parameter.info.exempt) {
     tensor.worker = &state_.at(index, kWorkerResidual);
     tensor.owner = &state_.at(index, kOwnerResidual);
   }

@@ -30,7 +30,7 @@ struct CompressorStats {
   std::uint64_t dense_bytes;  // what a ring all-reduce of the gradients in their own dtype would have sent
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
-  PhaseSeconds seconds;           // of the two-phase schedule, on its own thread
+  PhaseSeconds seconds;           // of what is encoded, on its own thread
 };
 
 /// What a plan does to one parameter.
@@ -81,7 +81,8 @@ class OCTAVO_API Compressor {
   void reduce(at::Tensor bucket, std::vector<Slot> slots);
 
   Plan plan() const;
-  /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without. Throws Error
+  /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without, and where a
+  /// linear map begins or ends. Throws Error
   /// invalid_argument where a rule fits no parameter, or for a plan that votes while momenta are averaged.
   void set_plan(const Plan& plan);
 
@@ -154,6 +155,9 @@ class OCTAVO_API Compressor {
   void take_sample(const Job& job);
   bool has_encoded(const std::vector<Slot>& slots) const;
   const Codec& codec_of(const Parameter& parameter) const;
+  const LinearMap* map_of(const Parameter& parameter) const;
+  static Matrix shape_of(const Parameter& parameter);
+  Mapping mapping(std::size_t index);
   std::uint64_t wire_bytes(const Parameter& parameter) const;
   std::vector<Contribution> contributions(const Job& job);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
@@ -165,7 +169,7 @@ class OCTAVO_API Compressor {
   PhaseSeconds seconds_;
   /// Schedules keep their buffers from job to job.
   using IdleSchedules = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
-  IdleSchedules idle_two_phase_, idle_all_reduce_;
+  IdleSchedules idle_linear_sums_, idle_all_reduces_;
   std::shared_ptr<const Plan> plan_;
   std::vector<Parameter> parameters_;
   StateStore state_;

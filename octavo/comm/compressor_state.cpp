@@ -38,10 +38,13 @@ void Compressor::use(const Plan& plan) {
     if (!parameter.info.exempt) names.push_back(parameter.info.name);
   }
   plan.require_rules_fit(names);
-  plan_ = std::make_shared<const Plan>(plan);
+  const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
+  const auto map_text = [](const ParameterPlan* of_one) {
+    return of_one && of_one->map ? of_one->map->text() : std::string();
+  };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].plan = &plan_->of(parameters_[i].info.name);
-    if (!parameters_[i].plan->error_feedback) state_.clear(i);
+    const ParameterPlan* const old = std::exchange(parameters_[i].plan, &plan_->of(parameters_[i].info.name));
+    if (!parameters_[i].plan->error_feedback || map_text(old) != map_text(parameters_[i].plan)) state_.clear(i);
   }
 }
 
@@ -115,10 +118,13 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   if (parameter.plan->dense() && !in_momentum_phase_) return wire_->ring_bytes(count * sizeof(float));
   const Codec& codec = codec_of(parameter);
   const int world = wire_->world_size();
+  const LinearMap* const map = map_of(parameter);
   std::uint64_t bytes = 0;
-  for (int owner = 0; owner < world; ++owner) {
-    const std::uint64_t payload = codec.payload_bytes(owned_range(count, owner, world).count);
-    bytes += owner == wire_->rank() ? payload * static_cast<std::uint64_t>(world - 1) : payload;
+  for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_) : std::vector{count}) {
+    for (int owner = 0; owner < world; ++owner) {
+      const std::uint64_t payload = codec.payload_bytes(owned_range(sent, owner, world).count);
+      bytes += owner == wire_->rank() ? payload * static_cast<std::uint64_t>(world - 1) : payload;
+    }
   }
   return bytes;
 }
@@ -131,7 +137,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
     double owed = 0;
-    for (const Role& role : {kWorkerResidual, kOwnerResidual}) {
+    for (const Role& role : {kWorkerResidual, kOwnerResidual, kResidual}) {
       const at::Tensor& residual = state_.at(i, role).tensor();
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }

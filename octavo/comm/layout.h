@@ -18,8 +18,9 @@ namespace octavo {
 /// A parameter of the model, as its gradients are averaged.
 struct ParameterInfo {
   std::string name;
-  std::uint64_t count;  // real numbers: two for each element of a complex parameter
-  bool exempt;          // is sent in float32
+  std::uint64_t count;     // real numbers: two for each element of a complex parameter
+  bool exempt;             // is sent in float32
+  std::uint64_t rows = 1;  // as a matrix: the first of its dimensions, where there are more
 };
 
 /// The range of a tensor of `count` elements that `rank` of `world_size` owns.

@@ -41,7 +41,8 @@ ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text)
   const auto [codec, rest] = split(text, '+');
   const CodecText wanted = CodecText::parse(plan, codec);
   ParameterPlan parsed;
-  parsed.codec = make_codec(wanted);
+  parsed.map = make_map(wanted);
+  if (!parsed.map) parsed.codec = make_codec(wanted);
   for_each_piece(rest, '+', [&](std::string_view part) { parsed.add(wanted, part); });
   return parsed;
 }
@@ -51,32 +52,38 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
   constexpr auto kLongest = std::uint64_t{1} << 40;
   if (part == "ef") {
     if (error_feedback) text.refuse("it says +ef twice");
-    if (!codec->traits().leaves_error) text.refuse("this codec leaves no error that could be fed back");
+    if (!map && !codec->traits().leaves_error) text.refuse("this codec leaves no error that could be fed back");
     error_feedback = true;
   } else if (part.starts_with(kWarmUp)) {
     const std::uint64_t steps =
         text.whole_number(part.substr(kWarmUp.size()), 1, kLongest, "a warm-up has a number of steps");
     if (warm_up) text.refuse("it has two warm-ups");
     warm_up = std::make_shared<const WarmUp>(WarmUp{steps, codec->warm_up()});
-    if (warm_up->codecs.empty()) text.refuse("there is nothing that this codec could begin with");
+    if (!map && warm_up->codecs.empty()) text.refuse("there is nothing that this codec could begin with");
   } else {
     text.refuse("after the codec there may be +ef and +warmup:STEPS");
   }
 }
 
 std::string ParameterPlan::text() const {
-  std::string text = codec->text();
+  std::string text = map ? map->text() : codec->text();
   if (error_feedback) text += "+ef";
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
 const Codec& ParameterPlan::at(std::uint64_t step) const {
   const std::uint64_t done = step > 0 ? step - 1 : 0;
-  if (!warm_up || done >= warm_up->steps) return *codec;
+  if (!warm_up || warm_up->codecs.empty() || done >= warm_up->steps) return *codec;
   return *warm_up->codecs[done * warm_up->codecs.size() / warm_up->steps];
 }
 
-bool ParameterPlan::dense() const { return codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint(); }
+const LinearMap* ParameterPlan::map_at(std::uint64_t step) const {
+  return warm_up && step <= warm_up->steps ? nullptr : map.get();
+}
+
+bool ParameterPlan::dense() const {
+  return !map && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
+}
 
 ParameterPlan ParameterPlan::for_momentum() const {
   ParameterPlan plan = *this;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/linear_map.h"
 #include "octavo/codec/registry.h"
 #include "octavo/export.h"
 
@@ -26,19 +27,23 @@ namespace octavo {
 ///   topk:64/4096      the largest 64 of every 4096; a last part names the codec of the values: topk:64/4096:sign
 ///   randomk:0.01      one of every 100 at places that all ranks draw alike, so that of places nothing is sent;
 ///                     randomk:0.01:unbiased multiplies it by 100; a last part names the codec of the values
+///   powersgd:4        a matrix as the product of two of rank 4, which travel one after the other in float32;
+///                     powersgd:4:alternating sends one of them a step, in turn
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); `:N` sets the block, in elements,
 /// `:stochastic` rounds codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
 /// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter
-/// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`.
+/// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`. Of
+/// powersgd these steps are dense.
 struct OCTAVO_API ParameterPlan {
   struct WarmUp {
     std::uint64_t steps;
     std::vector<CodecPtr> codecs;  // for as many steps each
   };
 
-  CodecPtr codec;
+  CodecPtr codec;    // of the images where there is a map
+  LinearMapPtr map;  // null: none
   bool error_feedback = false;
   std::shared_ptr<const WarmUp> warm_up;  // null: none
 
@@ -52,6 +57,8 @@ struct OCTAVO_API ParameterPlan {
   bool votes() const { return !codec->traits().keeps_magnitude; }
   /// What ranks send to owners, and owners to all, in a step, counted from 1.
   const Codec& at(std::uint64_t step) const;
+  /// Null: none. A warm-up of a map is dense.
+  const LinearMap* map_at(std::uint64_t step) const;
 
   /// The plan for averaging momenta under a frozen variance, where one scale per tensor serves better than one per
   /// block (in trials +0.4 % of loss against +2 %): a sign plan whose block was not chosen gets blocks of 2^18

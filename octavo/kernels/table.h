@@ -7,6 +7,7 @@
 #include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
 #include "octavo/rules/block_codecs.h"
+#include "octavo/rules/low_rank.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
 
@@ -73,6 +74,17 @@ struct KernelTable {
                         const float* sent, rules::Residual* next_residual);
   void (*scatter_random)(Queue, const float* sent, std::uint64_t count, const rules::RandomK& shape, Store store,
                          float* out, std::uint32_t* nonfinite);
+
+  // low_rank (rules/low_rank.h), of the whole matrix that the input is: for `count` rows from `first` on the left
+  // factor that belongs to a right one; for columns the right factor; for rows the product, to `out`, which may lie
+  // where the gradient is, and what it leaves over (null: not wanted), `nonfinite` as in DecodeKernel
+  void (*find_left_factor)(Queue, const EncodeInput& input, const rules::LowRank& shape, std::uint64_t first,
+                           std::uint64_t count, const float* right, float* left);
+  void (*find_right_factor)(Queue, const EncodeInput& input, const rules::LowRank& shape, std::uint64_t first,
+                            std::uint64_t count, const float* left, float* right);
+  void (*multiply_factors)(Queue, const EncodeInput& input, const rules::LowRank& shape, std::uint64_t first,
+                           std::uint64_t count, const float* left, const float* right, float* out,
+                           rules::Residual* next_residual, std::uint32_t* nonfinite);
 
   // gradient_power: rules::chunk_power of the rules::kPowerChunk elements, or fewer at the end, that begin at every
   // multiple of `stride` below `count`

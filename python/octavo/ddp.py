@@ -275,8 +275,8 @@ def compress(
         onebit.require_joinable(plan, parameters.values())
         first_plan = as_plan(onebit.warmup_plan)
     is_exempt = _exemption(exempt, parameters)
-    table = [(name, _real_numbers(p), bool(is_exempt(name, p))) for name, p in parameters.items()]
-    plan.require_rules_fit([name for name, _, is_exempt in table if not is_exempt])
+    table = [(name, _real_numbers(p), bool(is_exempt(name, p)), _rows(p)) for name, p in parameters.items()]
+    plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
     rendezvous = Rendezvous(ddp_model.process_group, "ddp.compress", timeout_s)
     _require_same_on_all_ranks(
         rendezvous,
@@ -287,7 +287,7 @@ def compress(
             if onebit is None
             else (onebit.frozen, onebit.param_groups[0]["frozen_beta"]),
             "use of a GradScaler": scaler is not None,
-            "exempt parameters": [name for name, _, is_exempt in table if is_exempt],
+            "exempt parameters": [name for name, _, is_exempt, _ in table if is_exempt],
             "model": table,
         },
     )
@@ -321,6 +321,11 @@ def _onebit(optimizer: object) -> OneBitAdamW | None:
 
 def _real_numbers(parameter: Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def _rows(parameter: Tensor) -> int:
+    """Of the parameter as a matrix: its first dimension, and all others."""
+    return parameter.shape[0] if parameter.ndim > 1 and parameter.numel() > 0 else 1
 
 
 def _require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object]) -> None:

@@ -31,6 +31,20 @@ def test_sums_and_is_bit_identical(three_ranks, plan, dtype):
     assert (results[0].float() - expected).abs().max() <= slack * expected.abs().max()
 
 
+def sum_of_products(rank: int, plan: str) -> torch.Tensor:
+    left = torch.randn(64, 3, generator=torch.Generator().manual_seed(rank))
+    tensor = left @ torch.randn(3, 200, generator=torch.Generator().manual_seed(9))
+    octavo.all_reduce(tensor, plan)
+    return tensor
+
+
+def test_a_sum_of_low_rank_is_found_in_one_call(three_ranks):
+    exact = three_ranks.run(sum_of_products, "dense")[0]
+    results = three_ranks.run(sum_of_products, "powersgd:3")
+    assert all(torch.equal(r, results[0]) for r in results)
+    assert (results[0] - exact).norm() < 1e-5 * exact.norm()
+
+
 def vote(rank: int) -> torch.Tensor:
     tensor = torch.tensor([[5.0, 1, -1], [2, -9, -3]])[rank]
     octavo.all_reduce(tensor, "sign-vote")

@@ -2,11 +2,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/linear_map.h"
 #include "octavo/comm/state/versioned.h"
 
 namespace octavo {
+
+/// How a tensor travels as images (LinearSum).
+struct Mapping {
+  const LinearMap* map = nullptr;  // null: it travels as it is
+  Matrix shape = {};
+  std::uint64_t step = 0;  // counted from 1
+  bool error_feedback = false;
+  Versioned* residual = nullptr;  // kResidual (state_store.h); null: none
+  Versioned* memory = nullptr;    // kMapMemory; null: nothing is kept
+};
 
 /// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
 /// momentum_weight*momentum.
@@ -24,6 +36,8 @@ struct Contribution {
   /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
   std::uint64_t shared_key = 0;  // of what all ranks draw alike: another one in every step and for every parameter
+  Mapping mapping = {};
+  std::optional<float> power = {};  // in place of the values' own (Outcome::power)
 
   /// For the range that begins at an element, of PayloadPart.
   std::uint64_t range_key(std::uint64_t first) const { return rules::derive_key(shared_key, first); }

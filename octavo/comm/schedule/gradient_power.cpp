@@ -73,6 +73,7 @@ std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::D
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const bool was_sampled = stride_of(tensors[t]) != kPowerChunk;
     if (powers[t] == 0 && was_sampled) powers[t] = exact_power(tensors[t], device, buffer);
+    if (tensors[t].power) powers[t] = *tensors[t].power;
   }
   return powers;
 }

@@ -2,31 +2,14 @@
 #include "octavo/comm/schedule/two_phase.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
 namespace octavo {
-
-namespace {
-
-class Stopwatch {
- public:
-  /// Adds the seconds since the last lap to `total`.
-  void lap(double& total) {
-    const auto now = std::chrono::steady_clock::now();
-    total += std::chrono::duration<double>(now - last_).count();
-    last_ = now;
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
-
-}  // namespace
 
 void TwoPhase::begin(Bucket bucket) {
   const SettledAtEnd buffers_are_free(device_);
@@ -60,7 +43,7 @@ Outcome TwoPhase::finish() {
     down_.decode_all(up_.power(), nonfinite);
   }
   for (std::size_t t = 0; t < bucket_.tensors.size(); ++t) {
-    if (all_stay || up_.power()[t] == 0) combine(bucket_.tensors[t], nonfinite);
+    if (all_stay || up_.power()[t] == 0) keep_here(bucket_.tensors[t], nonfinite);
   }
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
@@ -75,8 +58,7 @@ bool TwoPhase::stays_here() const {
                      [](const Contribution& tensor) { return tensor.up->traits().keeps_magnitude; });
 }
 
-/// Makes the result of a tensor that need not cross the wire, in its place.
-void TwoPhase::combine(const Contribution& tensor, std::uint32_t* nonfinite) {
+void TwoPhase::keep_here(const Contribution& tensor, std::uint32_t* nonfinite) {
   constexpr std::uint64_t kPart = 1U << 20;
   const Codec& exact = block_coding(BlockCodec::fp32);
   for (std::uint64_t first = 0; first < tensor.count; first += kPart) {

@@ -29,9 +29,11 @@ class OCTAVO_API TwoPhase final : public Schedule {
   void advance() override;
   Outcome finish() override;
 
+  /// Makes the result of a tensor that need not cross the wire, in its place. `nonfinite` as in Codec::decode.
+  void keep_here(const Contribution& tensor, std::uint32_t* nonfinite);
+
  private:
   bool stays_here() const;
-  void combine(const Contribution& tensor, std::uint32_t* nonfinite);
 
   Wire& wire_;
   PhaseSeconds& seconds_;

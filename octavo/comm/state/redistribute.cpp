@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "octavo/comm/layout.h"
 
 namespace octavo {
@@ -51,6 +53,18 @@ at::Tensor redistribute_owned(const std::vector<at::Tensor>& residuals, std::uin
   }
   const Range own = owned_range(count, rank, world_size);
   return part_of(all, own.first, own.count).to(at::kBFloat16);
+}
+
+at::Tensor redistribute_whole(const std::vector<at::Tensor>& residuals, std::uint64_t count, int, int) {
+  at::Tensor owed = zeros(count);
+  for (const at::Tensor& residual : residuals) {
+    if (residual.defined()) owed.add_(residual);
+  }
+  return owed.div_(static_cast<double>(residuals.size())).to(at::kBFloat16);
+}
+
+at::Tensor redistribute_shared(const std::vector<at::Tensor>& values, std::uint64_t, int, int) {
+  return *std::find_if(values.begin(), values.end(), [](const at::Tensor& one) { return one.defined(); });
 }
 
 }  // namespace octavo

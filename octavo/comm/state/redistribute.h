@@ -22,4 +22,10 @@ at::Tensor redistribute_sent(const std::vector<at::Tensor>& residuals, std::uint
 /// What it has to keep as an owner: bfloat16[owned_range(count, rank, world_size).count].
 at::Tensor redistribute_owned(const std::vector<at::Tensor>& residuals, std::uint64_t count, int rank, int world_size);
 
+/// What every rank has to keep where ranks send all elements: bfloat16[count], what the old ranks owed on average.
+at::Tensor redistribute_whole(const std::vector<at::Tensor>& residuals, std::uint64_t count, int rank, int world_size);
+
+/// What was the same on all ranks, of any dtype and size.
+at::Tensor redistribute_shared(const std::vector<at::Tensor>& values, std::uint64_t count, int rank, int world_size);
+
 }  // namespace octavo

@@ -11,6 +11,20 @@
 
 namespace octavo {
 
+namespace {
+
+auto redistribution(Extent extent) {
+  switch (extent) {
+    case Extent::sent: return redistribute_sent;
+    case Extent::owned: return redistribute_owned;
+    case Extent::whole: return redistribute_whole;
+    case Extent::shared: return redistribute_shared;
+  }
+  fail(ErrorCode::internal, "comm.state_store", "there is no such extent");
+}
+
+}  // namespace
+
 StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size)
     : parameters_(std::move(parameters)), roles_(std::move(roles)), rank_(rank), world_size_(world_size) {
   std::vector<Versioned> of_one;
@@ -80,9 +94,8 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
       if (!parts[old_rank].defined()) continue;
       require(parts[old_rank], key, place, static_cast<int>(old_rank), static_cast<int>(parts.size()));
     }
-    const bool sent = roles_[place.role].extent == Extent::sent;
-    const auto redistribute = sent ? redistribute_sent : redistribute_owned;
-    ours[key] = redistribute(parts, parameters_[place.parameter].count, rank_, world_size_);
+    ours[key] =
+        redistribution(roles_[place.role].extent)(parts, parameters_[place.parameter].count, rank_, world_size_);
   }
   load(ours);
 }
@@ -108,8 +121,12 @@ StateStore::Place StateStore::find_key(const std::string& key) const {
 void StateStore::require(const at::Tensor& values, const std::string& key, Place place, int rank,
                          int world_size) const {
   const Role& role = roles_[place.role];
-  const Sent sent = sent_part(parameters_[place.parameter].count, rank, world_size);
-  const std::uint64_t count = role.extent == Extent::sent ? sent.count : sent.own.count;
+  const std::uint64_t whole = parameters_[place.parameter].count;
+  const Sent sent = sent_part(whole, rank, world_size);
+  const std::uint64_t count = role.extent == Extent::sent    ? sent.count
+                              : role.extent == Extent::owned ? sent.own.count
+                              : role.extent == Extent::whole ? whole
+                                                             : static_cast<std::uint64_t>(values.numel());
   if (values.scalar_type() == role.dtype && static_cast<std::uint64_t>(values.numel()) == count) return;
   fail(ErrorCode::invalid_argument, "comm.load_state", "expected ", toString(role.dtype), " with ", count,
        " elements for ", key, " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ",

@@ -15,9 +15,9 @@
 namespace octavo {
 
 /// What a rank keeps of each parameter, which is redistributed over another number of ranks as residuals are
-/// (redistribute.h): `sent`, of the elements that it sends to others (layout.h); `owned`, of those
-/// that it owns.
-enum class Extent { sent, owned };
+/// (redistribute.h): `sent`, of the elements that it sends to others (layout.h); `owned`, of those that it owns;
+/// `whole`, of all elements; `shared`, the same on all ranks, of a size that only its user knows.
+enum class Extent { sent, owned, whole, shared };
 
 /// A kind of tensor that is kept; the key of a parameter's is "name/PARAMETER".
 struct Role {
@@ -30,6 +30,9 @@ struct Role {
 // and what it could not send of the sums that it owns, to be sent later.
 inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
 inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
+// The same of a linear map, whose images leave something over of all elements, and what the map itself remembers.
+inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
+inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
 
 /// Every tensor of a rank that lives from step to step, by parameter and role; made at its first use. Not thread-safe.
 class OCTAVO_API StateStore {

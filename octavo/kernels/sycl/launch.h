@@ -9,6 +9,7 @@
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/span.h"
+#include "octavo/rules/low_rank.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
 
@@ -26,6 +27,7 @@ inline auto flat(const sycl_span::Blocks& b) {
                     b.blocks_of_group);
 }
 inline auto flat(const rules::TopK& shape) { return std::tuple(shape.tile, shape.kept); }
+inline auto flat(const rules::LowRank& shape) { return std::tuple(shape.rows, shape.columns, shape.rank); }
 inline auto flat(const rules::RandomK& shape) {
   return std::tuple(shape.key, shape.stride, shape.before, shape.is_unbiased);
 }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "octavo/codec/codec.h"
+#include "octavo/export.h"
+#include "octavo/kernels/operands.h"
+
+/// Maps of tensors to fewer floats, which may be added up over ranks.
+namespace octavo {
+
+/// The shape of a tensor as a matrix, row by row: the first dimension, and all others.
+struct Matrix {
+  std::uint64_t rows = 1, columns = 0;
+  std::uint64_t count() const { return rows * columns; }
+};
+
+/// One rank's tensor, as a map sees it. `values` are read in several calls; what the last step left over is among them.
+struct MapInput {
+  Matrix shape;
+  EncodeInput values;
+  bool error_feedback = false;
+  std::uint64_t step = 0;  // counted from 1
+  std::uint64_t key = 0;   // equal on all ranks, another one in every step and for every parameter
+  /// Floats that live from step to step, LinearMap::memory_size() of them, on the device and equal on all ranks: of the
+  /// last step, null where there was none, and for the next one. A step with a NaN is undone: `next` is then dropped.
+  const float* memory = nullptr;
+  float* next_memory = nullptr;
+};
+
+/// A map that is linear in the values, given what all ranks know: the mean of the images is the image of the mean, from
+/// which every rank reconstructs the same approximation of it. Images travel in one or more rounds, of which a later
+/// one may depend on the means of those before. Objects are immutable. Work is done on the device's current stream; the
+/// bits depend neither on threads nor on the device. What is not finite reaches the results as NaN, on all ranks.
+class OCTAVO_API LinearMap {
+ public:
+  virtual ~LinearMap() = default;
+  LinearMap(const LinearMap&) = delete;
+  LinearMap& operator=(const LinearMap&) = delete;
+
+  /// As a plan writes it: "powersgd:4".
+  const std::string& text() const { return text_; }
+  /// Of the text, the same on every machine.
+  std::uint64_t fingerprint() const { return fingerprint_; }
+
+  /// Floats of the image in each round. Empty: it would save too little, and the tensor travels as it is.
+  virtual std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const = 0;
+  virtual std::uint64_t memory_size(const Matrix& shape) const = 0;
+  /// Whether error feedback needs a residual for each value; else the map keeps what it needs in its memory.
+  virtual bool needs_residual() const = 0;
+
+  /// Writes images[round], of the device; those of earlier rounds are the means over ranks.
+  virtual void project(c10::Device device, const MapInput& tensor, std::size_t round,
+                       std::span<float* const> images) const = 0;
+  /// The result to `out`, which may lie where the gradient is, what it leaves over (null: not wanted), and the memory.
+  /// Sets *nonfinite (as in Codec::decode) where a result is a NaN or an infinity.
+  virtual void reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
+                           rules::Residual* next_residual, std::uint32_t* nonfinite) const = 0;
+
+ protected:
+  explicit LinearMap(std::string text) : text_(std::move(text)), fingerprint_(fingerprint_of(text_)) {}
+
+ private:
+  std::string text_;
+  std::uint64_t fingerprint_;
+};
+
+using LinearMapPtr = std::shared_ptr<const LinearMap>;
+
+}  // namespace octavo

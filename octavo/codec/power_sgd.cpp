@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/codec/power_sgd.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+
+#include "octavo/codec/orthonormal.h"
+#include "octavo/device/dispatch.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::string_view kAlternating = "alternating";
+
+/// The two factors in a memory.
+struct Factors {
+  float *left, *right;
+  Factors(float* memory, const rules::LowRank& shape) : left(memory), right(memory + shape.rank * shape.rows) {}
+};
+
+at::Tensor floats(const float* data, std::uint64_t count, c10::Device device) {
+  return at::from_blob(const_cast<float*>(data), {static_cast<std::int64_t>(count)},
+                       at::TensorOptions(at::kFloat).device(device));
+}
+
+/// Makes a factor orthonormal, whose rows have `length` elements; draws it where there is none yet.
+void prepare(float* factor, const rules::LowRank& shape, std::uint64_t length, bool is_there, std::uint64_t key,
+             c10::Device device) {
+  at::Tensor own = floats(factor, shape.rank * length, device);
+  at::Tensor rows = own.cpu();  // itself on the CPU
+  (is_there ? make_orthonormal : draw_orthonormal)(rows.mutable_data_ptr<float>(), shape.rank, length, key);
+  if (!device.is_cpu()) own.copy_(rows);
+}
+
+/// Rows or columns that a thread takes at least.
+std::int64_t grain(std::uint64_t elements_of_one) {
+  constexpr std::uint64_t kGrainElements = 1U << 15;
+  return static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainElements / elements_of_one));
+}
+
+template <class Body>
+void for_lines(c10::Device device, std::uint64_t lines, std::uint64_t elements_of_one, Body body) {
+  for_parts(device, static_cast<std::int64_t>(lines), grain(elements_of_one), [&](std::int64_t from, std::int64_t to) {
+    body(static_cast<std::uint64_t>(from), static_cast<std::uint64_t>(to - from));
+  });
+}
+
+}  // namespace
+
+PowerSgd::PowerSgd(std::uint64_t rank, bool is_alternating)
+    : LinearMap("powersgd:" + std::to_string(rank) + (is_alternating ? ":" + std::string(kAlternating) : "")),
+      rank_(rank),
+      is_alternating_(is_alternating) {}
+
+rules::LowRank PowerSgd::low_rank(const Matrix& shape) const {
+  return {shape.rows, shape.columns, std::min({rank_, shape.rows, shape.columns})};
+}
+
+std::uint64_t PowerSgd::memory_size(const Matrix& shape) const {
+  return low_rank(shape).rank * (shape.rows + shape.columns);
+}
+
+/// Which factor a round sends.
+bool PowerSgd::is_left(std::uint64_t step, std::size_t round) const {
+  return is_alternating_ ? step % 2 == 1 : round == 0;
+}
+
+std::vector<std::uint64_t> PowerSgd::image_sizes(const Matrix& shape, std::uint64_t step) const {
+  if (2 * memory_size(shape) > shape.count()) return {};
+  const std::uint64_t rank = low_rank(shape).rank, left = rank * shape.rows, right = rank * shape.columns;
+  if (!is_alternating_) return {left, right};
+  return {is_left(step, 0) ? left : right};
+}
+
+void PowerSgd::project(c10::Device device, const MapInput& tensor, std::size_t round,
+                       std::span<float* const> images) const {
+  const rules::LowRank shape = low_rank(tensor.shape);
+  const Factors next(tensor.next_memory, shape);
+  const std::uint64_t size = memory_size(tensor.shape);
+  const auto copy = [&](float* to, const float* from, std::uint64_t count) {
+    floats(to, count, device).copy_(floats(from, count, device));
+  };
+  if (round == 0 && tensor.memory) copy(next.left, tensor.memory, size);
+  if (round > 0) copy(next.left, images[round - 1], shape.rank * shape.rows);
+  const bool left = is_left(tensor.step, round);
+  const bool is_there = round > 0 || tensor.memory;
+  prepare(left ? next.right : next.left, shape, left ? shape.columns : shape.rows, is_there, tensor.key + round,
+          device);
+  const LaunchScope scope(device);
+  for_lines(device, left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
+            [&](std::uint64_t first, std::uint64_t count) {
+              if (left) {
+                scope.kernels().find_left_factor(scope.queue(), tensor.values, shape, first, count, next.right,
+                                                 images[round]);
+              } else {
+                scope.kernels().find_right_factor(scope.queue(), tensor.values, shape, first, count, next.left,
+                                                  images[round]);
+              }
+            });
+}
+
+void PowerSgd::reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
+                           rules::Residual* next_residual, std::uint32_t* nonfinite) const {
+  const rules::LowRank shape = low_rank(tensor.shape);
+  const Factors next(tensor.next_memory, shape);
+  const bool left = is_left(tensor.step, images.size() - 1);
+  const std::uint64_t size = shape.rank * (left ? shape.rows : shape.columns);
+  floats(left ? next.left : next.right, size, device).copy_(floats(images.back(), size, device));
+  const LaunchScope scope(device);
+  for_lines(device, shape.rows, shape.columns, [&](std::uint64_t first, std::uint64_t count) {
+    scope.kernels().multiply_factors(scope.queue(), tensor.values, shape, first, count, next.left, next.right, out,
+                                     next_residual, nonfinite);
+  });
+}
+
+LinearMapPtr make_power_sgd(const CodecText& text) {
+  constexpr auto kExpected = "powersgd needs a rank from 1 to 64, as in powersgd:4 or powersgd:4:alternating";
+  if (text.options.empty() || text.options.size() > 2) text.refuse(kExpected);
+  const std::uint64_t rank = text.whole_number(text.options[0], 1, rules::kLargestRank, kExpected);
+  const bool is_alternating = text.options.size() == 2;
+  if (is_alternating && text.options[1] != kAlternating) text.refuse(kExpected);
+  return std::make_shared<PowerSgd>(rank, is_alternating);
+}
+
+}  // namespace octavo

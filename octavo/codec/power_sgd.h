@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/codec/linear_map.h"
+#include "octavo/codec/registry.h"
+#include "octavo/rules/low_rank.h"
+
+namespace octavo {
+
+/// PowerSGD (Vogels, Karimireddy and Jaggi 2019): a matrix becomes the product of two factors of low rank, found by one
+/// step of the power method a step, which begins with the factors of the step before. The first round sends the left
+/// factor for the right one as it was; the second the right factor for the left one, made orthonormal. `alternating`
+/// (Cho et al. 2019, arXiv 2008.01425): one factor a step in turn, half of the bytes and of the latency.
+class OCTAVO_API PowerSgd final : public LinearMap {
+ public:
+  PowerSgd(std::uint64_t rank, bool is_alternating);
+
+  std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
+  /// The two factors, the left one first.
+  std::uint64_t memory_size(const Matrix& shape) const override;
+  bool needs_residual() const override { return true; }
+  void project(c10::Device device, const MapInput& tensor, std::size_t round,
+               std::span<float* const> images) const override;
+  void reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
+                   rules::Residual* next_residual, std::uint32_t* nonfinite) const override;
+
+ private:
+  rules::LowRank low_rank(const Matrix& shape) const;
+  bool is_left(std::uint64_t step, std::size_t round) const;
+
+  std::uint64_t rank_;
+  bool is_alternating_;
+};
+
+LinearMapPtr make_power_sgd(const CodecText& text);
+
+}  // namespace octavo

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "octavo/comm/schedule/two_phase.h"
+
+namespace octavo {
+
+/// Tensors with a Mapping travel as images (codec/linear_map.h), the bucket's other tensors as they do by TwoPhase,
+/// with the images of the first round. Each round is a TwoPhase: of images the codec is that of the contribution. In a
+/// world of one rank nothing is mapped.
+class OCTAVO_API LinearSum final : public Schedule {
+ public:
+  /// `device`: where the contributions lie.
+  LinearSum(Wire& wire, PhaseSeconds& seconds, c10::Device device)
+      : wire_(wire), seconds_(seconds), device_(device), exchange_(wire, seconds, device) {}
+
+  int transfers() const override { return static_cast<int>(rounds_) * exchange_.transfers(); }
+  void begin(Bucket bucket) override;
+  void advance() override;
+  Outcome finish() override;
+
+ private:
+  /// One mapped tensor on its way.
+  struct Mapped {
+    std::size_t tensor;  // of the bucket
+    MapInput input;
+    std::vector<float*> images;        // by round
+    std::vector<std::uint64_t> sizes;  // of the images, in floats
+  };
+
+  void find_mapped();
+  void place_images();
+  void give_memory();
+  void begin_round();
+  void end_round();
+  Contribution image(const Mapped& mapped) const;
+  void reconstruct(const Mapped& mapped, std::uint32_t* nonfinite);
+
+  Wire& wire_;
+  PhaseSeconds& seconds_;
+  c10::Device device_;
+  TwoPhase exchange_;  // of the current round
+  Bucket bucket_;
+  std::vector<Mapped> mapped_;
+  std::vector<float> power_;        // of this rank's own gradients that are mapped
+  std::vector<std::size_t> plain_;  // the bucket's other tensors
+  std::size_t rounds_ = 1, round_ = 0;
+  bool is_up_ = true;  // the round's first transfer is under way
+  Outcome outcome_;
+  at::Tensor images_, spare_memory_, chunk_powers_, nonfinite_;
+};
+
+}  // namespace octavo
