@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of examples/{trainer,accelerate,lightning} on two ranks, without a download."""
+"""The examples of examples/{trainer,accelerate,lightning,codec} on two ranks, without a download."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 #: What Lightning knows torchrun by; torchrun itself would import torch in itself and once more in each rank.
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.ranks]
 
 
 @pytest.mark.parametrize(
     ("framework", "options"),
-    [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", [])],
+    [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", []), ("codec", [])],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options, tmp_path):
     script = EXAMPLES / framework / "train.py"
-    environment = dict(TORCHRUN, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    done = run_ranks(2, RUN, tmp_path, script, *options, timeout_s=170, **environment)
+    environment = dict(TORCHRUN, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TORCH_EXTENSIONS_DIR=str(tmp_path))
+    done = run_ranks(2, RUN, tmp_path, script, *options, timeout_s=230, **environment)
     assert [exit_code for exit_code, *_ in done] == [0, 0], done
     said = "".join(said for _, said, _ in done)
     first, last = map(float, re.search(r"^loss: (\S+) -> (\S+)$", said, re.MULTILINE).groups())
