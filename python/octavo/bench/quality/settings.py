@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
 class Contender:
     """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one.
 
-    `plan`: in it, `STEPS/4` stands for a quarter of a run's steps.
+    `plan`: in it, `STEPS/4` stands for a quarter of a run's steps, `STEPS/10` for a tenth.
     """
 
     plan: str
@@ -28,7 +29,7 @@ class Contender:
     moves: tuple[str, ...] = MOVES
 
     def plan_for(self, steps: int) -> str:
-        return self.plan.replace("STEPS/4", str(max(1, steps // 4)))
+        return re.sub(r"STEPS/(\d+)", lambda share: str(max(1, steps // int(share[1]))), self.plan)
 
 
 #: By name, in the order of their importance. `beta1` is what `octavo train` makes of it: of OneBitAdamW the momentum of
@@ -41,6 +42,10 @@ CONTENDERS = {
     "muon int4+ef": Contender("int4+ef", "muon"),
     "topk": Contender("topk:0.01+ef+warmup:STEPS/4", "adamw"),
     "topk in tiles": Contender("topk:64/4096:sign2+ef+warmup:STEPS/4", "adamw"),
+    "powersgd": Contender("powersgd:4+ef+warmup:STEPS/10", "adamw"),
+    "int8+ef": Contender("int8+ef", "adamw"),
+    "fp8": Contender("fp8", "adamw"),
+    "bf16": Contender("bf16", "adamw"),
 }
 BASELINE = "dense"
 
