@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "octavo/bindings/echo_backend.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
@@ -161,11 +162,27 @@ void bind_compressor(py::module_& m) {
       .def("residuals", &Compressor::residuals, no_gil)
       .def("load_residuals", &Compressor::load_residuals, py::arg("residuals"), py::arg("of_momenta"), no_gil)
       .def("load_residuals_of", &Compressor::load_residuals_of, py::arg("world"), py::arg("of_momenta"), no_gil)
+      .def(
+          "run_step",  // of one bucket, all parameters in their order: for benchmarks
+          [](Compressor& compressor, const at::Tensor& bucket) {
+            std::vector<Slot> slots;
+            std::uint64_t offset = 0;
+            for (const ParameterStats& parameter : compressor.parameter_stats()) {
+              slots.push_back({slots.size(), offset});
+              offset += parameter.count;
+            }
+            compressor.begin_step();
+            compressor.reduce(bucket, std::move(slots));
+          },
+          py::arg("bucket"), no_gil)
       .def_property_readonly("residuals_are_of_momenta",
                              py::cpp_function(&Compressor::residuals_are_of_momenta, no_gil))
       .def_property("step", py::cpp_function(&Compressor::step, no_gil),
                     py::cpp_function(&Compressor::set_step, no_gil));
   m.def("register_ddp_hook", &register_ddp_hook);
+  m.def(
+      "echo_backend", [](int world_size) -> BackendPtr { return c10::make_intrusive<EchoBackend>(world_size); },
+      py::arg("world_size"));
   m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
   m.def(
       "all_reduce",

@@ -59,7 +59,7 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
     }
   }
-  parts_.for_each(device_, [&](const Parts::Part& part) {
+  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const auto [piece, message] = payloads[part.piece];
     const Contribution& tensor = tensors_[piece->tensor];
     const PayloadPart payload = piece->part(message, part.range, tensor.range_key(piece->range.first));

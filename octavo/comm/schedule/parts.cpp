@@ -26,16 +26,16 @@ void Parts::add(c10::Device device, std::uint64_t count, std::uint64_t block, st
   ++pieces_;
 }
 
-void Parts::for_each(c10::Device device, const std::function<void(const Part&)>& body) const {
-  for_parts(device, static_cast<std::int64_t>(elements_), std::int64_t{kGrainValues},
-            [&](std::int64_t from, std::int64_t to) {
-              const auto starts_before = [](const Part& part, std::int64_t element) {
-                return static_cast<std::int64_t>(part.start) < element;
-              };
-              const auto first = std::lower_bound(parts_.begin(), parts_.end(), from, starts_before);
-              const auto last = std::lower_bound(first, parts_.end(), to, starts_before);
-              std::for_each(first, last, std::cref(body));
-            });
+void Parts::for_each(c10::Device device, std::uint64_t passes, const std::function<void(const Part&)>& body) const {
+  const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainValues / passes));
+  for_parts(device, static_cast<std::int64_t>(elements_), grain, [&](std::int64_t from, std::int64_t to) {
+    const auto starts_before = [](const Part& part, std::int64_t element) {
+      return static_cast<std::int64_t>(part.start) < element;
+    };
+    const auto first = std::lower_bound(parts_.begin(), parts_.end(), from, starts_before);
+    const auto last = std::lower_bound(first, parts_.end(), to, starts_before);
+    std::for_each(first, last, std::cref(body));
+  });
 }
 
 }  // namespace octavo

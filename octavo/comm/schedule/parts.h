@@ -22,15 +22,16 @@ class Parts {
     std::uint64_t start;  // elements of all parts before it
   };
 
-  /// Elements of a part on the CPU, some: `kSummed`, whose sum stays in L2, `kStreamed`, from which on results go
+  /// Elements of a part on the CPU, some: `kSummed`, whose sum stays in L1 or L2, `kStreamed`, from which on results go
   /// around the caches. Elsewhere parts are as large as is worth the launch of a kernel.
-  static constexpr std::uint64_t kSummed = 1U << 16, kStreamed = 1U << 19;
+  static constexpr std::uint64_t kSummed = 1U << 14, kStreamed = 1U << 19;
 
   void clear();
   /// The next piece; `block`: elements that stay together; `size`: of a part on the CPU.
   void add(c10::Device device, std::uint64_t count, std::uint64_t block, std::uint64_t size);
-  /// Calls body(part) for all parts, on all threads; elsewhere than on the CPU in order.
-  void for_each(c10::Device device, const std::function<void(const Part&)>& body) const;
+  /// Calls body(part) for all parts, on all threads; elsewhere than on the CPU in order. `passes`: how often the body
+  /// goes over a part's elements.
+  void for_each(c10::Device device, std::uint64_t passes, const std::function<void(const Part&)>& body) const;
 
  private:
   std::vector<Part> parts_;

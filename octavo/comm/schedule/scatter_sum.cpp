@@ -63,7 +63,7 @@ void ScatterSum::encode_all() {
     }
     message += to_owner.bytes;
   }
-  parts_.for_each(device_, [&](const Parts::Part& part) {
+  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const Place& place = places[part.piece];
     encode_part(*place.piece, part.range, place.feedback, place.message);
   });
@@ -126,7 +126,8 @@ void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* 
     parts_.add(device_, down[p].range.count, std::lcm(up[p].codec->traits().granule, down[p].codec->traits().granule),
                Parts::kSummed);
   }
-  parts_.for_each(device_, [&](const Parts::Part& part) {
+  const auto passes = static_cast<std::uint64_t>(wire_.world_size());
+  parts_.for_each(device_, passes, [&](const Parts::Part& part) {
     Scratch& scratch = scratch_[static_cast<std::size_t>(at::get_thread_num())];
     reduce_part(divisor, up[part.piece], down[part.piece], part.range, feedback[part.piece], out, scratch);
   });

@@ -5,7 +5,8 @@ The limits are measured in the same run. On every device that is a copy of a ten
 read and written in a second, over the copy's. Packing is also held to what the copy copies: bytes read over bytes
 copied. On the CPU reading is held to a plain sum and writing to a fill. A codec with error feedback reads a float32
 gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum over one
-half of the bucket, an add over the other, and a fill of the whole move.
+half of the bucket, an add over the other, and a fill of the whole move. What an owner does in a world of 64 ranks is
+held to the same on one thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,8 @@ CODECS = {
     "fp32": "dense",
 }
 CPU_PLANS = ("sign+ef", "sign:262144+ef", "ternary+ef", "int3+ef", "int4+ef", "int8+ef", "fp8+ef", "bf16")
+OWNERS_PLANS = ("int4+ef", "sign+ef", "topk:64/4096:sign+ef")
+OWNERS_RANKS = 64
 NUMPY = "numpy.packbits, one thread"
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
@@ -65,7 +68,7 @@ def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
     `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB.
     """
     torch.manual_seed(0)
-    rows = [*_bits(elements, rounds), *_codecs(rounds), *_steps(rounds)]
+    rows = [*_bits(elements, rounds), *_codecs(rounds), *_owner(rounds), *_steps(rounds)]
     return [replace(row, threads=row.threads or torch.get_num_threads()) for row in rows]
 
 
@@ -179,7 +182,7 @@ def _bits(elements: int, rounds: int) -> list[Row]:
         {
             NUMPY: lambda: np.packbits(array >= 0),
             "packbits": lambda: octavo.packbits(values),
-            "packbits, one thread": lambda: _on_one_thread(lambda: octavo.packbits(values)),
+            "packbits, one thread": lambda: _with_threads(1, lambda: octavo.packbits(values)),
         },
         max(3, rounds // 4),
     )
@@ -193,13 +196,13 @@ def _bits(elements: int, rounds: int) -> list[Row]:
     ]
 
 
-def _on_one_thread(run: Callable[[], object]) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _with_threads(threads: int, run: Callable[[], object]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     try:
         run()
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def _codecs(rounds: int) -> list[Row]:
@@ -224,6 +227,28 @@ def _codecs(rounds: int) -> list[Row]:
     contenders |= {f"encode + decode {text}": (lambda text=text: go_round(text)) for text in plans}
     seconds = take_turns(contenders, rounds)
     return [_row(seconds, name, BUCKET, 12, "minimal traffic") for name in contenders if name != "minimal traffic"]
+
+
+def _owner(rounds: int) -> list[Row]:
+    """What an owner does with a bucket in a world of 64 ranks: it adds up 63 payloads of a 64th of the bucket, its own
+    values, and encodes the sum."""
+    rows = []
+    for text in OWNERS_PLANS:
+        count = BUCKET // OWNERS_RANKS // 64 * 64 * OWNERS_RANKS
+        backend = _C.echo_backend(OWNERS_RANKS)
+        compressor = _C.Compressor(backend, octavo.Plan(text), [("gradient", count, False, 1)], 60.0)
+        gradient = torch.randn(count)
+        seconds: Seconds = {"one thread": [], "all threads": []}
+        for turn in range(2 + max(5, rounds // 2)):
+            for name, threads in (("one thread", 1), ("all threads", torch.get_num_threads())):
+                before = compressor.stats()["reduce_s"]
+                _with_threads(threads, lambda: compressor.run_step(gradient.clone()))
+                if turn >= 2:
+                    seconds[name].append(compressor.stats()["reduce_s"] - before)
+        sent = octavo.Plan(text).payload_bytes(count) / count
+        row = _row(seconds, "all threads", count, sent, "one thread")
+        rows.append(replace(row, kernel=f"owner's sum, {OWNERS_RANKS} ranks, {text}"))
+    return rows
 
 
 def _steps(rounds: int) -> list[Row]:
