@@ -9,7 +9,8 @@ half of the bucket, an add over the other, and a fill of the whole move. What an
 held to the same on one thread.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -182,7 +183,7 @@ def _bits(elements: int, rounds: int) -> list[Row]:
         {
             NUMPY: lambda: np.packbits(array >= 0),
             "packbits": lambda: octavo.packbits(values),
-            "packbits, one thread": lambda: _with_threads(1, lambda: octavo.packbits(values)),
+            "packbits, one thread": lambda: _packed_on_one_thread(values),
         },
         max(3, rounds // 4),
     )
@@ -196,13 +197,19 @@ def _bits(elements: int, rounds: int) -> list[Row]:
     ]
 
 
-def _with_threads(threads: int, run: Callable[[], object]) -> None:
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
-        run()
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+def _packed_on_one_thread(values: torch.Tensor) -> None:
+    with _threads(1):
+        octavo.packbits(values)
 
 
 def _codecs(rounds: int) -> list[Row]:
@@ -232,23 +239,29 @@ def _codecs(rounds: int) -> list[Row]:
 def _owner(rounds: int) -> list[Row]:
     """What an owner does with a bucket in a world of 64 ranks: it adds up 63 payloads of a 64th of the bucket, its own
     values, and encodes the sum."""
+    count = BUCKET // OWNERS_RANKS // 64 * 64 * OWNERS_RANKS
     rows = []
     for text in OWNERS_PLANS:
-        count = BUCKET // OWNERS_RANKS // 64 * 64 * OWNERS_RANKS
-        backend = _C.echo_backend(OWNERS_RANKS)
-        compressor = _C.Compressor(backend, octavo.Plan(text), [("gradient", count, False, 1)], 60.0)
-        gradient = torch.randn(count)
-        seconds: Seconds = {"one thread": [], "all threads": []}
-        for turn in range(2 + max(5, rounds // 2)):
-            for name, threads in (("one thread", 1), ("all threads", torch.get_num_threads())):
-                before = compressor.stats()["reduce_s"]
-                _with_threads(threads, lambda: compressor.run_step(gradient.clone()))
-                if turn >= 2:
-                    seconds[name].append(compressor.stats()["reduce_s"] - before)
-        sent = octavo.Plan(text).payload_bytes(count) / count
-        row = _row(seconds, "all threads", count, sent, "one thread")
+        row = _row(_owners_seconds(text, count, rounds), "all threads", count, _bytes_each(text, count), "one thread")
         rows.append(replace(row, kernel=f"owner's sum, {OWNERS_RANKS} ranks, {text}"))
     return rows
+
+
+def _owners_seconds(text: str, count: int, rounds: int) -> Seconds:
+    compressor = _C.Compressor(_C.echo_backend(OWNERS_RANKS), octavo.Plan(text), [("gradient", count, False, 1)], 60.0)
+    gradient = torch.randn(count)
+    seconds: Seconds = {"one thread": [], "all threads": []}
+    for _ in range(rounds):
+        for name, threads in (("one thread", 1), ("all threads", torch.get_num_threads())):
+            before = compressor.stats()["reduce_s"]
+            with _threads(threads):
+                compressor.run_step(gradient.clone())
+            seconds[name].append(compressor.stats()["reduce_s"] - before)
+    return seconds
+
+
+def _bytes_each(text: str, count: int) -> float:
+    return octavo.Plan(text).payload_bytes(count) / count
 
 
 def _steps(rounds: int) -> list[Row]:
