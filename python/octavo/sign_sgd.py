@@ -30,7 +30,7 @@ class CompressedGradientAccumulator:
 
     ``accumulated[name]`` is a counter of positive signs, held as packed bit planes (plane k has the value 2^k), so that
     n passes take ``ceil(log2(n + 1))`` bits an element instead of 32. (The document's sketch adds bits by XOR, which
-    forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie.
+    forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie, or the signs' mean.
     """
 
     def __init__(self, model: nn.Module, rank: int = 0):
@@ -45,22 +45,25 @@ class CompressedGradientAccumulator:
                 _add_bits(self.accumulated[name], packbits(parameter.grad, parameter.grad.numel(), self.rank))
                 self._passes[name] += 1
 
-    def get_accumulated(self, model: nn.Module) -> None:
-        """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0."""
+    def get_accumulated(self, model: nn.Module, mean: bool = False) -> None:
+        """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0. ``mean``: to the exact mean of
+        the signs, from -1 to +1, which tells how many passes agreed."""
         for name, parameter in model.named_parameters():
             if self._passes.get(name, 0):
-                parameter.grad = self._majority(name, parameter.numel()).view_as(parameter).to(parameter.dtype)
+                signs = self._sum_of_signs(name, parameter.numel())
+                gradient = signs / self._passes[name] if mean else torch.sign(signs)
+                parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
 
     def zero(self) -> None:
         for name in self.accumulated:
             self.accumulated[name] = []
             self._passes[name] = 0
 
-    def _majority(self, name: str, count: int) -> Tensor:
+    def _sum_of_signs(self, name: str, count: int) -> Tensor:
         votes = torch.zeros(count, device=self.accumulated[name][0].device)
         for k, plane in enumerate(self.accumulated[name]):
             votes += 2.0**k * (unpackbits(plane, count, self.rank) + 1) / 2
-        return torch.sign(2 * votes - self._passes[name])
+        return 2 * votes - self._passes[name]
 
 
 class ErrorFeedbackSignSGD:

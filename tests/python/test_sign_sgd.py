@@ -37,6 +37,9 @@ def test_the_accumulator_takes_the_majority_over_any_number_of_passes():
         accumulator.get_accumulated(model)
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter.grad, torch.sign(votes[name])), passes
+        accumulator.get_accumulated(model, mean=True)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter.grad, votes[name] / passes), passes
         assert len(accumulator.accumulated["weight"]) <= passes.bit_length()
         accumulator.zero()
 
