@@ -13,6 +13,7 @@
 namespace octavo {
 
 void LinearSum::begin(Bucket bucket) {
+  const SettledAtEnd buffers_are_free(device_);
   bucket_ = std::move(bucket);
   find_mapped();
   place_images();
@@ -103,6 +104,7 @@ Contribution LinearSum::image(const Mapped& mapped) const {
 }
 
 void LinearSum::advance() {
+  const SettledAtEnd buffers_are_free(device_);
   if (is_up_) {
     exchange_.advance();
     is_up_ = false;
