@@ -44,6 +44,10 @@ add_library(octavo SHARED
   optim/adamw.cpp
   comm/plan.cpp
   comm/layout.cpp
+  comm/feedback/feedback.cpp
+  comm/feedback/ef14.cpp
+  comm/feedback/dgc.cpp
+  comm/feedback/ef21.cpp
   comm/state/redistribute.cpp
   comm/state/state_store.cpp
   comm/state/versioned.cpp

@@ -32,7 +32,8 @@ const Codec& codec_of(const Plan& plan) {
 void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def(py::init(&Plan::parse), py::arg("text"))
-      .def_readonly("error_feedback", &Plan::error_feedback)
+      .def_property_readonly("error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; })
+      .def_property_readonly("keeps_momentum", [](const Plan& plan) { return plan.keeps_momentum(); })
       .def_property_readonly("votes", &Plan::votes)
       .def("for_momentum", &Plan::for_momentum)
       .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"))

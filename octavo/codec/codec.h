@@ -49,6 +49,7 @@ struct CodecTraits {
   std::uint64_t granule = kUncut;  // elements that are encoded and decoded together
   bool leaves_error = true;        // value - decoded, which may be fed back
   bool keeps_magnitude = true;     // false: the result is a vote, not an average
+  float learnt_share = 1.0F;       // of what is sent, what a memory of it learns: less than 1 where codes vary (DIANA)
 };
 
 /// A way to encode floats. Objects are immutable, and several threads may work on the parts of one payload. The bytes

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <mutex>
 #include <utility>
 
@@ -86,17 +87,29 @@ std::uint64_t CodecText::whole_number(std::string_view option, std::uint64_t lea
 }
 
 double CodecText::fraction(std::string_view option, std::string_view expected) const {
-  double number = 0;
-  if (!read_number(option, number) || !(number > 0) || number > 1) refuse(expected);
-  return number;
+  const double read = number(option, expected);
+  if (!(read > 0) || read > 1) refuse(expected);
+  return read;
+}
+
+double CodecText::number(std::string_view option, std::string_view expected) const {
+  double read = 0;
+  if (!read_number(option, read) || !std::isfinite(read)) refuse(expected);
+  return read;
 }
 
 void CodecText::refuse(std::string_view because) const {
   std::string names;
   for (const std::string& known : codec_names()) names += (names.empty() ? "" : ", ") + known;
   fail(ErrorCode::invalid_argument, "comm.plan", "expected ", names,
-       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic or error feedback as in sign+ef, ",
-       "got '", plan, "': ", because);
+       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic, error feedback as in sign+ef, "
+       "compressed differences as in ",
+       "delta+int4, or momentum before compression as in dgc:0.001, ", "got '", plan, "': ", because);
+}
+
+std::string shortest(double number) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, number).ptr};
 }
 
 void register_codec(const std::string& name, CodecFactory factory) {

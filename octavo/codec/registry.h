@@ -27,10 +27,14 @@ struct OCTAVO_API CodecText {
   std::uint64_t whole_number(std::string_view option, std::uint64_t least, std::uint64_t most,
                              std::string_view expected) const;
   double fraction(std::string_view option, std::string_view expected) const;  // in (0, 1]
+  double number(std::string_view option, std::string_view expected) const;    // finite
 
   /// Throws Error invalid_argument: what plans there are, and why this text makes none.
   [[noreturn]] void refuse(std::string_view because) const;
 };
+
+/// A number in the fewest digits that are read back as the same.
+std::string shortest(double number);
 
 /// Makes the codec that a text asks for, or refuses it.
 using CodecFactory = std::function<CodecPtr(const CodecText& text)>;

@@ -2,7 +2,6 @@
 #include "octavo/codec/top_k.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <memory>
 #include <string>
@@ -15,11 +14,6 @@ namespace octavo {
 namespace {
 
 constexpr std::uint64_t kLargestTile = 1U << 20;
-
-std::string shortest(double number) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, number).ptr};
-}
 
 std::string text_of(const std::string& share, BlockCodec values) {
   const std::string text = "topk:" + share;

@@ -16,10 +16,10 @@ namespace octavo {
 namespace {
 
 void require_reducible(const at::Tensor& tensor, const Plan& plan) {
-  if (plan.error_feedback) {
+  if (plan.feedback) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
-         " feeds a residual back, and a single call keeps none: use the plan without +ef, or octavo.compress, ",
-         "which keeps one");
+         " remembers what was sent before, and a single call keeps nothing: use the plan without +",
+         plan.feedback->text(), ", or octavo.compress, which does");
   }
   if (plan.warm_up) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),

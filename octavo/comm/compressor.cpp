@@ -32,6 +32,12 @@ std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) 
   return step << 32U | (parameter & 0xFFFFFU) << 12U | (static_cast<std::uint64_t>(rank) & 0xFFFU);
 }
 
+std::vector<Role> all_roles() {
+  std::vector<Role> roles = feedback_roles();
+  roles.insert(roles.end(), {kResidual, kMapMemory});
+  return roles;
+}
+
 }  // namespace
 
 Matrix Compressor::shape_of(const Parameter& parameter) {
@@ -39,8 +45,7 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
 }
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters)
-    : wire_(std::move(wire)),
-      state_(parameters, {kWorkerResidual, kOwnerResidual, kResidual, kMapMemory}, wire_->rank(), wire_->world_size()) {
+    : wire_(std::move(wire)), state_(parameters, all_roles(), wire_->rank(), wire_->world_size()) {
   for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info)});
   use(plan);
 }
@@ -151,6 +156,7 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
     }
     if (tensors[i].mapping.map) digest = rules::derive_key(digest, tensors[i].mapping.map->fingerprint());
     digest = rules::derive_key(digest, job.slots[i].parameter);
+    digest = rules::derive_key(digest, tensors[i].memory->digest());
   }
   return digest;
 }
@@ -191,7 +197,7 @@ Mapping Compressor::mapping(std::size_t index) {
   const Parameter& parameter = parameters_[index];
   const LinearMap* const map = map_of(parameter);
   if (!map) return {};
-  const bool error_feedback = parameter.plan->error_feedback;
+  const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
   return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory)};
 }
@@ -208,10 +214,7 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
   }
   tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
-  if (parameter.plan->error_feedback && !parameter.plan->map && !parameter.info.exempt) {
-    tensor.worker = &state_.at(index, kWorkerResidual);
-    tensor.owner = &state_.at(index, kOwnerResidual);
-  }
+  tensor.memory = parameter.memory;
   tensor.rounding_key = rounding_key(step_, index, wire_->rank());
   tensor.shared_key = rules::derive_key(step_, index);
   return tensor;

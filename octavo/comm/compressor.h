@@ -81,9 +81,9 @@ class OCTAVO_API Compressor {
   void reduce(at::Tensor bucket, std::vector<Slot> slots);
 
   Plan plan() const;
-  /// From the next step on. Residuals are kept from one plan with feedback to another, dropped without, and where a
-  /// linear map begins or ends. Throws Error
-  /// invalid_argument where a rule fits no parameter, or for a plan that votes while momenta are averaged.
+  /// From the next step on. What is remembered is kept from one plan to another with the same kind of feedback (and the
+  /// same linear map), else dropped. Throws Error invalid_argument where a rule fits no parameter, or, while momenta are
+  /// averaged, for a plan that votes or keeps a momentum itself.
   void set_plan(const Plan& plan);
 
   struct Momentum {
@@ -146,11 +146,13 @@ class OCTAVO_API Compressor {
   struct Parameter {
     ParameterInfo info;
     const ParameterPlan* plan = nullptr;  // of plan_
+    std::shared_ptr<Memory> memory = {};
     Momentum momentum = {};
     float power = 0;
   };
 
   void use(const Plan& plan);
+  void require_momenta_fit(const Plan& plan, const char* where) const;
   void settle();
   void take_sample(const Job& job);
   bool has_encoded(const std::vector<Slot>& slots) const;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "octavo/comm/compressor.h"
+#include "octavo/comm/feedback/ef14.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -24,12 +25,20 @@ Plan Compressor::plan() const {
 
 void Compressor::set_plan(const Plan& plan) {
   const std::lock_guard lock(mutex_);
-  if (in_momentum_phase_ && plan.votes()) {
-    fail(ErrorCode::invalid_argument, "comm.set_plan", "the plan ", plan.text(),
-         " keeps no magnitudes: while momenta are averaged, use one that does (sign+ef, int4+ef)");
-  }
+  if (in_momentum_phase_) require_momenta_fit(plan, "comm.set_plan");
   settle();
   use(plan);
+}
+
+void Compressor::require_momenta_fit(const Plan& plan, const char* where) const {
+  if (plan.votes()) {
+    fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+         " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
+  }
+  if (plan.keeps_momentum()) {
+    fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+         " has a momentum of its own: average momenta by one that has none (sign+ef, topk:0.01+ef)");
+  }
 }
 
 void Compressor::use(const Plan& plan) {
@@ -43,17 +52,22 @@ void Compressor::use(const Plan& plan) {
     return of_one && of_one->map ? of_one->map->text() : std::string();
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const ParameterPlan* const old = std::exchange(parameters_[i].plan, &plan_->of(parameters_[i].info.name));
-    if (!parameters_[i].plan->error_feedback || map_text(old) != map_text(parameters_[i].plan)) state_.clear(i);
+    Parameter& parameter = parameters_[i];
+    const ParameterPlan* const old = std::exchange(parameter.plan, &plan_->of(parameter.info.name));
+    const FeedbackPtr& feedback = parameter.plan->feedback;
+    const bool is_mapped = parameter.plan->map != nullptr, same_map = map_text(old) == map_text(parameter.plan);
+    const bool remembers = feedback && !is_mapped && (!parameter.info.exempt || feedback->keeps_momentum());
+    parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
+    std::vector<Role> kept;
+    if (remembers) kept = feedback->roles();
+    if (feedback && is_mapped && same_map) kept = {kResidual, kMapMemory};
+    state_.clear(i, kept);
   }
 }
 
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
-  if (!momenta.empty() && plan_->votes()) {
-    fail(ErrorCode::invalid_argument, "comm.set_momentum", "the plan ", plan_->text(),
-         " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
-  }
+  if (!momenta.empty()) require_momenta_fit(*plan_, "comm.set_momentum");
   std::vector<std::pair<std::size_t, Momentum>> found;
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = state_.find(name, "comm.set_momentum");

@@ -38,22 +38,38 @@ void for_each_piece(std::string_view rest, char separator, Visit visit) {
 ParameterPlan::ParameterPlan() : codec(unowned(block_coding(BlockCodec::fp32))) {}
 
 ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text) {
-  const auto [codec, rest] = split(text, '+');
-  const CodecText wanted = CodecText::parse(plan, codec);
+  constexpr std::string_view kDelta = "delta+", kDgc = "dgc:";
+  const bool is_delta = text.starts_with(kDelta), is_dgc = text.starts_with(kDgc);
+  const auto [codec, rest] = split(text.substr(is_delta ? kDelta.size() : 0), '+');
+  CodecText wanted = CodecText::parse(plan, codec);
+  if (is_dgc) wanted.name = "topk";
   ParameterPlan parsed;
   parsed.map = make_map(wanted);
   if (!parsed.map) parsed.codec = make_codec(wanted);
+  if (is_delta) parsed.set_feedback(wanted, make_feedback(wanted, "ef21"));
+  if (is_dgc) parsed.set_feedback(wanted, make_feedback(wanted, "dgc"));
   for_each_piece(rest, '+', [&](std::string_view part) { parsed.add(wanted, part); });
   return parsed;
 }
 
+void ParameterPlan::set_feedback(const CodecText& text, FeedbackPtr wanted) {
+  if (feedback) text.refuse("it has two kinds of feedback: +" + feedback->text() + " and +" + wanted->text());
+  if (map && !wanted->fits_maps()) text.refuse("of a linear map's error there is +ef alone");
+  if (!map) wanted->require_fit(text, *codec);
+  feedback = std::move(wanted);
+}
+
 void ParameterPlan::add(const CodecText& text, std::string_view part) {
-  constexpr std::string_view kWarmUp = "warmup:";
+  constexpr std::string_view kWarmUp = "warmup:", kClip = "clip:";
   constexpr auto kLongest = std::uint64_t{1} << 40;
-  if (part == "ef") {
-    if (error_feedback) text.refuse("it says +ef twice");
-    if (!map && !codec->traits().leaves_error) text.refuse("this codec leaves no error that could be fed back");
-    error_feedback = true;
+  if (FeedbackPtr wanted = make_feedback(text, part)) {
+    set_feedback(text, std::move(wanted));
+  } else if (part.starts_with(kClip)) {
+    constexpr auto kExpected = "a gradient is clipped to a norm above 0, as in dgc:0.001+clip:1";
+    const double norm = text.number(part.substr(kClip.size()), kExpected);
+    FeedbackPtr clipped = feedback ? feedback->clipped(norm) : nullptr;
+    if (!clipped || !(norm > 0)) text.refuse(clipped ? kExpected : "only dgc clips, and +clip follows it");
+    feedback = std::move(clipped);
   } else if (part.starts_with(kWarmUp)) {
     const std::uint64_t steps =
         text.whole_number(part.substr(kWarmUp.size()), 1, kLongest, "a warm-up has a number of steps");
@@ -61,13 +77,13 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
     warm_up = std::make_shared<const WarmUp>(WarmUp{steps, codec->warm_up()});
     if (!map && warm_up->codecs.empty()) text.refuse("there is nothing that this codec could begin with");
   } else {
-    text.refuse("after the codec there may be +ef and +warmup:STEPS");
+    text.refuse("after the codec there may be +ef, +ef21 or +dgc, and +warmup:STEPS");
   }
 }
 
 std::string ParameterPlan::text() const {
   std::string text = map ? map->text() : codec->text();
-  if (error_feedback) text += "+ef";
+  if (feedback) text += "+" + feedback->text();
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
@@ -82,7 +98,7 @@ const LinearMap* ParameterPlan::map_at(std::uint64_t step) const {
 }
 
 bool ParameterPlan::dense() const {
-  return !map && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
+  return !map && !feedback && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
 }
 
 ParameterPlan ParameterPlan::for_momentum() const {
@@ -106,6 +122,11 @@ Plan Plan::parse(std::string_view text) {
           "a rule is a pattern of parameters' names and their plan, as in lm_head.*=int8+ef");
     }
     plan.rules.push_back({std::string(rule.substr(0, equals)), ParameterPlan::parse(text, rule.substr(equals + 1))});
+    if (plan.rules.back().plan.keeps_momentum() != plan.keeps_momentum()) {
+      CodecText{text, {}, {}}.refuse(
+          "the momentum of all parameters is either the plan's or the optimizer's: with dgc every rule has it, "
+          "as in dgc:0.001;embed.*=dense+dgc");
+    }
   });
   return plan;
 }

@@ -10,6 +10,7 @@
 #include "octavo/codec/codec.h"
 #include "octavo/codec/linear_map.h"
 #include "octavo/codec/registry.h"
+#include "octavo/comm/feedback/feedback.h"
 #include "octavo/export.h"
 
 namespace octavo {
@@ -33,6 +34,14 @@ namespace octavo {
 ///
 /// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); `:N` sets the block, in elements,
 /// `:stochastic` rounds codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
+/// In its place there may be
+///
+///   delta+CODEC       or CODEC+ef21: the difference to what the receivers took for the value before
+///                     (comm/feedback/ef21.h): delta+int4, delta+topk:0.01, delta+randomk:0.01:unbiased
+///   dgc:0.001         or topk:0.001+dgc: momentum before compression, under an optimizer without momentum
+///                     (comm/feedback/dgc.h); +dgc:M sets it (0.9), +clip:N clips local gradients: dgc:0.01+clip:1;
+///                     with rules all parameters have it: dgc:0.001;embed.*=dense+dgc
+///
 /// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter
 /// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`. Of
 /// powersgd these steps are dense.
@@ -42,9 +51,9 @@ struct OCTAVO_API ParameterPlan {
     std::vector<CodecPtr> codecs;  // for as many steps each
   };
 
-  CodecPtr codec;    // of the images where there is a map
-  LinearMapPtr map;  // null: none
-  bool error_feedback = false;
+  CodecPtr codec;                         // of the images where there is a map
+  LinearMapPtr map;                       // null: none
+  FeedbackPtr feedback;                   // null: none
   std::shared_ptr<const WarmUp> warm_up;  // null: none
 
   /// dense
@@ -55,6 +64,7 @@ struct OCTAVO_API ParameterPlan {
 
   bool dense() const;
   bool votes() const { return !codec->traits().keeps_magnitude; }
+  bool keeps_momentum() const { return feedback && feedback->keeps_momentum(); }
   /// What ranks send to owners, and owners to all, in a step, counted from 1.
   const Codec& at(std::uint64_t step) const;
   /// Null: none. A warm-up of a map is dense.
@@ -68,6 +78,7 @@ struct OCTAVO_API ParameterPlan {
  private:
   /// What a text says after a '+'.
   void add(const CodecText& text, std::string_view part);
+  void set_feedback(const CodecText& text, FeedbackPtr wanted);
 };
 
 /// The plan of a model: that of all parameters, and rules for some, of which the first counts that fits the name:

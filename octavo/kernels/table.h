@@ -90,6 +90,20 @@ struct KernelTable {
   // multiple of `stride` below `count`
   void (*chunk_powers)(Queue, const float* values, std::uint64_t count, std::uint64_t stride, float* powers);
 
+  // dgc (rules/dgc.h): the velocities of gradient_weight*gradient, before which `velocity` was (null: zeros), to next
+  // (may be the same memory); those of what was sent begin anew
+  void (*correct_momentum)(Queue, float momentum, float gradient_weight, const float* gradient, const float* velocity,
+                           std::uint64_t count, float* next);
+  void (*mask_momentum)(Queue, const float* sent, std::uint64_t count, float* velocity);
+
+  // ef21 (rules/ef21.h): the differences of the input's values to their estimates (null: zeros)
+  void (*subtract_estimate)(Queue, const EncodeInput& input, const float* estimate, std::uint64_t count,
+                            float* difference);
+  // the values that were sent as differences to `out` and the next estimates to `next`; null: not wanted, the estimates
+  // zeros. `store` and `nonfinite` as in DecodeKernel
+  void (*add_to_estimate)(Queue, const float* sent, const float* estimate, std::uint64_t count, float share,
+                          Store store, float* out, float* next, std::uint32_t* nonfinite);
+
   // adamw
   void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);

@@ -34,11 +34,20 @@ TEST(Plan, TextsRoundTrip) {
                            "randomk:1/100+ef",
                            "topk:0.001+ef+warmup:200",
                            "randomk:1/10:unbiased:bf16",
+                           "int4+ef21",
+                           "randomk:1/10:unbiased+ef21",
+                           "topk:0.001+dgc",
+                           "topk:0.001+dgc:0.5+clip:2.5+warmup:9",
+                           "topk:0.1+dgc;a=dense+dgc",
                            "int4+ef;lm_head.*=int8+ef;*embed*=dense",
                            "dense;a=topk:0.01+ef+warmup:7"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
+  EXPECT_EQ(Plan::parse("delta+int4:128").text(), "int4:128+ef21");
+  EXPECT_EQ(Plan::parse("delta+topk:0.01+warmup:3").text(), "topk:0.01+ef21+warmup:3");
+  EXPECT_EQ(Plan::parse("dgc:0.001+warmup:3").text(), "topk:0.001+dgc+warmup:3");
+  EXPECT_EQ(Plan::parse("dgc:64/4096:sign").text(), "topk:64/4096:sign+dgc");
   EXPECT_EQ(Plan::parse("randomk:0.01").text(), "randomk:1/100");
 }
 
@@ -54,7 +63,32 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
   for (const char* text : {"",
                            "1bit",
                            "sign+",
-                           "sign+ef21",
+                           "sign+ef14",
+                           "sign+ef:1",
+                           "sign+ef21:1",
+                           "dense+ef21",
+                           "sign-vote+ef21",
+                           "int4+ef+ef21",
+                           "delta+int4+ef",
+                           "delta",
+                           "delta+",
+                           "delta+delta+int4",
+                           "dgc",
+                           "dgc:",
+                           "dgc:2",
+                           "dgc:0.01+ef",
+                           "int4+dgc:1",
+                           "int4+dgc:-0.1",
+                           "int4+dgc:nan",
+                           "int4+dgc:0.9:1",
+                           "sign-vote+dgc",
+                           "randomk:0.1:unbiased+dgc",
+                           "dgc:0.01+clip:0",
+                           "dgc:0.01+clip:x",
+                           "int4+ef+clip:1",
+                           "int4+clip:1+dgc",
+                           "dgc:0.01;a=int4",
+                           "int4;a=dgc:0.01",
                            "dense+ef",
                            "sign-vote+ef",
                            "sign-vote:64",

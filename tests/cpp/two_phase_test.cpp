@@ -8,6 +8,7 @@
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/codec/registry.h"
+#include "octavo/comm/feedback/ef14.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 #include "tests/cpp/ranks.h"
@@ -121,8 +122,7 @@ at::Tensor mean_of_steps(const BackendPtr& backend, std::int64_t count, int step
   for (int step = 0; step < steps; ++step) {
     at::Tensor values = gradient_of(wire.rank(), count);
     Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), &codec, &codec};
-    tensor.worker = &worker;
-    tensor.owner = &owner;
+    tensor.memory = std::make_shared<Ef14Memory>(worker, owner, wire.rank(), wire.world_size());
     tensor.shared_key = rules::derive_key(static_cast<std::uint64_t>(step), 99);
     tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(wire.rank()), static_cast<std::uint64_t>(step));
     check(reduce(two_phase, tensor, wire.world_size()), values);
@@ -154,8 +154,7 @@ TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
       Versioned worker(at::kBFloat16), owner(at::kBFloat16);
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
                           &block_coding(BlockCodec::sign)};
-      tensor.worker = &worker;
-      tensor.owner = &owner;
+      tensor.memory = std::make_shared<Ef14Memory>(worker, owner, rank, 2);
       tensor.rounding_key = key;
       reduce(wire, tensor, 2);
       worker.commit();
@@ -178,10 +177,10 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
     run_ranks(3, [&](const BackendPtr& backend, int rank) {
       Wire wire(backend, kDeadline);
       at::Tensor values = rank == speaker ? gradient_of(rank, kCount) : at::zeros({kCount});
-      Versioned worker(at::kBFloat16);
+      Versioned worker(at::kBFloat16), owner(at::kBFloat16);
       Contribution tensor{values.mutable_data_ptr<float>(), kCount, &block_coding(BlockCodec::sign),
                           &block_coding(BlockCodec::fp32)};
-      tensor.worker = &worker;
+      tensor.memory = std::make_shared<Ef14Memory>(worker, owner, rank, 3);
       reduce(wire, tensor, 1);
       worker.commit();
       const Sent sent = sent_part(kCount, rank, 3);

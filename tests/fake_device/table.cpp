@@ -101,6 +101,10 @@ constexpr auto find_left_factor = late<&KernelTable::find_left_factor>();
 constexpr auto find_right_factor = late<&KernelTable::find_right_factor>();
 constexpr auto multiply_factors = late<&KernelTable::multiply_factors>();
 constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
+constexpr auto correct_momentum = late<&KernelTable::correct_momentum>();
+constexpr auto mask_momentum = late<&KernelTable::mask_momentum>();
+constexpr auto subtract_estimate = late<&KernelTable::subtract_estimate>();
+constexpr auto add_to_estimate = late<&KernelTable::add_to_estimate>();
 constexpr auto adamw = late<&KernelTable::adamw>();
 constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();
 template <BlockCodec codec>

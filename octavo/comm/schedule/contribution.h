@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 
 #include "octavo/codec/codec.h"
 #include "octavo/codec/linear_map.h"
-#include "octavo/comm/state/versioned.h"
+#include "octavo/comm/feedback/feedback.h"
+#include "octavo/comm/layout.h"
 
 namespace octavo {
 
@@ -30,8 +32,7 @@ struct Contribution {
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  Versioned* worker = nullptr;  // kWorkerResidual (state_store.h); null: no feedback
-  Versioned* owner = nullptr;   // kOwnerResidual
+  std::shared_ptr<Memory> memory = Memory::none();
   /// Of the random bits by which residuals and codes are rounded. To be another one in every step, for every parameter
   /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
@@ -41,6 +42,11 @@ struct Contribution {
 
   /// For the range that begins at an element, of PayloadPart.
   std::uint64_t range_key(std::uint64_t first) const { return rules::derive_key(shared_key, first); }
+
+  /// A part of a piece of it, in the message that begins at `message`.
+  SentPart sent(Way way, int sender, const Piece& piece, Range part, std::uint8_t* message, c10::Device device) const {
+    return {way, sender, piece.codec, piece.range, piece.part(message, part, range_key(piece.range.first)), device};
+  }
 
   /// What is to be encoded from element `first` on, without what could not be sent before.
   EncodeInput input(std::uint64_t first) const {

@@ -49,22 +49,26 @@ std::uint8_t* GatherCodes::message_of(int owner) {
 }
 
 void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite) {
-  std::vector<std::pair<const Piece*, std::uint8_t*>> payloads;
+  struct Payload {
+    const Piece* piece;
+    int owner;
+    std::uint8_t* message;
+  };
+  std::vector<Payload> payloads;
   parts_.clear();
   for (int owner = 0; owner < wire_.world_size(); ++owner) {
     std::uint8_t* const message = message_of(owner);
     for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
       if (power[piece.tensor] == 0) continue;
-      payloads.emplace_back(&piece, message);
+      payloads.push_back({&piece, owner, message});
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
     }
   }
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
-    const auto [piece, message] = payloads[part.piece];
+    const auto [piece, owner, message] = payloads[part.piece];
     const Contribution& tensor = tensors_[piece->tensor];
-    const PayloadPart payload = piece->part(message, part.range, tensor.range_key(piece->range.first));
-    float* const out = tensor.values + piece->range.first + part.range.first;
-    piece->codec->decode(device_, payload, Store::uncached, out, nonfinite);
+    const SentPart sent = tensor.sent(Way::down, owner, *piece, part.range, message, device_);
+    tensor.memory->decode(sent, Store::uncached, tensor.values + sent.first(), nonfinite);
   });
 }
 

@@ -20,7 +20,7 @@ constexpr std::uint64_t kSampledStride = 32 * kPowerChunk;
 constexpr std::int64_t kGrainChunks = 256;
 
 std::uint64_t stride_of(const Contribution& tensor) {
-  return tensor.count < kSampledCount ? kPowerChunk : kSampledStride;
+  return tensor.count < kSampledCount || tensor.memory->needs_whole_power() ? kPowerChunk : kSampledStride;
 }
 
 std::uint64_t chunks_of(std::uint64_t count, std::uint64_t stride) { return (count + stride - 1) / stride; }

@@ -12,7 +12,8 @@
 namespace octavo {
 
 /// The powers of one rank's gradients, by tensor; what the device's current stream was given before is waited for. An
-/// estimate for large tensors, from a 32nd of their elements. `buffer` keeps memory for the next call.
+/// estimate for large tensors, from a 32nd of their elements, but for those whose memory needs all. `buffer` keeps
+/// memory for the next call.
 std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::Device device, at::Tensor& buffer);
 
 /// Over all ranks, in double and in the order given: 0 only where all are.

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -15,8 +16,10 @@ namespace octavo {
 
 namespace {
 
-/// What a tensor's rounding key is used for: the two residuals of a rank draw different bits.
-enum Rounding : std::uint64_t { kOfWorker, kOfOwner };
+/// The two ways draw different bits.
+std::uint64_t rounding_key(const Contribution& tensor, Way way) {
+  return rules::derive_key(tensor.rounding_key, static_cast<std::uint64_t>(way));
+}
 
 /// After the header there is one float per tensor: the mean square of the sender's gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(MessageHeader) + sizeof(float) * tensors; }
@@ -28,12 +31,20 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   digest_ = digest;
   power_ = gradient_powers(tensors_, device_, chunk_powers_);
   messages_ = cut(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
+  if (stays_here()) return;
+  for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
   encode_all();
   wait_for_current_stream(device_);
   seal_all();
   const std::vector<std::uint64_t> received(messages_.size(), own().bytes);
   transfer_ = exchange_with_others(wire_, device_, sent_, sizes(messages_), got_, received);
+}
+
+bool ScatterSum::stays_here() const {
+  return wire_.world_size() == 1 && std::all_of(tensors_.begin(), tensors_.end(), [](const Contribution& tensor) {
+           return tensor.up->traits().keeps_magnitude && !tensor.memory->acts_alone();
+         });
 }
 
 void ScatterSum::wait() {
@@ -48,7 +59,6 @@ void ScatterSum::wait() {
 void ScatterSum::encode_all() {
   struct Place {
     const Piece* piece;
-    Feedback feedback;
     std::uint8_t* message;
   };
   std::uint8_t* message = reserve_on_host(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
@@ -58,14 +68,14 @@ void ScatterSum::encode_all() {
     if (&to_owner == &own()) continue;
     std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner.pieces) {
-      places.push_back({&piece, worker_feedback(piece), message});
+      places.push_back({&piece, message});
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
     }
     message += to_owner.bytes;
   }
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const Place& place = places[part.piece];
-    encode_part(*place.piece, part.range, place.feedback, place.message);
+    encode_part(*place.piece, part.range, place.message);
   });
 }
 
@@ -78,28 +88,12 @@ void ScatterSum::seal_all() const {
   }
 }
 
-ScatterSum::Feedback ScatterSum::worker_feedback(const Piece& piece) const {
+void ScatterSum::encode_part(const Piece& piece, Range part, std::uint8_t* message) const {
   const Contribution& tensor = tensors_[piece.tensor];
-  if (!tensor.worker) return {};
-  const Sent sent = sent_part(tensor.count, wire_.rank(), wire_.world_size());
-  const std::uint64_t at = sent.index(piece.range.first);
-  const rules::Residual* now = tensor.worker->now<rules::Residual>(device_);
-  return {now ? now + at : nullptr, tensor.worker->next<rules::Residual>(sent.count, device_) + at};
-}
-
-ScatterSum::Feedback ScatterSum::owner_feedback(const Piece& piece) const {
-  const Contribution& tensor = tensors_[piece.tensor];
-  if (!tensor.owner) return {};
-  return {tensor.owner->now<rules::Residual>(device_), tensor.owner->next<rules::Residual>(piece.range.count, device_)};
-}
-
-void ScatterSum::encode_part(const Piece& piece, Range part, const Feedback& feedback, std::uint8_t* message) const {
-  const Contribution& tensor = tensors_[piece.tensor];
-  EncodeInput input = tensor.input(piece.range.first + part.first);
-  input.rounding_key = rules::derive_key(tensor.rounding_key, kOfWorker);
-  if (feedback.now) input.residual = feedback.now + part.first;
-  piece.codec->encode(device_, input, piece.part(message, part, tensor.range_key(piece.range.first)),
-                      feedback.next ? feedback.next + part.first : nullptr);
+  const SentPart sent = tensor.sent(Way::up, wire_.rank(), piece, part, message, device_);
+  EncodeInput input = tensor.input(sent.first());
+  input.rounding_key = rounding_key(tensor, sent.way);
+  tensor.memory->encode(sent, input);
 }
 
 void ScatterSum::merge_powers() {
@@ -119,32 +113,29 @@ void ScatterSum::merge_powers() {
 void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* out) {
   scratch_.resize(static_cast<std::size_t>(at::get_num_threads()));
   const std::vector<Piece>& up = own().pieces;
-  std::vector<Feedback> feedback;
   parts_.clear();
   for (std::size_t p = 0; p < down.size(); ++p) {
-    feedback.push_back(owner_feedback(down[p]));
     parts_.add(device_, down[p].range.count, std::lcm(up[p].codec->traits().granule, down[p].codec->traits().granule),
                Parts::kSummed);
   }
   const auto passes = static_cast<std::uint64_t>(wire_.world_size());
   parts_.for_each(device_, passes, [&](const Parts::Part& part) {
     Scratch& scratch = scratch_[static_cast<std::size_t>(at::get_thread_num())];
-    reduce_part(divisor, up[part.piece], down[part.piece], part.range, feedback[part.piece], out, scratch);
+    reduce_part(divisor, up[part.piece], down[part.piece], part.range, out, scratch);
   });
   wait_for_current_stream(device_);
 }
 
-void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Range part, const Feedback& feedback,
-                             std::uint8_t* out, Scratch& scratch) const {
+void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
+                             Scratch& scratch) const {
   const Contribution& tensor = tensors_[down.tensor];
   const bool votes = !up.codec->traits().keeps_magnitude;
-  EncodeInput input = votes ? own_votes(tensor, up, part, scratch) : tensor.input(down.range.first + part.first);
+  const SentPart sent = tensor.sent(Way::down, wire_.rank(), down, part, out, device_);
+  EncodeInput input = votes ? own_votes(tensor, up, part, scratch) : tensor.input(sent.first());
+  input.rounding_key = rounding_key(tensor, sent.way);
   input.others = sum_of_others(up, part, scratch);
   input.sum_weight = 1.0F / static_cast<float>(divisor);
-  input.rounding_key = rules::derive_key(tensor.rounding_key, kOfOwner);
-  if (feedback.now) input.residual = feedback.now + part.first;
-  down.codec->encode(device_, input, down.part(out, part, tensor.range_key(down.range.first)),
-                     feedback.next ? feedback.next + part.first : nullptr);
+  tensor.memory->encode(sent, input);
 }
 
 /// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
@@ -164,11 +155,12 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const Piece& piece
 const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& scratch) const {
   if (wire_.world_size() == 1) return nullptr;
   auto* sum = reinterpret_cast<float*>(reserve_on_device(scratch.sum, part.count * sizeof(float), device_));
-  const std::uint64_t key = tensors_[piece.tensor].range_key(piece.range.first);
+  const Contribution& tensor = tensors_[piece.tensor];
   Store how = Store::assign;
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
     if (rank == wire_.rank()) continue;
-    piece.codec->decode(device_, piece.part(received_from(rank), part, key), how, sum, nullptr);
+    const SentPart sent = tensor.sent(Way::up, rank, piece, part, received_from(rank), device_);
+    tensor.memory->decode(sent, how, sum, nullptr);
     how = Store::add;
   }
   return sum;

@@ -23,6 +23,9 @@ class ScatterSum {
   /// Measures the gradients, encodes them and sends them to the owners. The tensors must stay until reduce() is done.
   /// `digest`: of the bucket.
   void begin(std::span<const Contribution> tensors, std::uint64_t digest);
+  /// With one rank nothing crosses a wire and nothing is encoded, unless a plan votes, since even one rank's vote is a
+  /// sign, or its memory acts alone. Of the bucket of begin().
+  bool stays_here() const;
   /// Waits for what the others sent: power() is then that of all ranks.
   void wait();
   /// Encodes the sums of this rank's own ranges, divided, by the codecs of `down`, to their pieces' places from `out`
@@ -33,21 +36,14 @@ class ScatterSum {
   const std::vector<float>& power() const { return power_; }
 
  private:
-  /// Of a piece: what the last step left over of it, and where to keep what this one does. Null: not wanted.
-  struct Feedback {
-    const rules::Residual* now = nullptr;
-    rules::Residual* next = nullptr;
-  };
   struct Scratch {
     at::Tensor sum, signs, votes;  // of a part, as bytes: float32, float32, codes
   };
 
   void encode_all();
-  void encode_part(const Piece& piece, Range part, const Feedback& feedback, std::uint8_t* message) const;
-  void reduce_part(int divisor, const Piece& up, const Piece& down, Range part, const Feedback& feedback,
-                   std::uint8_t* out, Scratch& scratch) const;
-  Feedback worker_feedback(const Piece& piece) const;
-  Feedback owner_feedback(const Piece& piece) const;
+  void encode_part(const Piece& piece, Range part, std::uint8_t* message) const;
+  void reduce_part(int divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
+                   Scratch& scratch) const;
   void seal_all() const;
   void merge_powers();
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;

@@ -24,7 +24,7 @@ void TwoPhase::advance() {
   Stopwatch watch;
   up_.wait();
   watch.lap(seconds_.wait_up);
-  if (stays_here()) return;
+  if (up_.stays_here()) return;
   down_.begin(bucket_.tensors, bucket_.digest);
   up_.reduce(bucket_.divisor, down_.own_pieces(), down_.own_bytes());
   down_.send();
@@ -36,7 +36,7 @@ Outcome TwoPhase::finish() {
   Stopwatch watch;
   auto* const nonfinite = reinterpret_cast<std::uint32_t*>(reserve_on_host(nonfinite_, sizeof(std::uint32_t), device_));
   *nonfinite = 0;
-  const bool all_stay = stays_here();
+  const bool all_stay = up_.stays_here();
   if (!all_stay) {
     down_.wait();
     watch.lap(seconds_.wait_down);
@@ -49,13 +49,6 @@ Outcome TwoPhase::finish() {
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
   return {*nonfinite == 0, up_.power()};
-}
-
-/// With one rank nothing crosses a wire and nothing is encoded, unless the plan votes: even one rank's vote is a sign.
-bool TwoPhase::stays_here() const {
-  return wire_.world_size() == 1 &&
-         std::all_of(bucket_.tensors.begin(), bucket_.tensors.end(),
-                     [](const Contribution& tensor) { return tensor.up->traits().keeps_magnitude; });
 }
 
 void TwoPhase::keep_here(const Contribution& tensor, std::uint32_t* nonfinite) {

@@ -33,7 +33,6 @@ class OCTAVO_API TwoPhase final : public Schedule {
   void keep_here(const Contribution& tensor, std::uint32_t* nonfinite);
 
  private:
-  bool stays_here() const;
 
   Wire& wire_;
   PhaseSeconds& seconds_;

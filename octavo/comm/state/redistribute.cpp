@@ -6,10 +6,13 @@
 #include <algorithm>
 
 #include "octavo/comm/layout.h"
+#include "octavo/comm/state/state_store.h"
 
 namespace octavo {
 
 namespace {
+
+using Kept = std::vector<at::Tensor>;  // by rank of the old world
 
 at::Tensor part_of(const at::Tensor& tensor, std::uint64_t first, std::uint64_t count) {
   return tensor.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
@@ -24,47 +27,106 @@ struct Around {
       : before{0, own.first}, behind{own.first + own.count, count - own.first - own.count} {}
 };
 
-}  // namespace
+int size_of(const Kept& kept) { return static_cast<int>(kept.size()); }
 
-at::Tensor redistribute_sent(const std::vector<at::Tensor>& residuals, std::uint64_t count, int rank, int world_size) {
-  const int old_size = static_cast<int>(residuals.size());
-  at::Tensor owed = zeros(count);  // to the average
-  for (int sender = 0; sender < old_size; ++sender) {
-    const at::Tensor& residual = residuals[static_cast<std::size_t>(sender)];
-    if (!residual.defined()) continue;
-    const Around sent(count, owned_range(count, sender, old_size));
-    part_of(owed, sent.before.first, sent.before.count).add_(part_of(residual, 0, sent.before.count));
-    part_of(owed, sent.behind.first, sent.behind.count).add_(part_of(residual, sent.before.count, sent.behind.count));
-  }
-  if (world_size > 1) owed.mul_(static_cast<double>(world_size) / (world_size - 1) / old_size);  // W - 1 ranks send it
+/// Of a whole tensor.
+at::Tensor sent_part_of(const at::Tensor& all, std::uint64_t count, int rank, int world_size) {
   const Around sent(count, owned_range(count, rank, world_size));
   return at::cat(
-             {part_of(owed, sent.before.first, sent.before.count), part_of(owed, sent.behind.first, sent.behind.count)})
-      .to(at::kBFloat16);
+      {part_of(all, sent.before.first, sent.before.count), part_of(all, sent.behind.first, sent.behind.count)});
 }
 
-at::Tensor redistribute_owned(const std::vector<at::Tensor>& residuals, std::uint64_t count, int rank, int world_size) {
-  const int old_size = static_cast<int>(residuals.size());
+/// By element of the whole tensor, in the order of the ranks.
+at::Tensor sum_of_sent(const Kept& kept, std::uint64_t count) {
+  at::Tensor sum = zeros(count);
+  for (int sender = 0; sender < size_of(kept); ++sender) {
+    const at::Tensor& values = kept[static_cast<std::size_t>(sender)];
+    if (!values.defined()) continue;
+    const Around sent(count, owned_range(count, sender, size_of(kept)));
+    part_of(sum, sent.before.first, sent.before.count).add_(part_of(values, 0, sent.before.count));
+    part_of(sum, sent.behind.first, sent.behind.count).add_(part_of(values, sent.before.count, sent.behind.count));
+  }
+  return sum;
+}
+
+at::Tensor sum_of_received(const Kept& kept, std::uint64_t count) {
+  at::Tensor sum = zeros(count);
+  for (int owner = 0; owner < size_of(kept); ++owner) {
+    const at::Tensor& values = kept[static_cast<std::size_t>(owner)];
+    const Range own = owned_range(count, owner, size_of(kept));
+    for (int sender = 0; values.defined() && sender + 1 < size_of(kept); ++sender) {
+      part_of(sum, own.first, own.count)
+          .add_(part_of(values, static_cast<std::uint64_t>(sender) * own.count, own.count));
+    }
+  }
+  return sum;
+}
+
+at::Tensor owned_parts(const Kept& kept, std::uint64_t count) {
   at::Tensor all = zeros(count);
-  for (int owner = 0; owner < old_size; ++owner) {
-    const at::Tensor& residual = residuals[static_cast<std::size_t>(owner)];
-    const Range own = owned_range(count, owner, old_size);
-    if (residual.defined()) part_of(all, own.first, own.count).copy_(residual);
+  for (int owner = 0; owner < size_of(kept); ++owner) {
+    const at::Tensor& values = kept[static_cast<std::size_t>(owner)];
+    const Range own = owned_range(count, owner, size_of(kept));
+    if (values.defined()) part_of(all, own.first, own.count).copy_(values);
   }
+  return all;
+}
+
+at::Tensor mean_of(const Kept& kept, std::uint64_t count) {
+  at::Tensor sum = zeros(count);
+  for (const at::Tensor& values : kept) {
+    if (values.defined()) sum.add_(values);
+  }
+  return sum.div_(size_of(kept));
+}
+
+/// What was owed to the average by all senders, W-1 ranks in the new world send.
+at::Tensor owed(const Kept& kept, std::uint64_t count, int world_size) {
+  at::Tensor sum = sum_of_sent(kept, count);
+  if (world_size > 1) sum.mul_(static_cast<double>(world_size) / (world_size - 1) / size_of(kept));
+  return sum;
+}
+
+/// The mean over the senders of each element.
+at::Tensor mean_estimate(at::Tensor sum, const Kept& kept) { return sum.div_(std::max(1, size_of(kept) - 1)); }
+
+const at::Tensor& any_of(const Kept& kept) {
+  return *std::find_if(kept.begin(), kept.end(), [](const at::Tensor& values) { return values.defined(); });
+}
+
+}  // namespace
+
+std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size) {
+  const Sent sent = sent_part(count, rank, world_size);
+  switch (extent) {
+    case Extent::sent:
+    case Extent::sent_estimate: return sent.count;
+    case Extent::owned: return sent.own.count;
+    case Extent::received_estimates: return sent.own.count * static_cast<std::uint64_t>(world_size - 1);
+    case Extent::whole:
+    case Extent::replicated:
+    case Extent::shared: break;
+  }
+  return count;
+}
+
+at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, int rank, int world_size) {
+  const at::ScalarType dtype = any_of(kept).scalar_type();
   const Range own = owned_range(count, rank, world_size);
-  return part_of(all, own.first, own.count).to(at::kBFloat16);
-}
-
-at::Tensor redistribute_whole(const std::vector<at::Tensor>& residuals, std::uint64_t count, int, int) {
-  at::Tensor owed = zeros(count);
-  for (const at::Tensor& residual : residuals) {
-    if (residual.defined()) owed.add_(residual);
+  switch (extent) {
+    case Extent::sent: return sent_part_of(owed(kept, count, world_size), count, rank, world_size).to(dtype);
+    case Extent::owned: return part_of(owned_parts(kept, count), own.first, own.count).to(dtype);
+    case Extent::whole: return mean_of(kept, count).to(dtype);
+    case Extent::sent_estimate:
+      return sent_part_of(mean_estimate(sum_of_sent(kept, count), kept), count, rank, world_size).to(dtype);
+    case Extent::received_estimates: {
+      const at::Tensor mean = mean_estimate(sum_of_received(kept, count), kept);
+      return part_of(mean, own.first, own.count).repeat({world_size - 1}).to(dtype);
+    }
+    case Extent::replicated:
+    case Extent::shared: break;
   }
-  return owed.div_(static_cast<double>(residuals.size())).to(at::kBFloat16);
-}
-
-at::Tensor redistribute_shared(const std::vector<at::Tensor>& values, std::uint64_t, int, int) {
-  return *std::find_if(values.begin(), values.end(), [](const at::Tensor& one) { return one.defined(); });
+  return any_of(kept);
 }
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <string_view>
 #include <utility>
 
@@ -10,20 +11,6 @@
 #include "octavo/kernels/error.h"
 
 namespace octavo {
-
-namespace {
-
-auto redistribution(Extent extent) {
-  switch (extent) {
-    case Extent::sent: return redistribute_sent;
-    case Extent::owned: return redistribute_owned;
-    case Extent::whole: return redistribute_whole;
-    case Extent::shared: return redistribute_shared;
-  }
-  fail(ErrorCode::internal, "comm.state_store", "there is no such extent");
-}
-
-}  // namespace
 
 StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size)
     : parameters_(std::move(parameters)), roles_(std::move(roles)), rank_(rank), world_size_(world_size) {
@@ -51,8 +38,11 @@ void StateStore::clear() {
   for (std::size_t p = 0; p < tensors_.size(); ++p) clear(p);
 }
 
-void StateStore::clear(std::size_t parameter) {
-  for (Versioned& tensor : tensors_[parameter]) tensor.clear();
+void StateStore::clear(std::size_t parameter, const std::vector<Role>& kept) {
+  for (std::size_t r = 0; r < roles_.size(); ++r) {
+    const auto same = [&](const Role& role) { return std::string_view(role.name) == roles_[r].name; };
+    if (std::none_of(kept.begin(), kept.end(), same)) tensors_[parameter][r].clear();
+  }
 }
 
 std::map<std::string, at::Tensor> StateStore::save() const {
@@ -94,8 +84,7 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
       if (!parts[old_rank].defined()) continue;
       require(parts[old_rank], key, place, static_cast<int>(old_rank), static_cast<int>(parts.size()));
     }
-    ours[key] =
-        redistribution(roles_[place.role].extent)(parts, parameters_[place.parameter].count, rank_, world_size_);
+    ours[key] = redistribute(roles_[place.role].extent, parts, parameters_[place.parameter].count, rank_, world_size_);
   }
   load(ours);
 }
@@ -121,12 +110,9 @@ StateStore::Place StateStore::find_key(const std::string& key) const {
 void StateStore::require(const at::Tensor& values, const std::string& key, Place place, int rank,
                          int world_size) const {
   const Role& role = roles_[place.role];
-  const std::uint64_t whole = parameters_[place.parameter].count;
-  const Sent sent = sent_part(whole, rank, world_size);
-  const std::uint64_t count = role.extent == Extent::sent    ? sent.count
-                              : role.extent == Extent::owned ? sent.own.count
-                              : role.extent == Extent::whole ? whole
-                                                             : static_cast<std::uint64_t>(values.numel());
+  const std::uint64_t count = role.extent == Extent::shared
+                                  ? static_cast<std::uint64_t>(values.numel())
+                                  : count_of(role.extent, parameters_[place.parameter].count, rank, world_size);
   if (values.scalar_type() == role.dtype && static_cast<std::uint64_t>(values.numel()) == count) return;
   fail(ErrorCode::invalid_argument, "comm.load_state", "expected ", toString(role.dtype), " with ", count,
        " elements for ", key, " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ",

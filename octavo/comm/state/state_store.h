@@ -14,10 +14,17 @@
 
 namespace octavo {
 
-/// What a rank keeps of each parameter, which is redistributed over another number of ranks as residuals are
-/// (redistribute.h): `sent`, of the elements that it sends to others (layout.h); `owned`, of those that it owns;
-/// `whole`, of all elements; `shared`, the same on all ranks, of a size that only its user knows.
-enum class Extent { sent, owned, whole, shared };
+/// Of which elements of a parameter a rank keeps something, and so how it is redistributed over another number of ranks
+/// (redistribute.h).
+enum class Extent {
+  sent,                // those that it sends to others (layout.h); what is owed to their sum
+  owned,               // those that it owns
+  whole,               // all of them; each rank has its own values, whose mean is kept
+  replicated,          // all of them; the same on all ranks
+  shared,              // of a size that only its user knows; the same on all ranks
+  sent_estimate,       // those that it sends to others; what the owners believe of its values
+  received_estimates,  // those that it owns, once for each other rank, in rank order; what it believes of their values
+};
 
 /// A kind of tensor that is kept; the key of a parameter's is "name/PARAMETER".
 struct Role {
@@ -26,11 +33,7 @@ struct Role {
   at::ScalarType dtype;
 };
 
-// Error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019): what a rank could not send of its contributions,
-// and what it could not send of the sums that it owns, to be sent later.
-inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
-inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
-// The same of a linear map, whose images leave something over of all elements, and what the map itself remembers.
+// Of a linear map with error feedback, what its images leave over of all elements, and what the map itself remembers.
 inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
 
@@ -40,13 +43,16 @@ class OCTAVO_API StateStore {
   StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size);
 
   Versioned& at(std::size_t parameter, const Role& role);
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
 
   /// Whether what was written of a parameter belongs to a step that counts: if not, it is rolled back in any case.
   void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
   /// Ends a step: commits what was kept, or rolls back everything.
   void settle(bool commit);
   void clear();
-  void clear(std::size_t parameter);
+  /// All of a parameter but some roles.
+  void clear(std::size_t parameter, const std::vector<Role>& kept = {});
 
   /// The tensors by key, where they were last used. They are this object's own: copy them before the next step.
   std::map<std::string, at::Tensor> save() const;

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/comm/feedback/ef14.h"
+
+namespace octavo {
+
+/// The velocities of a rank's own gradients, of the whole tensor.
+inline constexpr Role kVelocity = {"velocity", Extent::whole, at::kFloat};
+
+/// `dgc:RATIO`, which is `topk:RATIO+dgc`: Deep Gradient Compression (Lin et al. 2018). Each rank sends the velocity
+/// momentum*velocity + gradient in place of its gradient; what is not sent of it is accumulated, as by `+ef`, and where
+/// something was sent the velocity begins anew. A rank's values for its own range are sent when the owner sends them to
+/// all. The optimizer then must have no momentum. Parameters whose codec leaves no error, exempt ones among them, have
+/// plain momentum.
+///
+/// `+clip:NORM` scales a rank's gradient of a tensor down to NORM/sqrt(ranks) before. A tensor whose gradient is zero
+/// on every rank rests: its velocity stays as it is, as a gradient's absence has it in torch.
+class OCTAVO_API Dgc final : public Feedback {
+ public:
+  static constexpr double kMomentum = 0.9;
+  /// `norm`: 0 does not clip.
+  explicit Dgc(double momentum = kMomentum, double norm = 0) : momentum_(momentum), norm_(norm) {}
+
+  std::string text() const override;
+  std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual, kVelocity}; }
+  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  bool keeps_momentum() const override { return true; }
+  FeedbackPtr clipped(double norm) const override { return std::make_shared<Dgc>(momentum_, norm); }
+
+ private:
+  double momentum_, norm_;
+};
+
+/// dgc[:MOMENTUM]
+FeedbackPtr make_dgc(const CodecText& text);
+
+}  // namespace octavo

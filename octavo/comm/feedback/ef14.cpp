@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/feedback/ef14.h"
+
+#include "octavo/comm/schedule/contribution.h"
+
+namespace octavo {
+
+void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
+  if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
+}
+
+std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {
+  return std::make_shared<Ef14Memory>(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual),
+                                      store.rank(), store.world_size());
+}
+
+FeedbackPtr make_ef14(const CodecText& text) {
+  if (!text.options.empty()) text.refuse("+ef takes no options");
+  return std::make_shared<Ef14>();
+}
+
+void Residuals::begin(c10::Device device, std::uint64_t count) {
+  const auto open = [&](Versioned& residual, std::uint64_t size) -> Place {
+    if (size == 0) return {};
+    return {residual.now<rules::Residual>(device), residual.next<rules::Residual>(size, device)};
+  };
+  sent_ = sent_part(count, rank_, world_size_);
+  up_ = open(worker_, sent_.count);
+  down_ = open(owner_, sent_.own.count);
+}
+
+Residuals::Place Residuals::at(const SentPart& part) const {
+  const bool up = part.way == Way::up;
+  const std::uint64_t first = (up ? sent_.index(part.range.first) : 0) + part.payload.part.first;
+  const Place& all = up ? up_ : down_;
+  return {all.now ? all.now + first : nullptr, all.next + first};
+}
+
+void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) {
+  residuals_.begin(device, tensor.count);
+}
+
+void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
+  const auto [now, next] = residuals_.at(part);
+  EncodeInput with_residual = input;
+  with_residual.residual = now;
+  part.codec->encode(part.device, with_residual, part.payload, next);
+}
+
+}  // namespace octavo

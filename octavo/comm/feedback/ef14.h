@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/comm/feedback/feedback.h"
+#include "octavo/rules/residual.h"
+
+namespace octavo {
+
+// What a rank could not send of its contributions, and what it could not send of the sums that it owns.
+inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
+inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
+
+/// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
+/// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual).
+class OCTAVO_API Ef14 final : public Feedback {
+ public:
+  std::string text() const override { return "ef"; }
+  std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual}; }
+  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  bool fits_maps() const override { return true; }
+  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+};
+
+FeedbackPtr make_ef14(const CodecText& text);
+
+/// The residuals of one tensor, by way.
+class OCTAVO_API Residuals {
+ public:
+  Residuals(Versioned& worker, Versioned& owner, int rank, int world_size)
+      : worker_(worker), owner_(owner), rank_(rank), world_size_(world_size) {}
+
+  void begin(c10::Device device, std::uint64_t count);
+
+  /// Those of a part: what the last step left over, and where to keep what this one does. Null: there is nothing yet.
+  struct Place {
+    const rules::Residual* now = nullptr;
+    rules::Residual* next = nullptr;
+  };
+  Place at(const SentPart& part) const;
+
+ private:
+  Versioned &worker_, &owner_;
+  int rank_, world_size_;
+  Sent sent_;
+  Place up_, down_;
+};
+
+class OCTAVO_API Ef14Memory final : public Memory {
+ public:
+  Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size)
+      : residuals_(worker, owner, rank, world_size) {}
+  void begin(c10::Device device, const Contribution& tensor, float power) override;
+  void encode(const SentPart& part, const EncodeInput& input) override;
+
+ private:
+  Residuals residuals_;
+};
+
+}  // namespace octavo

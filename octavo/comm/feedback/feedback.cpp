@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/feedback/feedback.h"
+
+#include <algorithm>
+
+#include "octavo/comm/feedback/dgc.h"
+#include "octavo/comm/feedback/ef14.h"
+#include "octavo/comm/feedback/ef21.h"
+
+namespace octavo {
+
+void Memory::begin(c10::Device, const Contribution&, float) {}
+
+void Memory::encode(const SentPart& part, const EncodeInput& input) {
+  part.codec->encode(part.device, input, part.payload, nullptr);
+}
+
+void Memory::decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) {
+  part.codec->decode(part.device, part.payload, store, out, nonfinite);
+}
+
+const std::shared_ptr<Memory>& Memory::none() {
+  static const auto memory = std::make_shared<Memory>();
+  return memory;
+}
+
+/// A kind of feedback is a line here and in feedback_roles().
+FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
+  const CodecText wanted = CodecText::parse(plan.plan, piece);
+  if (wanted.name == "ef") return make_ef14(wanted);
+  if (wanted.name == "ef21") return make_ef21(wanted);
+  if (wanted.name == "dgc") return make_dgc(wanted);
+  return nullptr;
+}
+
+std::vector<Role> feedback_roles() {
+  std::vector<Role> all;
+  for (const auto& roles : {Ef14().roles(), Ef21().roles(), Dgc().roles()}) {
+    for (const Role& role : roles) {
+      const auto same = [&](const Role& other) { return std::string_view(other.name) == role.name; };
+      if (std::none_of(all.begin(), all.end(), same)) all.push_back(role);
+    }
+  }
+  return all;
+}
+
+}  // namespace octavo

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "octavo/codec/codec.h"
+#include "octavo/codec/registry.h"
+#include "octavo/comm/state/state_store.h"
+#include "octavo/export.h"
+
+/// What is remembered from step to step, so that what codes leave out of a gradient is not lost.
+namespace octavo {
+
+struct Contribution;
+
+/// Up: from a rank to the owner of a range. Down: from the owner to all ranks.
+enum class Way { up, down };
+
+/// A part of a range of a tensor as one rank encodes it and others decode it.
+struct SentPart {
+  Way way;
+  int sender;
+  const Codec* codec;
+  Range range;          // of the tensor, with one owner
+  PayloadPart payload;  // of the range
+  c10::Device device;
+
+  std::uint64_t first() const { return range.first + payload.part.first; }  // of the tensor
+  std::uint64_t count() const { return payload.part.count; }
+};
+
+/// What this rank remembers of one tensor. This class remembers nothing: what codes leave out is lost.
+///
+/// begin() is called once for every bucket with the tensor; encode() and decode() for its parts, on several threads at
+/// once, on the device's current stream; each part of what this rank sends up, receives, sends down and gets back comes
+/// once. What is written belongs to the step, and is committed or rolled back with it (StateStore).
+class OCTAVO_API Memory {
+ public:
+  Memory() = default;
+  virtual ~Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  /// `power`: the mean square of this rank's gradient, of all elements if needs_whole_power().
+  virtual void begin(c10::Device device, const Contribution& tensor, float power);
+  /// `input`: without what is remembered; begins at the part.
+  virtual void encode(const SentPart& part, const EncodeInput& input);
+  /// To `out`, which begins at the part; `store` and `nonfinite` as in Codec::decode.
+  virtual void decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite);
+
+  /// Whether a rank without peers encodes, too, because more is remembered than errors.
+  virtual bool acts_alone() const { return false; }
+  virtual bool needs_whole_power() const { return false; }
+  /// Of what the ranks must agree on before a step.
+  virtual std::uint64_t digest() const { return 0; }
+
+  static const std::shared_ptr<Memory>& none();
+};
+
+/// A kind of memory, as a plan names it. Immutable.
+class OCTAVO_API Feedback {
+ public:
+  virtual ~Feedback() = default;
+  /// As a plan writes it behind a '+': "ef".
+  virtual std::string text() const = 0;
+  virtual std::vector<Role> roles() const = 0;
+  /// Refuses a codec with which this kind makes no sense.
+  virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
+  /// Whether linear maps do it, in their own way (LinearMap).
+  virtual bool fits_maps() const { return false; }
+  /// Of a parameter of the store, which must outlive it.
+  virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;
+
+  /// Whether momentum is part of it: the optimizer must then have none, and exempt parameters need it, too.
+  virtual bool keeps_momentum() const { return false; }
+  /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
+  virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
+};
+
+using FeedbackPtr = std::shared_ptr<const Feedback>;
+
+/// The kind that a piece of a plan, without its '+', names; null where it names none.
+FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece);
+
+/// Those of all kinds.
+OCTAVO_API std::vector<Role> feedback_roles();
+
+}  // namespace octavo
