@@ -35,7 +35,7 @@ void Compressor::require_momenta_fit(const Plan& plan, const char* where) const 
     fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
          " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
   }
-  if (plan.keeps_momentum()) {
+  if (plan.momentum()) {
     fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
          " has a momentum of its own: average momenta by one that has none (sign+ef, topk:0.01+ef)");
   }
@@ -56,7 +56,7 @@ void Compressor::use(const Plan& plan) {
     const ParameterPlan* const old = std::exchange(parameter.plan, &plan_->of(parameter.info.name));
     const FeedbackPtr& feedback = parameter.plan->feedback;
     const bool is_mapped = parameter.plan->map != nullptr, same_map = map_text(old) == map_text(parameter.plan);
-    const bool remembers = feedback && !is_mapped && (!parameter.info.exempt || feedback->keeps_momentum());
+    const bool remembers = feedback && !is_mapped && (!parameter.info.exempt || feedback->momentum());
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();

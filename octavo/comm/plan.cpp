@@ -122,7 +122,7 @@ Plan Plan::parse(std::string_view text) {
           "a rule is a pattern of parameters' names and their plan, as in lm_head.*=int8+ef");
     }
     plan.rules.push_back({std::string(rule.substr(0, equals)), ParameterPlan::parse(text, rule.substr(equals + 1))});
-    if (plan.rules.back().plan.keeps_momentum() != plan.keeps_momentum()) {
+    if (plan.rules.back().plan.momentum().has_value() != plan.momentum().has_value()) {
       CodecText{text, {}, {}}.refuse(
           "the momentum of all parameters is either the plan's or the optimizer's: with dgc every rule has it, "
           "as in dgc:0.001;embed.*=dense+dgc");
@@ -160,6 +160,16 @@ Plan Plan::for_momentum() const {
   Plan plan = *this;
   static_cast<ParameterPlan&>(plan) = ParameterPlan::for_momentum();
   for (Rule& rule : plan.rules) rule.plan = rule.plan.for_momentum();
+  return plan;
+}
+
+Plan Plan::with_momentum(double momentum) const {
+  Plan plan = *this;
+  const auto set = [&](ParameterPlan& one) {
+    if (one.momentum()) one.feedback = one.feedback->with_momentum(momentum);
+  };
+  set(plan);
+  for (Rule& rule : plan.rules) set(rule.plan);
   return plan;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,7 +65,8 @@ struct OCTAVO_API ParameterPlan {
 
   bool dense() const;
   bool votes() const { return !codec->traits().keeps_magnitude; }
-  bool keeps_momentum() const { return feedback && feedback->keeps_momentum(); }
+  /// That which the plan keeps in the optimizer's place; none where the optimizer keeps it.
+  std::optional<double> momentum() const { return feedback ? feedback->momentum() : std::nullopt; }
   /// What ranks send to owners, and owners to all, in a step, counted from 1.
   const Codec& at(std::uint64_t step) const;
   /// Null: none. A warm-up of a map is dense.
@@ -100,6 +102,8 @@ struct OCTAVO_API Plan : ParameterPlan {
   /// Of some parameter.
   bool votes() const;
   Plan for_momentum() const;
+  /// Where it keeps a momentum: with another one for all parameters.
+  Plan with_momentum(double momentum) const;
 };
 
 }  // namespace octavo

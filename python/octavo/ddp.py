@@ -40,7 +40,8 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
 class Handle:
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics.
 
-    Error-feedback residuals are per-rank state, kept by parameter name in bfloat16: save one ``state_dict`` per rank.
+    What feedback remembers (residuals in bfloat16; velocities of ``dgc`` and estimates of ``ef21`` in float32) is
+    per-rank state, kept by parameter name: save one ``state_dict`` per rank.
     Methods may be called between steps, from any thread.
     """
 
@@ -188,7 +189,10 @@ class Handle:
         return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
 
     def drop_residuals(self) -> None:
-        """Discards the residuals: what was not sent yet is lost."""
+        """Discards the residuals, and all else that feedback remembers: what was not sent yet is lost.
+
+        Call it on all ranks: under ``ef21`` the next step fails where some have estimates and others none.
+        """
         self._compressor.drop_residuals()
 
     def holds_momenta(self) -> bool:
@@ -251,10 +255,11 @@ def compress(
 
     ``plan``: see ``octavo.Plan``. ``optimizer``: a ``OneBitAdamW`` must be passed, built before or after the model was
     wrapped; then ``plan`` is that of its momentum, and its warm-up sends gradients by its own ``warmup_plan``. Any
-    other optimizer need not be passed. ``scaler``: the ``GradScaler`` that scales the loss, if one does; error-feedback
-    residuals and momenta are then kept in unscaled units. ``exempt``: which parameters are sent in float32: a function
-    of name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``: how long backward
-    waits for the peers before it raises RuntimeError.
+    other optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must have none of its own,
+    and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the loss, if one does;
+    error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which parameters are sent in
+    float32: a function of name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``:
+    how long backward waits for the peers before it raises RuntimeError.
 
     The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it once per model, on
     all ranks, with the same arguments: where these differ, ValueError is raised on all ranks. The gradients are encoded
@@ -270,6 +275,8 @@ def compress(
     plan = as_plan(plan)
     parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
     onebit = _onebit(optimizer)
+    if plan.momentum is not None and optimizer is not None and onebit is None:
+        _require_no_momentum(optimizer, plan)
     first_plan = plan
     if onebit is not None:
         onebit.require_joinable(plan, parameters.values())
@@ -317,6 +324,18 @@ def _onebit(optimizer: object) -> OneBitAdamW | None:
     while not isinstance(optimizer, OneBitAdamW) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, OneBitAdamW) else None
+
+
+def _require_no_momentum(optimizer: Optimizer, plan: Plan) -> None:
+    """Raises ValueError where a parameter group of the optimizer has a momentum beside the plan's."""
+    for group in optimizer.param_groups:
+        betas = group.get("betas", (0.0,))
+        if group.get("momentum", 0.0) or betas[0]:
+            raise ValueError(
+                f"[ddp.compress] the plan {plan} keeps the momentum, of {plan.momentum:g}, and this "
+                f"{type(optimizer).__name__} has one of its own: build it with momentum=0 or betas=(0, beta2), or take "
+                f"a plan that keeps none, such as topk:0.01+ef"
+            )
 
 
 def _real_numbers(parameter: Tensor) -> int:

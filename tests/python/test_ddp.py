@@ -12,6 +12,7 @@ import octavo
 
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign", "sign+ef", "sign-vote"]
 PLANS += ["powersgd:4+ef", "powersgd:2:alternating+ef"]
+PLANS += ["dgc:0.05", "dgc:0.1:int4+clip:0.1", "delta+int4", "delta+topk:0.05", "delta+randomk:0.25:unbiased"]
 
 
 class Odd(nn.Module):

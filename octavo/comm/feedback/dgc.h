@@ -26,7 +26,8 @@ class OCTAVO_API Dgc final : public Feedback {
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual, kVelocity}; }
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
-  bool keeps_momentum() const override { return true; }
+  std::optional<double> momentum() const override { return momentum_; }
+  FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<Dgc>(momentum, norm_); }
   FeedbackPtr clipped(double norm) const override { return std::make_shared<Dgc>(momentum_, norm); }
 
  private:

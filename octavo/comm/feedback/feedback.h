@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -77,8 +78,10 @@ class OCTAVO_API Feedback {
   /// Of a parameter of the store, which must outlive it.
   virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;
 
-  /// Whether momentum is part of it: the optimizer must then have none, and exempt parameters need it, too.
-  virtual bool keeps_momentum() const { return false; }
+  /// The momentum that is part of it: the optimizer must then have none, and exempt parameters need it, too.
+  virtual std::optional<double> momentum() const { return std::nullopt; }
+  /// The same with another one; null where there is none.
+  virtual std::shared_ptr<const Feedback> with_momentum(double /*momentum*/) const { return nullptr; }
   /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
   virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
 };

@@ -70,6 +70,8 @@ class OneBitAdamW(Optimizer):
         _require(eps >= 0, "eps of at least 0", eps)
         _require(warmup_steps >= 1, "warmup_steps of at least 1, since the variance is learnt in them", warmup_steps)
         _require(not as_plan(warmup_plan).votes, "a warmup_plan that keeps magnitudes, such as int4+ef", warmup_plan)
+        keeps_none = as_plan(warmup_plan).momentum is None
+        _require(keeps_none, "a warmup_plan that keeps no momentum, such as int4+ef", warmup_plan)
         super().__init__(
             params,
             {
@@ -238,6 +240,7 @@ class OneBitAdamW(Optimizer):
                 "[optim.OneBitAdamW] this optimizer is joined to another octavo.compress already: make a new one"
             )
         _require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
+        _require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
         known = set(parameters)
         ours = [parameter for group in self.param_groups for parameter in group["params"]]
         strangers = sum(parameter.requires_grad and parameter not in known for parameter in ours)

@@ -54,8 +54,8 @@ def train(
     beta1: Annotated[
         float | None,
         typer.Option(
-            help="Momentum: of AdamW; of 1-bit AdamW in both phases; of Muon, not of the AdamW beside it. "
-            "The default is 0.5, for muon 0.95."
+            help="Momentum: of AdamW; of 1-bit AdamW in both phases; of Muon, not of the AdamW beside it; "
+            "of a plan with dgc. The default is 0.5, for muon 0.95, for dgc 0.9."
         ),
     ] = _DEFAULT.beta1,
     beta2: Annotated[float, typer.Option(help="Decay of AdamW's running variance.")] = _DEFAULT.beta2,

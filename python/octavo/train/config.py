@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -17,6 +18,8 @@ from typing import NoReturn
 OPTIMIZERS = ("adamw", "onebit-adamw", "muon")
 LR = 3e-3
 """The default of --lr: with BETA1 the best, or nearly so, on all data sets of `octavo bench quality`."""
+DGC_MOMENTUM = 0.9
+"""The default of --beta1 under a plan with dgc, which keeps the momentum in the optimizer's place."""
 BETA1 = {"adamw": 0.5, "onebit-adamw": 0.5, "muon": 0.95}
 """The default of --beta1 for each optimizer. AdamW learns these short runs faster with 0.5 than with the usual 0.9."""
 MODELS = ("tiny", "small", "220m")
@@ -81,8 +84,10 @@ class TrainConfig:
 
     @property
     def resolved_beta1(self) -> float:
-        """`beta1`, or the default of the optimizer where it is not given."""
-        return BETA1[self.optimizer_name] if self.beta1 is None else self.beta1
+        """`beta1`, or, where it is not given, the default of what keeps the momentum: the plan or the optimizer."""
+        if self.beta1 is not None:
+            return self.beta1
+        return DGC_MOMENTUM if keeps_momentum(self.plan) else BETA1[self.optimizer_name]
 
     @property
     def lr_warmup_steps(self) -> int:
@@ -119,6 +124,11 @@ class TrainConfig:
 def is_sign_plan(plan: str) -> bool:
     """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit AdamW."""
     return plan.split("+")[0].split(":")[0] == "sign"
+
+
+def keeps_momentum(plan: str) -> bool:
+    """Whether `plan` has dgc, which keeps the momentum: the optimizer must then have none."""
+    return any(piece.split(":")[0] == "dgc" for piece in re.split("[+;=]", plan))
 
 
 def parse_compare(text: str | None) -> tuple[str, ...]:
@@ -207,10 +217,13 @@ def _refuse_what_is_not_supported(config: TrainConfig) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    if config.optimizer != "onebit-adamw":
-        return
     for plan in config.compare or (config.plan,):
-        if not is_sign_plan(plan):
+        if keeps_momentum(plan) and config.optimizer not in ("auto", "adamw"):
+            _fail(
+                f"the plan {plan} keeps the momentum, and --optimizer {config.optimizer} has one of its own; "
+                f"adamw goes without one"
+            )
+        if config.optimizer == "onebit-adamw" and not is_sign_plan(plan):
             _fail(
                 f"--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not '{plan}'; "
                 f"adamw and muon work with every plan"

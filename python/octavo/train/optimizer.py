@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import octavo
-from octavo.train.config import BETA1, TrainConfig
+from octavo.train.config import BETA1, TrainConfig, keeps_momentum
 
 ADAM_EPS = 1e-8
 
@@ -35,9 +35,10 @@ def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.
     """The optimizer that the options ask for; all of them spare norms and biases from weight decay.
 
     ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW before and after its freeze; of Muon, whose AdamW part keeps
-    AdamW's default. ``--beta2`` is AdamW's, in all three.
+    AdamW's default; under a plan with dgc the plan's, and AdamW has none. ``--beta2`` is AdamW's, in all three.
     """
-    beta1, betas = config.resolved_beta1, (config.resolved_beta1, config.beta2)
+    beta1 = config.resolved_beta1
+    betas = (0.0 if keeps_momentum(config.plan) else beta1, config.beta2)
     if config.optimizer_name == "adamw":
         return torch.optim.AdamW(_groups(model.parameters(), config), lr=config.lr, betas=betas, eps=ADAM_EPS)
     if config.optimizer_name == "muon":

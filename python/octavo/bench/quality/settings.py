@@ -33,7 +33,7 @@ class Contender:
 
 
 #: By name, in the order of their importance. `beta1` is what `octavo train` makes of it: of OneBitAdamW the momentum of
-#: both phases, of Muon its own.
+#: both phases, of Muon its own, of dgc that of the plan.
 CONTENDERS = {
     "dense": Contender("dense", "adamw"),
     "sign+ef": Contender("sign+ef", "onebit-adamw"),
@@ -41,6 +41,7 @@ CONTENDERS = {
     "muon": Contender("dense", "muon"),
     "muon int4+ef": Contender("int4+ef", "muon"),
     "topk": Contender("topk:0.01+ef+warmup:STEPS/4", "adamw"),
+    "dgc": Contender("dgc:0.01+warmup:STEPS/4", "adamw"),
     "topk in tiles": Contender("topk:64/4096:sign2+ef+warmup:STEPS/4", "adamw"),
     "powersgd": Contender("powersgd:4+ef+warmup:STEPS/10", "adamw"),
     "int8+ef": Contender("int8+ef", "adamw"),

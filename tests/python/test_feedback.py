@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kinds of feedback beside +ef: momentum before compression (dgc) and compressed differences (ef21), held to a float
+reference, across NaNs, checkpoints and other numbers of ranks."""
+
+import copy
+import math
+
+import pytest
+import torch
+from test_ddp import digest, make, step_once
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+from octavo import _C
+
+SIDE = 64
+COUNT = SIDE * SIDE  # what the default exemption does not exempt
+
+
+def owned_ranges(world: int, count: int = COUNT) -> list[slice]:
+    share = math.ceil(count / world)
+    step = math.ceil(share / 64) * 64
+    return [slice(min(count, step * rank), min(count, step * (rank + 1))) for rank in range(world)]
+
+
+def sent_by(plan: str, values: Tensor) -> Tensor:
+    """What receivers decode of values that are encoded together."""
+    codec = octavo.Plan(plan)
+    payload, decoded = torch.empty(codec.payload_bytes(values.numel()), dtype=torch.uint8), torch.empty_like(values)
+    _C.encode(codec, values.contiguous(), payload)
+    _C.decode(codec, payload, decoded)
+    return decoded
+
+
+class Dgc:
+    """Lin et al. (2018) in two phases: by rank velocities u and accumulations v, and those of the owners."""
+
+    def __init__(self, world: int, plan: str, momentum: float):
+        self.u, self.v, self.owed = torch.zeros(world, COUNT), torch.zeros(world, COUNT), torch.zeros(COUNT)
+        self.world, self.plan, self.momentum = world, plan, momentum
+
+    def step(self, gradients: list[Tensor]) -> Tensor:
+        result = torch.empty(COUNT)
+        self.u = self.momentum * self.u + torch.stack(gradients)
+        for owner, own in enumerate(owned_ranges(self.world)):
+            others = torch.zeros_like(result[own])
+            for rank in set(range(self.world)) - {owner}:
+                self.v[rank, own] += self.u[rank, own]
+                sent = sent_by(self.plan, self.v[rank, own])
+                self.v[rank, own] -= sent
+                self.u[rank, own] *= sent == 0
+                others += sent
+            value = (self.u[owner, own] + others) * (1 / self.world) + self.owed[own]
+            result[own] = sent_by(self.plan, value)
+            self.owed[own] = value - result[own]
+            self.u[owner, own] *= result[own] == 0
+        return result
+
+
+class Ef21:
+    """Richtarik et al. (2021) on both ways: by rank what owners believe of it, and what all believe of the average."""
+
+    def __init__(self, world: int, plan: str):
+        self.h, self.average = torch.zeros(world, COUNT), torch.zeros(COUNT)
+        self.world, self.plan = world, plan
+
+    def step(self, gradients: list[Tensor]) -> Tensor:
+        for owner, own in enumerate(owned_ranges(self.world)):
+            others = torch.zeros_like(self.average[own])
+            for rank in set(range(self.world)) - {owner}:
+                self.h[rank, own] += sent_by(self.plan, gradients[rank][own] - self.h[rank, own])
+                others += self.h[rank, own]
+            value = (gradients[owner][own] + others) * torch.tensor(1 / self.world, dtype=torch.float32)
+            self.average[own] += sent_by(self.plan, value - self.average[own])
+        return self.average.clone()
+
+
+def make_weight(plan: str, **options) -> tuple[DistributedDataParallel, octavo.Handle]:
+    """A model whose gradient is what its forward pass is given."""
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.zeros(SIDE, SIDE))
+    model.forward = lambda gradient: (model.weight * gradient).sum()
+    ddp = DistributedDataParallel(model)
+    return ddp, octavo.compress(ddp, plan, **options)
+
+
+def averaged(ddp: DistributedDataParallel, gradient: Tensor) -> Tensor:
+    ddp.zero_grad()
+    ddp(gradient.view(SIDE, SIDE)).backward()
+    return ddp.module.weight.grad.flatten().clone()
+
+
+def normal_gradient(rank: int, step: int, world: int) -> Tensor:
+    return torch.randn(COUNT, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def small_numbers(rank: int, step: int, world: int) -> Tensor:
+    """Of which bfloat16 holds all sums of four steps, also their averages."""
+    random = torch.Generator().manual_seed(100 * step + rank)
+    signs = torch.randint(0, 2, (COUNT,), generator=random) * 2 - 1
+    return world * signs * (torch.rand(COUNT, generator=random) < 0.1)
+
+
+def follow(rank: int, world: int, plan: str, gradient_of, reference, steps: int) -> list[str]:
+    ddp, _ = make_weight(plan)
+    results = []
+    for step in range(steps):
+        result = averaged(ddp, gradient_of(rank, step, world))
+        expected = reference.step([gradient_of(peer, step, world) for peer in range(world)])
+        assert torch.equal(result, expected), f"step {step}: {(result != expected).sum()} elements differ"
+        results.append(result)
+    return results
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_dgc_is_its_float_reference(request, world):
+    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+    plan, reference = "topk:0.03+dgc:0.5", Dgc(world, "topk:0.03", 0.5)
+    results = ranks.run(follow, world, plan, small_numbers, reference, 4)
+    assert all(torch.equal(torch.stack(one), torch.stack(results[0])) for one in results)
+
+
+@pytest.mark.parametrize("codec", ["topk:0.05", "int4", "sign"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ef21_is_its_float_reference(request, world, codec):
+    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+    results = ranks.run(follow, world, f"delta+{codec}", normal_gradient, Ef21(world, codec), 6)
+    assert all(torch.equal(torch.stack(one), torch.stack(results[0])) for one in results)
+
+
+def settle_on(rank: int, plan: str) -> float:
+    ddp, _ = make_weight(plan)
+    gradient = normal_gradient(rank, 0, 2)
+    for _ in range(80):
+        result = averaged(ddp, gradient)
+    wanted = (normal_gradient(0, 0, 2) + normal_gradient(1, 0, 2)) / 2
+    return float((result - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize(
+    ("plan", "error"),
+    [
+        ("delta+int4", 1e-6),
+        ("delta+topk:0.05", 1e-6),
+        ("delta+randomk:0.25:unbiased", 1e-6),  # DIANA
+        ("delta+randomk:0.25", 1e-6),
+    ],
+)
+def test_differences_to_a_steady_gradient_go_to_zero(two_ranks, plan, error):
+    assert max(two_ranks.run(settle_on, plan)) < error
+    feedback = plan.replace("delta+", "") + ("" if "unbiased" in plan else "+ef")
+    assert min(two_ranks.run(settle_on, feedback)) > 1000 * error, "what there is to gain"
+
+
+def train_with_momentum(rank: int, plan: str, momentum: float) -> list[Tensor]:
+    model, _, _ = make(plan)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    for step in range(5):
+        step_once(model, optimizer, rank, step)
+    return [p.detach() for p in model.parameters()]
+
+
+def test_where_all_is_sent_momentum_before_the_wire_is_the_optimizers(two_ranks):
+    ours, theirs = (two_ranks.run(train_with_momentum, *run)[0] for run in [("dense+dgc:0.8", 0.0), ("dense", 0.8)])
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
+
+
+def move_bias(rank: int, plan: str) -> Tensor:
+    model = nn.Linear(64, 64)
+    ddp = DistributedDataParallel(model)
+    octavo.compress(ddp, plan)  # the bias is exempt
+    sent = []
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(torch.ones(1, 64)).sum().backward()
+        sent.append(model.bias.grad[0].clone())
+    return torch.stack(sent)
+
+
+def test_exempt_parameters_have_the_momentum_too(two_ranks):
+    for plan in ("dgc:0.05", "dgc:0.05:int4+warmup:2"):
+        expected = torch.tensor([1, 1.9, 2.71])
+        for sent in two_ranks.run(move_bias, plan):
+            torch.testing.assert_close(sent, expected)
+
+
+def clipped(rank: int) -> tuple[Tensor, Tensor]:
+    ddp, _ = make_weight("dense+dgc:0+clip:64")
+    large, small = torch.full((COUNT,), 4.0), torch.full((COUNT,), 0.25)  # of norm 256 and 16
+    return averaged(ddp, large if rank == 0 else small), averaged(ddp, small)
+
+
+def test_local_gradients_are_clipped_to_their_share_of_the_norm(two_ranks):
+    for first, second in two_ranks.run(clipped):
+        share = 64 / 2**0.5  # of a rank's norm, 256 and 16
+        torch.testing.assert_close(first, torch.full((COUNT,), (4.0 * share / 256 + 0.25) / 2))
+        assert torch.equal(second, torch.full((COUNT,), 0.25))
+
+
+def resume(rank: int, plan: str) -> None:
+    model, handle, optimizer = make(plan)
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    resumed, resumed_handle, resumed_optimizer = make(plan)
+    resumed.module.load_state_dict(model.module.state_dict())
+    resumed_handle.load_state_dict(handle.state_dict())
+    for step in range(3, 6):
+        step_once(model, optimizer, rank, step)
+        step_once(resumed, resumed_optimizer, rank, step)
+        assert digest(model) == digest(resumed)
+    for key, value in handle.state_dict().items():
+        assert torch.equal(value, resumed_handle.state_dict()[key]) if isinstance(value, Tensor) else True, key
+
+
+@pytest.mark.parametrize("plan", ["dgc:0.05+warmup:4", "delta+int4", "delta+randomk:0.25:unbiased"])
+def test_a_run_resumes_with_the_same_bits(two_ranks, plan):
+    two_ranks.run(resume, plan)
+
+
+def change_kind(rank: int) -> list[str]:
+    model, handle, optimizer = make("int4+ef")
+    digests = []
+    for step, plan in enumerate(["int4+ef", "dgc:0.1", "delta+int4", "delta+topk:0.1", "topk:0.1+ef", "dgc:0.1"]):
+        handle.set_plan(plan)
+        step_once(model, optimizer, rank, step)
+        digests.append(digest(model))
+        kept = {
+            key.split("/")[0] for key in handle.state_dict() if "/wide.weight" in key or key.endswith("wide.weight")
+        }
+        assert (
+            kept
+            == {
+                "ef": {"worker", "owner"},
+                "dgc": {"worker", "owner", "velocity"},
+                "ef21": {"sent_estimate", "received_estimates", "shared_estimate"},
+            }[str(handle.plan).split("+")[1]]
+        )
+    return digests
+
+
+def test_a_plan_of_another_kind_drops_what_it_cannot_use(two_ranks):
+    first, second = two_ranks.run(change_kind)
+    assert first == second
+
+
+def lose_estimates(rank: int) -> None:
+    ddp, handle = make_weight("delta+int4")
+    averaged(ddp, normal_gradient(rank, 0, 2))
+    if rank == 1:
+        handle.drop_residuals()
+    with pytest.raises(RuntimeError, match="another step, plan or model"):
+        averaged(ddp, normal_gradient(rank, 1, 2))
+
+
+def test_a_rank_without_the_estimates_of_the_others_is_told(two_ranks):
+    two_ranks.run(lose_estimates)
+
+
+# ---- other numbers of ranks
+
+
+def state_after(rank: int, world: int, plan: str, states: list[dict] | None, steps: int) -> dict:
+    ddp, handle = make_weight(plan)
+    if states is not None:
+        handle.load_state_dict(states)
+    for step in range(steps):
+        averaged(ddp, small_numbers(rank, step, world))
+    return copy.deepcopy(handle.state_dict())
+
+
+def whole(states: list[dict], key: str) -> Tensor:
+    """By rank, what it sends of the tensor, with zeros for its own range."""
+    all_ranks = torch.zeros(len(states), COUNT)
+    for rank, own in enumerate(owned_ranges(len(states))):
+        values = states[rank][key].float()
+        all_ranks[rank, : own.start], all_ranks[rank, own.stop :] = values[: own.start], values[own.start :]
+    return all_ranks
+
+
+def owed_to_the_average(states: list[dict]) -> Tensor:
+    return whole(states, "worker/weight").sum(0) / len(states) + torch.cat([one["owner/weight"] for one in states])
+
+
+def test_what_dgc_owes_survives_two_three_and_two_ranks(two_ranks, three_ranks):
+    first = two_ranks.run(state_after, 2, "dgc:0.03", None, 4)
+    three = three_ranks.run(state_after, 3, "dgc:0.03", first, 0)
+    again = two_ranks.run(state_after, 2, "dgc:0.03", three, 0)
+    velocity = (first[0]["velocity/weight"] + first[1]["velocity/weight"]) / 2
+    for states in (three, again):
+        torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.01)
+        for one in states:
+            torch.testing.assert_close(one["velocity/weight"], velocity)
+    three_ranks.run(state_after, 3, "dgc:0.03", first, 2)  # and goes on
+
+
+def require_same_estimates(states: list[dict]) -> None:
+    """What an owner believes of a sender is, bit by bit, what the sender believes that it does."""
+    sent = whole(states, "sent_estimate/weight")
+    for owner, own in enumerate(owned_ranges(len(states))):
+        assert torch.equal(states[owner]["shared_estimate/weight"], states[0]["shared_estimate/weight"])
+        received = states[owner]["received_estimates/weight"].view(len(states) - 1, -1)
+        senders = [rank for rank in range(len(states)) if rank != owner]
+        for number, sender in enumerate(senders):
+            assert torch.equal(received[number], sent[sender, own])
+
+
+def test_estimates_agree_on_two_three_and_two_ranks(two_ranks, three_ranks):
+    first = two_ranks.run(state_after, 2, "delta+int4", None, 4)
+    three = three_ranks.run(state_after, 3, "delta+int4", first, 0)
+    again = two_ranks.run(state_after, 2, "delta+int4", three, 0)
+    for states in (first, three, again):
+        require_same_estimates(states)
+        assert torch.equal(states[0]["shared_estimate/weight"], first[0]["shared_estimate/weight"])
+    estimate = whole(first, "sent_estimate/weight").sum(0)  # of two ranks one sends an element
+    torch.testing.assert_close(whole(three, "sent_estimate/weight").sum(0), 2 * estimate)
+    torch.testing.assert_close(whole(again, "sent_estimate/weight").sum(0), estimate)
+    require_same_estimates(three_ranks.run(state_after, 3, "delta+int4", first, 2))
+
+
+# ---- what it is for
+
+
+def distance_after(rank: int, plan: str, lr: float) -> float:
+    """Descends towards ones. Each rank sees half of the way, that of the elements which the other one owns, and large
+    gradients that cancel, more than it sends: the largest values say nothing."""
+    ddp, _ = make_weight(plan)
+    weight = ddp.module.weight
+    sees, cancels = torch.zeros(COUNT), torch.zeros(COUNT)
+    sees[owned_ranges(2)[1 - rank]] = 1
+    for own in owned_ranges(2):
+        cancels[own][:: 2048 // 64] = 20 * (1 if rank else -1)
+    with torch.no_grad():
+        for _ in range(400):
+            gradient = sees * (weight.flatten() - 1) + cancels
+            with torch.enable_grad():
+                result = averaged(ddp, gradient.detach())
+            weight -= lr * result.view(SIDE, SIDE)
+        return float((weight - 1).norm() / SIDE)
+
+
+def test_feedback_of_each_kind_descends_where_the_largest_values_alone_do_not(two_ranks):
+    assert min(two_ranks.run(distance_after, "topk:0.03", 0.2)) > 0.9
+    assert max(two_ranks.run(distance_after, "dgc:0.03", 0.01)) < 0.2
+    assert max(two_ranks.run(distance_after, "delta+topk:0.03", 0.2)) < 0.02
+
+
+# ---- what makes no sense
+
+
+def refuse(rank: int) -> None:
+    ddp, _ = make_weight("dense")
+    parameters = list(ddp.parameters())
+    for optimizer in (
+        torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        torch.optim.AdamW(parameters),
+        torch.optim.Adamax(parameters),
+    ):
+        with pytest.raises(ValueError, match=r"momentum.*(momentum=0|betas=\(0, ).*topk:0\.01\+ef"):
+            make_weight("dgc:0.01", optimizer=optimizer)
+    onebit = octavo.optim.OneBitAdamW(parameters, warmup_steps=3)
+    with pytest.raises(ValueError, match=r"keeps no momentum.*sign\+ef"):
+        octavo.compress(DistributedDataParallel(ddp.module), "dgc:0.01", optimizer=onebit)
+    with pytest.raises(ValueError, match=r"keeps no momentum"):
+        octavo.optim.OneBitAdamW(parameters, warmup_steps=3, warmup_plan="dgc:0.01")
+    own, handle = make_weight("dgc:0.01")
+    pair = torch.zeros(SIDE, SIDE), torch.ones(SIDE, SIDE)
+    with pytest.raises(ValueError, match=r"has a momentum of its own.*sign\+ef"):
+        handle.set_momentum({own.module.weight: pair}, 0.5)
+    handle.set_plan("int4+ef")
+    handle.set_momentum({own.module.weight: pair}, 0.5)
+    with pytest.raises(ValueError, match=r"has a momentum of its own"):
+        handle.set_plan("dgc:0.01")
+    make_weight("dgc:0.01", optimizer=torch.optim.SGD(parameters, lr=0.1))
+    make_weight("dgc:0.01", optimizer=torch.optim.AdamW(parameters, betas=(0.0, 0.99)))
+
+
+def test_two_momenta_are_refused(two_ranks):
+    two_ranks.run(refuse)
+
+
+def refuse_calls(rank: int) -> None:
+    for plan in ("dgc:0.01", "delta+int4"):
+        with pytest.raises(ValueError, match="a single call keeps nothing"):
+            octavo.all_reduce(torch.ones(100), plan)
+
+
+def test_a_single_call_remembers_nothing(two_ranks):
+    two_ranks.run(refuse_calls)
