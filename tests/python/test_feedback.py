@@ -102,31 +102,33 @@ def small_numbers(rank: int, step: int, world: int) -> Tensor:
     return world * signs * (torch.rand(COUNT, generator=random) < 0.1)
 
 
-def follow(rank: int, world: int, plan: str, gradient_of, reference, steps: int) -> list[str]:
+def results_of(rank: int, world: int, plan: str, gradient_of, steps: int) -> list[Tensor]:
     ddp, _ = make_weight(plan)
-    results = []
-    for step in range(steps):
-        result = averaged(ddp, gradient_of(rank, step, world))
-        expected = reference.step([gradient_of(peer, step, world) for peer in range(world)])
-        assert torch.equal(result, expected), f"step {step}: {(result != expected).sum()} elements differ"
-        results.append(result)
-    return results
+    return [averaged(ddp, gradient_of(rank, step, world)) for step in range(steps)]
+
+
+def require_same(by_rank: list[list[Tensor]], gradient_of, reference) -> None:
+    world = len(by_rank)
+    for step, results in enumerate(zip(*by_rank, strict=True)):
+        expected = reference.step([gradient_of(rank, step, world) for rank in range(world)])
+        for rank, result in enumerate(results):
+            wrong = int((result != expected).sum())
+            assert wrong == 0, f"step {step}, rank {rank}: {wrong} elements differ"
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_dgc_is_its_float_reference(request, world):
     ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    plan, reference = "topk:0.03+dgc:0.5", Dgc(world, "topk:0.03", 0.5)
-    results = ranks.run(follow, world, plan, small_numbers, reference, 4)
-    assert all(torch.equal(torch.stack(one), torch.stack(results[0])) for one in results)
+    results = ranks.run(results_of, world, "topk:0.03+dgc:0.5", small_numbers, 4)
+    require_same(results, small_numbers, Dgc(world, "topk:0.03", 0.5))
 
 
 @pytest.mark.parametrize("codec", ["topk:0.05", "int4", "sign"])
 @pytest.mark.parametrize("world", [2, 3])
 def test_ef21_is_its_float_reference(request, world, codec):
     ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    results = ranks.run(follow, world, f"delta+{codec}", normal_gradient, Ef21(world, codec), 6)
-    assert all(torch.equal(torch.stack(one), torch.stack(results[0])) for one in results)
+    results = ranks.run(results_of, world, f"delta+{codec}", normal_gradient, 6)
+    require_same(results, normal_gradient, Ef21(world, codec))
 
 
 def settle_on(rank: int, plan: str) -> float:
@@ -289,7 +291,7 @@ def test_what_dgc_owes_survives_two_three_and_two_ranks(two_ranks, three_ranks):
     again = two_ranks.run(state_after, 2, "dgc:0.03", three, 0)
     velocity = (first[0]["velocity/weight"] + first[1]["velocity/weight"]) / 2
     for states in (three, again):
-        torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.01)
+        torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.03)
         for one in states:
             torch.testing.assert_close(one["velocity/weight"], velocity)
     three_ranks.run(state_after, 3, "dgc:0.03", first, 2)  # and goes on
@@ -342,7 +344,7 @@ def distance_after(rank: int, plan: str, lr: float) -> float:
 
 def test_feedback_of_each_kind_descends_where_the_largest_values_alone_do_not(two_ranks):
     assert min(two_ranks.run(distance_after, "topk:0.03", 0.2)) > 0.9
-    assert max(two_ranks.run(distance_after, "dgc:0.03", 0.01)) < 0.2
+    assert max(two_ranks.run(distance_after, "dgc:0.03", 0.003)) < 0.4
     assert max(two_ranks.run(distance_after, "delta+topk:0.03", 0.2)) < 0.02
 
 
