@@ -102,9 +102,9 @@ void CodecText::refuse(std::string_view because) const {
   std::string names;
   for (const std::string& known : codec_names()) names += (names.empty() ? "" : ", ") + known;
   fail(ErrorCode::invalid_argument, "comm.plan", "expected ", names,
-       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic, error feedback as in sign+ef, "
-       "compressed differences as in ",
-       "delta+int4, or momentum before compression as in dgc:0.001, ", "got '", plan, "': ", because);
+       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic, error feedback as in sign+ef, ",
+       "compressed differences as in delta+int4, or momentum before compression as in dgc:0.001, got '", plan,
+       "': ", because);
 }
 
 std::string shortest(double number) {

@@ -82,8 +82,8 @@ class OCTAVO_API Compressor {
 
   Plan plan() const;
   /// From the next step on. What is remembered is kept from one plan to another with the same kind of feedback (and the
-  /// same linear map), else dropped. Throws Error invalid_argument where a rule fits no parameter, or, while momenta are
-  /// averaged, for a plan that votes or keeps a momentum itself.
+  /// same linear map), else dropped. Throws Error invalid_argument where a rule fits no parameter, or, while momenta
+  /// are averaged, for a plan that votes or keeps a momentum itself.
   void set_plan(const Plan& plan);
 
   struct Momentum {

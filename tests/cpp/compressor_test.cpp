@@ -324,6 +324,19 @@ TEST(Compressor, TheSampleIsOfTheLargestMomentum) {
   });
 }
 
+/// A rank without peers sends nothing, but its momentum must not stop: the optimizer has none.
+TEST(Compressor, MomentumGoesOnInAWorldOfOneRank) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Compressor compressor = make(backend, "dense+dgc:0.5");
+    for (const float expected : {1.0F, 1.5F, 1.75F}) {
+      at::Tensor bucket = at::ones_like(bucket_of(0, 0));
+      compressor.begin_step();
+      compressor.reduce(bucket, kSlots);
+      EXPECT_TRUE(at::equal(bucket, at::full_like(bucket, expected)));
+    }
+  });
+}
+
 /// What a world still owes to the average, by element: the senders' residuals over W, and the owners'.
 at::Tensor owed(const std::vector<std::map<std::string, at::Tensor>>& world, std::uint64_t count) {
   at::Tensor total = at::zeros({static_cast<std::int64_t>(count)});

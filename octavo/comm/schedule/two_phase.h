@@ -33,7 +33,6 @@ class OCTAVO_API TwoPhase final : public Schedule {
   void keep_here(const Contribution& tensor, std::uint32_t* nonfinite);
 
  private:
-
   Wire& wire_;
   PhaseSeconds& seconds_;
   c10::Device device_;

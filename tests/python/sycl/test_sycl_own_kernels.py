@@ -21,7 +21,7 @@ def as_gpu(rank: int, function: Callable[..., object], *args: object) -> object:
         octavo._C.sycl.act_as_gpu(False)
 
 
-@pytest.mark.parametrize("plan", ["dense", "int4+ef", "sign+ef", "sign-vote"])
+@pytest.mark.parametrize("plan", ["dense", "int4+ef", "sign+ef", "sign-vote", "dgc:0.05", "delta+int4"])
 def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str) -> None:
     expected, got = two_ranks.run(train, "cpu", plan), two_ranks.run(as_gpu, train, "sycl", plan)
     for (losses, weights), (cpu_losses, cpu_weights) in zip(got, expected, strict=True):
