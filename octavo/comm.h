@@ -4,6 +4,8 @@
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
+#include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/host_backend.h"
 #include "octavo/comm/plan.h"
+#include "octavo/comm/schedule/one_phase.h"
 #include "octavo/comm/schedule/two_phase.h"

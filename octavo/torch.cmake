@@ -56,15 +56,19 @@ add_library(octavo SHARED
   comm/schedule/all_reduce_sum.cpp
   comm/schedule/gather_codes.cpp
   comm/schedule/messages.cpp
+  comm/schedule/one_phase.cpp
   comm/schedule/parts.cpp
+  comm/schedule/reduce_scatter_sum.cpp
   comm/schedule/scatter_sum.cpp
   comm/schedule/two_phase.cpp
   comm/schedule/linear_sum.cpp
+  comm/verdict.cpp
   comm/compressor.cpp
   comm/compressor_state.cpp
   comm/all_reduce.cpp
   comm/serial_queue.cpp
   comm/ddp_hook.cpp
+  comm/fsdp_hook.cpp
   comm/host_backend.cpp
   comm/host_work.cpp)
 octavo_target(octavo)

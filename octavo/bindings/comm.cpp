@@ -11,6 +11,7 @@
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
+#include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/plan.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
@@ -90,16 +91,51 @@ std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-std::shared_ptr<Compressor> make_compressor(
-    const BackendPtr& backend, const Plan& plan,
-    const std::vector<std::tuple<std::string, std::uint64_t, bool, std::uint64_t>>& parameters, double deadline_s) {
+using ParameterTuples = std::vector<std::tuple<std::string, std::uint64_t, bool, std::uint64_t>>;
+
+std::vector<ParameterInfo> infos_of(const ParameterTuples& parameters) {
   std::vector<ParameterInfo> infos;
   for (const auto& [name, count, exempt, rows] : parameters) infos.push_back({name, count, exempt, rows});
-  auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
-  return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos));
+  return infos;
 }
 
-py::dict stats(const Compressor& compressor) {
+std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Plan& plan,
+                                            const ParameterTuples& parameters, double deadline_s) {
+  auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
+  return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters));
+}
+
+/// `rows`: elements of a row, of which ranks own whole ones, by parameter.
+std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, const Plan& plan,
+                                                  const ParameterTuples& parameters,
+                                                  const std::vector<std::uint64_t>& rows, double deadline_s) {
+  auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
+  std::vector<ParameterInfo> infos = infos_of(parameters);
+  for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
+  return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos), Collective::reduce_scatter);
+}
+
+std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, const BackendPtr& shards,
+                                                    const Plan& plan, const ParameterTuples& parameters,
+                                                    double deadline_s) {
+  auto wire = std::make_unique<Wire>(replicas, milliseconds(deadline_s));
+  return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce,
+                                      std::make_unique<Wire>(shards, milliseconds(deadline_s)));
+}
+
+/// Of the sum over `world_size` ranks, for an operation that FSDP2 asks for.
+double divisor_of(const c10d::ReduceOp& op, int world_size) {
+  if (op == c10d::ReduceOp::SUM) return 1;
+  if (op == c10d::ReduceOp::AVG) return world_size;
+  const auto* const weight = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  if (op == c10d::ReduceOp::PREMUL_SUM && weight && !weight->tensor_factor.defined()) return 1 / weight->double_factor;
+  fail(
+      ErrorCode::unsupported, "comm.fsdp_hook",
+      "gradients can be summed, averaged, or summed with a factor that is a number; FSDP2 asks for another reduction: ",
+      "call set_force_sum_reduction_for_comms(True) of the model");
+}
+
+py::dict stats(Compressor& compressor) {
   const CompressorStats stats = [&] {  // it may wait for a step under way, and Python must not wait with it
     const py::gil_scoped_release no_gil;
     return compressor.stats();
@@ -181,10 +217,37 @@ void bind_compressor(py::module_& m) {
                              py::cpp_function(&Compressor::residuals_are_of_momenta, no_gil))
       .def_property("step", py::cpp_function(&Compressor::step, no_gil),
                     py::cpp_function(&Compressor::set_step, no_gil));
+  m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
+        py::arg("rows"), py::arg("deadline_s"));
+  m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),
+        py::arg("parameters"), py::arg("deadline_s"));
   m.def("register_ddp_hook", &register_ddp_hook);
   m.def(
       "echo_backend", [](int world_size) -> BackendPtr { return c10::make_intrusive<EchoBackend>(world_size); },
       py::arg("world_size"));
+  py::class_<FsdpHook>(m, "FsdpHook")
+      .def(py::init([](std::shared_ptr<Compressor> compressor,
+                       const std::vector<std::vector<std::pair<std::size_t, std::uint64_t>>>& groups) {
+             std::vector<std::vector<FsdpHook::Member>> all;
+             for (const auto& group : groups) {
+               all.emplace_back();
+               for (const auto& [parameter, share] : group) all.back().push_back({parameter, share});
+             }
+             return std::make_unique<FsdpHook>(std::move(compressor), std::move(all));
+           }),
+           py::arg("compressor"), py::arg("groups"))
+      .def("begin_pass", &FsdpHook::begin_pass, no_gil)
+      .def("mark", &FsdpHook::mark, no_gil)
+      .def(
+          "reduce_scatter",
+          [](FsdpHook& hook, std::size_t group, at::Tensor output, at::Tensor input, const c10d::ReduceOp& op,
+             int world_size) {
+            const double divisor = divisor_of(op, world_size);
+            const py::gil_scoped_release released;
+            hook.reduce_scatter(group, std::move(output), std::move(input), divisor);
+          },
+          py::arg("group"), py::arg("output"), py::arg("input"), py::arg("op"), py::arg("world_size"))
+      .def("all_reduce", &FsdpHook::all_reduce, no_gil);
   m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
   m.def(
       "all_reduce",

@@ -74,6 +74,9 @@ class OCTAVO_API Codec {
   /// The codec of what ranks send to owners; this one is that of what owners send to all.
   virtual const Codec& upward() const { return *this; }
 
+  /// The codec of what ranks send to owners that keep the sums to themselves: nothing is sent down.
+  virtual const Codec& upward_only() const { return upward(); }
+
   /// The codecs of a warm-up, in order, each of which sends more than the next, and the last more than this one: for
   /// codecs that leave most values unsent, which harms training most at its beginning. Empty: there is none.
   virtual std::vector<std::shared_ptr<const Codec>> warm_up() const { return {}; }

@@ -18,6 +18,8 @@ class RandomK final : public Codec {
   std::uint64_t payload_bytes(std::uint64_t count) const override;
   /// Values are multiplied once, by the owner: its own have not travelled.
   const Codec& upward() const override { return unweighted_ ? *unweighted_ : static_cast<const Codec&>(*this); }
+  /// This one: there the owner's own values are all in the sum, and no codec follows that could weight the others'.
+  const Codec& upward_only() const override { return *this; }
   /// One of 4 values, of 16, and so on.
   std::vector<CodecPtr> warm_up() const override;
   void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,

@@ -67,7 +67,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
                    plan.codec.get()};
   all.shared_key = rules::derive_key(call, plan.codec->fingerprint());
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
-  const int divisor = op == ReduceOp::average ? wire.world_size() : 1;
+  const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
   all.mapping = mapping(plan, tensor);
   LinearSum(wire, seconds, tensor.device()).run({values, {all}, divisor, all.shared_key});
   result.copy_(values);

@@ -9,6 +9,8 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
 #include "octavo/comm/schedule/linear_sum.h"
+#include "octavo/comm/schedule/one_phase.h"
+#include "octavo/comm/schedule/reduce_scatter_sum.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
@@ -44,8 +46,14 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
   return {parameter.info.rows, parameter.info.count / parameter.info.rows};
 }
 
-Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters)
-    : wire_(std::move(wire)), state_(parameters, all_roles(), wire_->rank(), wire_->world_size()) {
+Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
+                       Collective collective, std::unique_ptr<Wire> shards)
+    : wire_(std::move(wire)),
+      shards_(std::move(shards)),
+      collective_(collective),
+      state_(parameters, all_roles(), wire_->rank(), wire_->world_size()) {
+  if (scatters()) verdict_.emplace(*wire_);
+  if (shards_) verdict_.emplace(*shards_);
   for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info)});
   use(plan);
 }
@@ -65,18 +73,27 @@ void Compressor::begin_step() {
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   state_.settle(/*commit=*/false);
+  if (verdict_) verdict_->forget();
   settle();
 }
 
+void Compressor::hear_others() {
+  if (!verdict_) return;
+  const bool own = std::exchange(step_is_finite_, false);  // counts where hear() throws
+  step_is_finite_ = verdict_->hear() && own;
+}
+
 void Compressor::settle() {
+  hear_others();
   state_.settle(step_is_finite_);
   nonfinite_steps_ += step_is_finite_ ? 0 : 1;
   step_is_finite_ = true;
 }
 
-std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots) {
+std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
+                                                   std::optional<double> divisor) {
   const std::lock_guard lock(mutex_);
-  dense_bytes_ += wire_->ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
+  dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = std::make_unique<Job>();
   if (bucket.is_complex()) {
     bucket = at::view_as_real(bucket).view(-1);
@@ -88,12 +105,13 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     job->slots = std::move(slots);
   }
   job->plan = plan_;
+  job->divisor = divisor.value_or(wire_->world_size());
   job->gradient_scale = gradient_scale_;
   job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || has_encoded(job->slots));
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
-  job->schedule->begin({bucket, std::move(tensors), wire_->world_size(), digest});
+  job->schedule->begin({bucket, std::move(tensors), job->divisor, digest});
   return job;
 }
 
@@ -106,6 +124,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
   const Outcome outcome = job->schedule->finish();
   step_is_finite_ &= outcome.finite;
+  if (verdict_) verdict_->tell(outcome.finite);
   const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
@@ -114,16 +133,16 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
   if (job->is_encoded) {  // else the results are in the bucket, in its own units
-    if (scale != 1.0F) job->values.mul_(scale);
-    if (!job->values.is_same(job->bucket)) job->bucket.copy_(job->values);
+    if (scale != 1.0F) result_of(job->values).mul_(scale);
+    if (!job->values.is_same(job->bucket)) result_of(job->bucket).copy_(result_of(job->values));
     wait_for_current_stream(job->bucket.device());
     take_sample(*job);
   }
   idle(*job).push_back(std::move(job->schedule));
 }
 
-void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots) {
-  auto job = begin(std::move(bucket), std::move(slots));
+void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) {
+  auto job = begin(std::move(bucket), std::move(slots), divisor);
   for (int next = 1; next < transfers(*job); ++next) advance(*job);
   finish(std::move(job));
 }
@@ -139,11 +158,22 @@ void Compressor::take_sample(const Job& job) {
   }
 }
 
+/// The part of a bucket where the averages are.
+at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
+  if (!scatters()) return bucket;
+  const std::int64_t part = bucket.numel() / wire_->world_size();
+  return bucket.narrow(0, wire_->rank() * part, part);
+}
+
 std::vector<Contribution> Compressor::contributions(const Job& job) {
   std::vector<Contribution> tensors;
   for (const Slot& slot : job.slots) {
     auto* const values = job.values.mutable_data_ptr<float>() + slot.offset;
     tensors.push_back(contribution(slot.parameter, values, job.values.device()));
+    if (!scatters()) continue;
+    const std::uint64_t share = tensors.back().ownership.share(tensors.back().count, wire_->world_size());
+    tensors.back().share = std::max<std::uint64_t>(1, share);
+    tensors.back().stride = static_cast<std::uint64_t>(job.values.numel()) / static_cast<unsigned>(wire_->world_size());
   }
   return tensors;
 }
@@ -162,7 +192,7 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
 }
 
 std::vector<std::unique_ptr<Schedule>>& Compressor::idle(const Job& job) {
-  return (job.is_encoded ? idle_linear_sums_ : idle_all_reduces_)[job.bucket.device()];
+  return (job.is_encoded ? idle_encoding_ : idle_dense_)[job.bucket.device()];
 }
 
 std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
@@ -173,11 +203,13 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
     return schedule;
   }
   const c10::Device device = job.bucket.device();
+  if (scatters() && job.is_encoded) return std::make_unique<OnePhase>(*wire_, seconds_, device);
+  if (scatters()) return std::make_unique<ReduceScatterSum>(*wire_, device);
   if (job.is_encoded) return std::make_unique<LinearSum>(*wire_, seconds_, device);
   return std::make_unique<AllReduceSum>(*wire_, device);
 }
 
-/// Whether a bucket's parameters are encoded, exempt ones too: where the plan of any is not dense.
+/// Whether a bucket's parameters are sent encoded, exempt ones too: where the plan of any is not dense.
 bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
   return std::any_of(slots.begin(), slots.end(),
                      [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
@@ -206,6 +238,12 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
   Parameter& parameter = parameters_[index];
   const Codec* const codec = &codec_of(parameter);
   Contribution tensor{values, parameter.info.count, &codec->upward(), codec};
+  if (scatters()) {
+    tensor.owner_keeps_sum = true;
+    tensor.up = &codec->upward_only();
+    if (codec->traits().keeps_magnitude) tensor.down = &block_coding(BlockCodec::fp32);
+  }
+  tensor.ownership = parameter.info.ownership;
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);
     tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "octavo/comm/plan.h"
 #include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/state/state_store.h"
+#include "octavo/comm/verdict.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
@@ -25,12 +27,16 @@ struct Slot {
   std::uint64_t offset;   // in elements of the bucket
 };
 
+/// Who gets the averages: every rank all of them, or each the part that it owns (ParameterInfo::ownership), for which
+/// buckets are W equal parts, one after another: what the ranks own.
+enum class Collective { all_reduce, reduce_scatter };
+
 struct CompressorStats {
   std::uint64_t wire_bytes;   // sent by this rank to others
-  std::uint64_t dense_bytes;  // what a ring all-reduce of the gradients in their own dtype would have sent
+  std::uint64_t dense_bytes;  // what a ring would have sent for the same gradients in their own dtype
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
-  PhaseSeconds seconds;           // of what is encoded, on its own thread
+  PhaseSeconds seconds;           // of what is encoded; with DDP on a thread of its own
 };
 
 /// What a plan does to one parameter.
@@ -38,7 +44,7 @@ struct ParameterStats {
   std::string name;
   std::uint64_t count;        // real numbers
   std::uint64_t wire_bytes;   // about what this rank sends of it in a step: of a dense gradient in float32
-  std::uint64_t dense_bytes;  // what a ring all-reduce in float32 sends
+  std::uint64_t dense_bytes;  // what a ring sends for it in float32
   float gradient_rms;         // in the last step, over ranks
   float residual_rms;         // of what this rank still owes, as a sender and as an owner; 0 without feedback
 };
@@ -49,8 +55,10 @@ struct ParameterStats {
 /// stay as they were. Thread-safe; the steps of jobs must come in the same order on all ranks.
 class OCTAVO_API Compressor {
  public:
+  /// `shards`: where the ranks of `wire` are replicas of one shard of the model, the ranks that hold the other shards.
   /// Throws Error invalid_argument where a rule of the plan fits no parameter.
-  Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters);
+  Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
+             Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr);
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one.
@@ -67,18 +75,21 @@ class OCTAVO_API Compressor {
     at::Tensor values;  // the bucket in float32; undefined where it is sparse
     std::vector<Slot> slots;
     std::shared_ptr<const Plan> plan;  // keeps the codecs
+    double divisor = 1;
     float gradient_scale = 1.0F;
     bool is_encoded = false;
     std::unique_ptr<Schedule> schedule;
   };
   /// Starts the bucket's first transfer; advance(), transfers() - 1 times, and finish() then complete it. Several jobs
-  /// may be under way. Throws Error unsupported for a device without kernels.
-  std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots);
+  /// may be under way. `divisor`: of the sum over ranks; their number where it is not given. For a reduce-scatter the
+  /// offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the result. Throws
+  /// Error unsupported for a device without kernels.
+  std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
   void advance(Job& job);
   void finish(std::unique_ptr<Job> job);
   static int transfers(const Job& job) { return job.schedule->transfers(); }
   /// All of the above.
-  void reduce(at::Tensor bucket, std::vector<Slot> slots);
+  void reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
 
   Plan plan() const;
   /// From the next step on. What is remembered is kept from one plan to another with the same kind of feedback (and the
@@ -119,7 +130,7 @@ class OCTAVO_API Compressor {
   /// of the ParameterInfos; the same on all ranks. 0 for a sparse gradient.
   std::vector<float> gradient_powers() const;
 
-  CompressorStats stats() const;
+  CompressorStats stats();
   /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
   std::vector<ParameterStats> parameter_stats();
 
@@ -160,6 +171,10 @@ class OCTAVO_API Compressor {
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);
+  bool scatters() const { return collective_ == Collective::reduce_scatter; }
+  std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
+  at::Tensor result_of(const at::Tensor& bucket) const;
+  void hear_others();
   std::uint64_t wire_bytes(const Parameter& parameter) const;
   std::vector<Contribution> contributions(const Job& job);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
@@ -167,11 +182,13 @@ class OCTAVO_API Compressor {
   std::unique_ptr<Schedule> take_schedule(const Job& job);
   Contribution contribution(std::size_t index, float* values, c10::Device device);
   mutable std::mutex mutex_;
-  std::unique_ptr<Wire> wire_;
+  std::unique_ptr<Wire> wire_, shards_;
+  Collective collective_;
+  std::optional<Verdict> verdict_;  // there where ranks have different results
   PhaseSeconds seconds_;
   /// Schedules keep their buffers from job to job.
   using IdleSchedules = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
-  IdleSchedules idle_linear_sums_, idle_all_reduces_;
+  IdleSchedules idle_encoding_, idle_dense_;
   std::shared_ptr<const Plan> plan_;
   std::vector<Parameter> parameters_;
   StateStore state_;

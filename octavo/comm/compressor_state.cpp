@@ -16,6 +16,21 @@ namespace {
 
 constexpr std::uint64_t kSampleSize = 64;  // elements
 
+void require_scatterable(const Plan& plan, const std::vector<std::string>& parameters) {
+  for (const std::string& parameter : parameters) {
+    const ParameterPlan& of_one = plan.of(parameter);
+    if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
+      fail(ErrorCode::invalid_argument, "comm.compressor", "in the plan ", plan.text(), ", +", of_one.feedback->text(),
+           " remembers what owners send to all, and ranks of fully_shard keep the sums of their shards to themselves: ",
+           "use +ef, or compress between replicas of shards (octavo.compress, replicas)");
+    }
+    if (!of_one.map) continue;
+    fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ", parameter,
+         ", which gives all ranks the whole mean, and ranks of fully_shard keep a shard each: use a codec of values, ",
+         "such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
+  }
+}
+
 }  // namespace
 
 Plan Compressor::plan() const {
@@ -47,6 +62,7 @@ void Compressor::use(const Plan& plan) {
     if (!parameter.info.exempt) names.push_back(parameter.info.name);
   }
   plan.require_rules_fit(names);
+  if (scatters()) require_scatterable(plan, names);
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     return of_one && of_one->map ? of_one->map->text() : std::string();
@@ -122,22 +138,30 @@ std::vector<float> Compressor::gradient_powers() const {
   return powers;
 }
 
-CompressorStats Compressor::stats() const {
+CompressorStats Compressor::stats() {
   const std::lock_guard lock(mutex_);
-  return {wire_->sent_bytes(), dense_bytes_, steps_, nonfinite_steps_ + (step_is_finite_ ? 0 : 1), seconds_};
+  hear_others();
+  return {wire_->sent_bytes() + (shards_ ? shards_->sent_bytes() : 0), dense_bytes_, steps_,
+          nonfinite_steps_ + (step_is_finite_ ? 0 : 1), seconds_};
+}
+
+/// Of a payload that a ring sends for the same result.
+std::uint64_t Compressor::ring_bytes(std::uint64_t payload_bytes) const {
+  return wire_->ring_bytes(payload_bytes) / (scatters() ? 2 : 1);
 }
 
 std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   const std::uint64_t count = parameter.info.count;
-  if (parameter.plan->dense() && !in_momentum_phase_) return wire_->ring_bytes(count * sizeof(float));
-  const Codec& codec = codec_of(parameter);
+  if (parameter.plan->dense() && !in_momentum_phase_) return ring_bytes(count * sizeof(float));
+  const Codec& codec = scatters() ? codec_of(parameter).upward_only() : codec_of(parameter);
   const int world = wire_->world_size();
   const LinearMap* const map = map_of(parameter);
   std::uint64_t bytes = 0;
+  const auto receivers = static_cast<std::uint64_t>(scatters() ? 0 : world - 1);  // of a sum
   for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_) : std::vector{count}) {
     for (int owner = 0; owner < world; ++owner) {
-      const std::uint64_t payload = codec.payload_bytes(owned_range(sent, owner, world).count);
-      bytes += owner == wire_->rank() ? payload * static_cast<std::uint64_t>(world - 1) : payload;
+      const std::uint64_t owned = owned_range(sent, owner, world, parameter.info.ownership).count;
+      bytes += codec.payload_bytes(owned) * (owner == wire_->rank() ? receivers : 1);
     }
   }
   return bytes;
@@ -156,7 +180,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, info.count)));
-    all.push_back({info.name, info.count, wire_bytes(parameter), wire_->ring_bytes(info.count * sizeof(float)),
+    all.push_back({info.name, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
                    std::sqrt(parameter.power), static_cast<float>(rms)});
   }
   return all;

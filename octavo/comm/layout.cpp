@@ -5,23 +5,20 @@
 
 namespace octavo {
 
-namespace {
-
-/// Ranges start at multiples of this, so that no two ranks share a byte of codes or a cache line of values.
-constexpr std::uint64_t kRangeAlignment = 64;
-
-}  // namespace
-
-Range owned_range(std::uint64_t count, int rank, int world_size) {
+std::uint64_t Ownership::share(std::uint64_t count, int world_size) const {
   const auto world = static_cast<std::uint64_t>(world_size);
-  const std::uint64_t share = (count + world - 1) / world;
-  const std::uint64_t step = (share + kRangeAlignment - 1) / kRangeAlignment * kRangeAlignment;
-  const std::uint64_t first = std::min(count, step * static_cast<std::uint64_t>(rank));
-  return {first, std::min(step, count - first)};
+  const std::uint64_t equal = (count + world - 1) / world;
+  return (equal + unit - 1) / unit * unit;
 }
 
-Sent sent_part(std::uint64_t count, int rank, int world_size) {
-  const Range own = owned_range(count, rank, world_size);
+Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership) {
+  const std::uint64_t share = ownership.share(count, world_size);
+  const std::uint64_t first = std::min(count, share * static_cast<std::uint64_t>(rank));
+  return {first, std::min(share, count - first)};
+}
+
+Sent sent_part(std::uint64_t count, int rank, int world_size, Ownership ownership) {
+  const Range own = owned_range(count, rank, world_size, ownership);
   return {count - own.count, own};
 }
 
@@ -31,8 +28,8 @@ std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size,
     Message& message = messages[static_cast<std::size_t>(owner)];
     message.bytes = header_bytes;
     for (std::uint32_t tensor = 0; tensor < tensors.size(); ++tensor) {
-      const auto [count, codec] = tensors[tensor];
-      const Range range = owned_range(count, owner, world_size);
+      const auto [count, codec, ownership] = tensors[tensor];
+      const Range range = owned_range(count, owner, world_size, ownership);
       if (range.count == 0) continue;
       message.pieces.push_back({tensor, range, codec, message.bytes});
       message.bytes += (codec->payload_bytes(range.count) + 3) / 4 * 4;  // the next one lies at a multiple of 4

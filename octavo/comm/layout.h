@@ -11,9 +11,24 @@
 
 /// Who owns which elements, and where they lie in a message.
 ///
-/// Every rank owns one range of every tensor. Ownership depends on the tensor's size and the world's alone, never on
-/// how tensors share a bucket: DDP rebuilds its buckets after the first step, and what an owner remembers must survive.
+/// Every rank owns one range of every tensor. Which one depends on the tensor's shape and the world's size alone, never
+/// on how tensors share a bucket: DDP rebuilds its buckets after the first step, and what an owner remembers must
+/// survive.
 namespace octavo {
+
+/// Who owns which elements of a tensor: each rank a range, in rank order and of one size, but for the last ones, which
+/// may get fewer elements or none.
+struct OCTAVO_API Ownership {
+  std::uint64_t unit = 64;  // elements; ranges start at multiples of it
+
+  /// For sums that go to all ranks. No two ranks share a byte of codes or a cache line of values.
+  static Ownership even() { return {}; }
+  /// Whole rows of `row` elements, as torch.chunk cuts the first dimension: the shards of FSDP2.
+  static Ownership rows(std::uint64_t row) { return {row}; }
+
+  /// Elements from the start of one rank's range to that of the next one's.
+  std::uint64_t share(std::uint64_t count, int world_size) const;
+};
 
 /// A parameter of the model, as its gradients are averaged.
 struct ParameterInfo {
@@ -21,10 +36,11 @@ struct ParameterInfo {
   std::uint64_t count;     // real numbers: two for each element of a complex parameter
   bool exempt;             // is sent in float32
   std::uint64_t rows = 1;  // as a matrix: the first of its dimensions, where there are more
+  Ownership ownership = Ownership::even();
 };
 
 /// The range of a tensor of `count` elements that `rank` of `world_size` owns.
-OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size);
+OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
 
 /// The part of a tensor that `rank` sends to others, all but its own range, as one array: where feedback is kept.
 struct OCTAVO_API Sent {
@@ -33,7 +49,7 @@ struct OCTAVO_API Sent {
   /// The place of a range that starts at element `first` of the tensor.
   std::uint64_t index(std::uint64_t first) const { return first > own.first ? first - own.count : first; }
 };
-OCTAVO_API Sent sent_part(std::uint64_t count, int rank, int world_size);
+OCTAVO_API Sent sent_part(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
 
 /// A tensor's range inside a message.
 struct Piece {
@@ -57,6 +73,7 @@ struct Message {
 struct EncodedTensor {
   std::uint64_t count = 0;
   const Codec* codec = nullptr;
+  Ownership ownership = Ownership::even();
 };
 
 /// The messages of a bucket's tensors, one for each owner, in the order of their ranks.

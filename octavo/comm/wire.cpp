@@ -77,6 +77,14 @@ Transfer Wire::start_all_reduce(at::Tensor& tensor) {
   return guarded(rank_, deadline_, [&] { return Transfer(backend_->allreduce(tensors, options), rank_, deadline_); });
 }
 
+Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
+  sent_bytes_ += ring_bytes(input.nbytes()) / 2;
+  c10d::ReduceScatterOptions options;
+  options.timeout = deadline_;
+  return guarded(rank_, deadline_,
+                 [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, deadline_); });
+}
+
 std::uint64_t Wire::ring_bytes(std::uint64_t payload_bytes) const {
   const auto world = static_cast<std::uint64_t>(world_size_);
   return 2 * payload_bytes * (world - 1) / world;

@@ -62,7 +62,12 @@ class OCTAVO_API Wire {
   /// The same, and waits for it.
   void all_reduce(at::Tensor& tensor) { start_all_reduce(tensor).wait(); }
 
-  /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends.
+  /// The process group's own reduce-scatter by sum: `output`, of a W-th of the size of `input`, gets the sum of the
+  /// rank-th part. Both belong to the transfer until it was waited for.
+  [[nodiscard]] Transfer start_reduce_scatter(at::Tensor& output, at::Tensor& input);
+
+  /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends,
+  /// a reduce-scatter as half of that.
   std::uint64_t sent_bytes() const { return sent_bytes_; }
   /// Bytes that a rank sends in a ring all-reduce of `payload_bytes`.
   std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;

@@ -17,7 +17,8 @@ from octavo import optim as optim
 from octavo._C import Plan
 from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
-from octavo.ddp import Handle, compress
+from octavo.compression import compress
+from octavo.ddp import Handle
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
 from octavo.sycl_kernel import SyclKernel

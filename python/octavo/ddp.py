@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed gradients for ``DistributedDataParallel``."""
+"""Compressed gradients for ``DistributedDataParallel``, and what other models' handles share with it."""
 
 import logging
 import warnings
@@ -44,6 +44,9 @@ class Handle:
     per-rank state, kept by parameter name: save one ``state_dict`` per rank.
     Methods may be called between steps, from any thread.
     """
+
+    #: Of what the ranks of the compressor hold copies: states of another layout do not fit.
+    _layout = "the model"
 
     def __init__(self, compressor: "_C.Compressor", parameters: Mapping[str, nn.Parameter], ddp: nn.Module):
         self._compressor = compressor
@@ -95,6 +98,7 @@ class Handle:
             "plan": str(self.plan),
             "rank": self._compressor.rank,
             "world_size": self._compressor.world_size,
+            "layout": self._layout,
             "step": self._compressor.step,
             "of_momenta": self._compressor.residuals_are_of_momenta,
         }
@@ -106,8 +110,9 @@ class Handle:
 
         With its own state a rank goes on with the same bits; the world must be of the same size then. The states of all
         ranks of any world, in any order, are redistributed over this one: what was not yet sent is kept, except in a
-        world of one rank, which sends nothing. The plan stays this handle's own, with a warning where
-        another was saved. ValueError where a state does not fit; nothing changes then.
+        world of one rank, which sends nothing. Where FSDP2 shards the model and has replicas, ranks are replicas of a
+        shard: their number may change, that of the shards may not. The plan stays this handle's own, with a warning
+        where another was saved. ValueError where a state does not fit; nothing changes then.
         """
         states = [state] if isinstance(state, Mapping) else list(state)
         if not states or not all(isinstance(one, Mapping) for one in states):
@@ -117,6 +122,14 @@ class Handle:
             raise ValueError(
                 f"[ddp.load_state_dict] this version of Octavo reads states of schema {_SCHEMA}, this one has "
                 f"{', '.join(sorted(map(repr, schemas)))}: start with an empty state"
+            )
+        layouts = {str(one.get("layout", Handle._layout)) for one in states}
+        states = [one for one in states if one.get("layout", Handle._layout) == self._layout]
+        if not states:
+            raise ValueError(
+                f"[ddp.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps "
+                f"those of {self._layout}: load the states of a model that was wrapped and sharded as this one is, or "
+                f"start with an empty state"
             )
         ours = self._compressor.rank, self._compressor.world_size
         by_rank = {int(one["rank"]): one for one in states}
@@ -134,7 +147,7 @@ class Handle:
         if size == ours[1] and ours[0] in by_rank:
             self._compressor.load_residuals(tensors[ours[0]], of_momenta)
         elif set(by_rank) == set(range(size)):
-            self._compressor.load_residuals_of([tensors[rank] for rank in range(size)], of_momenta)
+            self._load_world([tensors[rank] for rank in range(size)], of_momenta)
         else:
             raise ValueError(
                 f"[ddp.load_state_dict] this is rank {ours[0]} of {ours[1]}, the state is of rank "
@@ -148,6 +161,10 @@ class Handle:
                 f"{self.plan}, call set_plan() for the other",
                 stacklevel=2,
             )
+
+    def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
+        """``tensors``: by old rank."""
+        self._compressor.load_residuals_of(tensors, of_momenta)
 
     def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.
@@ -235,6 +252,12 @@ class Handle:
 
         return parameter.register_hook(check)
 
+    def _follow_scaler(self, model: nn.Module, scaler: "torch.amp.GradScaler | None") -> None:
+        if scaler is None:
+            return
+        self._scaler = scaler
+        model.register_forward_pre_hook(lambda *_: self._compressor.set_gradient_scale(scaler.get_scale()))
+
     def _require_kernels(self) -> None:
         """Raises NotImplementedError where a parameter's device has no kernels. Every plan needs them: dense, too,
         measures the gradients' powers."""
@@ -242,52 +265,36 @@ class Handle:
             _C.require_kernels(parameter)
 
 
-def compress(
-    ddp_model: DistributedDataParallel,
-    plan: str | Plan = "int4+ef",
+def compress_ddp(
+    model: DistributedDataParallel,
+    plan: Plan,
     *,
-    optimizer: Optimizer | None = None,
-    scaler: "torch.amp.GradScaler | None" = None,
-    exempt: Exempt = None,
-    timeout_s: float = 300.0,
+    optimizer: Optimizer | None,
+    scaler: "torch.amp.GradScaler | None",
+    exempt: Exempt,
+    timeout_s: float,
 ) -> Handle:
-    """Compresses the gradients that a DDP model exchanges; everything else about training stays as it is.
-
-    ``plan``: see ``octavo.Plan``. ``optimizer``: a ``OneBitAdamW`` must be passed, built before or after the model was
-    wrapped; then ``plan`` is that of its momentum, and its warm-up sends gradients by its own ``warmup_plan``. Any
-    other optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must have none of its own,
-    and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the loss, if one does;
-    error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which parameters are sent in
-    float32: a function of name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``:
-    how long backward waits for the peers before it raises RuntimeError.
-
-    The hook runs in C++ on a thread of its own, without the GIL, while backward goes on. Call it once per model, on
-    all ranks, with the same arguments: where these differ, ValueError is raised on all ranks. The gradients are encoded
-    by their own device's kernels: NotImplementedError, with the reason, where it has none.
-    """
-    if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(f"[ddp.compress] expected a DistributedDataParallel model, got {type(ddp_model).__name__}")
-    if getattr(ddp_model, "_use_python_reducer", False):
+    """``octavo.compress`` for a DDP model."""
+    if getattr(model, "_use_python_reducer", False):
         raise ValueError(
             "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
             "choose another optimize_ddp"
         )
-    plan = as_plan(plan)
-    parameters = {name: p for name, p in ddp_model.module.named_parameters() if p.requires_grad}
-    onebit = _onebit(optimizer)
+    parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+    onebit = joined_optimizer(optimizer)
     if plan.momentum is not None and optimizer is not None and onebit is None:
         _require_no_momentum(optimizer, plan)
     first_plan = plan
     if onebit is not None:
         onebit.require_joinable(plan, parameters.values())
         first_plan = as_plan(onebit.warmup_plan)
-    is_exempt = _exemption(exempt, parameters)
-    table = [(name, _real_numbers(p), bool(is_exempt(name, p)), _rows(p)) for name, p in parameters.items()]
+    is_exempt = exemption(exempt, parameters)
+    table = [(name, _real_numbers(p), bool(is_exempt(name, p)), rows_of(p)) for name, p in parameters.items()]
     plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
-    rendezvous = Rendezvous(ddp_model.process_group, "ddp.compress", timeout_s)
-    _require_same_on_all_ranks(
+    rendezvous = Rendezvous(model.process_group, "ddp.compress", timeout_s)
+    require_same_on_all_ranks(
         rendezvous,
-        ddp_model.process_group.rank(),
+        model.process_group.rank(),
         {
             "plan": f"{plan}, {first_plan}",
             "phase of the optimizer": None
@@ -299,25 +306,23 @@ def compress(
         },
     )
     compressor = _C.Compressor(rendezvous.connect(), first_plan, table, timeout_s)
-    handle = Handle(compressor, parameters, ddp_model)
+    handle = Handle(compressor, parameters, model)
     handle._require_kernels()
     try:
-        _C.register_ddp_hook(ddp_model.reducer, compressor, list(parameters.values()))
+        _C.register_ddp_hook(model.reducer, compressor, list(parameters.values()))
     except RuntimeError as error:
         raise ValueError(
             "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: "
             "keep the first handle and call its set_plan()"
         ) from error
-    if scaler is not None:
-        handle._scaler = scaler
-        ddp_model.register_forward_pre_hook(lambda *_: compressor.set_gradient_scale(scaler.get_scale()))
+    handle._follow_scaler(model, scaler)
     if onebit is not None:
         handle._optimizer = onebit
         onebit._join(handle, plan.for_momentum())
     return handle
 
 
-def _onebit(optimizer: object) -> OneBitAdamW | None:
+def joined_optimizer(optimizer: object) -> OneBitAdamW | None:
     """The OneBitAdamW, taken out of a wrapper such as Accelerate's; None for an optimizer that need not be joined."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"[ddp.compress] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
@@ -342,12 +347,14 @@ def _real_numbers(parameter: Tensor) -> int:
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def _rows(parameter: Tensor) -> int:
+def rows_of(parameter: Tensor) -> int:
     """Of the parameter as a matrix: its first dimension, and all others."""
     return parameter.shape[0] if parameter.ndim > 1 and parameter.numel() > 0 else 1
 
 
-def _require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object]) -> None:
+def require_same_on_all_ranks(
+    rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str = "ddp.compress"
+) -> None:
     """Ranks that disagree would read each other's bytes wrongly, or wait forever."""
     digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
     all_digests = [loads(text) for text in rendezvous.exchange(dumps(digests))]
@@ -355,7 +362,7 @@ def _require_same_on_all_ranks(rendezvous: Rendezvous, our_rank: int, ours: Mapp
         for what, digest in theirs.items():
             if digest != all_digests[0][what]:
                 raise ValueError(
-                    f"[ddp.compress] all ranks must have the same {what}; rank {rank} differs from rank 0 "
+                    f"[{where}] all ranks must have the same {what}; rank {rank} differs from rank 0 "
                     f"(here, rank {our_rank}: {_short(ours[what])})"
                 )
 
@@ -365,7 +372,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 100 else text[:97] + "..."
 
 
-def _exemption(exempt: Exempt, parameters: Mapping[str, nn.Parameter]) -> Callable[[str, nn.Parameter], bool]:
+def exemption(
+    exempt: Exempt, parameters: Mapping[str, nn.Parameter], where: str = "ddp.compress"
+) -> Callable[[str, nn.Parameter], bool]:
     if exempt is None:
         return is_exempt_by_default
     if callable(exempt):
@@ -374,7 +383,7 @@ def _exemption(exempt: Exempt, parameters: Mapping[str, nn.Parameter]) -> Callab
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ValueError(
-                f"[ddp.compress] the exempt pattern '{pattern}' matches none of the {len(parameters)} parameters; "
+                f"[{where}] the exempt pattern '{pattern}' matches none of the {len(parameters)} parameters; "
                 f"their names are such as '{next(iter(parameters), '')}'"
             )
     return lambda name, parameter: parameter.numel() == 0 or any(fnmatchcase(name, p) for p in patterns)

@@ -29,11 +29,11 @@ struct Case {
 
 class TwoPhaseCase : public ::testing::TestWithParam<Case> {};
 
-Outcome reduce(TwoPhase& two_phase, const Contribution& tensor, int divisor) {
+Outcome reduce(TwoPhase& two_phase, const Contribution& tensor, double divisor) {
   return two_phase.run({{}, {tensor}, divisor});
 }
 
-Outcome reduce(Wire& wire, const Contribution& tensor, int divisor) {
+Outcome reduce(Wire& wire, const Contribution& tensor, double divisor) {
   PhaseSeconds seconds;
   TwoPhase two_phase(wire, seconds);
   return reduce(two_phase, tensor, divisor);

@@ -17,3 +17,10 @@ def three_ranks() -> Iterator[RankPool]:
     pool = RankPool(3)
     yield pool
     pool.stop()
+
+
+@pytest.fixture(scope="session")
+def four_ranks() -> Iterator[RankPool]:
+    pool = RankPool(4)
+    yield pool
+    pool.stop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of examples/{trainer,accelerate,lightning,codec} on two ranks, without a download."""
+"""The examples of examples/{trainer,accelerate,lightning,codec,fsdp} on two ranks, without a download."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.ranks]
 
 @pytest.mark.parametrize(
     ("framework", "options"),
-    [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", []), ("codec", [])],
+    [("trainer", []), ("trainer", ["--one-bit"]), ("accelerate", []), ("lightning", []), ("codec", []), ("fsdp", [])],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
 def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options, tmp_path):

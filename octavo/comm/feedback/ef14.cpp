@@ -19,26 +19,24 @@ FeedbackPtr make_ef14(const CodecText& text) {
   return std::make_shared<Ef14>();
 }
 
-void Residuals::begin(c10::Device device, std::uint64_t count) {
+void Residuals::begin(c10::Device device, const Contribution& tensor) {
   const auto open = [&](Versioned& residual, std::uint64_t size) -> Place {
     if (size == 0) return {};
     return {residual.now<rules::Residual>(device), residual.next<rules::Residual>(size, device)};
   };
-  sent_ = sent_part(count, rank_, world_size_);
+  sent_ = sent_part(tensor.count, rank_, world_size_, tensor.ownership);
   up_ = open(worker_, sent_.count);
-  down_ = open(owner_, sent_.own.count);
+  down_ = open(owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count);
 }
 
 Residuals::Place Residuals::at(const SentPart& part) const {
   const bool up = part.way == Way::up;
   const std::uint64_t first = (up ? sent_.index(part.range.first) : 0) + part.payload.part.first;
   const Place& all = up ? up_ : down_;
-  return {all.now ? all.now + first : nullptr, all.next + first};
+  return {all.now ? all.now + first : nullptr, all.next ? all.next + first : nullptr};
 }
 
-void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) {
-  residuals_.begin(device, tensor.count);
-}
+void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) { residuals_.begin(device, tensor); }
 
 void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
   const auto [now, next] = residuals_.at(part);

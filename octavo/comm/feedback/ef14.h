@@ -18,6 +18,7 @@ class OCTAVO_API Ef14 final : public Feedback {
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual}; }
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_maps() const override { return true; }
+  bool fits_kept_sums() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
 };
 
@@ -29,7 +30,7 @@ class OCTAVO_API Residuals {
   Residuals(Versioned& worker, Versioned& owner, int rank, int world_size)
       : worker_(worker), owner_(owner), rank_(rank), world_size_(world_size) {}
 
-  void begin(c10::Device device, std::uint64_t count);
+  void begin(c10::Device device, const Contribution& tensor);
 
   /// Those of a part: what the last step left over, and where to keep what this one does. Null: there is nothing yet.
   struct Place {

@@ -75,6 +75,8 @@ class OCTAVO_API Feedback {
   virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
   /// Whether linear maps do it, in their own way (LinearMap).
   virtual bool fits_maps() const { return false; }
+  /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).
+  virtual bool fits_kept_sums() const { return false; }
   /// Of a parameter of the store, which must outlive it.
   virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;
 

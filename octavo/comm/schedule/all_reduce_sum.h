@@ -22,7 +22,6 @@ class AllReduceSum final : public Schedule {
   Outcome finish() override;
 
  private:
-  void measure();
   Outcome outcome() const;
 
   Wire& wire_;

@@ -25,9 +25,11 @@ struct Mapping {
 /// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
 /// momentum_weight*momentum.
 struct Contribution {
-  float* values;  // float32[count] on the schedule's device; in: the gradient, out: the result
+  /// float32[count] on the schedule's device, where at() says; in: the gradient, out: the result, or where owners keep
+  /// the sums to themselves that of the range that this rank owns.
+  float* values;
   std::uint64_t count;
-  const Codec *up, *down;                 // of what this rank sends to owners, and of what owners send to all
+  const Codec *up, *down;                 // of what this rank sends to owners, and of what owners make of the sums
   const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
@@ -40,6 +42,13 @@ struct Contribution {
   Mapping mapping = {};
   std::optional<float> power = {};  // in place of the values' own (Outcome::power)
 
+  Ownership ownership = Ownership::even();
+  bool owner_keeps_sum = false;  // nothing is sent down
+  /// The values lie in parts of `share` elements, whose starts are `stride` elements apart: the ranges of the owners,
+  /// where these do not lie one after another.
+  std::uint64_t share = kUncut, stride = kUncut;
+  float* at(std::uint64_t first) const { return values + first / share * stride + first % share; }
+
   /// For the range that begins at an element, of PayloadPart.
   std::uint64_t range_key(std::uint64_t first) const { return rules::derive_key(shared_key, first); }
 
@@ -48,14 +57,15 @@ struct Contribution {
     return {way, sender, piece.codec, piece.range, piece.part(message, part, range_key(piece.range.first)), device};
   }
 
-  /// What is to be encoded from element `first` on, without what could not be sent before.
+  /// What is to be encoded from element `first` on, in its part, without what could not be sent before.
   EncodeInput input(std::uint64_t first) const {
-    EncodeInput all{values};
-    all.momentum = momentum;
-    all.preconditioner = preconditioner;
-    all.gradient_weight = gradient_weight;
-    all.momentum_weight = momentum_weight;
-    return all.from(first);
+    EncodeInput rest{at(first)};
+    rest.momentum = momentum ? momentum + first : nullptr;
+    rest.preconditioner = preconditioner ? preconditioner + first : nullptr;
+    rest.gradient_weight = gradient_weight;
+    rest.momentum_weight = momentum_weight;
+    rest.first = first;
+    return rest;
   }
 };
 

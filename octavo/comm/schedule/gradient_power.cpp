@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/gradient_power.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
+#include <cmath>
 
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
@@ -25,50 +28,71 @@ std::uint64_t stride_of(const Contribution& tensor) {
 
 std::uint64_t chunks_of(std::uint64_t count, std::uint64_t stride) { return (count + stride - 1) / stride; }
 
+/// Calls body(first, count) for the parts of a tensor that lie together in memory.
+template <class Body>
+void for_each_run(const Contribution& tensor, Body body) {
+  for (std::uint64_t first = 0; first < tensor.count; first += tensor.share) {
+    body(first, std::min(tensor.share, tensor.count - first));
+  }
+}
+
+std::uint64_t chunks_of(const Contribution& tensor, std::uint64_t stride) {
+  std::uint64_t chunks = 0;
+  for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) { chunks += chunks_of(count, stride); });
+  return chunks;
+}
+
 void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
   const LaunchScope scope(device);
-  const auto chunks = static_cast<std::int64_t>(chunks_of(tensor.count, stride));
-  for_parts(device, chunks, kGrainChunks, [&](std::int64_t from, std::int64_t to) {
-    const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
-    const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, tensor.count);
-    scope.kernels().chunk_powers(scope.queue(), tensor.values + first, last - first, stride, powers + from);
+  for_each_run(tensor, [&](std::uint64_t start, std::uint64_t count) {
+    const float* const values = tensor.at(start);
+    const auto chunks = static_cast<std::int64_t>(chunks_of(count, stride));
+    for_parts(device, chunks, kGrainChunks, [&](std::int64_t from, std::int64_t to) {
+      const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
+      const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, count);
+      scope.kernels().chunk_powers(scope.queue(), values + first, last - first, stride, powers + from);
+    });
+    powers += chunks;
   });
 }
 
-float mean(std::span<const float> chunks, std::uint64_t count, std::uint64_t stride) {
+float mean(std::span<const float> chunks, const Contribution& tensor, std::uint64_t stride) {
   double sum = 0;
   for (const float power : chunks) sum += static_cast<double>(power);
   if (sum == 0) return 0.0F;
-  const std::uint64_t before_last = chunks.size() - 1;
-  const std::uint64_t taken = before_last * kPowerChunk + std::min(kPowerChunk, count - before_last * stride);
+  std::uint64_t taken = 0;
+  for_each_run(tensor, [&](std::uint64_t, std::uint64_t count) {
+    const std::uint64_t before_last = chunks_of(count, stride) - 1;
+    taken += before_last * kPowerChunk + std::min(kPowerChunk, count - before_last * stride);
+  });
   return std::max(static_cast<float>(sum / static_cast<double>(taken)), rules::kLeastPower);
 }
 
 /// All chunks of a tensor whose sample is zero.
 float exact_power(const Contribution& tensor, c10::Device device, at::Tensor& buffer) {
-  const std::uint64_t chunks = chunks_of(tensor.count, kPowerChunk);
+  const std::uint64_t chunks = chunks_of(tensor, kPowerChunk);
   auto* powers = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
   measure(tensor, kPowerChunk, device, powers);
   wait_for_current_stream(device);
-  return mean({powers, chunks}, tensor.count, kPowerChunk);
+  return mean({powers, chunks}, tensor, kPowerChunk);
 }
 
 }  // namespace
 
 std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::Device device, at::Tensor& buffer) {
   std::uint64_t chunks = 0;
-  for (const Contribution& tensor : tensors) chunks += chunks_of(tensor.count, stride_of(tensor));
+  for (const Contribution& tensor : tensors) chunks += chunks_of(tensor, stride_of(tensor));
   auto* next = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
   std::vector<std::span<const float>> sampled;
   for (const Contribution& tensor : tensors) {
     measure(tensor, stride_of(tensor), device, next);
-    sampled.emplace_back(next, chunks_of(tensor.count, stride_of(tensor)));
+    sampled.emplace_back(next, chunks_of(tensor, stride_of(tensor)));
     next += sampled.back().size();
   }
   wait_for_current_stream(device);
   std::vector<float> powers;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    powers.push_back(mean(sampled[t], tensors[t].count, stride_of(tensors[t])));
+    powers.push_back(mean(sampled[t], tensors[t], stride_of(tensors[t])));
   }
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     const bool was_sampled = stride_of(tensors[t]) != kPowerChunk;
@@ -76,6 +100,30 @@ std::vector<float> gradient_powers(std::span<const Contribution> tensors, c10::D
     if (tensors[t].power) powers[t] = *tensors[t].power;
   }
   return powers;
+}
+
+at::Tensor summands(std::span<const float> powers) {
+  at::Tensor own = at::empty({static_cast<std::int64_t>(powers.size())}, at::kDouble);
+  std::copy(powers.begin(), powers.end(), own.mutable_data_ptr<double>());
+  return own;
+}
+
+std::vector<float> mean_powers(const at::Tensor& sums, int world_size) {
+  std::vector<float> powers;
+  for (std::int64_t i = 0; i < sums.numel(); ++i) {
+    const double sum = sums.const_data_ptr<double>()[i];
+    const auto mean = static_cast<float>(sum / world_size);
+    powers.push_back(sum == 0 ? 0.0F : std::max(mean, rules::kLeastPower));
+  }
+  return powers;
+}
+
+/// By the least and the greatest, which are NaN where any value is: a pass at the speed of memory, which torch's norms
+/// of order infinity and its isfinite are not.
+bool all_finite(const at::Tensor& values) {
+  if (values.numel() == 0) return true;
+  const auto [least, greatest] = at::aminmax(values);
+  return std::isfinite(least.item<double>()) && std::isfinite(greatest.item<double>());
 }
 
 float mean_power(std::span<const float> powers) {

@@ -78,7 +78,7 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
                          std::uint64_t header_bytes) {
   std::vector<EncodedTensor> encoded;
-  for (const Contribution& tensor : tensors) encoded.push_back({tensor.count, tensor.*codec});
+  for (const Contribution& tensor : tensors) encoded.push_back({tensor.count, tensor.*codec, tensor.ownership});
   return cut(encoded, world_size, header_bytes);
 }
 

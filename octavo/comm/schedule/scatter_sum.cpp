@@ -110,7 +110,7 @@ void ScatterSum::merge_powers() {
   }
 }
 
-void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* out) {
+void ScatterSum::reduce(double divisor, std::span<const Piece> down, std::uint8_t* out) {
   scratch_.resize(static_cast<std::size_t>(at::get_num_threads()));
   const std::vector<Piece>& up = own().pieces;
   parts_.clear();
@@ -126,7 +126,7 @@ void ScatterSum::reduce(int divisor, std::span<const Piece> down, std::uint8_t* 
   wait_for_current_stream(device_);
 }
 
-void ScatterSum::reduce_part(int divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
+void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
                              Scratch& scratch) const {
   const Contribution& tensor = tensors_[down.tensor];
   const bool votes = !up.codec->traits().keeps_magnitude;

@@ -30,7 +30,7 @@ class ScatterSum {
   void wait();
   /// Encodes the sums of this rank's own ranges, divided, by the codecs of `down`, to their pieces' places from `out`
   /// on: memory of the host (reserve_on_host). A payload of fp32 is the sums themselves.
-  void reduce(int divisor, std::span<const Piece> down, std::uint8_t* out);
+  void reduce(double divisor, std::span<const Piece> down, std::uint8_t* out);
 
   /// By tensor, as in Outcome.
   const std::vector<float>& power() const { return power_; }
@@ -42,7 +42,7 @@ class ScatterSum {
 
   void encode_all();
   void encode_part(const Piece& piece, Range part, std::uint8_t* message) const;
-  void reduce_part(int divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
+  void reduce_part(double divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
                    Scratch& scratch) const;
   void seal_all() const;
   void merge_powers();

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "octavo/comm/layout.h"
 #include "octavo/comm/state/state_store.h"
 
 namespace octavo {
@@ -30,30 +29,30 @@ struct Around {
 int size_of(const Kept& kept) { return static_cast<int>(kept.size()); }
 
 /// Of a whole tensor.
-at::Tensor sent_part_of(const at::Tensor& all, std::uint64_t count, int rank, int world_size) {
-  const Around sent(count, owned_range(count, rank, world_size));
+at::Tensor sent_part_of(const at::Tensor& all, std::uint64_t count, int rank, int world_size, Ownership ownership) {
+  const Around sent(count, owned_range(count, rank, world_size, ownership));
   return at::cat(
       {part_of(all, sent.before.first, sent.before.count), part_of(all, sent.behind.first, sent.behind.count)});
 }
 
 /// By element of the whole tensor, in the order of the ranks.
-at::Tensor sum_of_sent(const Kept& kept, std::uint64_t count) {
+at::Tensor sum_of_sent(const Kept& kept, std::uint64_t count, Ownership ownership) {
   at::Tensor sum = zeros(count);
   for (int sender = 0; sender < size_of(kept); ++sender) {
     const at::Tensor& values = kept[static_cast<std::size_t>(sender)];
     if (!values.defined()) continue;
-    const Around sent(count, owned_range(count, sender, size_of(kept)));
+    const Around sent(count, owned_range(count, sender, size_of(kept), ownership));
     part_of(sum, sent.before.first, sent.before.count).add_(part_of(values, 0, sent.before.count));
     part_of(sum, sent.behind.first, sent.behind.count).add_(part_of(values, sent.before.count, sent.behind.count));
   }
   return sum;
 }
 
-at::Tensor sum_of_received(const Kept& kept, std::uint64_t count) {
+at::Tensor sum_of_received(const Kept& kept, std::uint64_t count, Ownership ownership) {
   at::Tensor sum = zeros(count);
   for (int owner = 0; owner < size_of(kept); ++owner) {
     const at::Tensor& values = kept[static_cast<std::size_t>(owner)];
-    const Range own = owned_range(count, owner, size_of(kept));
+    const Range own = owned_range(count, owner, size_of(kept), ownership);
     for (int sender = 0; values.defined() && sender + 1 < size_of(kept); ++sender) {
       part_of(sum, own.first, own.count)
           .add_(part_of(values, static_cast<std::uint64_t>(sender) * own.count, own.count));
@@ -62,11 +61,11 @@ at::Tensor sum_of_received(const Kept& kept, std::uint64_t count) {
   return sum;
 }
 
-at::Tensor owned_parts(const Kept& kept, std::uint64_t count) {
+at::Tensor owned_parts(const Kept& kept, std::uint64_t count, Ownership ownership) {
   at::Tensor all = zeros(count);
   for (int owner = 0; owner < size_of(kept); ++owner) {
     const at::Tensor& values = kept[static_cast<std::size_t>(owner)];
-    const Range own = owned_range(count, owner, size_of(kept));
+    const Range own = owned_range(count, owner, size_of(kept), ownership);
     if (values.defined()) part_of(all, own.first, own.count).copy_(values);
   }
   return all;
@@ -81,8 +80,8 @@ at::Tensor mean_of(const Kept& kept, std::uint64_t count) {
 }
 
 /// What was owed to the average by all senders, W-1 ranks in the new world send.
-at::Tensor owed(const Kept& kept, std::uint64_t count, int world_size) {
-  at::Tensor sum = sum_of_sent(kept, count);
+at::Tensor owed(const Kept& kept, std::uint64_t count, int world_size, Ownership ownership) {
+  at::Tensor sum = sum_of_sent(kept, count, ownership);
   if (world_size > 1) sum.mul_(static_cast<double>(world_size) / (world_size - 1) / size_of(kept));
   return sum;
 }
@@ -96,8 +95,8 @@ const at::Tensor& any_of(const Kept& kept) {
 
 }  // namespace
 
-std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size) {
-  const Sent sent = sent_part(count, rank, world_size);
+std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size, Ownership ownership) {
+  const Sent sent = sent_part(count, rank, world_size, ownership);
   switch (extent) {
     case Extent::sent:
     case Extent::sent_estimate: return sent.count;
@@ -110,17 +109,20 @@ std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_s
   return count;
 }
 
-at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, int rank, int world_size) {
+at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, int rank, int world_size,
+                        Ownership ownership) {
   const at::ScalarType dtype = any_of(kept).scalar_type();
-  const Range own = owned_range(count, rank, world_size);
+  const Range own = owned_range(count, rank, world_size, ownership);
   switch (extent) {
-    case Extent::sent: return sent_part_of(owed(kept, count, world_size), count, rank, world_size).to(dtype);
-    case Extent::owned: return part_of(owned_parts(kept, count), own.first, own.count).to(dtype);
+    case Extent::sent:
+      return sent_part_of(owed(kept, count, world_size, ownership), count, rank, world_size, ownership).to(dtype);
+    case Extent::owned: return part_of(owned_parts(kept, count, ownership), own.first, own.count).to(dtype);
     case Extent::whole: return mean_of(kept, count).to(dtype);
     case Extent::sent_estimate:
-      return sent_part_of(mean_estimate(sum_of_sent(kept, count), kept), count, rank, world_size).to(dtype);
+      return sent_part_of(mean_estimate(sum_of_sent(kept, count, ownership), kept), count, rank, world_size, ownership)
+          .to(dtype);
     case Extent::received_estimates: {
-      const at::Tensor mean = mean_estimate(sum_of_received(kept, count), kept);
+      const at::Tensor mean = mean_estimate(sum_of_received(kept, count, ownership), kept);
       return part_of(mean, own.first, own.count).repeat({world_size - 1}).to(dtype);
     }
     case Extent::replicated:

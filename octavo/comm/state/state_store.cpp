@@ -84,7 +84,8 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
       if (!parts[old_rank].defined()) continue;
       require(parts[old_rank], key, place, static_cast<int>(old_rank), static_cast<int>(parts.size()));
     }
-    ours[key] = redistribute(roles_[place.role].extent, parts, parameters_[place.parameter].count, rank_, world_size_);
+    const ParameterInfo& info = parameters_[place.parameter];
+    ours[key] = redistribute(roles_[place.role].extent, parts, info.count, rank_, world_size_, info.ownership);
   }
   load(ours);
 }
@@ -110,9 +111,10 @@ StateStore::Place StateStore::find_key(const std::string& key) const {
 void StateStore::require(const at::Tensor& values, const std::string& key, Place place, int rank,
                          int world_size) const {
   const Role& role = roles_[place.role];
+  const ParameterInfo& info = parameters_[place.parameter];
   const std::uint64_t count = role.extent == Extent::shared
                                   ? static_cast<std::uint64_t>(values.numel())
-                                  : count_of(role.extent, parameters_[place.parameter].count, rank, world_size);
+                                  : count_of(role.extent, info.count, rank, world_size, info.ownership);
   if (values.scalar_type() == role.dtype && static_cast<std::uint64_t>(values.numel()) == count) return;
   fail(ErrorCode::invalid_argument, "comm.load_state", "expected ", toString(role.dtype), " with ", count,
        " elements for ", key, " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ",

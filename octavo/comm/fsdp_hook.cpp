@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/fsdp_hook.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/device/host_alias.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+FsdpHook::FsdpHook(std::shared_ptr<Compressor> compressor, std::vector<std::vector<Member>> groups)
+    : compressor_(std::move(compressor)), groups_(std::move(groups)), in_step_(groups_.size()) {
+  std::size_t parameters = 0;
+  for (const auto& group : groups_) {
+    for (const Member& member : group) parameters = std::max(parameters, member.parameter + 1);
+  }
+  has_gradient_.resize(parameters);
+}
+
+void FsdpHook::begin_pass() {
+  const std::lock_guard lock(mutex_);
+  begins_step_ = true;
+}
+
+void FsdpHook::mark(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  has_gradient_[parameter] = true;
+}
+
+void FsdpHook::reduce_scatter(std::size_t group, at::Tensor output, at::Tensor input, double divisor) {
+  const std::lock_guard lock(mutex_);
+  const at::Tensor bucket = where_kernels_run(input);
+  reduce(group, bucket, static_cast<std::uint64_t>(output.numel()), divisor);
+  where_kernels_run(output).copy_(bucket.narrow(0, compressor_->rank() * output.numel(), output.numel()));
+  wait_for_current_stream(output.device());
+}
+
+void FsdpHook::all_reduce(std::size_t group, at::Tensor shard) {
+  const std::lock_guard lock(mutex_);
+  reduce(group, where_kernels_run(shard), static_cast<std::uint64_t>(shard.numel()), compressor_->world_size());
+}
+
+void FsdpHook::reduce(std::size_t group, const at::Tensor& bucket, std::uint64_t shard, double divisor) {
+  if (failure_) std::rethrow_exception(failure_);
+  try {
+    std::vector<Slot> slots = slots_of(group, shard);
+    if (begins_step_ || in_step_[group]) {
+      compressor_->begin_step();
+      in_step_.assign(groups_.size(), false);
+    }
+    begins_step_ = false;
+    in_step_[group] = true;
+    compressor_->reduce(bucket, std::move(slots), divisor);
+  } catch (...) {
+    failure_ = std::current_exception();  // the ranks no longer agree on which collective is next
+    compressor_->abandon_step();
+    throw;
+  }
+}
+
+/// Most groups come whole. Where one does not, its parameters must have been marked.
+std::vector<Slot> FsdpHook::slots_of(std::size_t group, std::uint64_t shard) {
+  const std::vector<Member>& members = groups_[group];
+  std::uint64_t whole = 0;
+  for (const Member& member : members) whole += member.share;
+  std::vector<Slot> slots;
+  std::uint64_t offset = 0;
+  for (const Member& member : members) {
+    if (shard == whole || has_gradient_[member.parameter]) {
+      slots.push_back({member.parameter, offset});
+      offset += member.share;
+    }
+    has_gradient_[member.parameter] = false;
+  }
+  if (offset == shard) return slots;
+  fail(ErrorCode::invalid_argument, "comm.fsdp_hook", "FSDP2 reduces ", shard, " elements of a parameter group, and ",
+       "its parameters that have a gradient have ", offset, ": let the model's parameters, and which of them need ",
+       "gradients, be those at octavo.compress; where another method than forward() uses parameters, let it use all ",
+       "of a group");
+}
+
+}  // namespace octavo

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "octavo/comm/schedule/schedule.h"
+#include "octavo/comm/wire.h"
+
+namespace octavo {
+
+/// The process group's own reduce-scatter, of gradients as they are, in their own dtype: a bucket of W equal parts, of
+/// which each rank gets the sum of one, in its place, divided. Their powers, a double each, travel beside them.
+/// Outcome::finite speaks of this rank's own part.
+class ReduceScatterSum final : public Schedule {
+ public:
+  /// `device`: where the gradients lie.
+  ReduceScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+
+  int transfers() const override { return 1; }
+  void begin(Bucket bucket) override;
+  Outcome finish() override;
+
+ private:
+  Wire& wire_;
+  c10::Device device_;
+  Bucket bucket_;
+  at::Tensor on_host_;       // the gradients, or their copy where they are on a device
+  at::Tensor sum_;           // of this rank's part, on the host
+  at::Tensor powers_;        // float64
+  at::Tensor chunk_powers_;  // scratch
+  std::vector<Transfer> transfers_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``octavo.compress``, whatever shares the model's gradients."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from octavo._C import Plan
+from octavo.ddp import Exempt, Handle, compress_ddp
+from octavo.plan import as_plan
+
+
+def compress(
+    model: nn.Module,
+    plan: str | Plan = "int4+ef",
+    *,
+    optimizer: Optimizer | None = None,
+    scaler: "torch.amp.GradScaler | None" = None,
+    exempt: Exempt = None,
+    replicas: dist.ProcessGroup | None = None,
+    timeout_s: float = 300.0,
+) -> Handle:
+    """Compresses the gradients that a model's ranks exchange; everything else about training stays as it is. The model
+    is wrapped in ``DistributedDataParallel``, or sharded by ``torch.distributed.fsdp.fully_shard`` (FSDP2).
+
+    ``plan``: see ``octavo.Plan``. ``optimizer``: a ``OneBitAdamW`` must be passed, built before or after the model was
+    wrapped; then ``plan`` is that of its momentum, and its warm-up sends gradients by its own ``warmup_plan``. Any
+    other optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must have none of its own,
+    and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the loss, if one does;
+    error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which parameters are sent in
+    float32: a function of name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``:
+    how long backward waits for the peers before it raises RuntimeError.
+
+    With FSDP2 the reduce-scatter of gradients is compressed; parameters are gathered as they are. ``replicas`` is for
+    hybrid sharding: call ``fully_shard`` with ``mesh=mesh["shard"]``, one dimension of a mesh, and pass
+    ``replicas=mesh.get_group("replicate")``, the ranks that hold the same shard. Then the reduce-scatter among shards
+    stays dense, and gradients are averaged between replicas by a compressed all-reduce. Replicas must begin with the
+    same parameters, as with FSDP2's own hybrid sharding.
+
+    With DDP the hook runs in C++ on a thread of its own, without the GIL, while backward goes on; FSDP2 needs the
+    result of each collective at once, and waits for it. Call it once per model, on all ranks, with the same arguments:
+    where these differ, ValueError is raised on all ranks. The gradients are encoded by their own device's kernels:
+    NotImplementedError, with the reason, where it has none.
+    """
+    if _is_sharded(model):
+        from octavo.fsdp import compress_fsdp  # imports a second's worth of torch
+
+        return compress_fsdp(
+            model,
+            as_plan(plan),
+            optimizer=optimizer,
+            scaler=scaler,
+            exempt=exempt,
+            replicas=replicas,
+            timeout_s=timeout_s,
+        )
+    if not isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            f"[ddp.compress] expected a DistributedDataParallel model, or one to which "
+            f"torch.distributed.fsdp.fully_shard was applied as a whole, got {type(model).__name__}: wrap it in "
+            f"DistributedDataParallel, or call fully_shard(model)"
+        )
+    if replicas is not None:
+        raise ValueError(
+            "[ddp.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a model of "
+            "fully_shard alone"
+        )
+    return compress_ddp(model, as_plan(plan), optimizer=optimizer, scaler=scaler, exempt=exempt, timeout_s=timeout_s)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """By FSDP2, which is imported where a model is."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(model, fsdp.FSDPModule)

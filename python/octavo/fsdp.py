@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed gradients for models of FSDP2 (``torch.distributed.fsdp.fully_shard``).
+
+FSDP2 reduces the gradients of one parameter group at a time, of the modules of one ``fully_shard``. On a mesh of shards
+its reduce-scatter is replaced. Where there are replicas of the shards too, that stays dense, and the all-reduce
+between replicas, which FSDP2 leaves to a hook, is compressed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from octavo import _C
+from octavo._C import Plan
+from octavo.ddp import Exempt, Handle, exemption, joined_optimizer, require_same_on_all_ranks, rows_of
+from octavo.rendezvous import Rendezvous
+
+_compressed: "WeakSet[nn.Module]" = WeakSet()
+
+
+class ShardedHandle(Handle):
+    """The handle of a model of FSDP2. Gradients are averaged, never momenta. Where there are replicas of shards,
+    statistics by parameter are those of this rank's shard."""
+
+    def __init__(
+        self,
+        compressor: "_C.Compressor",
+        parameters: dict[str, DTensor],
+        model: nn.Module,
+        layout: str,
+        unmovable: Sequence[str],
+    ):
+        super().__init__(compressor, parameters, model)
+        self._layout = layout
+        self._unmovable = unmovable  # by name: sharded by another dimension than the first
+
+    def set_momentum(self, momenta: object, beta: float) -> None:
+        raise ValueError(
+            "[fsdp.set_momentum] momenta are averaged for DistributedDataParallel models alone: with FSDP2, gradients "
+            "are compressed and any optimizer takes its step on the shards"
+        )
+
+    def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
+        if self._unmovable:
+            raise ValueError(
+                f"[fsdp.load_state_dict] {self._unmovable[0]} is not sharded by its first dimension, and the residuals "
+                f"of such parameters are not redistributed over another number of ranks: resume on {len(tensors)} "
+                f"ranks, or start with an empty state"
+            )
+        super()._load_world(tensors, of_momenta)
+
+
+class _ReduceScatter:
+    """What FSDP2 calls for a parameter group: an implementation of its ``ReduceScatter``."""
+
+    def __init__(self, hook: "_C.FsdpHook", group: int):
+        self._hook, self._group = hook, group
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(tuple(size), dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> None:
+        self._hook.reduce_scatter(self._group, output_tensor, input_tensor, op, group.size())
+
+
+class _ParameterGroup:
+    """The modules that were passed to one ``fully_shard``, and their sharded parameters, in FSDP2's order."""
+
+    def __init__(self, modules: Sequence[nn.Module]):
+        self.modules = modules
+        self._places: dict[DTensor, tuple[nn.Module, str]] = {}
+        for module in _managed(modules):
+            for name, parameter in module.named_parameters(recurse=False):
+                if isinstance(parameter, DTensor) and parameter.requires_grad:
+                    self._places.setdefault(parameter, (module, name))
+
+    @property
+    def parameters(self) -> list[DTensor]:
+        return list(self._places)
+
+    def watch(self, on_gradient: Callable[[DTensor], None]) -> None:
+        """Calls ``on_gradient(parameter)`` whenever the gradient of the whole of a parameter was computed."""
+        watched: dict[DTensor, Tensor] = {}
+
+        def watch_whole_parameters(*_: object) -> None:
+            for sharded, (module, name) in self._places.items():
+                whole = getattr(module, name)
+                if isinstance(whole, DTensor) or watched.get(sharded) is whole:
+                    continue
+                whole.register_post_accumulate_grad_hook(lambda _, sharded=sharded: on_gradient(sharded))
+                watched[sharded] = whole
+
+        for module in self.modules:  # behind FSDP2's own hook, which gathers the parameters
+            module.register_forward_pre_hook(watch_whole_parameters)
+
+
+def compress_fsdp(
+    model: FSDPModule,
+    plan: Plan,
+    *,
+    optimizer: Optimizer | None,
+    scaler: "torch.amp.GradScaler | None",
+    exempt: Exempt,
+    replicas: dist.ProcessGroup | None,
+    timeout_s: float,
+) -> ShardedHandle:
+    """``octavo.compress`` for a model of FSDP2."""
+    joined = joined_optimizer(optimizer)
+    if joined is not None:
+        raise ValueError(
+            f"[fsdp.compress] {type(joined).__name__} averages momenta, which ranks have whole with "
+            f"DistributedDataParallel alone: use another optimizer and a plan for gradients, such as int4+ef"
+        )
+    if model in _compressed:
+        raise ValueError("[fsdp.compress] this model is compressed already: keep its handle and call its set_plan()")
+    for module in _fsdp_modules(model):
+        module.reshard()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [group for group in _parameter_groups(model) if group.parameters]
+    parameters = {names[p]: p for group in groups for p in group.parameters}
+    shards = _shard_group(parameters, has_replicas=replicas is not None)
+    is_exempt = exemption(exempt, parameters, "fsdp.compress")
+    table = [
+        (name, sent.numel(), bool(is_exempt(name, p)), rows_of(sent))
+        for name, p in parameters.items()
+        for sent in [p if replicas is None else p.to_local()]
+    ]
+    plan.require_rules_fit([name for name, _, exempts, _ in table if not exempts])
+    meetings = {
+        group: Rendezvous(group, "fsdp.compress", timeout_s) for group in (replicas, shards) if group is not None
+    }
+    agreed = {
+        "plan": str(plan),
+        "use of a GradScaler": scaler is not None,
+        "exempt parameters": [name for name, _, exempts, _ in table if exempts],
+        "model": [(name, tuple(p.shape), p.placements) for name, p in parameters.items()],
+        "parameter groups": [[names[p] for p in group.parameters] for group in groups],
+        "use of replicas": replicas is not None,
+    }
+    for group, meeting in meetings.items():
+        require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
+    if replicas is None:
+        rows = [_row(p) for p in parameters.values()]
+        compressor = _C.shard_compressor(meetings[shards].connect(), plan, table, rows, timeout_s)
+        layout = "shards"
+    else:
+        backends = meetings[replicas].connect(), meetings[shards].connect()
+        compressor = _C.replica_compressor(*backends, plan, table, timeout_s)
+        layout = f"replicas of shard {shards.rank()} of {shards.size()}"
+    unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
+    handle = ShardedHandle(compressor, parameters, model, layout, unmovable)
+    handle._require_kernels()
+    _attach(model, compressor, groups, list(parameters.values()), shards.size(), has_replicas=replicas is not None)
+    handle._follow_scaler(model, scaler)
+    _compressed.add(model)
+    return handle
+
+
+def _attach(
+    model: FSDPModule,
+    compressor: "_C.Compressor",
+    groups: Sequence[_ParameterGroup],
+    parameters: Sequence[DTensor],
+    shards: int,
+    *,
+    has_replicas: bool,
+) -> None:
+    index = {parameter: i for i, parameter in enumerate(parameters)}
+    hook = _C.FsdpHook(compressor, [[(index[p], _share(p, shards)) for p in group.parameters] for group in groups])
+    for number, group in enumerate(groups):
+        for module in group.modules:
+            try:
+                if has_replicas:
+                    module.set_all_reduce_hook(partial(hook.all_reduce, number))
+                else:
+                    module.set_custom_reduce_scatter(_ReduceScatter(hook, number))
+            except ValueError as error:  # of several parameter groups
+                raise ValueError(
+                    f"[fsdp.compress] a module has parameters on several meshes, for which FSDP2 takes no collective "
+                    f"of ours: let shard_placement_fn choose dimensions alone ({error})"
+                ) from error
+        group.watch(lambda parameter: hook.mark(index[parameter]))
+    model.register_forward_pre_hook(lambda *_: hook.begin_pass())
+
+
+def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _parameter_groups(model: nn.Module) -> list[_ParameterGroup]:
+    """Modules that were passed to ``fully_shard`` together have one state."""
+    by_state: dict[object, list[nn.Module]] = {}
+    for module in _fsdp_modules(model):
+        by_state.setdefault(fully_shard.state(module), []).append(module)
+    return [_ParameterGroup(_in_order(state, modules)) for state, modules in by_state.items()]
+
+
+def _in_order(state: object, modules: list[nn.Module]) -> list[nn.Module]:
+    """Of several modules FSDP2 lays out the parameters in the order in which it was given them, which only its own
+    state tells."""
+    if len(modules) == 1:
+        return modules
+    ordered = list(getattr(state, "_modules", ()))
+    if set(ordered) != set(modules):
+        raise ValueError(
+            f"[fsdp.compress] this version of torch does not tell in which order fully_shard was given "
+            f"{len(modules)} modules: call fully_shard for each of them"
+        )
+    return ordered
+
+
+def _managed(modules: Sequence[nn.Module]) -> Iterable[nn.Module]:
+    """The modules whose parameters belong to one ``fully_shard``, in FSDP2's order: children first."""
+    seen: set[nn.Module] = set()
+
+    def visit(module: nn.Module) -> Iterable[nn.Module]:
+        seen.add(module)
+        for child in module.children():
+            if child not in seen and not isinstance(child, FSDPModule):
+                yield from visit(child)
+        yield module
+
+    for module in modules:
+        yield from visit(module)
+
+
+def _shard_group(parameters: dict[str, DTensor], *, has_replicas: bool) -> dist.ProcessGroup:
+    """The ranks over which all parameters are sharded."""
+    if not parameters:
+        raise ValueError("[fsdp.compress] no parameter of the model is sharded and needs a gradient: call fully_shard")
+    meshes = {parameter.device_mesh for parameter in parameters.values()}
+    for name, parameter in parameters.items():
+        if parameter.is_complex():
+            raise TypeError(f"[fsdp.compress] {name} is complex: FSDP2 models may have real parameters alone")
+        if parameter.device_mesh.ndim > 1:
+            raise ValueError(
+                f"[fsdp.compress] {name} lies on a mesh of {parameter.device_mesh.ndim} dimensions, "
+                f"{parameter.device_mesh.mesh_dim_names or ''}, where FSDP2 all-reduces by itself: for replicas of "
+                f"shards, call fully_shard with the mesh of the shards alone, mesh=mesh['shard'], and pass "
+                f"replicas=mesh.get_group('replicate') here; tensor parallelism is not supported"
+            )
+        if _shard_dim(parameter) is None:
+            raise ValueError(
+                f"[fsdp.compress] {name} is replicated, not sharded: wrap the model in DistributedDataParallel"
+            )
+    if len(meshes) > 1:
+        raise ValueError(
+            f"[fsdp.compress] the parameters are sharded over {len(meshes)} meshes: shard all of them over one"
+        )
+    return meshes.pop().get_group()
+
+
+def _shard_dim(parameter: DTensor) -> int | None:
+    return getattr(parameter.placements[0], "dim", None)
+
+
+def _row(parameter: DTensor) -> int:
+    """Elements that always have one owner. Other dimensions than the first are cut into equal parts."""
+    if _shard_dim(parameter) != 0:
+        return 1
+    return max(1, parameter.numel() // max(1, parameter.shape[0]))
+
+
+def _share(parameter: DTensor, shards: int) -> int:
+    """Elements of every rank's shard in FSDP2's flat tensors, padding included."""
+    row = _row(parameter)
+    return -(-parameter.numel() // (row * shards)) * row

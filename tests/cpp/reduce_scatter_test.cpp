@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compressor and FsdpHook where every rank keeps a shard of the averages.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/fsdp_hook.h"
+#include "octavo/comm/layout.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
+
+namespace octavo {
+
+namespace {
+
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+constexpr std::int64_t kRows = 35, kColumns = 70, kBias = 33;
+
+std::shared_ptr<Compressor> make(const BackendPtr& backend, const char* plan) {
+  const std::vector<ParameterInfo> parameters = {{"weight", kRows * kColumns, false, kRows, Ownership::rows(kColumns)},
+                                                 {"bias", kBias, true, 1, Ownership::rows(1)}};
+  return std::make_shared<Compressor>(std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
+                                      Plan::parse(plan), parameters, Collective::reduce_scatter);
+}
+
+/// The gradients of a rank: weight, bias.
+std::vector<at::Tensor> gradients_of(int rank) {
+  const auto values = [&](at::IntArrayRef shape, int seed) {
+    const at::Tensor flat = at::arange(at::empty(shape).numel(), at::kFloat) * (37 * (rank + 1)) + seed;
+    return (at::remainder(flat, 101) / 50.5 - 1).view(shape);
+  };
+  return {values({kRows, kColumns}, 3), values({kBias}, 5)};
+}
+
+/// As FSDP2 lays them out: each rank's rows of all tensors one after another, with zeros behind them.
+at::Tensor bucket_of(const std::vector<at::Tensor>& tensors, int world) {
+  at::Tensor bucket;
+  std::int64_t shard = 0;
+  for (const at::Tensor& tensor : tensors) shard += (tensor.size(0) + world - 1) / world * tensor[0].numel();
+  bucket = at::empty({world, shard});
+  at::_chunk_cat_out(bucket, tensors, 0, world);
+  return bucket.view(-1);
+}
+
+TEST(ReduceScatter, RowsAreOwnedAsTorchChunksThem) {
+  for (const std::int64_t rows : {1, 2, 5, 35, 64}) {
+    const at::Tensor all = at::arange(rows * 7).view({rows, 7});
+    for (const int world : {1, 2, 3, 4, 8}) {
+      const auto chunks = all.chunk(world);
+      for (int rank = 0; rank < world; ++rank) {
+        const Range own = owned_range(static_cast<std::uint64_t>(rows * 7), rank, world, Ownership::rows(7));
+        const auto index = static_cast<std::size_t>(rank);
+        ASSERT_EQ(own.count, index < chunks.size() ? static_cast<std::uint64_t>(chunks[index].numel()) : 0U);
+        if (own.count > 0) {
+          EXPECT_EQ(static_cast<std::int64_t>(own.first), chunks[index][0][0].item<std::int64_t>());
+        }
+      }
+    }
+  }
+}
+
+TEST(ReduceScatter, EveryRankGetsTheAveragesOfItsRowsAndPaddingStaysZero) {
+  for (const int world : {1, 2, 3, 4}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      std::vector<at::Tensor> sums = gradients_of(0);
+      for (int other = 1; other < world; ++other) {
+        for (std::size_t t = 0; t < sums.size(); ++t) sums[t] += gradients_of(other)[t];
+      }
+      for (at::Tensor& sum : sums) sum /= world;
+      const at::Tensor expected = bucket_of(sums, world).view({world, -1})[rank];
+      const auto compressor = make(backend, "int8:64");
+      const at::Tensor bucket = bucket_of(gradients_of(rank), world);
+      const auto shard = static_cast<std::uint64_t>((kRows + world - 1) / world * kColumns);
+      compressor->begin_step();
+      compressor->reduce(bucket, {{0, 0}, {1, shard}});
+      const at::Tensor got = bucket.view({world, -1})[rank];
+      EXPECT_TRUE(at::allclose(got, expected, 0, 0.01)) << "world " << world << " rank " << rank;
+      const auto bias = static_cast<std::int64_t>(shard);
+      EXPECT_TRUE(at::allclose(got.slice(0, bias), expected.slice(0, bias), 1e-6, 1e-7)) << "sent in float32";
+      const at::Tensor ones = bucket_of({at::ones({kRows, kColumns}), at::ones({kBias})}, world);
+      EXPECT_TRUE(at::masked_select(got, ones.view({world, -1})[rank] == 0).eq(0).all().item<bool>()) << "padding";
+    });
+  }
+}
+
+TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
+  constexpr int kWorld = 3;
+  std::vector<at::Tensor> results(kWorld), owed(kWorld);
+  run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
+    const auto compressor = make(backend, "sign+ef");
+    const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
+    compressor->begin_step();
+    compressor->reduce(bucket, {{0, 0}, {1, 12 * kColumns}}, 1.0);
+    const auto residuals = compressor->residuals();
+    EXPECT_EQ(residuals.size(), 1U) << "no owner's, none of what is exempt";
+    const Sent sent = sent_part(kRows * kColumns, rank, kWorld, Ownership::rows(kColumns));
+    at::Tensor all = at::zeros({kRows * kColumns});
+    for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
+      const auto element = static_cast<std::uint64_t>(i);
+      if (element >= sent.own.first && element < sent.own.first + sent.own.count) continue;
+      all[i] = residuals.at("worker/weight")[static_cast<std::int64_t>(sent.index(element))].item<float>();
+    }
+    owed[static_cast<std::size_t>(rank)] = all;
+    const at::Tensor own = bucket.view({kWorld, -1})[rank].slice(0, 0, static_cast<std::int64_t>(sent.own.count));
+    results[static_cast<std::size_t>(rank)] = own.clone();
+  });
+  const at::Tensor sum = gradients_of(0)[0] + gradients_of(1)[0] + gradients_of(2)[0];
+  const at::Tensor accounted = at::cat(results) + owed[0] + owed[1] + owed[2];
+  EXPECT_TRUE(at::allclose(accounted, sum.view(-1), 0, 0.02));
+}
+
+TEST(ReduceScatter, AnUnbiasedChoiceIsWeightedOnceThoughNothingGoesDown) {
+  constexpr int kSteps = 400;
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto compressor = make(backend, "randomk:1/4:unbiased");
+    at::Tensor mean = at::zeros({18 * kColumns});
+    for (int step = 0; step < kSteps; ++step) {
+      at::Tensor bucket = bucket_of({at::ones({kRows, kColumns}), at::ones({kBias})}, 2);
+      compressor->begin_step();
+      compressor->reduce(bucket, {{0, 0}, {1, 18 * kColumns}});
+      mean += bucket.view({2, -1})[rank].slice(0, 0, 18 * kColumns) / kSteps;
+    }
+    const double own_rows = rank == 0 ? 18 : 17;
+    EXPECT_NEAR(mean.sum().item<double>() / (own_rows * kColumns), 1.0, 0.01);
+  });
+}
+
+TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
+  run_ranks(3, [&](const BackendPtr& backend, int rank) {
+    const auto compressor = make(backend, "int4+ef");
+    std::vector<at::Tensor> gradients = gradients_of(rank);
+    if (rank == 1) gradients[0][30][3] = NAN;  // in a row of rank 2's
+    const at::Tensor bucket = bucket_of(gradients, 3);
+    compressor->begin_step();
+    compressor->reduce(bucket, {{0, 0}, {1, 12 * kColumns}});
+    EXPECT_EQ(at::isfinite(bucket.view({3, -1})[rank]).all().item<bool>(), rank != 2);
+    EXPECT_EQ(compressor->stats().nonfinite_steps, 1U);
+    EXPECT_TRUE(compressor->residuals().empty());
+  });
+}
+
+TEST(ReduceScatter, AParameterWithoutAGradientHasNoPlace) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto compressor = make(backend, "int8");
+    FsdpHook hook(compressor, {{{0, 18 * kColumns}, {1, 17}}});
+    hook.mark(1);
+    const std::vector<at::Tensor> bias = {gradients_of(rank)[1]};
+    at::Tensor output = at::empty({17});
+    hook.reduce_scatter(0, output, bucket_of(bias, 2), 2);
+    const at::Tensor expected = bucket_of({(gradients_of(0)[1] + gradients_of(1)[1]) / 2}, 2).view({2, -1})[rank];
+    EXPECT_TRUE(at::allclose(output, expected, 1e-6, 1e-7));
+    for (int again = 0; again < 2; ++again) {  // the second call with the first one's sentence
+      try {
+        hook.reduce_scatter(0, output, bucket_of(bias, 2), 2);
+        FAIL() << "nothing was marked";
+      } catch (const Error& error) {
+        EXPECT_NE(std::string(error.what()).find("let it use all of a group"), std::string::npos);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo

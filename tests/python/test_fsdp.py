@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FSDP2: what its ranks hold together stays one model, a NaN leaves no trace, state goes round."""
+
+import hashlib
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+import octavo
+
+PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign+ef", "sign-vote"]
+PLANS += ["topk:0.05+ef", "randomk:1/4:unbiased"]
+
+
+class Block(nn.Module):
+    """Odd sizes: padding on every number of ranks, and a parameter of fewer rows than ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(64, 101)
+        self.norm = nn.LayerNorm(101)
+        self.narrow = nn.Linear(101, 64)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(self.norm(torch.relu(self.wide(x)))) * self.scale
+
+
+class Odd(nn.Module):
+    """Tied parameters in the root, one that is never used, one whose gradient is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, 64)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.silent = nn.Parameter(torch.randn(65, 64))
+        self.unused = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.blocks(self.embedding(tokens))
+        return self.head(x) + 0 * (x @ self.silent.T).sum()
+
+
+def batch_of(rank: int, step: int) -> Tensor:
+    return torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def shard(model: nn.Module, **options: object) -> FSDPModule:
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def digest(model: nn.Module) -> str:
+    """Of the parameters as a rank gathers them."""
+    sha = hashlib.sha256()
+    for parameter in model.parameters():
+        sha.update(whole(parameter.detach()).contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+def make(plan: str, **options: object) -> tuple[FSDPModule, octavo.Handle, torch.optim.Optimizer]:
+    model = shard(Odd(), **options)
+    return model, octavo.compress(model, plan), torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def backward(model: nn.Module, rank: int, step: int) -> float:
+    tokens = batch_of(rank, step)
+    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
+    loss.backward()
+    return loss.item()
+
+
+def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, step: int) -> float:
+    optimizer.zero_grad()
+    loss = backward(model, rank, step)
+    optimizer.step()
+    return loss
+
+
+def gradients_of(rank: int, plan: str | None, prepare: Callable | None = None, **options: object) -> dict[str, Tensor]:
+    model = shard(Odd(), **options)
+    if prepare is not None:
+        prepare(model)
+    if plan is not None:
+        octavo.compress(model, plan)
+    backward(model, rank, 0)
+    return {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+BF16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+FP16 = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+
+
+def sum_only(model: FSDPModule) -> None:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(3.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+@pytest.mark.parametrize("policy", [MixedPrecisionPolicy(), MIXED, BF16, FP16], ids=["fp32", "mixed", "bf16", "fp16"])
+@pytest.mark.parametrize("prepare", [None, sum_only])
+def test_dense_is_what_fsdp_does_to_the_last_bit(four_ranks, policy, prepare):
+    def gradients(plan):
+        return four_ranks.run(gradients_of_policy, plan, prepare, policy)[0]
+
+    ours, theirs = gradients("dense"), gradients(None)
+    assert ours.keys() == theirs.keys() and "unused.weight" not in ours
+    for name, gradient in ours.items():
+        assert torch.equal(gradient, theirs[name]), name
+
+
+def gradients_of_policy(rank: int, plan: str | None, prepare: Callable | None, policy: MixedPrecisionPolicy) -> dict:
+    return gradients_of(rank, plan, prepare, mp_policy=policy)
+
+
+@pytest.mark.parametrize(("plan", "tolerance"), [("bf16", 0.01), ("int8", 0.02), ("int4", 0.15)])
+def test_averages_are_close_to_fsdps(three_ranks, plan, tolerance):
+    ours, theirs = three_ranks.run(gradients_of, plan)[0], three_ranks.run(gradients_of, None)[0]
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).abs().max() <= tolerance * theirs[name].abs().max() + 1e-12, name
+    assert torch.equal(ours["silent"], torch.zeros(65, 64))
+
+
+@pytest.mark.parametrize("policy", [MIXED, BF16, FP16], ids=["mixed", "bf16", "fp16"])
+def test_averages_are_close_to_fsdps_in_other_dtypes(two_ranks, policy):
+    ours = two_ranks.run(gradients_of_policy, "int8", sum_only, policy)[0]
+    theirs = two_ranks.run(gradients_of_policy, None, sum_only, policy)[0]
+    for name, gradient in ours.items():
+        assert (gradient - theirs[name]).abs().max() <= 0.02 * theirs[name].abs().max() + 1e-6, name
+
+
+def train(rank: int, plan: str, steps: int = 4) -> tuple[list[str], list[float]]:
+    model, handle, optimizer = make(plan)
+    digests, losses = [], []
+    for step in range(steps):
+        losses.append(step_once(model, optimizer, rank, step))
+        digests.append(digest(model))
+    assert handle.stats()["steps"] == steps and handle.stats()["nonfinite_steps"] == 0
+    assert all(torch.isfinite(whole(p)).all() for p in model.parameters())
+    return digests, losses
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_all_ranks_gather_the_same_model_after_every_step(two_ranks, plan):
+    (first, _), (second, _) = two_ranks.run(train, plan)
+    assert first == second and len(set(first)) == len(first)
+
+
+@pytest.mark.parametrize("plan", ["int4+ef", "sign+ef"])
+def test_it_learns_on_four_ranks(four_ranks, plan):
+    results = four_ranks.run(learn, plan)
+    dense = four_ranks.run(learn, "dense")[0]
+    assert len({digests for digests, _ in results}) == 1
+    assert results[0][1] < 1.1 * dense[1] < 2.5, "the loss began at log(50) = 3.9"
+
+
+def learn(rank: int, plan: str) -> tuple[str, float]:
+    """The loss on one batch of all ranks."""
+    model, _, optimizer = make(plan)
+    for _ in range(40):
+        loss = torch.tensor(step_once(model, optimizer, rank, 0))
+    dist.all_reduce(loss)
+    return digest(model), loss.item() / dist.get_world_size()
+
+
+def tensors_of(state: dict) -> dict[str, Tensor]:
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def poison(rank: int, plan: str, bad: float) -> None:
+    model, handle, optimizer = make(plan)
+    for step in range(2):
+        step_once(model, optimizer, rank, step)
+    before = handle.state_dict()
+    loss_scale = bad if rank == 1 else 1.0
+    optimizer.zero_grad()
+    (model(batch_of(rank, 2)).square().mean() * loss_scale).backward()
+    after = handle.state_dict()
+    assert before.keys() == after.keys() and (before.pop("step"), after.pop("step")) == (2, 3)
+    for key, value in before.items():
+        assert torch.equal(value, after[key]) if isinstance(value, Tensor) else value == after[key], key
+    assert handle.stats()["nonfinite_steps"] == 1
+    step_once(model, optimizer, rank, 3)
+    assert all(torch.isfinite(whole(p.grad)).all() for p in model.parameters() if p.grad is not None)
+    assert handle.stats()["nonfinite_steps"] == 1
+
+
+@pytest.mark.parametrize("plan", ["dense", "int4+ef", "sign+ef", "topk:0.05+ef"])
+def test_a_nan_on_one_rank_leaves_no_trace_on_any(three_ranks, plan):
+    three_ranks.run(poison, plan, float("nan"))
+
+
+def poison_one_shard(rank: int) -> None:
+    """A NaN of rank 0 in a row that rank 1 owns: rank 0 gets a finite shard."""
+    model, handle, _ = make("int4+ef")
+    backward(model, rank, 0)
+    before = tensors_of(handle.state_dict())
+    assert before
+    model.zero_grad()
+    out = model(batch_of(rank, 1))
+    loss = out.mean()
+    if rank == 0:
+        loss = loss + float("nan") * model.embedding.weight[-1].sum()  # which the root keeps until backward
+    loss.backward()
+    finite = [torch.isfinite(p.grad.to_local()).all().item() for p in model.parameters() if p.grad is not None]
+    assert all(finite) == (rank == 0)
+    after = tensors_of(handle.state_dict())
+    assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    assert handle.stats()["nonfinite_steps"] == 1
+
+
+def test_a_nan_in_one_shard_is_rolled_back_by_ranks_that_see_finite_shards_too(two_ranks):
+    two_ranks.run(poison_one_shard)
+
+
+def resume(rank: int, plan: str) -> None:
+    model, handle, optimizer = make(plan)
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    resumed, resumed_handle, resumed_optimizer = make(plan)
+    resumed.load_state_dict(model.state_dict())
+    assert tensors_of(handle.state_dict())
+    resumed_handle.load_state_dict(handle.state_dict())
+    for step in range(3, 6):
+        step_once(model, optimizer, rank, step)
+        step_once(resumed, resumed_optimizer, rank, step)
+        assert digest(model) == digest(resumed)
+
+
+@pytest.mark.parametrize("plan", ["sign+ef", "topk:0.05:int8+ef"])
+def test_state_dict_resumes_with_the_same_bits(three_ranks, plan):
+    three_ranks.run(resume, plan)
+
+
+def save(rank: int) -> dict:
+    model, handle, optimizer = make("sign+ef")
+    for step in range(2):
+        step_once(model, optimizer, rank, step)
+    rows = {name: p.to_local().shape[0] * 64 for name, p in model.named_parameters() if name == "silent"}
+    return {"handle": handle.state_dict(), "model": {k: whole(v) for k, v in model.state_dict().items()}, "rows": rows}
+
+
+def owed(states: list[dict], key: str, count: int, row: int) -> Tensor:
+    """To the average: the mean over ranks of what they did not send, the own shards being nothing."""
+    size, total = len(states), torch.zeros(count)
+    share = -(-count // (row * size)) * row
+    for rank, state in enumerate(states):
+        first, last = min(count, share * rank), min(count, share * (rank + 1))
+        sent = torch.cat([torch.arange(first), torch.arange(last, count)])
+        total[sent] += state[key].float()
+    return total / size
+
+
+def resume_elsewhere(rank: int, saved: list[dict]) -> dict:
+    model, handle, _ = make("sign+ef")
+    states = [one["handle"] for one in saved]
+    with pytest.raises(ValueError, match="the list of the states of all 3 ranks"):
+        handle.load_state_dict(states[2])
+    handle.load_state_dict(states)
+    backward(model, rank, 9)
+    fresh = make("sign+ef")[1]
+    fresh.load_state_dict(states)
+    return fresh.state_dict()
+
+
+def test_residuals_are_redistributed_over_another_number_of_shards(two_ranks, three_ranks):
+    saved = three_ranks.run(save)
+    old = [one["handle"] for one in saved]
+    new = two_ranks.run(resume_elsewhere, saved)
+    for key, count, row in [
+        ("worker/blocks.0.wide.weight", 101 * 64, 64),
+        ("worker/blocks.1.narrow.weight", 6464, 101),
+    ]:
+        before, after = owed(old, key, count, row), owed(new, key, count, row)
+        assert before.abs().max() > 0
+        assert torch.allclose(before, after, rtol=0.01, atol=1e-3 * before.abs().max())
+
+
+def accumulate(rank: int, plan: str | None) -> tuple[int, dict]:
+    """Three passes without a reduce-scatter, then one; the shards' gradients are not reset, and one more comes."""
+    model = shard(Odd())
+    handle = octavo.compress(model, plan) if plan else None
+    for last in (False, False, True):
+        model.set_requires_gradient_sync(last)
+        model.set_reshard_after_backward(last)
+        backward(model, rank, int(last))
+    steps = handle.stats()["steps"] if handle else 1
+    backward(model, rank, 2)
+    return steps, {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_accumulated_gradients_are_sent_once(two_ranks):
+    for plan, tolerance in [("dense", 0), ("int8", 0.02)]:
+        (steps, ours), (_, theirs) = two_ranks.run(accumulate, plan)[0], two_ranks.run(accumulate, None)[0]
+        assert steps == 1
+        for name, gradient in ours.items():
+            assert (gradient - theirs[name]).abs().max() <= tolerance * theirs[name].abs().max() + 1e-12, name
+
+
+class Twice(nn.Module):
+    """Whose forward passes come before its backward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList([nn.Linear(64, 64, bias=False)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[0](x)
+
+
+def use_twice(rank: int) -> tuple[dict, int]:
+    model = shard(Twice())
+    handle = octavo.compress(model, "sign:64+ef")
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    model(x).square().mean().backward()
+    first = handle.stats()["steps"]
+    losses = model(x).square().mean(), model(2 * x).square().mean()
+    for loss in losses:
+        loss.backward()
+    residuals = tensors_of(handle.state_dict())
+    return residuals, handle.stats()["steps"] - first
+
+
+def test_a_group_that_is_reduced_again_begins_a_step(two_ranks):
+    for residuals, steps in two_ranks.run(use_twice):
+        assert steps == 2 and all(torch.isfinite(one.float()).all() for one in residuals.values())
+
+
+def bytes_of(rank: int, plan: str) -> tuple[int, int, list[dict]]:
+    torch.manual_seed(0)
+    model = fully_shard(nn.Sequential(nn.Linear(512, 511, bias=False)))
+    handle = octavo.compress(model, plan)
+    model(torch.randn(2, 512)).sum().backward()
+    stats = handle.stats()
+    return stats["wire_bytes"], stats["dense_bytes"], handle.parameter_stats()
+
+
+def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(three_ranks):
+    rows = {0: 171, 1: 171, 2: 169}
+    verdict = 4 * 4 // 3  # a ring of 4 bytes
+    for rank, (wire, dense, parameters) in enumerate(three_ranks.run(bytes_of, "sign:512")):
+        others = sum(rows[other] for other in rows if other != rank)
+        payloads = others * (512 // 8 + 4)
+        headers = 2 * (16 + 4)  # digest, checksum and the gradient's power, to each of the others
+        assert wire == payloads + headers + verdict and dense == 2 * 4 * 513 * 512 // 3
+        assert parameters[0]["wire_bytes"] == payloads
+    for wire, dense, _ in three_ranks.run(bytes_of, "dense"):
+        assert wire == dense + verdict + 4 * 8 // 3  # and the gradient's power, in float64
+
+
+def change_plans(rank: int) -> list[str]:
+    model, handle, optimizer = make("int4+ef;blocks.0.*=sign+ef;*embedding*=dense")
+    digests = []
+    for step, plan in enumerate([None, "sign+ef", "dense", "bf16", "int4+ef"]):
+        if plan is not None:
+            handle.set_plan(plan)
+        step_once(model, optimizer, rank, step)
+        digests.append(digest(model))
+    assert "worker/unused.weight" not in handle.state_dict()
+    return digests
+
+
+def test_the_plan_can_change_between_steps_and_have_rules(two_ranks):
+    first, second = two_ranks.run(change_plans)
+    assert first == second
+
+
+def grouped(rank: int, plan: str | None) -> dict[str, Tensor]:
+    """Modules that share a group, given in another order than they were made in; and a dimension other than the
+    first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(30, 65), nn.Linear(65, 33), nn.Linear(33, 64))
+    place = {model[2].weight: Shard(1) if dist.get_world_size() == 3 else Shard(0)}
+    fully_shard([model[1], model[0]])
+    fully_shard(model, shard_placement_fn=place.get)
+    if plan:
+        octavo.compress(model, plan, exempt=[])
+    model(torch.randn(4, 30, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
+    return {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def test_grouped_modules_and_other_dimensions(three_ranks):
+    theirs = three_ranks.run(grouped, None)[0]
+    for plan, tolerance in [("dense", 0), ("int8", 0.02)]:
+        for name, gradient in three_ranks.run(grouped, plan)[0].items():
+            assert (gradient - theirs[name]).abs().max() <= tolerance * theirs[name].abs().max(), name
+
+
+def scaled(rank: int, scale: float | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    model = shard(Odd())
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale) if scale else None
+    handle = octavo.compress(model, "sign+ef", scaler=scaler)
+    for step in range(2):
+        model.zero_grad()
+        loss = model(batch_of(rank, step)).square().mean()
+        (scaler.scale(loss) if scaler else loss).backward()
+    return tensors_of(handle.state_dict()), {
+        n: whole(p.grad) for n, p in model.named_parameters() if p.grad is not None
+    }
+
+
+def test_residuals_are_in_unscaled_units(two_ranks):
+    (residuals, gradients), _ = two_ranks.run(scaled, None)
+    (of_scaled, scaled_gradients), _ = two_ranks.run(scaled, 1024.0)
+    assert residuals and all(torch.equal(residuals[key], of_scaled[key]) for key in residuals)
+    assert all(torch.equal(1024 * gradients[name], scaled_gradients[name]) for name in gradients)
+
+
+def refuse(rank: int) -> None:
+    with pytest.raises(TypeError, match=r"expected a DistributedDataParallel model, or one to which .*fully_shard"):
+        octavo.compress(nn.Linear(2, 2), "int4")
+    model, handle, _ = make("int4+ef")
+    with pytest.raises(ValueError, match="compressed already: keep its handle and call its set_plan"):
+        octavo.compress(model, "int4")
+    with pytest.raises(ValueError, match=r"linear map of .*use a codec of values, such as int4"):
+        handle.set_plan("powersgd:2+ef")
+    with pytest.raises(
+        ValueError, match=r"\+ef21 remembers what owners send to all, .*: use \+ef, or compress between"
+    ):
+        handle.set_plan("int4+ef21")
+    assert str(handle.plan) == "int4+ef"
+    with pytest.raises(ValueError, match="momenta are averaged for DistributedDataParallel"):
+        handle.set_momentum({}, 0.9)
+    model = shard(Odd())
+    with pytest.raises(ValueError, match="OneBitAdamW averages momenta"):
+        octavo.compress(model, "sign+ef", optimizer=octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=5))
+    with pytest.raises(ValueError, match=r"exempt pattern 'norn\*' matches none of"):
+        octavo.compress(model, "sign+ef", exempt=["norn*"])
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    with pytest.raises(ValueError, match=r"mesh=mesh\['shard'\], and pass replicas=mesh.get_group\('replicate'\)"):
+        octavo.compress(shard(Odd(), mesh=mesh), "int4")
+    with pytest.raises(ValueError, match="pass replicas with a model of fully_shard alone"):
+        ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+        octavo.compress(ddp, "int4", replicas=dist.group.WORLD)
+    saved = handle.state_dict()
+    with pytest.raises(ValueError, match="residuals of the model, and this handle keeps those of shards"):
+        handle.load_state_dict({**saved, "layout": "the model"})
+
+
+def test_what_makes_no_sense_is_refused(two_ranks):
+    two_ranks.run(refuse)
+
+
+def disagree(rank: int) -> None:
+    model = shard(Odd())
+    with pytest.raises(ValueError, match="all ranks must have the same plan; rank 1 differs from rank 0"):
+        octavo.compress(model, ["int4", "sign"][rank])
+    model, handle, _ = make("int4+ef")
+    handle.set_plan(["int4+ef", "int4:stochastic+ef"][rank])
+    with pytest.raises(RuntimeError, match="was sent a bucket of another step, plan or model"):
+        backward(model, rank, 0)
+    model.reset_iter_state()
+    with pytest.raises(RuntimeError, match="was sent a bucket of another step, plan or model"):
+        backward(model, rank, 0)
+
+
+def test_ranks_that_disagree_are_told_so(two_ranks):
+    two_ranks.run(disagree)
+
+
+def leave(rank: int) -> str:
+    model = shard(Odd(), reshard_after_forward=False)  # no all-gather in backward, which would wait first
+    octavo.compress(model, "int4+ef", timeout_s=2)
+    dist.barrier()
+    out = model(batch_of(rank, 0)).sum()
+    if rank == 1:
+        time.sleep(6)
+        return "stayed away"
+    with pytest.raises((TimeoutError, RuntimeError), match=r"a peer did not answer within 2000 ms"):
+        out.backward()
+    return "raised"
+
+
+def test_a_rank_that_stays_away_is_waited_for_until_the_deadline(two_ranks):
+    assert two_ranks.run(leave)[0] == "raised"
