@@ -283,7 +283,7 @@ def compress_ddp(
     parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
     onebit = joined_optimizer(optimizer)
     if plan.momentum is not None and optimizer is not None and onebit is None:
-        _require_no_momentum(optimizer, plan)
+        require_no_momentum(optimizer, plan)
     first_plan = plan
     if onebit is not None:
         onebit.require_joinable(plan, parameters.values())
@@ -331,7 +331,7 @@ def joined_optimizer(optimizer: object) -> OneBitAdamW | None:
     return optimizer if isinstance(optimizer, OneBitAdamW) else None
 
 
-def _require_no_momentum(optimizer: Optimizer, plan: Plan) -> None:
+def require_no_momentum(optimizer: Optimizer, plan: Plan) -> None:
     """Raises ValueError where a parameter group of the optimizer has a momentum beside the plan's."""
     for group in optimizer.param_groups:
         betas = group.get("betas", (0.0,))

@@ -19,7 +19,15 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.ddp import Exempt, Handle, exemption, joined_optimizer, require_same_on_all_ranks, rows_of
+from octavo.ddp import (
+    Exempt,
+    Handle,
+    exemption,
+    joined_optimizer,
+    require_no_momentum,
+    require_same_on_all_ranks,
+    rows_of,
+)
 from octavo.rendezvous import Rendezvous
 
 _compressed: "WeakSet[nn.Module]" = WeakSet()
@@ -125,6 +133,8 @@ def compress_fsdp(
             f"[fsdp.compress] {type(joined).__name__} averages momenta, which ranks have whole with "
             f"DistributedDataParallel alone: use another optimizer and a plan for gradients, such as int4+ef"
         )
+    if plan.momentum is not None and optimizer is not None:
+        require_no_momentum(optimizer, plan)
     if model in _compressed:
         raise ValueError("[fsdp.compress] this model is compressed already: keep its handle and call its set_plan()")
     for module in _fsdp_modules(model):
@@ -132,7 +142,7 @@ def compress_fsdp(
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [group for group in _parameter_groups(model) if group.parameters]
     parameters = {names[p]: p for group in groups for p in group.parameters}
-    shards = _shard_group(parameters, has_replicas=replicas is not None)
+    shards = _shard_group(parameters)
     is_exempt = exemption(exempt, parameters, "fsdp.compress")
     table = [
         (name, sent.numel(), bool(is_exempt(name, p)), rows_of(sent))
@@ -238,7 +248,7 @@ def _managed(modules: Sequence[nn.Module]) -> Iterable[nn.Module]:
         yield from visit(module)
 
 
-def _shard_group(parameters: dict[str, DTensor], *, has_replicas: bool) -> dist.ProcessGroup:
+def _shard_group(parameters: dict[str, DTensor]) -> dist.ProcessGroup:
     """The ranks over which all parameters are sharded."""
     if not parameters:
         raise ValueError("[fsdp.compress] no parameter of the model is sharded and needs a gradient: call fully_shard")
