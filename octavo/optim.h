@@ -2,3 +2,5 @@
 #pragma once
 
 #include "octavo/optim/adamw.h"
+#include "octavo/optim/lamb.h"
+#include "octavo/optim/lion.h"

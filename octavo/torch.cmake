@@ -42,6 +42,9 @@ add_library(octavo SHARED
   codec/power_sgd.cpp
   codec/random_k.cpp
   optim/adamw.cpp
+  optim/flat.cpp
+  optim/lamb.cpp
+  optim/lion.cpp
   comm/plan.cpp
   comm/layout.cpp
   comm/feedback/feedback.cpp

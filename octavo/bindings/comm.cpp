@@ -184,6 +184,12 @@ void bind_compressor(py::module_& m) {
       .def_property_readonly("world_size", &Compressor::world_size)
       .def("set_plan", &Compressor::set_plan, no_gil)
       .def("set_momentum", &set_momentum, py::arg("momenta"), py::arg("beta"), no_gil)
+      .def(
+          "keep_own_momenta",
+          [](Compressor& compressor, const std::vector<std::string>& names, double update_beta, double kept_beta) {
+            compressor.keep_own_momenta(names, {update_beta, kept_beta});
+          },
+          py::arg("names"), py::arg("update_beta"), py::arg("kept_beta"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(
           "momentum_sample",

@@ -6,6 +6,8 @@
 #include "octavo/bindings/errors.h"
 #include "octavo/codec/sign_bits.h"
 #include "octavo/optim/adamw.h"
+#include "octavo/optim/lamb.h"
+#include "octavo/optim/lion.h"
 
 namespace octavo {
 
@@ -49,6 +51,24 @@ void frozen_adamw_op(at::Tensor parameter, const at::Tensor& update, at::Tensor 
   as_torch_error([&] { frozen_adamw_(parameter, update, mean, step_size, decay); });
 }
 
+void lamb_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
+             at::IntArrayRef steps, at::Tensor coefficients, double lr, double beta1, double beta2, double eps,
+             double weight_decay, double least_coefficient, double greatest_coefficient) {
+  as_torch_error([&] {
+    lamb_(parameters, gradients, means, squares, steps, coefficients,
+          {lr, beta1, beta2, eps, weight_decay, least_coefficient, greatest_coefficient});
+  });
+}
+
+void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, double lr, double beta1,
+             double beta2, double weight_decay) {
+  as_torch_error([&] { lion_(parameters, gradients, momenta, {lr, beta1, beta2, weight_decay}); });
+}
+
+void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {
+  as_torch_error([&] { sign_step_(parameters, updates, lr, weight_decay); });
+}
+
 TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
@@ -61,6 +81,16 @@ TORCH_LIBRARY(octavo, m) {
   m.def("freeze_variance_(Tensor(a!) square, int step, float beta2, float eps, float floor) -> ()", compilable);
   m.def("frozen_adamw_(Tensor(a!) parameter, Tensor update, Tensor(b!) mean, float step_size, float decay) -> ()",
         compilable);
+  m.def(
+      "lamb_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, Tensor(c!)[] squares, int[] steps, "
+      "Tensor(d!) coefficients, float lr, float beta1, float beta2, float eps, float weight_decay, "
+      "float least_coefficient, float greatest_coefficient) -> ()",
+      compilable);
+  m.def(
+      "lion_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] momenta, float lr, float beta1, float beta2, "
+      "float weight_decay) -> ()",
+      compilable);
+  m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
 }
 
 TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
@@ -70,6 +100,9 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("adamw_", adamw_op);
   m.impl("freeze_variance_", freeze_variance_op);
   m.impl("frozen_adamw_", frozen_adamw_op);
+  m.impl("lamb_", lamb_op);
+  m.impl("lion_", lion_op);
+  m.impl("sign_step_", sign_step_op);
 }
 
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
@@ -80,6 +113,10 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
                       double, double) {});
   m.impl("freeze_variance_", [](at::Tensor, std::int64_t, double, double, double) {});
   m.impl("frozen_adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, double, double) {});
+  m.impl("lamb_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, at::Tensor,
+                     double, double, double, double, double, double, double) {});
+  m.impl("lion_", [](at::TensorList, at::TensorList, at::TensorList, double, double, double, double) {});
+  m.impl("sign_step_", [](at::TensorList, at::TensorList, double, double) {});
 }
 
 }  // namespace

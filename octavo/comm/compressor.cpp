@@ -14,6 +14,7 @@
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
+#include "octavo/optim/lion.h"
 #include "octavo/rules/gradient_power.h"
 
 namespace octavo {
@@ -36,7 +37,7 @@ std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) 
 
 std::vector<Role> all_roles() {
   std::vector<Role> roles = feedback_roles();
-  roles.insert(roles.end(), {kResidual, kMapMemory});
+  roles.insert(roles.end(), {kResidual, kMapMemory, kOwnMomentum});
   return roles;
 }
 
@@ -108,6 +109,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   job->divisor = divisor.value_or(wire_->world_size());
   job->gradient_scale = gradient_scale_;
   job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || has_encoded(job->slots));
+  mix_own_momenta(*job);
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
@@ -128,7 +130,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
-    const float power = outcome.power[i] / (scale * scale);
+    const float power = parameter.keeps_momentum ? outcome.power[i] : outcome.power[i] / (scale * scale);
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
@@ -145,6 +147,24 @@ void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optiona
   auto job = begin(std::move(bucket), std::move(slots), divisor);
   for (int next = 1; next < transfers(*job); ++next) advance(*job);
   finish(std::move(job));
+}
+
+/// Replaces the gradients of parameters that keep a momentum of their own by the updates that it makes of them, in
+/// unscaled units, before anything else is done with them.
+void Compressor::mix_own_momenta(const Job& job) {
+  const rules::MomentumMix mix = momentum_mix(own_betas_.update_beta, own_betas_.kept_beta, job.gradient_scale);
+  const c10::Device device = job.values.defined() ? job.values.device() : c10::kCPU;
+  for (const Slot& slot : job.slots) {
+    const Parameter& parameter = parameters_[slot.parameter];
+    if (!parameter.keeps_momentum) continue;
+    const std::uint64_t count = parameter.info.count;
+    Versioned& momentum = state_.at(slot.parameter, kOwnMomentum);
+    if (!momentum.tensor().defined()) {
+      momentum.restore(at::zeros({static_cast<std::int64_t>(count)}, at::TensorOptions(at::kFloat).device(device)));
+    }
+    mix_momentum(device, mix, count, job.values.mutable_data_ptr<float>() + slot.offset, momentum.now<float>(device),
+                 momentum.next<float>(count, device));
+  }
 }
 
 void Compressor::take_sample(const Job& job) {
@@ -181,6 +201,7 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
   std::uint64_t digest = rules::derive_key(step_, in_momentum_phase_ ? 1 : 0);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (parameters_[job.slots[i].parameter].keeps_momentum) digest = rules::derive_key(digest, 1);
     for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
       digest = rules::derive_key(digest, codec->fingerprint());
     }
@@ -250,7 +271,7 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
     tensor.gradient_weight = static_cast<float>(1.0 - beta_);
     tensor.momentum_weight = static_cast<float>(beta_);
   }
-  tensor.gradient_weight /= gradient_scale_;
+  if (!parameter.keeps_momentum) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
   tensor.memory = parameter.memory;
   tensor.rounding_key = rounding_key(step_, index, wire_->rank());

@@ -108,6 +108,21 @@ class OCTAVO_API Compressor {
   /// invalid_argument for an unknown name, a wrong size or a plan that votes.
   void set_momentum(std::map<std::string, Momentum> momenta, double beta);
 
+  /// The betas of a momentum that a rank keeps of its own gradients (rules/lion.h).
+  struct OwnMomentum {
+    double update_beta;
+    double kept_beta;
+  };
+  /// Begins (or, with no names, ends) the phase of Signum and Distributed Lion: each rank sends the update that its own
+  /// momentum makes of its gradient, update_beta*m + (1-update_beta)*gradient, and keeps kept_beta*m +
+  /// (1-kept_beta)*gradient as its next momentum. The result is what the plan makes of the updates: the majority's
+  /// signs, of a plan that votes, else their average. Powers are then the updates'. The momenta are per-rank state,
+  /// float32, zero at first, committed, rolled back, saved and loaded with the residuals, as "momentum/NAME"; those of
+  /// parameters that are not named are dropped. A parameter that is not named goes on with its gradient. Ends the phase
+  /// of set_momentum, and is ended by it. Throws Error invalid_argument for an unknown name, a beta outside [0, 1) or a
+  /// plan that keeps a momentum itself.
+  void keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas);
+
   /// Some elements of the last result for the largest parameter with a momentum, in the gradient's dtype, on the CPU:
   /// every `stride`-th in the order of its memory. Where `.grad` has others, the gradients were changed since.
   /// Undefined tensor: there is no such result yet.
@@ -134,8 +149,8 @@ class OCTAVO_API Compressor {
   /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
   std::vector<ParameterStats> parameter_stats();
 
-  /// Residuals by key, "worker/NAME" and "owner/NAME", where they were last used. The tensors are this object's own:
-  /// copy them before the next step.
+  /// Residuals and own momenta by key, "worker/NAME", "owner/NAME" and "momentum/NAME", where they were last used. The
+  /// tensors are this object's own: copy them before the next step.
   std::map<std::string, at::Tensor> residuals();
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);
@@ -159,12 +174,17 @@ class OCTAVO_API Compressor {
     const ParameterPlan* plan = nullptr;  // of plan_
     std::shared_ptr<Memory> memory = {};
     Momentum momentum = {};
+    bool keeps_momentum = false;  // of its own gradients
     float power = 0;
+    bool sends_momentum() const { return momentum.mean.defined() || keeps_momentum; }
   };
 
   void use(const Plan& plan);
-  void require_momenta_fit(const Plan& plan, const char* where) const;
+  static void require_magnitudes(const Plan& plan, const char* where);
+  static void require_no_momentum(const Plan& plan, const char* where);
   void settle();
+  void begin_momentum_phase();
+  void mix_own_momenta(const Job& job);
   void take_sample(const Job& job);
   bool has_encoded(const std::vector<Slot>& slots) const;
   const Codec& codec_of(const Parameter& parameter) const;
@@ -192,9 +212,10 @@ class OCTAVO_API Compressor {
   std::shared_ptr<const Plan> plan_;
   std::vector<Parameter> parameters_;
   StateStore state_;
-  bool in_momentum_phase_ = false;
+  bool in_momentum_phase_ = false;  // some parameter sends a momentum
   bool residuals_are_of_momenta_ = false;
   double beta_ = 0;
+  OwnMomentum own_betas_ = {};
   Sample sample_;
   float gradient_scale_ = 1.0F;
   bool step_is_finite_ = true;

@@ -40,20 +40,26 @@ Plan Compressor::plan() const {
 
 void Compressor::set_plan(const Plan& plan) {
   const std::lock_guard lock(mutex_);
-  if (in_momentum_phase_) require_momenta_fit(plan, "comm.set_plan");
+  const bool averages_momenta = std::any_of(parameters_.begin(), parameters_.end(),
+                                            [](const Parameter& one) { return one.momentum.mean.defined(); });
+  if (averages_momenta) require_magnitudes(plan, "comm.set_plan");
+  if (in_momentum_phase_) require_no_momentum(plan, "comm.set_plan");
   settle();
   use(plan);
 }
 
-void Compressor::require_momenta_fit(const Plan& plan, const char* where) const {
-  if (plan.votes()) {
-    fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
-         " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
-  }
-  if (plan.momentum()) {
-    fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
-         " has a momentum of its own: average momenta by one that has none (sign+ef, topk:0.01+ef)");
-  }
+/// Momenta that are averaged need their magnitudes.
+void Compressor::require_magnitudes(const Plan& plan, const char* where) {
+  if (!plan.votes()) return;
+  fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+       " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
+}
+
+/// Two momenta, one of another, are no momentum.
+void Compressor::require_no_momentum(const Plan& plan, const char* where) {
+  if (!plan.momentum()) return;
+  fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+       " has a momentum of its own: send momenta by one that has none (sign+ef, topk:0.01+ef)");
 }
 
 void Compressor::use(const Plan& plan) {
@@ -77,13 +83,17 @@ void Compressor::use(const Plan& plan) {
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();
     if (feedback && is_mapped && same_map) kept = {kResidual, kMapMemory};
+    kept.push_back(kOwnMomentum);
     state_.clear(i, kept);
   }
 }
 
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
-  if (!momenta.empty()) require_momenta_fit(*plan_, "comm.set_momentum");
+  if (!momenta.empty()) {
+    require_magnitudes(*plan_, "comm.set_momentum");
+    require_no_momentum(*plan_, "comm.set_momentum");
+  }
   std::vector<std::pair<std::size_t, Momentum>> found;
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = state_.find(name, "comm.set_momentum");
@@ -98,14 +108,45 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
     found.emplace_back(index, std::move(momentum));
   }
   settle();
-  for (Parameter& parameter : parameters_) parameter.momentum = {};
+  for (Parameter& parameter : parameters_) {
+    parameter.momentum = {};
+    parameter.keeps_momentum = false;
+  }
   for (auto& [index, momentum] : found) parameters_[index].momentum = std::move(momentum);
-  in_momentum_phase_ = !found.empty();
   beta_ = beta;
+  begin_momentum_phase();
+}
+
+void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas) {
+  for (const double beta : {betas.update_beta, betas.kept_beta}) {
+    if (beta >= 0 && beta < 1) continue;
+    fail(ErrorCode::invalid_argument, "comm.keep_own_momenta", "betas must be at least 0 and below 1, got ", beta);
+  }
+  const std::lock_guard lock(mutex_);
+  if (!names.empty()) require_no_momentum(*plan_, "comm.keep_own_momenta");
+  std::vector<std::size_t> found;
+  for (const std::string& name : names) found.push_back(state_.find(name, "comm.keep_own_momenta"));
+  settle();
+  for (Parameter& parameter : parameters_) {
+    parameter.momentum = {};
+    parameter.keeps_momentum = false;
+  }
+  for (const std::size_t index : found) parameters_[index].keeps_momentum = true;
+  own_betas_ = betas;
+  begin_momentum_phase();
+}
+
+/// Or ends it: what follows from the momenta that parameters have.
+void Compressor::begin_momentum_phase() {
+  in_momentum_phase_ = false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    in_momentum_phase_ |= parameters_[i].sends_momentum();
+    if (!parameters_[i].keeps_momentum) state_.at(i, kOwnMomentum).clear();
+  }
   sample_ = {};
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto size_of = [&](std::size_t index) {
-      return parameters_[index].momentum.mean.defined() ? parameters_[index].info.count : 0;
+      return parameters_[index].sends_momentum() ? parameters_[index].info.count : 0;
     };
     if (size_of(i) > size_of(sample_.parameter)) sample_.parameter = i;
     sample_.stride = std::max<std::uint64_t>(1, size_of(sample_.parameter) / kSampleSize);
@@ -128,7 +169,7 @@ void Compressor::set_gradient_scale(double scale) {
 void Compressor::drop_residuals() {
   const std::lock_guard lock(mutex_);
   settle();
-  state_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum});
 }
 
 std::vector<float> Compressor::gradient_powers() const {

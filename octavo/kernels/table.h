@@ -7,6 +7,8 @@
 #include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
 #include "octavo/rules/block_codecs.h"
+#include "octavo/rules/lamb.h"
+#include "octavo/rules/lion.h"
 #include "octavo/rules/low_rank.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
@@ -108,6 +110,20 @@ struct KernelTable {
   void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);
   void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
+
+  // lamb
+  void (*lamb_moments)(Queue, const rules::LambStep& step, std::uint64_t count, const float* gradient, float* mean,
+                       float* square);
+  void (*lamb_direction)(Queue, const rules::LambStep& step, std::uint64_t count, const float* parameter,
+                         const float* mean, const float* square, float* direction);
+
+  // lion: gradients in `values` become updates, `next` the momentum that is kept; a step by the signs of updates; both
+  // in one, with the momentum in its place
+  void (*mix_momentum)(Queue, const rules::MomentumMix& mix, std::uint64_t count, float* values, const float* momentum,
+                       float* next);
+  void (*sign_step)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
+  void (*lion)(Queue, float decay, float step_size, const rules::MomentumMix& mix, std::uint64_t count,
+               const float* gradient, float* parameter, float* momentum);
 };
 
 }  // namespace octavo

@@ -6,51 +6,13 @@
 #include <cmath>
 
 #include "octavo/device/dispatch.h"
-#include "octavo/kernels/error.h"
+#include "octavo/optim/flat.h"
 
 namespace octavo {
 
 namespace {
 
-constexpr std::int64_t kGrainElements = 1 << 14;  // that a thread takes at least
 constexpr std::int64_t kFloorBlock = 256;
-
-void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {
-  if (state.scalar_type() == at::kFloat && state.sizes() == parameter.sizes() && state.device() == parameter.device()) {
-    return;
-  }
-  fail(ErrorCode::invalid_argument, where, "expected ", what, " as float32", parameter.sizes(), " on ",
-       parameter.device().str(), ", got ", toString(state.scalar_type()), state.sizes(), " on ", state.device().str());
-}
-
-void require_shape(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what) {
-  if (tensor.sizes() == parameter.sizes()) return;
-  fail(ErrorCode::invalid_argument, where, "expected ", what, " of ", parameter.sizes(), ", got ", tensor.sizes());
-}
-
-/// A tensor as flat float32 memory in the order of `like`; what is not that already is copied in, and back at the end.
-class Flat {
- public:
-  Flat(const at::Tensor& tensor, const at::Tensor& like) : tensor_(tensor), values_(tensor) {
-    if (tensor.scalar_type() == at::kFloat && tensor.strides() == like.strides() &&
-        tensor.is_non_overlapping_and_dense()) {
-      return;
-    }
-    values_ = at::empty_like(like, at::TensorOptions().dtype(at::kFloat)).copy_(tensor);
-  }
-  float* data() { return values_.mutable_data_ptr<float>(); }
-  void write_back() {
-    if (!values_.is_same(tensor_)) tensor_.copy_(values_);
-  }
-
- private:
-  at::Tensor tensor_, values_;
-};
-
-/// The memory order that all flat tensors of a step share: the parameter's where it is dense.
-at::Tensor order_of(const at::Tensor& parameter) {
-  return parameter.is_non_overlapping_and_dense() ? parameter : at::empty(parameter.sizes(), parameter.options());
-}
 
 }  // namespace
 

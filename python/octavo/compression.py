@@ -27,13 +27,14 @@ def compress(
     """Compresses the gradients that a model's ranks exchange; everything else about training stays as it is. The model
     is wrapped in ``DistributedDataParallel``, or sharded by ``torch.distributed.fsdp.fully_shard`` (FSDP2).
 
-    ``plan``: see ``octavo.Plan``. ``optimizer``: a ``OneBitAdamW`` must be passed, built before or after the model was
-    wrapped; then ``plan`` is that of its momentum, and its warm-up sends gradients by its own ``warmup_plan``. Any
-    other optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must have none of its own,
-    and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the loss, if one does;
-    error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which parameters are sent in
-    float32: a function of name and parameter, or names with ``*`` (default: ``is_exempt_by_default``). ``timeout_s``:
-    how long backward waits for the peers before it raises RuntimeError.
+    ``plan``: see ``octavo.Plan``. ``optimizer``: one that decides what is sent must be passed, built before or after
+    the model was wrapped. With ``OneBitAdamW`` and ``OneBitLamb`` ``plan`` is that of their momentum, and their warm-up
+    sends gradients by its own ``warmup_plan``; with ``Signum`` and ``DistributedLion`` it is that of the ranks' updates
+    (``sign-vote``). Any other optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must
+    have none of its own, and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the
+    loss, if one does; error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which
+    parameters are sent in float32: a function of name and parameter, or names with ``*`` (default:
+    ``is_exempt_by_default``). ``timeout_s``: how long backward waits for the peers before it raises RuntimeError.
 
     With FSDP2 the reduce-scatter of gradients is compressed; parameters are gathered as they are. ``replicas`` is for
     hybrid sharding: call ``fully_shard`` with ``mesh=mesh["shard"]``, one dimension of a mesh, and pass

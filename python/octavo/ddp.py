@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.optim.onebit_adamw import OneBitAdamW
+from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous
 
@@ -41,8 +41,8 @@ class Handle:
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics.
 
     What feedback remembers (residuals in bfloat16; velocities of ``dgc`` and estimates of ``ef21`` in float32) is
-    per-rank state, kept by parameter name: save one ``state_dict`` per rank.
-    Methods may be called between steps, from any thread.
+    per-rank state, kept by parameter name, and so are the momenta of Signum and Distributed Lion (float32): save one
+    ``state_dict`` per rank. Methods may be called between steps, from any thread.
     """
 
     #: Of what the ranks of the compressor hold copies: states of another layout do not fit.
@@ -52,7 +52,7 @@ class Handle:
         self._compressor = compressor
         self._parameters = dict(parameters)
         self._ddp = ddp
-        self._optimizer: OneBitAdamW | None = None
+        self._optimizer: JoinedOptimizer | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._guards: list[Any] = []
 
@@ -62,15 +62,19 @@ class Handle:
         return self._compressor.plan
 
     def set_plan(self, plan: str | Plan) -> None:
-        """Takes effect with the next backward pass. Call it with the same plan on all ranks. ValueError where a 1-bit
-        optimizer is joined, whose phases choose the plan."""
+        """Takes effect with the next backward pass. Call it with the same plan on all ranks. ValueError where an
+        optimizer is joined that chooses the plan by its phases, or that this plan cannot serve."""
+        plan = as_plan(plan)
         if self._optimizer is not None:
-            raise ValueError(
-                "[ddp.set_plan] the plan of this handle follows the phases of its OneBitAdamW: choose them by its "
-                "warmup_plan and by the plan of octavo.compress"
-            )
+            if self._optimizer.chooses_plans:
+                raise ValueError(
+                    f"[ddp.set_plan] the plan of this handle follows the phases of its "
+                    f"{type(self._optimizer).__name__}: choose them by its warmup_plan and by the plan of "
+                    f"octavo.compress"
+                )
+            self._optimizer.require_plan(plan)
         self._require_kernels()
-        self._compressor.set_plan(as_plan(plan))
+        self._compressor.set_plan(plan)
 
     def stats(self) -> dict[str, int]:
         """``wire_bytes`` sent by this rank so far, ``dense_bytes`` that a ring all-reduce of the gradients would have
@@ -155,7 +159,8 @@ class Handle:
                 f"all {size} ranks"
             )
         self._compressor.step = max(int(one["step"]) for one in states)
-        if self._optimizer is None and str(self.plan) != states[0]["plan"]:
+        follows = self._optimizer is not None and self._optimizer.chooses_plans
+        if not follows and str(self.plan) != states[0]["plan"]:
             warnings.warn(
                 f"[ddp.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
                 f"{self.plan}, call set_plan() for the other",
@@ -174,13 +179,7 @@ class Handle:
         ``OneBitAdamW`` is built on this. ``.grad`` of these parameters holds a momentum afterwards: a backward pass
         that would add a gradient to it raises RuntimeError.
         """
-        name_of = {parameter: name for name, parameter in self._parameters.items()}
-        unknown = [tuple(p.shape) for p in momenta if p not in name_of]
-        if unknown:
-            raise ValueError(
-                f"[ddp.set_momentum] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
-                f"not among those of the compressed model that have gradients: pass some of handle.parameters"
-            )
+        name_of = self._names_of("set_momentum", momenta)
         for parameter, pair in momenta.items():
             for tensor in pair:
                 if tensor.device != parameter.device:
@@ -194,14 +193,13 @@ class Handle:
                         f"has strides {parameter.stride()}, its momentum {tensor.stride()}"
                     )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
-        for guard in self._guards:
-            guard.remove()
-        self._guards = [self._guard(parameter, name_of[parameter]) for parameter in momenta]
+        self._guard_all(name_of)
 
     def gradient_powers(self) -> dict[nn.Parameter, float]:
         """The mean square of each parameter's gradient in the last step, averaged over ranks: the same on all ranks.
 
-        An estimate from a 32nd of the elements of a large parameter. 0 for a sparse gradient.
+        An estimate from a 32nd of the elements of a large parameter. 0 for a sparse gradient. Of what a rank makes of
+        its gradient where it keeps a momentum of its own (``keep_own_momenta``).
         """
         return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
 
@@ -225,16 +223,48 @@ class Handle:
         found = gradient.detach().as_strided((sent.numel(),), (stride,)).cpu()
         return torch.allclose(found, sent, rtol=0.0, atol=0.0, equal_nan=True)
 
+    def keep_own_momenta(self, parameters: Iterable[nn.Parameter], update_beta: float, kept_beta: float) -> None:
+        """From now on each rank sends ``update_beta * m + (1 - update_beta) * gradient`` of these parameters instead of
+        its gradient, where ``m`` is a momentum of its own gradients, which then becomes
+        ``kept_beta * m + (1 - kept_beta) * gradient``.
+
+        The momenta are kept here, float32 and zero at first, and saved in ``state_dict``; a step with a NaN on any rank
+        leaves them as they were. No parameters end this. ``Signum`` and ``DistributedLion`` are built on it. What
+        comes back in ``.grad`` is guarded as ``set_momentum`` says.
+        """
+        name_of = self._names_of("keep_own_momenta", parameters)
+        self._compressor.keep_own_momenta(list(name_of.values()), update_beta, kept_beta)
+        self._guard_all(name_of)
+
     def _follow(self, plan: Plan, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """Begins a phase of the joined optimizer: ``plan`` for momenta, or for gradients where there are none."""
         if plan != self.plan:
             what = "momenta" if momenta else "gradients"
-            _log.info("the joined OneBitAdamW averages %s now: plan %s instead of %s", what, plan, self.plan)
+            name = type(self._optimizer).__name__
+            _log.info("the joined %s averages %s now: plan %s instead of %s", name, what, plan, self.plan)
         if not momenta:
             self.set_momentum({}, 0.0)
         self._compressor.set_plan(plan)
         if momenta:
             self.set_momentum(momenta, beta)
+
+    def _names_of(self, function: str, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, str]:
+        """The names of these parameters. Raises ValueError, in the name of `function`, for strangers."""
+        all_names = {parameter: name for name, parameter in self._parameters.items()}
+        parameters = list(parameters)
+        unknown = [tuple(p.shape) for p in parameters if p not in all_names]
+        if unknown:
+            raise ValueError(
+                f"[ddp.{function}] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
+                f"not among those of the compressed model that have gradients: pass some of handle.parameters"
+            )
+        return {parameter: all_names[parameter] for parameter in parameters}
+
+    def _guard_all(self, name_of: Mapping[nn.Parameter, str]) -> None:
+        """These parameters and no others."""
+        for guard in self._guards:
+            guard.remove()
+        self._guards = [self._guard(parameter, name) for parameter, name in name_of.items()]
 
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
         """Makes a backward pass raise that would add a gradient to a momentum: the sum could not be separated again."""
@@ -281,13 +311,13 @@ def compress_ddp(
             "choose another optimize_ddp"
         )
     parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
-    onebit = joined_optimizer(optimizer)
-    if plan.momentum is not None and optimizer is not None and onebit is None:
+    joined = joined_optimizer(optimizer)
+    if plan.momentum is not None and optimizer is not None and joined is None:
         require_no_momentum(optimizer, plan)
     first_plan = plan
-    if onebit is not None:
-        onebit.require_joinable(plan, parameters.values())
-        first_plan = as_plan(onebit.warmup_plan)
+    if joined is not None:
+        joined.require_joinable(plan, parameters.values())
+        first_plan = joined.first_plan(plan)
     is_exempt = exemption(exempt, parameters)
     table = [(name, _real_numbers(p), bool(is_exempt(name, p)), rows_of(p)) for name, p in parameters.items()]
     plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
@@ -297,9 +327,7 @@ def compress_ddp(
         model.process_group.rank(),
         {
             "plan": f"{plan}, {first_plan}",
-            "phase of the optimizer": None
-            if onebit is None
-            else (onebit.frozen, onebit.param_groups[0]["frozen_beta"]),
+            "phase of the optimizer": None if joined is None else joined.phase,
             "use of a GradScaler": scaler is not None,
             "exempt parameters": [name for name, _, is_exempt, _ in table if is_exempt],
             "model": table,
@@ -316,19 +344,20 @@ def compress_ddp(
             "keep the first handle and call its set_plan()"
         ) from error
     handle._follow_scaler(model, scaler)
-    if onebit is not None:
-        handle._optimizer = onebit
-        onebit._join(handle, plan.for_momentum())
+    if joined is not None:
+        handle._optimizer = joined
+        joined._join(handle, plan)
     return handle
 
 
-def joined_optimizer(optimizer: object) -> OneBitAdamW | None:
-    """The OneBitAdamW, taken out of a wrapper such as Accelerate's; None for an optimizer that need not be joined."""
+def joined_optimizer(optimizer: object) -> JoinedOptimizer | None:
+    """The optimizer that is to be joined, taken out of a wrapper such as Accelerate's; None for one that need not
+    be."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"[ddp.compress] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
-    while not isinstance(optimizer, OneBitAdamW) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+    while not isinstance(optimizer, JoinedOptimizer) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
-    return optimizer if isinstance(optimizer, OneBitAdamW) else None
+    return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
 
 def require_no_momentum(optimizer: Optimizer, plan: Plan) -> None:

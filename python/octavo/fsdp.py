@@ -130,7 +130,7 @@ def compress_fsdp(
     joined = joined_optimizer(optimizer)
     if joined is not None:
         raise ValueError(
-            f"[fsdp.compress] {type(joined).__name__} averages momenta, which ranks have whole with "
+            f"[fsdp.compress] {type(joined).__name__} sends momenta or updates, which ranks have whole with "
             f"DistributedDataParallel alone: use another optimizer and a plan for gradients, such as int4+ef"
         )
     if plan.momentum is not None and optimizer is not None:

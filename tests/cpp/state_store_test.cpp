@@ -43,6 +43,22 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
   EXPECT_TRUE(state.save().empty());
 }
 
+TEST(StateStore, ARoleMayLiveWhereNothingWasSent) {
+  constexpr Role kWhole = {"whole", Extent::whole, at::kFloat, /*lives_unsent=*/true};
+  StateStore state{kParameters, {kSent, kWhole}, 0, 2};
+  write(state, 0, kSent, 72, 1);
+  state.at(0, kWhole).next<float>(200, c10::kCPU)[0] = 5;
+  state.keep(0, false);
+  state.settle(/*commit=*/true);
+  EXPECT_EQ(first_bits(state, 0, kSent), 0);
+  EXPECT_EQ(state.at(0, kWhole).now<float>(c10::kCPU)[0], 5);
+
+  std::vector<std::map<std::string, at::Tensor>> world = {{{"whole/a", at::full({200}, 3.0F)}}, {}, {}};
+  world[2]["whole/a"] = at::full({200}, 6.0F);
+  state.load_world(world);
+  EXPECT_TRUE(at::equal(state.save().at("whole/a"), at::full({200}, 3.0F))) << "the mean over all three";
+}
+
 TEST(StateStore, IsSavedAndLoaded) {
   StateStore state = store(0, 2);
   write(state, 0, kOwned, 128, 5);

@@ -107,6 +107,11 @@ constexpr auto subtract_estimate = late<&KernelTable::subtract_estimate>();
 constexpr auto add_to_estimate = late<&KernelTable::add_to_estimate>();
 constexpr auto adamw = late<&KernelTable::adamw>();
 constexpr auto frozen_adamw = late<&KernelTable::frozen_adamw>();
+constexpr auto lamb_moments = late<&KernelTable::lamb_moments>();
+constexpr auto lamb_direction = late<&KernelTable::lamb_direction>();
+constexpr auto mix_momentum = late<&KernelTable::mix_momentum>();
+constexpr auto sign_step = late<&KernelTable::sign_step>();
+constexpr auto lion = late<&KernelTable::lion>();
 template <BlockCodec codec>
 constexpr auto encode_blocks = Late<[] { return reference().of(codec).encode; }, EncodeKernel*>::run;
 template <BlockCodec codec>

@@ -86,7 +86,10 @@ def test_version_and_cmake_dir(octavo_cli):
         ("--compile", "--compile is not supported yet"),
         ("--device xpu", "--device xpu is not supported yet"),
         ("--steps 0", "--steps must be at least 1, not 0"),
-        ("--optimizer lion", "--optimizer must be auto, adamw, onebit-adamw or muon, not 'lion'"),
+        (
+            "--optimizer sgd",
+            "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, muon, signum or lion, not 'sgd'",
+        ),
         ("--nproc 999", "--nproc must be at most"),
         ("--plan sing", "sing"),
         ("--compare dense,nothing", "nothing"),

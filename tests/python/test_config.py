@@ -34,7 +34,10 @@ pytestmark = pytest.mark.timeout(30)
         (dict(clip_norm=float("inf")), "--clip-norm must be finite and above 0, not inf"),
         (dict(timeout_s=0.0), "--timeout-s must be finite and above 0, not 0.0"),
         (dict(port=70000), "--port must be between 1 and 65535"),
-        (dict(optimizer="sgd"), "--optimizer must be auto, adamw, onebit-adamw or muon, not 'sgd'"),
+        (
+            dict(optimizer="sgd"),
+            "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, muon, signum or lion, not 'sgd'",
+        ),
         (dict(model="huge"), "a CONFIG.json, not 'huge'"),
         (dict(device="tpu"), "not 'tpu'"),
         (dict(precision="fp64"), "--precision must be auto, fp32 or bf16, not 'fp64'"),
@@ -50,6 +53,15 @@ pytestmark = pytest.mark.timeout(30)
             "--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not 'dense'",
         ),
         (dict(optimizer="onebit-adamw", compare=("sign", "dense")), "not 'dense'; adamw and muon work with every plan"),
+        (dict(optimizer="onebit-lamb", plan="int4+ef"), "--optimizer onebit-lamb needs a sign plan such as sign"),
+        (
+            dict(optimizer="signum", plan="topk:0.01+ef"),
+            "--optimizer signum steps by the sign of every value, and topk:0.01+ef leaves most values unsent: use "
+            "sign-vote",
+        ),
+        (dict(optimizer="lion", compare=("sign-vote", "randomk:0.1")), "and randomk:0.1 leaves most values unsent"),
+        (dict(optimizer="signum", clip_norm=1.0), "--clip-norm has no meaning for signum, whose steps have the size"),
+        (dict(plan="sign-vote", beta2=0.99), "--beta2 has no meaning for signum, which has one momentum, --beta1"),
     ],
 )
 def test_bad_options_are_refused_in_one_sentence(change, words):
@@ -63,9 +75,21 @@ def test_the_optimizer_follows_from_the_plan():
     assert TrainConfig(plan="sign+ef").optimizer_name == "onebit-adamw"
     assert TrainConfig(plan="sign").optimizer_name == "onebit-adamw"
     assert TrainConfig(plan="sign:1024+ef").optimizer_name == "onebit-adamw"
-    assert TrainConfig(plan="sign-vote").optimizer_name == "adamw"
+    assert TrainConfig(plan="sign-vote").optimizer_name == "signum"
     assert TrainConfig(plan="int4+ef").optimizer_name == "adamw"
     assert TrainConfig(plan="sign+ef", optimizer="adamw").optimizer_name == "adamw"
+
+
+def test_the_plan_and_the_rates_follow_from_the_optimizer():
+    assert TrainConfig().resolved_plan == TrainConfig(optimizer="muon").resolved_plan == "sign+ef"
+    for name in ("signum", "lion"):
+        assert TrainConfig(optimizer=name).resolved_plan == "sign-vote"
+        assert TrainConfig(optimizer=name).resolved_lr < TrainConfig().resolved_lr == 3e-3
+        assert TrainConfig(optimizer=name, plan="int4+ef", lr=1e-2).resolved_lr == 1e-2
+    assert TrainConfig().for_plan("sign-vote").resolved_lr == TrainConfig(optimizer="signum").resolved_lr
+    assert TrainConfig().resolved_beta2 == 0.999
+    assert TrainConfig(optimizer="lion").resolved_beta2 == 0.99
+    assert TrainConfig(optimizer="signum").resolved_beta2 is None
 
 
 def test_beta1_has_a_default_for_each_optimizer():

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.train.config import TrainConfig
+from octavo.train.config import BETA2, OPTIMIZERS, VOTED, TrainConfig
 from octavo.train.optimizer import build_optimizer, clip_gradient, set_learning_rate
 
 pytestmark = pytest.mark.timeout(30)
 
-OPTIMIZERS = ("adamw", "onebit-adamw", "muon")
+CLIPPED = tuple(name for name in OPTIMIZERS if name not in VOTED)
 
 
 def build_model() -> LlamaForCausalLM:
@@ -22,7 +22,7 @@ def build_model() -> LlamaForCausalLM:
 
 
 def build(optimizer: str, model: LlamaForCausalLM, **options: float):
-    return build_optimizer(TrainConfig(plan="sign+ef", optimizer=optimizer, steps=10, **options), model)
+    return build_optimizer(TrainConfig(optimizer=optimizer, steps=10, **options), model)
 
 
 def one_step(optimizer: str, model: LlamaForCausalLM, gradient: float, **options: float) -> None:
@@ -42,24 +42,25 @@ def test_weight_decay_spares_what_has_fewer_than_two_dimensions(optimizer: str) 
     dimensions = {parameter.ndim for parameter in model.parameters()}
     assert dimensions == {1, 2}
     for name, parameter in model.named_parameters():
-        expected = 2.0 if parameter.ndim < 2 else 2.0 * (1 - 0.1 * 0.5)
+        coefficient = 1 / 0.5 if optimizer == "onebit-lamb" else 1.0  # the parameter's norm over that of its decay
+        expected = 2.0 if parameter.ndim < 2 else 2.0 * (1 - 0.1 * 0.5 * coefficient)
         torch.testing.assert_close(parameter.data, torch.full_like(parameter, expected), msg=name)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_both_betas_and_the_rate_change_the_second_step(optimizer: str) -> None:
+def test_every_beta_and_the_rate_change_the_third_step(optimizer: str) -> None:
     ends = []
-    for options in ({}, dict(beta1=0.2), dict(beta2=0.5)):
+    for options in ({}, dict(beta1=0.2), *([dict(beta2=0.5)] if optimizer in BETA2 else [])):
         model = build_model()
         built = build(optimizer, model, **options)
-        for step, scale in enumerate((1.0, -0.3), start=1):
+        for step, scale in enumerate((1.0, -0.3, 0.1), start=1):
             set_learning_rate(built, 0.01 * step)
             generator = torch.Generator().manual_seed(step)
             for parameter in model.parameters():
                 parameter.grad = scale * torch.randn(parameter.shape, generator=generator)
             built.step()
         ends.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
-    assert not torch.equal(ends[0], ends[1]) and not torch.equal(ends[0], ends[2])
+    assert not any(torch.equal(ends[0], end) for end in ends[1:])
 
 
 def test_muon_has_the_hidden_matrices_and_adamw_the_rest() -> None:
@@ -80,7 +81,7 @@ def test_muon_refuses_the_state_of_another_optimizer() -> None:
         build("muon", model).load_state_dict(build("adamw", model).state_dict())
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", CLIPPED)
 def test_clipping_scales_the_gradient_to_the_global_norm(optimizer: str) -> None:
     model = build_model()
     built = build(optimizer, model)

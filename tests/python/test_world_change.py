@@ -47,7 +47,7 @@ def run_until(rank: int, config: TrainConfig, size: int, last: int) -> list[Any]
     return given
 
 
-@pytest.mark.parametrize("plan", ["dense", "sign+ef"])
+@pytest.mark.parametrize("plan", ["dense", "sign+ef", "sign-vote"])
 def test_two_ranks_become_three_and_then_one(two_ranks, three_ranks, tmp_path, plan):
     config = nano_config(tmp_path, plan=plan)
     assert two_ranks.run(run_until, config, 2, 4) == [[], []]
@@ -58,7 +58,7 @@ def test_two_ranks_become_three_and_then_one(two_ranks, three_ranks, tmp_path, p
         assert run_until(0, config, 1, 8) == [[0, 1, 2]]
     curve = read_curve(Path(config.out))
     assert [record["step"] for record in curve] == list(range(1, 9))
-    rates = [learning_rate(step, config.steps, config.lr_warmup_steps, config.lr) for step in range(1, 9)]
+    rates = [learning_rate(step, config.steps, config.lr_warmup_steps, config.resolved_lr) for step in range(1, 9)]
     assert [record["lr"] for record in curve] == rates
     assert all(math.isfinite(record["loss"]) for record in curve)
     assert (step_folder(Path(config.out) / "checkpoint", 8) / rank_file(0, 1)).exists()

@@ -29,13 +29,18 @@ Versioned& StateStore::at(std::size_t parameter, const Role& role) {
 
 void StateStore::settle(bool commit) {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
-    for (Versioned& tensor : tensors_[p]) commit&& kept_[p] ? tensor.commit() : tensor.roll_back();
+    for (std::size_t r = 0; r < roles_.size(); ++r) {
+      const bool counts = commit && (kept_[p] || roles_[r].lives_unsent);
+      counts ? tensors_[p][r].commit() : tensors_[p][r].roll_back();
+    }
     kept_[p] = false;
   }
 }
 
 void StateStore::clear() {
-  for (std::size_t p = 0; p < tensors_.size(); ++p) clear(p);
+  for (auto& of_parameter : tensors_) {
+    for (Versioned& tensor : of_parameter) tensor.clear();
+  }
 }
 
 void StateStore::clear(std::size_t parameter, const std::vector<Role>& kept) {

@@ -31,11 +31,14 @@ struct Role {
   const char* name;
   Extent extent;
   at::ScalarType dtype;
+  bool lives_unsent = false;  // is committed too where the step sent nothing of the parameter
 };
 
 // Of a linear map with error feedback, what its images leave over of all elements, and what the map itself remembers.
 inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
+// The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta).
+inline constexpr Role kOwnMomentum = {"momentum", Extent::whole, at::kFloat, /*lives_unsent=*/true};
 
 /// Every tensor of a rank that lives from step to step, by parameter and role; made at its first use. Not thread-safe.
 class OCTAVO_API StateStore {
@@ -46,7 +49,8 @@ class OCTAVO_API StateStore {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Whether what was written of a parameter belongs to a step that counts: if not, it is rolled back in any case.
+  /// Whether what was written of a parameter belongs to values that were sent: if not, it is rolled back in any case,
+  /// but for roles that live unsent.
   void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
   /// Ends a step: commits what was kept, or rolls back everything.
   void settle(bool commit);

@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from octavo._C import Plan
+from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan
 
-if TYPE_CHECKING:
-    from octavo.ddp import Handle
 
-
-class OneBitAdamW(Optimizer):
+class OneBitAdamW(JoinedOptimizer):
     """AdamW in two phases, after 1-bit Adam (Tang et al. 2021).
 
     >>> optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=round(0.15 * steps))
@@ -47,8 +43,7 @@ class OneBitAdamW(Optimizer):
     has no meaning once the variance is frozen.
     """
 
-    _handle: Handle | None = None  # a copy has none
-    _momentum_plan: Plan | None = None
+    _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known
     _clipped_step: int | None = None  # of the handle's account: the step whose gradients were clipped
 
     def __init__(
@@ -64,14 +59,16 @@ class OneBitAdamW(Optimizer):
         variance_floor: float = 0.3,
         frozen_beta: float = 0.5,
     ):
-        _require(lr >= 0, "lr of at least 0", lr)
-        _require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
-        _require(0 <= frozen_beta < 1, "frozen_beta in [0, 1)", frozen_beta)
-        _require(eps >= 0, "eps of at least 0", eps)
-        _require(warmup_steps >= 1, "warmup_steps of at least 1, since the variance is learnt in them", warmup_steps)
-        _require(not as_plan(warmup_plan).votes, "a warmup_plan that keeps magnitudes, such as int4+ef", warmup_plan)
-        keeps_none = as_plan(warmup_plan).momentum is None
-        _require(keeps_none, "a warmup_plan that keeps no momentum, such as int4+ef", warmup_plan)
+        self._require(lr >= 0, "lr of at least 0", lr)
+        self._require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
+        self._require(0 <= frozen_beta < 1, "frozen_beta in [0, 1)", frozen_beta)
+        self._require(eps >= 0, "eps of at least 0", eps)
+        learns = warmup_steps >= 1
+        self._require(learns, "warmup_steps of at least 1, since the variance is learnt in them", warmup_steps)
+        warmup = as_plan(warmup_plan)
+        self._require(not warmup.votes, "a warmup_plan that keeps magnitudes, such as int4+ef", warmup_plan)
+        keeps_none = warmup.momentum is None
+        self._require(keeps_none, "a warmup_plan that keeps no momentum, such as int4+ef", warmup_plan)
         super().__init__(
             params,
             {
@@ -99,9 +96,8 @@ class OneBitAdamW(Optimizer):
             self.param_groups[-1][key] = self.param_groups[0][key]
         for key in ("warmup_steps", "warmup_plan", "frozen_beta"):
             first, here = self.param_groups[0][key], self.param_groups[-1][key]
-            _require(here == first, f"the same {key} in all parameter groups", f"{first} and {here}")
-        if any(p.is_complex() for p in self.param_groups[-1]["params"]):
-            raise TypeError("[optim.OneBitAdamW] complex parameters are not supported: use torch.optim.AdamW for them")
+            self._require(here == first, f"the same {key} in all parameter groups", f"{first} and {here}")
+        self._require_real(self.param_groups[-1]["params"])
 
     @property
     def frozen(self) -> bool:
@@ -126,9 +122,7 @@ class OneBitAdamW(Optimizer):
         self._require_momenta("step")
         powers = self._handle.gradient_powers() if self._handle is not None else {}
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_parameter(parameter, group, powers.get(parameter))
+            self._step_group(group, powers)
             group["steps"] += 1
         if not self.frozen and self.param_groups[0]["steps"] >= self.warmup_steps:
             self._freeze()
@@ -178,26 +172,45 @@ class OneBitAdamW(Optimizer):
             self._clipped_step = self._handle.stats()["steps"] if self._handle is not None else None
         return norm
 
-    def _step_parameter(self, parameter: Tensor, group: dict[str, Any], power: float | None) -> None:
-        if parameter.grad.is_sparse:
-            raise RuntimeError("[optim.OneBitAdamW] sparse gradients are not supported: use torch.optim.SparseAdam")
-        state = self.state[parameter] or self._first_state(parameter)
+    def _step_group(self, group: dict[str, Any], powers: dict[Tensor, float]) -> None:
+        beta2, warm = group["betas"][1], []
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            self._require_dense(parameter.grad)
+            state = self.state[parameter] or self._first_state(parameter)
+            power = powers.get(parameter)
+            if power is None:
+                power = parameter.grad.float().square().mean().item() if parameter.numel() else 0.0
+            state["step"] += 1
+            state["power"] = beta2 * state["power"] + (1 - beta2) * power
+            if state["frozen"]:
+                self._step_frozen(parameter, group, power)
+            else:
+                warm.append(parameter)
+        self._step_warm(warm, group)
+
+    def _step_warm(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """A step of the warm-up, by gradients."""
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        if power is None:
-            power = parameter.grad.float().square().mean().item() if parameter.numel() else 0.0
-        state["step"] += 1
-        state["power"] = beta2 * state["power"] + (1 - beta2) * power
-        if not state["frozen"]:
-            step = state["step"]
+        for parameter in parameters:
+            state = self.state[parameter]
+            mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
             torch.ops.octavo.adamw_(parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay)
-            return
-        update = parameter.grad
+
+    def _step_frozen(self, parameter: Tensor, group: dict[str, Any], power: float) -> None:
+        """A step after the freeze, by the momentum."""
+        state, update = self.state[parameter], parameter.grad
+        mean, preconditioner = state["exp_avg"], state["exp_avg_sq"]
         if self._handle is None:
-            update = mean.lerp(update.float() * square, 1 - group["frozen_beta"])
+            update = mean.lerp(update.float() * preconditioner, 1 - group["frozen_beta"])
         elif power == 0:  # on all ranks; DDP does not deliver the result for a parameter that no rank has used
             update = mean * group["frozen_beta"]
-        torch.ops.octavo.frozen_adamw_(parameter, update, mean, lr / self._growth(state, beta2), lr * decay)
+        torch.ops.octavo.frozen_adamw_(parameter, update, mean, *self._frozen_sizes(state, group))
+
+    def _frozen_sizes(self, state: dict[str, Any], group: dict[str, Any]) -> tuple[float, float]:
+        """What the momentum is multiplied by, and of the parameter what it loses to weight decay."""
+        return group["lr"] / self._growth(state, group["betas"][1]), group["lr"] * group["weight_decay"]
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
         state = self.state[parameter]
@@ -233,27 +246,20 @@ class OneBitAdamW(Optimizer):
 
     # ---- the handle of octavo.compress
 
-    def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
-        """Raises ValueError where ``octavo.compress`` of these parameters by this plan cannot serve the optimizer."""
-        if self._handle is not None:
-            raise ValueError(
-                "[optim.OneBitAdamW] this optimizer is joined to another octavo.compress already: make a new one"
-            )
-        _require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
-        _require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
-        known = set(parameters)
-        ours = [parameter for group in self.param_groups for parameter in group["params"]]
-        strangers = sum(parameter.requires_grad and parameter not in known for parameter in ours)
-        if strangers:
-            raise ValueError(
-                f"[optim.OneBitAdamW] {strangers} of the optimizer's parameters are not of the model that "
-                f"octavo.compress is given: build the optimizer from that model's parameters"
-            )
+    @property
+    def chooses_plans(self) -> bool:
+        return True
 
-    def _join(self, handle: Handle, momentum_plan: Plan) -> None:
-        self._handle = handle
-        self._momentum_plan = momentum_plan
-        self._enter_phase()
+    @property
+    def phase(self) -> object:
+        return super().phase, self.frozen, self.param_groups[0]["frozen_beta"]
+
+    def first_plan(self, plan: Plan) -> Plan:
+        return as_plan(self.warmup_plan)
+
+    def require_plan(self, plan: Plan) -> None:
+        self._require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
+        self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
 
     def _enter_phase(self) -> None:
         if self._handle is None:
@@ -263,37 +269,24 @@ class OneBitAdamW(Optimizer):
             return
         sent = set(self._handle.parameters)
         frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s.get("frozen") and p in sent}
-        self._handle._follow(self._momentum_plan, frozen, self.param_groups[0]["frozen_beta"])
-
-    def _require_joined(self) -> None:
-        """Without its handle this optimizer would silently run plain AdamW on one-bit gradients."""
-        if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
-            return
-        # torch makes a state by a step of lr 0
-        changes_parameters = any(group["lr"] != 0 for group in self.param_groups)
-        if changes_parameters and dist.get_world_size() > 1:
-            raise RuntimeError(
-                f"[optim.OneBitAdamW] this optimizer does not know how gradients are sent between the "
-                f"{dist.get_world_size()} ranks: pass it as octavo.compress(ddp, plan, optimizer=optimizer)"
-            )
+        self._handle._follow(self._plan.for_momentum(), frozen, self.param_groups[0]["frozen_beta"])
 
     def _require_momenta(self, function: str) -> None:
         if self._handle is None or not self.frozen or self._handle.stats()["steps"] == self._clipped_step:
             return
-        if self._handle.holds_momenta():
-            return
-        raise RuntimeError(
-            f"[optim.OneBitAdamW] {function}: after the freeze .grad holds the averaged momentum, and it is not what "
-            f"came from the wire any more. Clip by optimizer.clip_grad_norm_(max_norm) instead of "
-            f"torch.nn.utils.clip_grad_norm_; a GradScaler must be given to octavo.compress(..., scaler=scaler) and "
-            f"must unscale before"
+        self._require_delivered(
+            function,
+            "after the freeze .grad holds the averaged momentum, and it is not what came from the wire any more. Clip "
+            "by optimizer.clip_grad_norm_(max_norm) instead of torch.nn.utils.clip_grad_norm_; a GradScaler must be "
+            "given to octavo.compress(..., scaler=scaler) and must unscale before",
         )
 
     # ---- state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if any("frozen" not in group for group in state_dict["param_groups"]):
-            raise ValueError("[optim.OneBitAdamW] this is the state of another optimizer, not of a OneBitAdamW")
+        name = type(self).__name__
+        if any(self._own_options - group.keys() for group in state_dict["param_groups"]):
+            raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
         warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
@@ -308,8 +301,3 @@ class OneBitAdamW(Optimizer):
         for key in ("exp_avg", "exp_avg_sq"):
             if key in saved:
                 self.state[parameter][key] = torch.empty_like(parameter, dtype=torch.float32).copy_(saved[key])
-
-
-def _require(condition: bool, expected: str, got: Any) -> None:
-    if not condition:
-        raise ValueError(f"[optim.OneBitAdamW] expected {expected}, got {got}")

@@ -28,12 +28,18 @@ def train(
         int, typer.Option(help="Ranks to start on this machine; under torchrun its own number counts.")
     ] = _DEFAULT.nproc,
     plan: Annotated[
-        str,
-        typer.Option(help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign, int4+ef ..."),
+        str | None,
+        typer.Option(
+            help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign, int4+ef ... "
+            "The default is sign+ef, for signum and lion sign-vote."
+        ),
     ] = _DEFAULT.plan,
     optimizer: Annotated[
         str,
-        typer.Option(help="adamw, onebit-adamw or muon; auto is onebit-adamw for sign and sign+ef, otherwise adamw."),
+        typer.Option(
+            help="adamw, onebit-adamw, onebit-lamb, muon, signum or lion; auto is onebit-adamw for sign and sign+ef, "
+            "signum for sign-vote, otherwise adamw."
+        ),
     ] = _DEFAULT.optimizer,
     zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not supported yet.")] = False,
@@ -50,15 +56,24 @@ def train(
     grad_accum: Annotated[
         int, typer.Option(help="Micro-batches per step; gradients are sent after the last one.")
     ] = _DEFAULT.grad_accum,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = _DEFAULT.lr,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="Peak learning rate. The default is 3e-3, for onebit-lamb 1e-2, for signum and lion 6e-4."),
+    ] = _DEFAULT.lr,
     beta1: Annotated[
         float | None,
         typer.Option(
-            help="Momentum: of AdamW; of 1-bit AdamW in both phases; of Muon, not of the AdamW beside it; "
-            "of a plan with dgc. The default is 0.5, for muon 0.95, for dgc 0.9."
+            help="Momentum: of AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of Muon, not of the AdamW beside "
+            "it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for muon 0.95, for signum, "
+            "lion and dgc 0.9."
         ),
     ] = _DEFAULT.beta1,
-    beta2: Annotated[float, typer.Option(help="Decay of AdamW's running variance.")] = _DEFAULT.beta2,
+    beta2: Annotated[
+        float | None,
+        typer.Option(
+            help="Decay of AdamW's running variance, 0.999 by default; of the momentum that Lion keeps, 0.99."
+        ),
+    ] = _DEFAULT.beta2,
     weight_decay: Annotated[
         float, typer.Option(help="Decoupled weight decay of matrices; norms and biases have none.")
     ] = _DEFAULT.weight_decay,
@@ -96,7 +111,7 @@ def train(
 
 
 def _run(config: TrainConfig) -> int:
-    for plan in config.compare or (config.plan,):
+    for plan in config.compare or (config.resolved_plan,):
         octavo.Plan(plan)  # says in its own words what is wrong with it
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside

@@ -15,13 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-OPTIMIZERS = ("adamw", "onebit-adamw", "muon")
-LR = 3e-3
-"""The default of --lr: with BETA1 the best, or nearly so, on all data sets of `octavo bench quality`."""
+OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "muon", "signum", "lion")
+ONEBIT = ("onebit-adamw", "onebit-lamb")
+"""Optimizers that freeze their variance and send momenta afterwards."""
+VOTED = ("signum", "lion")
+"""Optimizers that step by the sign of what the ranks send."""
+LR = {"adamw": 3e-3, "onebit-adamw": 3e-3, "onebit-lamb": 1e-2, "muon": 3e-3, "signum": 6e-4, "lion": 6e-4}
+"""The default of --lr for each optimizer: with BETA1 the best, or nearly so, on all data sets of `octavo bench
+quality`; of those that step by signs a fifth of that, as the paper on Lion advises and a few trials confirm."""
 DGC_MOMENTUM = 0.9
 """The default of --beta1 under a plan with dgc, which keeps the momentum in the optimizer's place."""
-BETA1 = {"adamw": 0.5, "onebit-adamw": 0.5, "muon": 0.95}
+BETA1 = {"adamw": 0.5, "onebit-adamw": 0.5, "onebit-lamb": 0.5, "muon": 0.95, "signum": 0.9, "lion": 0.9}
 """The default of --beta1 for each optimizer. AdamW learns these short runs faster with 0.5 than with the usual 0.9."""
+BETA2 = {"adamw": 0.999, "onebit-adamw": 0.999, "onebit-lamb": 0.999, "muon": 0.999, "lion": 0.99}
+"""The default of --beta2 for each optimizer that has one."""
 MODELS = ("tiny", "small", "220m")
 DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
 PRECISIONS = ("auto", "fp32", "bf16")
@@ -30,20 +37,20 @@ RANKS_PER_CORE = 4
 _HINTS = {"clip_norm": "; leave it out for no clipping"}
 LR_WARMUP_SHARE = 0.05
 ONEBIT_WARMUP_SHARE = 0.15
-"""Share of the steps that 1-bit AdamW spends on int4+ef before it freezes the variance."""
+"""Share of the steps that a 1-bit optimizer spends on int4+ef before it freezes the variance."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Everything that decides a run.
 
-    `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. `beta1` None is the optimizer's own
-    default, `clip_norm` None does not clip.
+    `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. `plan`, `lr`, `beta1` and `beta2`
+    None are the optimizer's own defaults, `clip_norm` None does not clip.
     """
 
     data: str | None = None
     nproc: int = 2
-    plan: str = "sign+ef"
+    plan: str | None = None
     optimizer: str = "auto"
     zero: int = 0
     compile: bool = False
@@ -54,9 +61,9 @@ class TrainConfig:
     batch_size: int = 8
     seq_len: int = 128
     grad_accum: int = 1
-    lr: float = LR
+    lr: float | None = None
     beta1: float | None = None
-    beta2: float = 0.999
+    beta2: float | None = None
     weight_decay: float = 0.01
     clip_norm: float | None = None
     seed: int = 0
@@ -80,14 +87,33 @@ class TrainConfig:
         """The optimizer after `auto` is resolved from the plan."""
         if self.optimizer != "auto":
             return self.optimizer
-        return "onebit-adamw" if is_sign_plan(self.plan) else "adamw"
+        if is_sign_plan(self.resolved_plan):
+            return "onebit-adamw"
+        return "signum" if self.resolved_plan == "sign-vote" else "adamw"
+
+    @property
+    def resolved_plan(self) -> str:
+        """`plan`, or the default of the optimizer where it is not given."""
+        if self.plan is not None:
+            return self.plan
+        return "sign-vote" if self.optimizer in VOTED else "sign+ef"
+
+    @property
+    def resolved_lr(self) -> float:
+        """`lr`, or the default of the optimizer where it is not given."""
+        return LR[self.optimizer_name] if self.lr is None else self.lr
 
     @property
     def resolved_beta1(self) -> float:
         """`beta1`, or, where it is not given, the default of what keeps the momentum: the plan or the optimizer."""
         if self.beta1 is not None:
             return self.beta1
-        return DGC_MOMENTUM if keeps_momentum(self.plan) else BETA1[self.optimizer_name]
+        return DGC_MOMENTUM if keeps_momentum(self.resolved_plan) else BETA1[self.optimizer_name]
+
+    @property
+    def resolved_beta2(self) -> float | None:
+        """`beta2`, or the default of the optimizer where it is not given; None where it has only one."""
+        return BETA2.get(self.optimizer_name) if self.beta2 is None else self.beta2
 
     @property
     def lr_warmup_steps(self) -> int:
@@ -96,8 +122,8 @@ class TrainConfig:
 
     @property
     def onebit_warmup_steps(self) -> int:
-        """Steps before 1-bit AdamW freezes its variance; 0 for other optimizers."""
-        if self.optimizer_name != "onebit-adamw":
+        """Steps before a 1-bit optimizer freezes its variance; 0 for other optimizers."""
+        if self.optimizer_name not in ONEBIT:
             return 0
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
@@ -122,7 +148,7 @@ class TrainConfig:
 
 
 def is_sign_plan(plan: str) -> bool:
-    """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit AdamW."""
+    """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
     return plan.split("+")[0].split(":")[0] == "sign"
 
 
@@ -189,7 +215,7 @@ def _check_names(config: TrainConfig) -> None:
     _check_name("precision", config.precision, PRECISIONS)
     if config.model not in MODELS and not config.model.endswith(".json"):
         _fail(f"--model must be {', '.join(MODELS)} or a CONFIG.json, not '{config.model}'")
-    if not config.plan:
+    if config.plan == "":
         _fail("--plan is empty; dense, int4+ef and sign+ef are plans")
     if not config.out:
         _fail("--out is empty; it must name a directory")
@@ -201,7 +227,7 @@ def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def _check_compare(config: TrainConfig) -> None:
-    if config.compare and config.plan != TrainConfig.plan:  # the default
+    if config.compare and config.plan is not None:
         _fail(f"--plan {config.plan} and --compare exclude each other: --compare names the plans itself")
 
 
@@ -217,14 +243,26 @@ def _refuse_what_is_not_supported(config: TrainConfig) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    for plan in config.compare or (config.plan,):
-        if keeps_momentum(plan) and config.optimizer not in ("auto", "adamw"):
+    runs = [config.for_plan(plan) for plan in config.compare] or [config]
+    for run in runs:
+        name, plan = run.optimizer_name, run.resolved_plan
+        if keeps_momentum(plan) and name != "adamw":
             _fail(
-                f"the plan {plan} keeps the momentum, and --optimizer {config.optimizer} has one of its own; "
-                f"adamw goes without one"
+                f"the plan {plan} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"
             )
-        if config.optimizer == "onebit-adamw" and not is_sign_plan(plan):
+        if name in ONEBIT and not is_sign_plan(plan):
             _fail(
-                f"--optimizer onebit-adamw needs a sign plan such as sign or sign+ef, not '{plan}'; "
+                f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{plan}'; "
                 f"adamw and muon work with every plan"
             )
+        if name not in VOTED:
+            continue
+        if plan.startswith(("topk", "randomk")):
+            _fail(
+                f"--optimizer {name} steps by the sign of every value, and {plan} leaves most values unsent: use "
+                f"sign-vote, or adamw, which works with every plan"
+            )
+        if config.clip_norm is not None:
+            _fail(f"--clip-norm has no meaning for {name}, whose steps have the size of --lr: leave it out")
+        if config.beta2 is not None and name not in BETA2:
+            _fail(f"--beta2 has no meaning for {name}, which has one momentum, --beta1: leave it out")

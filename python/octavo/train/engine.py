@@ -65,14 +65,14 @@ def build_engine(
     if resumed:
         _rehearse(ddp, data, chosen, device)
     optimizer = world.agree(lambda: build_optimizer(config, model))
-    onebit = optimizer if isinstance(optimizer, octavo.optim.OneBitAdamW) else None
-    handle = world.agree(lambda: octavo.compress(ddp, _plan(config), optimizer=onebit, timeout_s=config.timeout_s))
+    joined = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+    handle = world.agree(lambda: octavo.compress(ddp, _plan(config), optimizer=joined, timeout_s=config.timeout_s))
     return Engine(model, ddp, handle, optimizer, chosen, device)
 
 
 def _plan(config: TrainConfig) -> octavo.Plan:
     """``--plan``, with ``--beta1`` as its momentum where it keeps one and the option is given."""
-    plan = octavo.Plan(config.plan)
+    plan = octavo.Plan(config.resolved_plan)
     return plan if plan.momentum is None or config.beta1 is None else plan.with_momentum(config.beta1)
 
 

@@ -190,7 +190,7 @@ def _opening(run: _Run, trainer: Trainer) -> str:
         begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.plan}, "
+        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.resolved_plan}, "
         f"{config.optimizer_name}"
     )
 

@@ -34,30 +34,31 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.Optimizer:
     """The optimizer that the options ask for; all of them spare norms and biases from weight decay.
 
-    ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW before and after its freeze; of Muon, whose AdamW part keeps
-    AdamW's default; under a plan with dgc the plan's, and AdamW has none. ``--beta2`` is AdamW's, in all three.
+    ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW and LAMB before and after their freeze; of Muon, whose AdamW
+    part keeps AdamW's default; of Signum; of the update of Lion. ``--beta2`` is that of the variance, and Lion's.
     """
-    beta1 = config.resolved_beta1
-    betas = (0.0 if keeps_momentum(config.plan) else beta1, config.beta2)
-    if config.optimizer_name == "adamw":
-        return torch.optim.AdamW(_groups(model.parameters(), config), lr=config.lr, betas=betas, eps=ADAM_EPS)
-    if config.optimizer_name == "muon":
+    name, lr, beta1 = config.optimizer_name, config.resolved_lr, config.resolved_beta1
+    if name == "muon":
         return MuonWithAdamW(model, config)
-    return octavo.optim.OneBitAdamW(
-        _groups(model.parameters(), config),
-        lr=config.lr,
-        betas=betas,
-        eps=ADAM_EPS,
-        warmup_steps=config.onebit_warmup_steps,
-        frozen_beta=beta1,
-    )
+    groups, betas = _groups(model.parameters(), config), (beta1, config.resolved_beta2)
+    if name == "adamw":
+        if keeps_momentum(config.resolved_plan):
+            betas = (0.0, config.resolved_beta2)
+        return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=ADAM_EPS)
+    if name == "signum":
+        return octavo.optim.Signum(groups, lr=lr, momentum=beta1)
+    if name == "lion":
+        return octavo.optim.DistributedLion(groups, lr=lr, betas=betas)
+    onebit = octavo.optim.OneBitLamb if name == "onebit-lamb" else octavo.optim.OneBitAdamW
+    warmup = config.onebit_warmup_steps
+    return onebit(groups, lr=lr, betas=betas, eps=ADAM_EPS, warmup_steps=warmup, frozen_beta=beta1)
 
 
 def optimizer_options(config: TrainConfig) -> dict[str, Any]:
     """What metrics.jsonl and summary.json say about the optimizer, its defaults resolved."""
     return dict(
         beta1=config.resolved_beta1,
-        beta2=config.beta2,
+        beta2=config.resolved_beta2,
         weight_decay=config.weight_decay,
         clip_norm=config.clip_norm,
     )
@@ -77,13 +78,16 @@ class MuonWithAdamW:
         self._parts = {
             "muon": torch.optim.Muon(
                 hidden,
-                lr=config.lr,
+                lr=config.resolved_lr,
                 momentum=config.resolved_beta1,
                 weight_decay=config.weight_decay,
                 adjust_lr_fn="match_rms_adamw",
             ),
             "adamw": torch.optim.AdamW(
-                _groups(rest, config), lr=config.lr, betas=(BETA1["adamw"], config.beta2), eps=ADAM_EPS
+                _groups(rest, config),
+                lr=config.resolved_lr,
+                betas=(BETA1["adamw"], config.resolved_beta2),
+                eps=ADAM_EPS,
             ),
         }
 

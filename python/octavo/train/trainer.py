@@ -46,7 +46,7 @@ class Trainer:
         """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
         start, step = time.perf_counter(), self.totals.step + 1
         late = getattr(self.engine.optimizer, "frozen", True)  # what this step sends is of the phase before it
-        rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.lr)
+        rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.resolved_lr)
         set_learning_rate(self.engine.optimizer, rate)
         loss = self.world.mean(self._backward(step))
         skipped = not self._gradient_is_finite()

@@ -74,12 +74,22 @@ def test_fully_sharded_training_has_the_bits_of_the_cpu(two_ranks) -> None:
         assert all(torch.equal(a, b) for a, b in zip(weights, cpu_weights, strict=True))
 
 
-def onebit(rank: int, device: str) -> list[Tensor]:
+#: Optimizers that are joined to their handle, and what they send.
+JOINED = {
+    "OneBitAdamW": ("sign+ef", {"warmup_steps": 3}),
+    "OneBitLamb": ("sign+ef", {"warmup_steps": 3}),
+    "Signum": ("sign-vote", {}),
+    "DistributedLion": ("int4+ef", {}),
+}
+
+
+def momenta(rank: int, device: str, name: str) -> list[Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(256, 64).to(device)
     ddp = DistributedDataParallel(model, process_group=group_of(device))
-    optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=3)
-    octavo.compress(ddp, "sign+ef", optimizer=optimizer)
+    plan, options = JOINED[name]
+    optimizer = getattr(octavo.optim, name)(model.parameters(), lr=1e-3, **options)
+    octavo.compress(ddp, plan, optimizer=optimizer)
     for step in range(8):
         ddp(torch.full((4, 256), 0.1 * (rank + step), device=device)).square().mean().backward()
         optimizer.step()
@@ -87,8 +97,9 @@ def onebit(rank: int, device: str) -> list[Tensor]:
     return [p.detach().cpu() for p in model.parameters()]
 
 
-def test_momenta_on_the_wire(two_ranks) -> None:
-    expected, got = two_ranks.run(onebit, "cpu"), two_ranks.run(onebit, "sycl")
+@pytest.mark.parametrize("name", JOINED)
+def test_momenta_on_the_wire(two_ranks, name: str) -> None:
+    expected, got = two_ranks.run(momenta, "cpu", name), two_ranks.run(momenta, "sycl", name)
     for weights in got:
         assert all(torch.equal(a, b) for a, b in zip(weights, expected[0], strict=True))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from test_sycl_ddp import group_of, onebit, train
+from test_sycl_ddp import JOINED, group_of, momenta, train
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,8 +29,9 @@ def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str) -> None:
         assert all(torch.equal(a, b) for a, b in zip(weights, cpu_weights, strict=True))
 
 
-def test_momenta_on_the_wire(two_ranks) -> None:
-    expected, got = two_ranks.run(onebit, "cpu"), two_ranks.run(as_gpu, onebit, "sycl")
+@pytest.mark.parametrize("name", JOINED)
+def test_momenta_on_the_wire(two_ranks, name: str) -> None:
+    expected, got = two_ranks.run(momenta, "cpu", name), two_ranks.run(as_gpu, momenta, "sycl", name)
     for weights in got:
         assert all(torch.equal(a, b) for a, b in zip(weights, expected[0], strict=True))
 

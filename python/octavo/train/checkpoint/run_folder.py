@@ -34,7 +34,9 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     within the current epoch some rows come twice and others not at all.
     """
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
-    options["optimizer"], options["beta1"] = config.optimizer_name, config.resolved_beta1
+    options["optimizer"] = config.optimizer_name
+    for name in ("plan", "lr", "beta1", "beta2"):
+        options[name] = getattr(config, f"resolved_{name}")
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     if config.model.endswith(".json"):
         options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"

@@ -26,7 +26,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in engine.model.parameters())
     return {
-        "plan": config.plan,
+        "plan": config.resolved_plan,
         "optimizer": config.optimizer_name,
         "zero_stage": config.zero,
         "compile": config.compile,
@@ -36,7 +36,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "model": config.model,
         "data": trainer.data.corpus.name,
         "seed": config.seed,
-        "lr": config.lr,
+        "lr": config.resolved_lr,
         **optimizer_options(config),
         "parameters": parameters,
         "steps": totals.step,

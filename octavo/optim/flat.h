@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+
+/// Tensors as the flat float32 memory that fused steps work on.
+namespace octavo {
+
+inline constexpr std::int64_t kGrainElements = 1 << 14;  // that a thread takes at least
+
+/// Throws Error invalid_argument, in the name of `where`, unless `state` is float32 of the parameter's shape and
+/// device.
+void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what);
+/// Throws it unless a list has as many tensors as there are parameters.
+void require_length(std::size_t got, std::size_t parameters, const char* where, const char* what);
+/// Throws it unless `tensor`, of any dtype, has the parameter's shape.
+void require_shape(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what);
+
+/// The memory order that all flat tensors of a step share: the parameter's where it is dense.
+at::Tensor order_of(const at::Tensor& parameter);
+
+/// A tensor as flat float32 memory in the order of `like`; what is not that already is copied in, and back at the end.
+class Flat {
+ public:
+  Flat(const at::Tensor& tensor, const at::Tensor& like);
+  float* data() { return values_.mutable_data_ptr<float>(); }
+  void write_back();
+
+ private:
+  at::Tensor tensor_, values_;
+};
+
+}  // namespace octavo

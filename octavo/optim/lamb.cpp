@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/optim/lamb.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <vector>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
+#include "octavo/kernels/error.h"
+#include "octavo/optim/flat.h"
+#include "octavo/rules/gradient_power.h"
+
+namespace octavo {
+
+namespace {
+
+/// A parameter and its state as the kernels see them.
+struct Lamb {
+  at::Tensor order;
+  Flat parameter, mean, square;
+  rules::LambStep step;
+  Lamb(const at::Tensor& p, const at::Tensor& m, const at::Tensor& v, const rules::LambStep& rule)
+      : order(order_of(p)), parameter(p, order), mean(m, order), square(v, order), step(rule) {}
+  std::uint64_t count() const { return static_cast<std::uint64_t>(order.numel()); }
+  std::uint64_t chunks() const { return (count() + rules::kPowerChunk - 1) / rules::kPowerChunk; }
+};
+
+rules::LambStep rule_of(const LambOptions& options, std::int64_t step) {
+  return {.beta1_complement = static_cast<float>(1 - options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .beta2_complement = static_cast<float>(1 - options.beta2),
+          .bias1 = static_cast<float>(1 - std::pow(options.beta1, step)),
+          .sqrt_bias2 = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, step))),
+          .eps = static_cast<float>(options.eps),
+          .weight_decay = static_cast<float>(options.weight_decay)};
+}
+
+/// The sum of squares of every chunk.
+void sum_squares(c10::Device device, std::uint64_t count, const float* values, float* sums) {
+  const LaunchScope scope(device);
+  const std::uint64_t chunks = (count + rules::kPowerChunk - 1) / rules::kPowerChunk;
+  constexpr auto kGrainChunks = kGrainElements / static_cast<std::int64_t>(rules::kPowerChunk);
+  for_parts(device, static_cast<std::int64_t>(chunks), kGrainChunks, [&](std::int64_t from, std::int64_t to) {
+    const std::uint64_t first = static_cast<std::uint64_t>(from) * rules::kPowerChunk;
+    const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * rules::kPowerChunk, count);
+    scope.kernels().chunk_powers(scope.queue(), values + first, last - first, rules::kPowerChunk, sums + from);
+  });
+}
+
+void direct(c10::Device device, Lamb& lamb, float* direction) {
+  float *pd = lamb.parameter.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
+  const LaunchScope scope(device);
+  for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+    scope.kernels().lamb_direction(scope.queue(), lamb.step, static_cast<std::uint64_t>(last - first), pd + first,
+                                   md + first, vd + first, direction + first);
+  });
+}
+
+void update_moments(c10::Device device, Lamb& lamb, const at::Tensor& gradient) {
+  Flat g(gradient, lamb.order);
+  float *gd = g.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
+  const LaunchScope scope(device);
+  for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+    scope.kernels().lamb_moments(scope.queue(), lamb.step, static_cast<std::uint64_t>(last - first), gd + first,
+                                 md + first, vd + first);
+  });
+}
+
+void move(c10::Device device, Lamb& lamb, const float* direction, double step_size) {
+  float* pd = lamb.parameter.data();
+  const LaunchScope scope(device);
+  for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+    scope.kernels().frozen_adamw(scope.queue(), 1.0F, static_cast<float>(step_size),
+                                 static_cast<std::uint64_t>(last - first), direction + first, pd + first);
+  });
+}
+
+double norm_of(std::span<const float> sums) {
+  double total = 0;
+  for (const float sum : sums) total += static_cast<double>(sum);
+  return std::sqrt(total);
+}
+
+}  // namespace
+
+void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
+           at::IntArrayRef steps, at::Tensor& coefficients, const LambOptions& options) {
+  constexpr const char* kWhere = "optim.lamb";
+  require_length(gradients.size(), parameters.size(), kWhere, "gradients");
+  require_length(means.size(), parameters.size(), kWhere, "means");
+  require_length(squares.size(), parameters.size(), kWhere, "squares");
+  require_length(steps.size(), parameters.size(), kWhere, "steps");
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    require_shape(gradients[i], parameters[i], kWhere, "a gradient");
+    require_state(means[i], parameters[i], kWhere, "a mean");
+    require_state(squares[i], parameters[i], kWhere, "a square");
+    if (parameters[i].device() != parameters[0].device()) {
+      fail(ErrorCode::invalid_argument, kWhere, "expected all parameters on ", parameters[0].device().str(), ", got ",
+           parameters[i].device().str(), ": make a call for each device");
+    }
+  }
+  const auto number = static_cast<std::int64_t>(parameters.size());
+  if (coefficients.scalar_type() != at::kDouble || coefficients.numel() != number || !coefficients.is_cpu() ||
+      !coefficients.is_contiguous()) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected coefficients as contiguous float64 of ", number,
+         " elements on the CPU, got ", toString(coefficients.scalar_type()), coefficients.sizes(), " on ",
+         coefficients.device().str());
+  }
+  if (number == 0) return;
+
+  const c10::Device device = parameters[0].device();
+  const SettledAtEnd buffers_are_free(device);
+  std::vector<Lamb> lambs;
+  std::uint64_t chunks = 0, largest = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    lambs.emplace_back(parameters[i], means[i], squares[i], rule_of(options, steps[i]));
+    chunks += lambs.back().chunks();
+    largest = std::max(largest, lambs.back().count());
+  }
+  at::Tensor direction_buffer, sums_buffer;
+  auto* direction = reinterpret_cast<float*>(reserve_on_device(direction_buffer, largest * sizeof(float), device));
+  auto* sums = reinterpret_cast<float*>(reserve_on_host(sums_buffer, 2 * chunks * sizeof(float), device));
+
+  float* next = sums;  // of each tensor those of the parameter, then those of its direction
+  for (std::size_t i = 0; i < lambs.size(); ++i) {
+    update_moments(device, lambs[i], gradients[i]);
+    direct(device, lambs[i], direction);
+    sum_squares(device, lambs[i].count(), lambs[i].parameter.data(), next);
+    sum_squares(device, lambs[i].count(), direction, next + lambs[i].chunks());
+    next += 2 * lambs[i].chunks();
+  }
+  wait_for_current_stream(device);
+
+  next = sums;
+  for (std::size_t i = 0; i < lambs.size(); ++i) {
+    const std::uint64_t own = lambs[i].chunks();
+    const double size = norm_of({next, own}), length = norm_of({next + own, own});
+    next += 2 * own;
+    double& coefficient = coefficients.mutable_data_ptr<double>()[i];
+    coefficient = size > 0 && length > 0
+                      ? std::clamp(size / length, options.least_coefficient, options.greatest_coefficient)
+                      : 1.0;
+    direct(device, lambs[i], direction);
+    move(device, lambs[i], direction, options.lr * coefficient);
+    lambs[i].parameter.write_back();
+    lambs[i].mean.write_back();
+    lambs[i].square.write_back();
+  }
+}
+
+}  // namespace octavo

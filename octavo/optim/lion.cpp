@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/optim/lion.h"
+
+#include "octavo/device/dispatch.h"
+#include "octavo/optim/flat.h"
+
+namespace octavo {
+
+namespace {
+
+float kept_by(double lr, double weight_decay) { return static_cast<float>(1 - lr * weight_decay); }
+
+}  // namespace
+
+rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gradient_scale) {
+  return {.update_beta = static_cast<float>(update_beta),
+          .update_complement = static_cast<float>((1 - update_beta) / gradient_scale),
+          .kept_beta = static_cast<float>(kept_beta),
+          .kept_complement = static_cast<float>((1 - kept_beta) / gradient_scale)};
+}
+
+void lion_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, const LionOptions& options) {
+  constexpr const char* kWhere = "optim.lion";
+  require_length(gradients.size(), parameters.size(), kWhere, "gradients");
+  require_length(momenta.size(), parameters.size(), kWhere, "momenta");
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    require_shape(gradients[i], parameters[i], kWhere, "a gradient");
+    require_state(momenta[i], parameters[i], kWhere, "a momentum");
+  }
+  const rules::MomentumMix mix = momentum_mix(options.beta1, options.beta2);
+  const float decay = kept_by(options.lr, options.weight_decay), step_size = static_cast<float>(options.lr);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor order = order_of(parameters[i]);
+    Flat p(parameters[i], order), g(gradients[i], order), m(momenta[i], order);
+    float *pd = p.data(), *gd = g.data(), *md = m.data();
+    const LaunchScope scope(order.device());
+    for_parts(order.device(), order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+      scope.kernels().lion(scope.queue(), decay, step_size, mix, static_cast<std::uint64_t>(last - first), gd + first,
+                           pd + first, md + first);
+    });
+    p.write_back();
+    m.write_back();
+  }
+}
+
+void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {
+  constexpr const char* kWhere = "optim.sign_step";
+  require_length(updates.size(), parameters.size(), kWhere, "updates");
+  for (std::size_t i = 0; i < parameters.size(); ++i) require_shape(updates[i], parameters[i], kWhere, "an update");
+  const float decay = kept_by(lr, weight_decay), step_size = static_cast<float>(lr);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor order = order_of(parameters[i]);
+    Flat p(parameters[i], order), u(updates[i], order);
+    float *pd = p.data(), *ud = u.data();
+    const LaunchScope scope(order.device());
+    for_parts(order.device(), order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+      scope.kernels().sign_step(scope.queue(), decay, step_size, static_cast<std::uint64_t>(last - first), ud + first,
+                                pd + first);
+    });
+    p.write_back();
+  }
+}
+
+void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,
+                  const float* momentum, float* next) {
+  const LaunchScope scope(device);
+  for_parts(device, static_cast<std::int64_t>(count), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+    scope.kernels().mix_momentum(scope.queue(), mix, static_cast<std::uint64_t>(last - first), values + first,
+                                 momentum + first, next + first);
+  });
+}
+
+}  // namespace octavo

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "octavo/export.h"
+#include "octavo/rules/lion.h"
+
+namespace octavo {
+
+struct LionOptions {
+  double lr;
+  double beta1;  // of the update whose sign is the step
+  double beta2;  // of the momentum that is kept
+  double weight_decay;
+};
+
+/// The mix of both betas, for gradients that are `gradient_scale` times the true ones.
+OCTAVO_API rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gradient_scale = 1.0);
+
+/// One step of Lion for all parameters, in place. The lists are of one length; a momentum is float32, a parameter and
+/// its gradient of any floating dtype, of the momentum's shape. Throws Error invalid_argument otherwise, before any of
+/// them has changed.
+OCTAVO_API void lion_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
+                      const LionOptions& options);
+
+/// The step of Lion for updates that are there already: every parameter loses lr*weight_decay of itself and lr times
+/// the sign of its update. Lists and errors as for lion_.
+OCTAVO_API void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay);
+
+/// rules::mix_momentum of `count` elements in memory of `device`: gradients in `values` become updates, and `next` the
+/// momentum that is kept. Enqueued on the device's current stream, on the CPU done by all threads.
+void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,
+                  const float* momentum, float* next);
+
+}  // namespace octavo

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers whose state decides what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from octavo._C import Plan
+
+if TYPE_CHECKING:
+    from octavo.ddp import Handle
+
+
+class JoinedOptimizer(Optimizer):
+    """An optimizer that ``octavo.compress(ddp, plan, optimizer=optimizer)`` joins to the handle that it returns: ranks
+    send what the optimizer makes of their gradients, and ``parameter.grad`` holds what came back.
+
+    A subclass says in ``_enter_phase`` what is sent, and asks ``_require_joined`` and ``_require_delivered`` before it
+    makes a step. In a single process no handle is needed.
+    """
+
+    _handle: Handle | None = None  # a copy has none
+    _plan: Plan | None = None  # that of octavo.compress
+
+    # ---- what a subclass says of itself
+
+    @property
+    def chooses_plans(self) -> bool:
+        """Whether the handle's plan follows the optimizer's phases, so that nobody else may set it."""
+        return False
+
+    @property
+    def phase(self) -> object:
+        """What all ranks must have alike when they join, with a ``repr``."""
+        return type(self).__name__
+
+    def first_plan(self, plan: Plan) -> Plan:
+        """What the first backward pass sends, where ``plan`` is that of ``octavo.compress``."""
+        return plan
+
+    def require_plan(self, plan: Plan) -> None:
+        """Raises ValueError for a plan of ``octavo.compress`` that cannot serve the optimizer."""
+
+    def _enter_phase(self) -> None:
+        """Tells the handle what to send, at the join and whenever the state has changed from outside."""
+        raise NotImplementedError
+
+    # ---- the handle
+
+    def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
+        """Raises ValueError where ``octavo.compress`` of these parameters by this plan cannot serve the optimizer."""
+        if self._handle is not None:
+            raise ValueError(
+                f"[optim.{type(self).__name__}] this optimizer is joined to another octavo.compress already: "
+                f"make a new one"
+            )
+        self.require_plan(plan)
+        known = set(parameters)
+        strangers = sum(parameter.requires_grad and parameter not in known for parameter in self._parameters())
+        if strangers:
+            raise ValueError(
+                f"[optim.{type(self).__name__}] {strangers} of the optimizer's parameters are not of the model that "
+                f"octavo.compress is given: build the optimizer from that model's parameters"
+            )
+
+    def _join(self, handle: Handle, plan: Plan) -> None:
+        self._handle = handle
+        self._plan = plan
+        self._enter_phase()
+
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _require_joined(self) -> None:
+        """Without its handle this optimizer would silently take averaged gradients for its own."""
+        if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
+            return
+        # torch makes a state by a step of lr 0
+        changes_parameters = any(group["lr"] != 0 for group in self.param_groups)
+        if changes_parameters and dist.get_world_size() > 1:
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] this optimizer does not know how gradients are sent between the "
+                f"{dist.get_world_size()} ranks: pass it as octavo.compress(ddp, plan, optimizer=optimizer)"
+            )
+
+    def _require_delivered(self, function: str, words: str) -> None:
+        """Raises RuntimeError, which goes on in these words, where ``.grad`` was changed after it came from the
+        wire."""
+        if self._handle is not None and not self._handle.holds_momenta():
+            raise RuntimeError(f"[optim.{type(self).__name__}] {function}: {words}")
+
+    # ---- checks
+
+    def _require(self, condition: bool, expected: str, got: Any) -> None:
+        if not condition:
+            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
+
+    def _require_real(self, parameters: Iterable[Tensor]) -> None:
+        if any(parameter.is_complex() for parameter in parameters):
+            raise TypeError(
+                f"[optim.{type(self).__name__}] complex parameters are not supported: use torch.optim.AdamW for them"
+            )
+
+    def _require_dense(self, gradient: Tensor) -> None:
+        if gradient.is_sparse:
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] sparse gradients are not supported: use torch.optim.SparseAdam"
+            )

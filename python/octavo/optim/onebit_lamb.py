@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""1-bit LAMB: LAMB whose momentum, not whose gradient, crosses the wire in one bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo._C import Plan
+from octavo.optim.onebit_adamw import OneBitAdamW
+
+
+class OneBitLamb(OneBitAdamW):
+    """LAMB in two phases, after 1-bit LAMB (Li et al. 2021), for large batches.
+
+    >>> optimizer = octavo.optim.OneBitLamb(model.parameters(), lr=1e-2, warmup_steps=round(0.15 * steps))
+    >>> handle = octavo.compress(ddp, "sign+ef", optimizer=optimizer)
+
+    LAMB (You et al. 2020) multiplies the learning rate of each tensor by a coefficient: the norm of the tensor over
+    that of Adam's direction, within ``coefficient_bounds``, and 1 where either norm is 0. For ``warmup_steps`` this is
+    LAMB on gradients sent by ``warmup_plan``. Then variance and momenta are treated as ``OneBitAdamW`` does, and each
+    coefficient is frozen too, at its running mean with decay ``coefficient_beta``. What it is multiplied by afterwards
+    follows the variance: a factor within ``factor_bounds``, which changes by at most ``factor_change`` of itself in a
+    step.
+
+    Two things differ from the paper. There the factor comes from a variance that is recovered, element by element, from
+    momenta of which one bit is left; here from the mean square of the tensor's gradients, a float that travels with the
+    bits: the factor is the root of how much smaller it has become. And there momenta are scaled so that those of all
+    tensors are alike before they are sent; here the preconditioner, which is applied before, does it.
+
+    All else is as for ``OneBitAdamW``: the handle, clipping, the state and what is refused. State per parameter has two
+    more scalars, ``coefficient`` and ``factor``.
+    """
+
+    _own_options = frozenset({"frozen", "factor_bounds"})
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        warmup_steps: int,
+        warmup_plan: str | Plan = "int4+ef",
+        variance_floor: float = 0.3,
+        frozen_beta: float = 0.5,
+        coefficient_bounds: tuple[float, float] = (0.01, 10.0),
+        coefficient_beta: float = 0.9,
+        factor_bounds: tuple[float, float] = (0.5, 4.0),
+        factor_change: float = 0.1,
+    ):
+        for name, (least, greatest) in (("coefficient", coefficient_bounds), ("factor", factor_bounds)):
+            self._require(0 < least <= greatest, f"{name}_bounds above 0, the lower one first", (least, greatest))
+        self._require(0 <= coefficient_beta < 1, "coefficient_beta in [0, 1)", coefficient_beta)
+        self._require(0 < factor_change < 1, "factor_change in (0, 1)", factor_change)
+        phases = dict(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
+        frozen = dict(variance_floor=variance_floor, frozen_beta=frozen_beta)
+        super().__init__(params, lr, betas, eps, weight_decay, **phases, **frozen)
+        own = dict(
+            coefficient_bounds=coefficient_bounds,
+            coefficient_beta=coefficient_beta,
+            factor_bounds=factor_bounds,
+            factor_change=factor_change,
+        )
+        self.defaults.update(own)
+        for group in self.param_groups:
+            group.update({**own, **group})
+
+    def _first_state(self, parameter: Tensor) -> dict[str, Any]:
+        state = super()._first_state(parameter)
+        state.update(coefficient=0.0, factor=1.0)
+        return state
+
+    def _step_warm(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for device in dict.fromkeys(parameter.device for parameter in parameters):
+            self._step_lamb([parameter for parameter in parameters if parameter.device == device], group)
+
+    def _step_lamb(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        states = [self.state[parameter] for parameter in parameters]
+        coefficients = torch.empty(len(parameters), dtype=torch.float64)
+        torch.ops.octavo.lamb_(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["step"] for state in states],
+            coefficients,
+            group["lr"],
+            *group["betas"],
+            group["eps"],
+            group["weight_decay"],
+            *group["coefficient_bounds"],
+        )
+        beta = group["coefficient_beta"]
+        for state, coefficient in zip(states, coefficients.tolist(), strict=True):
+            state["coefficient"] = beta * state["coefficient"] + (1 - beta) * coefficient
+
+    def _freeze(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if state := self.state.get(parameter):  # corrected for its start at zero
+                    state["coefficient"] /= 1 - group["coefficient_beta"] ** state["step"]
+        super()._freeze()
+
+    def _frozen_sizes(self, state: dict[str, Any], group: dict[str, Any]) -> tuple[float, float]:
+        (least, greatest), change = group["factor_bounds"], group["factor_change"]
+        wanted = min(max(1 / self._growth(state, group["betas"][1]), least), greatest)
+        state["factor"] = min(max(wanted, state["factor"] * (1 - change)), state["factor"] * (1 + change))
+        step_size = group["lr"] * state["coefficient"] * state["factor"]
+        return step_size, step_size * group["weight_decay"]

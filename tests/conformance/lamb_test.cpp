@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/lamb.h"
+
+#include "tests/conformance/conformance.h"
+
+namespace octavo::conformance {
+
+namespace {
+
+TEST(Lamb, EqualsReference) {
+  const rules::LambStep step{0.1F, 0.999F, 0.001F, 0.5F, 0.25F, 1e-6F, 0.01F};
+  for (const std::uint64_t count : kCounts) {
+    for (const std::uint64_t offset : kOffsets) {
+      const auto values = finite_values(4 * count + offset, count);
+      struct State {
+        Guarded<float> mean, square, direction;
+      } expected{count, count, count}, got{{count, offset}, {count, offset}, {count, offset}};
+      const auto run = [&](const KernelTable& table, State& to) {
+        for (std::uint64_t i = 0; i < count; ++i) {
+          to.mean.data()[i] = values[count + i];
+          to.square.data()[i] = values[2 * count + i] * values[2 * count + i];
+        }
+        table.lamb_moments({}, step, count, values.data(), to.mean.data(), to.square.data());
+        table.lamb_direction({}, step, count, values.data() + 3 * count + offset, to.mean.data(), to.square.data(),
+                             to.direction.data());
+      };
+      run(reference(), expected);
+      run(tested(), got);
+      SCOPED_TRACE(count);
+      got.mean.expect_same_bits(expected.mean);
+      got.square.expect_same_bits(expected.square);
+      got.direction.expect_same_bits(expected.direction);
+      got.direction.expect_untouched_around();
+    }
+  }
+}
+
+}  // namespace
+
+}  // namespace octavo::conformance

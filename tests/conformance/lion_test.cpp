@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/lion.h"
+
+#include <cmath>
+
+#include "tests/conformance/conformance.h"
+
+namespace octavo::conformance {
+
+namespace {
+
+constexpr float kDecay = 0.999F, kStepSize = 1e-3F;
+const rules::MomentumMix kMix = {0.9F, 0.1F, 0.99F, 0.01F};
+
+struct Values {
+  Guarded<float> gradient, parameter, momentum, next;
+  Values(std::uint64_t count, std::uint64_t offset)
+      : gradient(count, offset), parameter(count, offset), momentum(count, offset), next(count, offset) {
+    const auto values = finite_values(3 * count, 5);
+    for (std::uint64_t i = 0; i < count; ++i) {
+      gradient.data()[i] = i % 5 == 0 ? 0.0F : values[i];
+      parameter.data()[i] = values[count + i];
+      momentum.data()[i] = i % 10 == 0 ? 0.0F : values[2 * count + i];
+    }
+  }
+};
+
+void expect_same(Values& got, Values& expected) {
+  got.gradient.expect_same_bits(expected.gradient);
+  got.parameter.expect_same_bits(expected.parameter);
+  got.momentum.expect_same_bits(expected.momentum);
+  got.next.expect_same_bits(expected.next);
+  for (const Guarded<float>* values : {&got.gradient, &got.parameter, &got.momentum, &got.next})
+    values->expect_untouched_around();
+}
+
+TEST(Lion, EqualsReference) {
+  for (const std::uint64_t count : kCounts) {
+    for (const std::uint64_t offset : kOffsets) {
+      Values expected(count, 0), got(count, offset);
+      const auto run = [&](const KernelTable& table, Values& to) {
+        table.lion({}, kDecay, kStepSize, kMix, count, to.gradient.data(), to.parameter.data(), to.momentum.data());
+        table.mix_momentum({}, kMix, count, to.gradient.data(), to.momentum.data(), to.next.data());
+        table.sign_step({}, kDecay, kStepSize, count, to.gradient.data(), to.parameter.data());
+      };
+      run(reference(), expected);
+      run(tested(), got);
+      SCOPED_TRACE(count);
+      expect_same(got, expected);
+    }
+  }
+}
+
+/// What ranks do in two kernels, around the wire, is what one rank alone does in one.
+TEST(Lion, IsAMixAndAStep) {
+  constexpr std::uint64_t kCount = 1000;
+  Values whole(kCount, 0), parts(kCount, 0);
+  tested().lion({}, kDecay, kStepSize, kMix, kCount, whole.gradient.data(), whole.parameter.data(),
+                whole.momentum.data());
+  tested().mix_momentum({}, kMix, kCount, parts.gradient.data(), parts.momentum.data(), parts.next.data());
+  tested().sign_step({}, kDecay, kStepSize, kCount, parts.gradient.data(), parts.parameter.data());
+  parts.parameter.expect_same_bits(whole.parameter);
+  parts.next.expect_same_bits(whole.momentum);
+}
+
+TEST(Lion, AZeroMovesNothingAndANaNIsNotHidden) {
+  Guarded<float> update(4, 0), parameter(4, 0);
+  const float updates[] = {0.0F, -0.0F, std::nanf(""), -1e-30F};
+  for (std::uint64_t i = 0; i < 4; ++i) {
+    update.data()[i] = updates[i];
+    parameter.data()[i] = 2.0F;
+  }
+  tested().sign_step({}, 1.0F, 0.5F, 4, update.data(), parameter.data());
+  EXPECT_EQ(parameter.data()[0], 2.0F);
+  EXPECT_EQ(parameter.data()[1], 2.0F);
+  EXPECT_TRUE(std::isnan(parameter.data()[2]));
+  EXPECT_EQ(parameter.data()[3], 2.5F);
+}
+
+}  // namespace
+
+}  // namespace octavo::conformance

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of Lion, Distributed Lion and Signum share: Lion in ten lines, and a model joined to its optimizer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+from octavo.optim import DistributedLion, Signum
+
+BETAS = {"signum": (0.9, 0.9), "lion": (0.9, 0.99)}
+
+
+def build(name: str, parameters, **options):
+    return (Signum if name == "signum" else DistributedLion)(parameters, **{"lr": 1e-2, **options})
+
+
+def update_of(momentum: Tensor, gradient: Tensor, betas: tuple[float, float]) -> Tensor:
+    """The update that a rank sends; turns `momentum` into the one that it keeps."""
+    update = momentum * betas[0] + gradient * (1 - betas[0])
+    momentum.copy_(momentum * betas[1] + gradient * (1 - betas[1]))
+    return update
+
+
+def move(parameter: Tensor, update: Tensor, lr: float, weight_decay: float) -> None:
+    parameter.copy_(parameter * (1 - lr * weight_decay) - update.sign() * lr)
+
+
+class Given(nn.Module):
+    """Whose gradients are what it is given: of a matrix that is encoded, and of a bias that travels in float32."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight, self.bias = nn.Parameter(torch.randn(64, 40)), nn.Parameter(torch.randn(40))
+
+    def forward(self, weight_gradient: Tensor, bias_gradient: Tensor) -> Tensor:
+        return (self.weight * weight_gradient).sum() + (self.bias * bias_gradient).sum()
+
+
+def gradients_of(rank: int, step: int) -> list[Tensor]:
+    """A fifth of the matrix' are exact zeros."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    weight, bias = torch.randn(64, 40, generator=generator), torch.randn(40, generator=generator)
+    return [weight * (torch.rand(64, 40, generator=generator) > 0.2), bias]
+
+
+def wrap(
+    name: str, plan: str = "sign-vote", module: nn.Module | None = None, ddp_options: dict | None = None, **options
+):
+    """A model, its handle and its optimizer, which was built before DDP wrapped the model."""
+    module = Given() if module is None else module
+    compress_options = {key: options.pop(key) for key in ("scaler",) if key in options}
+    optimizer = build(name, module.parameters(), **options)
+    model = DistributedDataParallel(module, **(ddp_options or {}))
+    return model, octavo.compress(model, plan, optimizer=optimizer, **compress_options), optimizer

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lion, Distributed Lion and Signum: the steps they make, on one rank and on several, and the state they leave."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from lion_runs import BETAS, Given, build, gradients_of, move, update_of, wrap
+from test_ddp import Odd, Switch, batch_of, digest
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from train_runs import solo_world
+
+import octavo
+from octavo.optim import DistributedLion, Lion, Signum
+
+OPTIMIZERS = ("signum", "lion")
+
+
+# ---- one process
+
+
+@pytest.mark.parametrize("make", [Lion, DistributedLion])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lion_is_its_ten_lines_to_the_last_bit(make, dtype):
+    module = Given().to(dtype)
+    optimizer = make(module.parameters(), lr=0.01, betas=(0.9, 0.99), weight_decay=0.1)
+    expected = [parameter.detach().clone() for parameter in module.parameters()]
+    momenta = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in expected]
+    for step in range(5):
+        for i, (parameter, gradient) in enumerate(zip(module.parameters(), gradients_of(0, step), strict=True)):
+            parameter.grad = gradient.to(dtype)
+            wide = expected[i].float()
+            move(wide, update_of(momenta[i], parameter.grad.float(), (0.9, 0.99)), 0.01, 0.1)
+            expected[i] = wide.to(dtype)
+        optimizer.step()
+    for parameter, theirs, momentum in zip(module.parameters(), expected, momenta, strict=True):
+        assert torch.equal(parameter, theirs)
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], momentum)
+
+
+def test_signum_in_one_process_is_lion_with_both_betas_alike():
+    ends = []
+    for make in (lambda p: Signum(p, lr=0.01, momentum=0.8), lambda p: Lion(p, lr=0.01, betas=(0.8, 0.8))):
+        module = Given()
+        optimizer = make(module.parameters())
+        for step in range(4):
+            for parameter, gradient in zip(module.parameters(), gradients_of(0, step), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+        ends.append(digest(module))
+    assert ends[0] == ends[1]
+
+
+def test_memory_formats_and_strides_do_not_matter():
+    torch.manual_seed(0)
+    weight, results = torch.randn(8, 4, 3, 3), []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        parameter = nn.Parameter(weight.clone().to(memory_format=layout))
+        optimizer = Lion([parameter], lr=1e-2)
+        for step in range(4):
+            parameter.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step))
+            optimizer.step()
+        results.append(parameter.detach().contiguous())
+    assert torch.equal(*results)
+
+
+def test_the_state_goes_round_in_float32_and_a_schedule_of_torch_works():
+    module = Given().to(torch.bfloat16)
+    optimizer = Lion(module.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    gradients = [[gradient.bfloat16() for gradient in gradients_of(0, step)] for step in range(4)]
+
+    def step_of(one, its_optimizer, step):
+        for parameter, gradient in zip(one.parameters(), gradients[step], strict=True):
+            parameter.grad = gradient
+        its_optimizer.step()
+
+    for step in range(3):
+        step_of(module, optimizer, step)
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] < 0.01
+    resumed = copy.deepcopy(module)
+    resumed_optimizer = Lion(resumed.parameters(), lr=1.0)
+    for _ in range(2):  # torch adds to an optimizer's defaults when it loads
+        resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert all(state["exp_avg"].dtype == torch.float32 for state in resumed_optimizer.state.values())
+    for one in ((module, optimizer), (resumed, resumed_optimizer)):
+        step_of(*one, 3)
+    assert digest(module) == digest(resumed)
+
+
+def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
+    def lists(*sizes: int) -> list[Tensor]:
+        return [torch.randn(size) for size in sizes]
+
+    options = (0.1, 0.9, 0.99, 0.01)
+    torch.library.opcheck(torch.ops.octavo.lion_.default, (lists(5, 0, 9), lists(5, 0, 9), lists(5, 0, 9), *options))
+    torch.library.opcheck(torch.ops.octavo.sign_step_.default, (lists(5, 9), lists(5, 9), 0.1, 0.01))
+    parameters = lists(5, 9)
+    before = [parameter.clone() for parameter in parameters]
+    for gradients, momenta in ((lists(5), lists(5, 9)), (lists(5, 8), lists(5, 9)), (lists(5, 9), lists(5))):
+        with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected"):
+            torch.ops.octavo.lion_(parameters, gradients, momenta, *options)
+    with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected a momentum as float32"):
+        torch.ops.octavo.lion_(parameters, lists(5, 9), [m.double() for m in lists(5, 9)], *options)
+    with pytest.raises(ValueError, match=r"^\[optim\.sign_step\] expected as many updates"):
+        torch.ops.octavo.sign_step_(parameters, lists(5), 0.1, 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True)), "the first changed all the same"
+
+
+# ---- several ranks
+
+
+def vote(rank: int, world_size: int, name: str) -> None:
+    """Every step against the votes of all ranks, whose gradients each rank knows."""
+    model, handle, optimizer = wrap(name, lr=0.01, weight_decay=0.1)
+    expected = [parameter.detach().clone() for parameter in model.module.parameters()]
+    momenta = [[torch.zeros_like(parameter) for parameter in expected] for _ in range(world_size)]
+    for step in range(5):
+        sums = [torch.zeros_like(parameter) for parameter in expected]
+        for peer in range(world_size):
+            for i, gradient in enumerate(gradients_of(peer, step)):
+                update = update_of(momenta[peer][i], gradient, BETAS[name])
+                sums[i] += update.sign() if i == 0 else update
+        for parameter, total in zip(expected, sums, strict=True):
+            move(parameter, total, 0.01, 0.1)
+        optimizer.zero_grad()
+        model(*gradients_of(rank, step)).backward()
+        assert set(model.module.weight.grad.unique().tolist()) <= {-1.0, 0.0, 1.0}
+        optimizer.step()
+        for parameter, theirs in zip(model.module.parameters(), expected, strict=True):
+            assert torch.equal(parameter, theirs), f"step {step}"
+        state = handle.state_dict()
+        assert torch.equal(state["momentum/weight"], momenta[rank][0].flatten())
+        assert torch.equal(state["momentum/bias"], momenta[rank][1])
+    assert not optimizer.state_dict()["state"]
+    assert len({digest_of(each) for each in momenta}) == world_size, "momenta are the ranks' own"
+
+
+def digest_of(tensors: list[Tensor]) -> float:
+    return sum(tensor.double().sum().item() for tensor in tensors)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_step_is_the_majority_of_the_ranks_own_signs(two_ranks, three_ranks, name):
+    with solo_world():
+        vote(0, 1, name)
+    two_ranks.run(vote, 2, name)
+    three_ranks.run(vote, 3, name)
+
+
+def dense_lion(rank: int, world_size: int, name: str) -> None:
+    """Gradients and betas are small fractions of two, so that nothing is ever rounded."""
+    betas = {"momentum": 0.5} if name == "signum" else {"betas": (0.5, 0.75)}
+    model, _, optimizer = wrap(name, plan="dense", **betas)
+    twin = copy.deepcopy(model.module)
+    plain = Lion(twin.parameters(), lr=1e-2, betas=(0.5, 0.5) if name == "signum" else (0.5, 0.75))
+    for step in range(4):
+        own = [(4 * gradient).round() / 4 for gradient in gradients_of(rank, step)]
+        optimizer.zero_grad()
+        model(*own).backward()
+        optimizer.step()
+        for i, parameter in enumerate(twin.parameters()):
+            of_all = [(4 * gradients_of(peer, step)[i]).round() / 4 for peer in range(world_size)]
+            parameter.grad = sum(of_all) / world_size
+        plain.step()
+        assert digest(model.module) == digest(twin), f"step {step}"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_under_a_dense_plan_it_is_lion_on_averaged_gradients(two_ranks, name):
+    two_ranks.run(dense_lion, 2, name)
+
+
+def learn(rank: int, name: str, plan: str, stop: int | None = None, options: dict | None = None) -> list:
+    """Losses and digests of 30 steps of an odd model; at `stop` everything is saved, built anew and loaded."""
+    unused = bool((options or {}).get("unused"))
+    ddp_options = {"bucket_cap_mb": 0.02, "find_unused_parameters": unused}
+
+    def make():
+        return wrap(name, plan, Odd(**(options or {})), ddp_options, lr=3e-3)
+
+    model, handle, optimizer = make()
+    curve = []
+    for step in range(30):
+        if step == stop:
+            saved = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
+            model, handle, optimizer = make()
+            model.module.load_state_dict(saved[0])
+            handle.load_state_dict(saved[1])
+            optimizer.load_state_dict(saved[2])
+        tokens = batch_of(rank, 0)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50)
+        loss.backward()
+        optimizer.step()
+        curve.append((loss.item(), digest(model)))
+    return curve
+
+
+def require_learnt(curves: list) -> None:
+    assert all([step[1] for step in curve] == [step[1] for step in curves[0]] for curve in curves), "replicas differ"
+    for curve in curves:
+        assert curve[-1][0] < 0.5 * curve[0][0]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_it_learns_with_replicas_of_the_same_bits(two_ranks, three_ranks, name):
+    with solo_world():
+        require_learnt([learn(0, name, "sign-vote")])
+    require_learnt(two_ranks.run(learn, name, "sign-vote"))
+    require_learnt(three_ranks.run(learn, name, "sign-vote"))
+
+
+@pytest.mark.parametrize("plan", ["int4+ef", "sign+ef", "sign-vote;narrow.*=int8"])
+def test_other_plans_average_the_updates(two_ranks, plan):
+    require_learnt(two_ranks.run(learn, "lion", plan))
+
+
+def test_parameters_that_no_rank_uses_do_not_move(two_ranks):
+    require_learnt(two_ranks.run(learn, "lion", "sign-vote", None, {"unused": True}))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("stop", [1, 7])
+def test_resuming_gives_the_same_bits(two_ranks, name, stop):
+    assert two_ranks.run(learn, name, "sign-vote", stop) == two_ranks.run(learn, name, "sign-vote")
+
+
+def test_resuming_a_plan_with_feedback_gives_the_same_bits(two_ranks):
+    assert two_ranks.run(learn, "lion", "int4+ef", 5) == two_ranks.run(learn, "lion", "int4+ef")
+
+
+def poison(rank: int, name: str, bad: float | None) -> tuple[str, list[Tensor]]:
+    """Six steps, the fourth of which one rank poisons, or none is made; a loop skips what is not finite."""
+    model, handle, optimizer = wrap(name)
+    for step in range(6):
+        if step == 3 and bad is None:
+            continue
+        optimizer.zero_grad()
+        gradients = gradients_of(rank, step)
+        if step == 3 and rank == 1:
+            gradients[0][5, 7] = bad
+        before = handle.state_dict()
+        model(*gradients).backward()
+        finite = all(bool(torch.isfinite(parameter.grad).all()) for parameter in model.parameters())
+        assert finite == (step != 3), "all ranks see it, on the very tensor"
+        if finite:
+            optimizer.step()
+        else:
+            after = handle.state_dict()
+            assert all(torch.equal(before[f"momentum/{key}"], after[f"momentum/{key}"]) for key in ("weight", "bias"))
+    assert handle.stats()["nonfinite_steps"] == (0 if bad is None else 1)
+    state = handle.state_dict()
+    return digest(model), [state["momentum/weight"], state["momentum/bias"]]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_a_nan_on_one_rank_leaves_no_trace(two_ranks, name, bad):
+    poisoned, without = two_ranks.run(poison, name, bad), two_ranks.run(poison, name, None)
+    for (ours, our_momenta), (theirs, their_momenta) in zip(poisoned, without, strict=True):
+        assert ours == theirs
+        assert all(torch.equal(a, b) for a, b in zip(our_momenta, their_momenta, strict=True))
+
+
+def use_now_and_then(rank: int) -> str:
+    torch.manual_seed(0)
+    model, handle, optimizer = wrap("signum", module=Switch(), ddp_options={"find_unused_parameters": True})
+    for step in range(6):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        optimizer.zero_grad()
+        before = model.module.b.weight.detach().clone()
+        model(x, use_b=step % 2 == 0).square().mean().backward()
+        optimizer.step()
+        assert torch.equal(before, model.module.b.weight) == (step % 2 == 1)
+    assert handle.state_dict()["momentum/b.weight"].norm() > 0
+    return digest(model)
+
+
+def test_a_layer_that_is_unused_now_and_then_keeps_replicas_alike(two_ranks):
+    first, second = two_ranks.run(use_now_and_then)
+    assert first == second
+
+
+def save_momenta(rank: int) -> dict:
+    model, handle, optimizer = wrap("lion")
+    model(*gradients_of(rank, 0)).backward()
+    optimizer.step()
+    return handle.state_dict()
+
+
+def load_momenta(rank: int, states: list[dict]) -> None:
+    model, handle, optimizer = wrap("lion")
+    handle.load_state_dict(states)
+    mean = sum(state["momentum/weight"] for state in states) / len(states)
+    torch.testing.assert_close(handle.state_dict()["momentum/weight"], mean)
+    model(*gradients_of(rank, 1)).backward()
+    optimizer.step()
+
+
+def test_another_number_of_ranks_goes_on_with_the_mean_momentum(two_ranks, three_ranks):
+    three_ranks.run(load_momenta, two_ranks.run(save_momenta))
+
+
+def scale_losses(rank: int, name: str, scale: bool) -> str:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scale)
+    model, _, optimizer = wrap(name, scaler=scaler)
+    for step in range(6):
+        optimizer.zero_grad()
+        scaler.scale(model(*gradients_of(rank, step))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return digest(model)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_loss_scale_that_grows_changes_nothing(two_ranks, name):
+    assert two_ranks.run(scale_losses, name, True) == two_ranks.run(scale_losses, name, False)
+
+
+def accumulate(rank: int) -> None:
+    model, _, optimizer = wrap("lion")
+    twin, _, twin_optimizer = wrap("lion")
+    for step in range(3):
+        for its_optimizer in (optimizer, twin_optimizer):
+            its_optimizer.zero_grad(set_to_none=step % 2 == 0)
+        with model.no_sync():
+            model(*gradients_of(rank, 2 * step)).backward()
+        model(*gradients_of(rank, 2 * step + 1)).backward()
+        sums = [a + b for a, b in zip(gradients_of(rank, 2 * step), gradients_of(rank, 2 * step + 1), strict=True)]
+        twin(*sums).backward()
+        for its_optimizer in (optimizer, twin_optimizer):
+            its_optimizer.step()
+        assert digest(model) == digest(twin)
+
+
+def test_accumulated_gradients_are_voted_on_once(two_ranks):
+    two_ranks.run(accumulate)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: Signum(p, lr=-1.0), "[optim.Signum] lr must be at least 0, got -1.0"),
+        (lambda p: Signum(p, momentum=1.0), "[optim.Signum] a beta must be at least 0 and below 1, got 1.0"),
+        (lambda p: Lion(p, betas=(0.9, -0.1)), "[optim.Lion] a beta must be at least 0 and below 1, got -0.1"),
+        (lambda p: DistributedLion(p, weight_decay=-1), "[optim.DistributedLion] weight_decay must be at least 0"),
+        (
+            lambda p: Signum([{"params": [q], "momentum": m} for q, m in zip(p, (0.5, 0.9), strict=True)]),
+            "the same betas in all parameter groups, got (0.5, 0.5) and (0.9, 0.9)",
+        ),
+        (
+            lambda p: Signum(p).load_state_dict(Lion(p).state_dict()),
+            "[optim.Signum] this is the state of another optimizer, not of a Signum",
+        ),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(make, words):
+    with pytest.raises(ValueError) as caught:
+        make([nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))])
+    assert words in str(caught.value)
+
+
+def test_complex_and_sparse_are_refused():
+    with pytest.raises(TypeError, match=r"\[optim\.Lion\] complex parameters"):
+        Lion([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(4, 2))]
+    parameters[0].grad = torch.ones(2)
+    parameters[1].grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 2), (4, 2), check_invariants=True)
+    with pytest.raises(RuntimeError, match=r"\[optim\.Lion\] sparse gradients are not supported"):
+        Lion(parameters).step()
+    assert torch.equal(parameters[0], torch.ones(2)), "nothing may move"
+
+
+def refuse(rank: int) -> None:
+    model = DistributedDataParallel(Given())
+    alone = build("signum", model.parameters())
+    model(*gradients_of(rank, 0)).backward()
+    before = digest(model)
+    with pytest.raises(RuntimeError, match=r"\[optim\.Signum\] .* octavo\.compress\(ddp, plan, optimizer=optimizer\)"):
+        alone.step()
+    stranger = build("signum", [*model.parameters(), nn.Parameter(torch.zeros(2))])
+    with pytest.raises(ValueError, match=r"\[optim\.Signum\] 1 of the optimizer's parameters are not of the model"):
+        octavo.compress(model, "sign-vote", optimizer=stranger)
+    different = build("lion", model.parameters(), betas=(0.9, 0.99 if rank == 0 else 0.98))
+    with pytest.raises(ValueError, match="all ranks must have the same phase of the optimizer"):
+        octavo.compress(model, "sign-vote", optimizer=different)
+    handle = octavo.compress(model, "sign-vote", optimizer=alone)
+    with pytest.raises(ValueError, match=r"joined to another octavo\.compress already"):
+        octavo.compress(DistributedDataParallel(Given()), "sign-vote", optimizer=alone)
+    handle.set_plan("int4+ef")
+    assert str(handle.plan) == "int4+ef"
+    alone.zero_grad()
+    model(*gradients_of(rank, 0)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(RuntimeError, match=r"\[optim\.Signum\] step: .* every step has the size of the learning rate"):
+        alone.step()
+    alone.zero_grad()
+    model(*gradients_of(rank, 1)).backward()
+    with pytest.raises(RuntimeError, match=r"\.grad of bias holds .* no_sync"):
+        model(*gradients_of(rank, 2)).backward()
+    assert digest(model) == before
+
+
+def test_what_would_take_a_vote_for_a_gradient_is_refused(two_ranks):
+    two_ranks.run(refuse)
