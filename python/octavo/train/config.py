@@ -22,7 +22,8 @@ VOTED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 LR = {"adamw": 3e-3, "onebit-adamw": 3e-3, "onebit-lamb": 1e-2, "muon": 3e-3, "signum": 6e-4, "lion": 6e-4}
 """The default of --lr for each optimizer: with BETA1 the best, or nearly so, on all data sets of `octavo bench
-quality`; of those that step by signs a fifth of that, as the paper on Lion advises and a few trials confirm."""
+quality`. Not tuned there: of those that step by signs it is a fifth, as the paper on Lion advises; LAMB's is a part of
+a tensor's own size."""
 DGC_MOMENTUM = 0.9
 """The default of --beta1 under a plan with dgc, which keeps the momentum in the optimizer's place."""
 BETA1 = {"adamw": 0.5, "onebit-adamw": 0.5, "onebit-lamb": 0.5, "muon": 0.95, "signum": 0.9, "lion": 0.9}
