@@ -41,6 +41,7 @@ add_library(octavo SHARED
   codec/orthonormal.cpp
   codec/power_sgd.cpp
   codec/random_k.cpp
+  codec/count_sketch.cpp
   optim/adamw.cpp
   optim/flat.cpp
   optim/lamb.cpp

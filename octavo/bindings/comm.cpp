@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "octavo/bindings/echo_backend.h"
+#include "octavo/codec/count_sketch.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
@@ -85,6 +86,38 @@ void bind_coding(py::module_& m) {
                      values.mutable_data_ptr<float>(), nullptr);
       },
       py::arg("plan"), py::arg("payload"), py::arg("values"), no_gil);
+}
+
+rules::CountSketch shape_of_sketch(const at::Tensor& sketch, const at::Tensor& values, std::uint64_t key) {
+  const bool fits = sketch.dim() == 2 && sketch.size(0) % 2 == 1 && sketch.size(0) <= 5 && sketch.size(1) > 0 &&
+                    sketch.size(1) % static_cast<std::int64_t>(rules::kSketchGroup) == 0;
+  if (!fits || !sketch.is_contiguous() || !values.is_contiguous() || sketch.device() != values.device()) {
+    fail(ErrorCode::invalid_argument, "codec.sketch",
+         "expected contiguous values and on their device a contiguous sketch of 1, 3 or 5 rows and a multiple of ",
+         rules::kSketchGroup, " columns, got one of ", sketch.sizes());
+  }
+  return {key, static_cast<std::uint64_t>(sketch.size(0)), static_cast<std::uint64_t>(sketch.size(1))};
+}
+
+/// Count sketches in float32, for the benchmarks.
+void bind_sketch(py::module_& m) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  m.def(
+      "insert_sketch",
+      [](at::Tensor sketch, const at::Tensor& values, std::uint64_t key) {
+        const rules::CountSketch shape = shape_of_sketch(sketch, values, key);
+        insert_sketch(values.device(), {values.const_data_ptr<float>()}, static_cast<std::uint64_t>(values.numel()),
+                      shape, sketch.mutable_data_ptr<float>());
+      },
+      py::arg("sketch"), py::arg("values"), py::arg("key"), no_gil);
+  m.def(
+      "estimate_sketch",
+      [](const at::Tensor& sketch, at::Tensor values, std::uint64_t key) {
+        const rules::CountSketch shape = shape_of_sketch(sketch, values, key);
+        estimate_sketch(values.device(), sketch.const_data_ptr<float>(), shape,
+                        static_cast<std::uint64_t>(values.numel()), values.mutable_data_ptr<float>());
+      },
+      py::arg("sketch"), py::arg("values"), py::arg("key"), no_gil);
 }
 
 std::chrono::milliseconds milliseconds(double seconds) {
@@ -270,6 +303,7 @@ void bind_compressor(py::module_& m) {
 void bind_comm(py::module_& m) {
   bind_plan(m);
   bind_coding(m);
+  bind_sketch(m);
   bind_compressor(m);
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/codec/count_sketch.h"
 #include "octavo/codec/power_sgd.h"
 #include "octavo/codec/random_k.h"
 #include "octavo/codec/top_k.h"
@@ -40,7 +41,7 @@ struct Map {
 };
 
 /// A linear map is a line here.
-constexpr Map kMaps[] = {{"powersgd", make_power_sgd}};
+constexpr Map kMaps[] = {{"powersgd", make_power_sgd}, {"sketch", make_count_sketch}};
 
 struct Registry {
   std::mutex mutex;

@@ -31,6 +31,8 @@ namespace octavo {
 ///                     randomk:0.01:unbiased multiplies it by 100; a last part names the codec of the values
 ///   powersgd:4        a matrix as the product of two of rank 4, which travel one after the other in float32;
 ///                     powersgd:4:alternating sends one of them a step, in turn
+///   sketch:0.1        a count sketch of a tenth as many cells as values, from which the largest values are estimated,
+///                     an eighth as many as cells; sketch:0.1:0.01 takes a hundredth of the values
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); `:N` sets the block, in elements,
@@ -45,7 +47,7 @@ namespace octavo {
 ///
 /// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter
 /// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`. Of
-/// powersgd these steps are dense.
+/// powersgd and sketch these steps are dense.
 struct OCTAVO_API ParameterPlan {
   struct WarmUp {
     std::uint64_t steps;

@@ -7,6 +7,7 @@
 #include "octavo/kernels/runtime.h"
 #include "octavo/rules/adamw.h"
 #include "octavo/rules/block_codecs.h"
+#include "octavo/rules/count_sketch.h"
 #include "octavo/rules/lamb.h"
 #include "octavo/rules/lion.h"
 #include "octavo/rules/low_rank.h"
@@ -64,6 +65,10 @@ struct KernelTable {
   void (*settle_top)(Queue, const EncodeInput& input, std::uint64_t count, const rules::TopK& shape,
                      const float* values, const float* sent, const std::uint32_t* indices,
                      rules::Residual* next_residual);
+  // the input's values at these indices to `values`; to next_residual (null: not wanted) all others as what is left
+  // over, of these and of non-finite ones 0
+  void (*gather_top)(Queue, const EncodeInput& input, const std::uint32_t* indices, std::uint64_t count,
+                     const rules::TopK& shape, float* values, rules::Residual* next_residual);
   // the selected in their places, 0 elsewhere; `store` and `nonfinite` as in DecodeKernel
   void (*scatter_top)(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count,
                       const rules::TopK& shape, Store store, float* out, std::uint32_t* nonfinite);
@@ -76,6 +81,15 @@ struct KernelTable {
                         const float* sent, rules::Residual* next_residual);
   void (*scatter_random)(Queue, const float* sent, std::uint64_t count, const rules::RandomK& shape, Store store,
                          float* out, std::uint32_t* nonfinite);
+
+  // count_sketch (rules/count_sketch.h): adds values to the cells of a part of the blocks of a sketch, a float
+  // [rows, columns], and touches no others; calls for disjoint parts may run at once. Elements have the numbers from
+  // input.first on.
+  void (*insert_sketch)(Queue, const EncodeInput& input, std::uint64_t count, const rules::CountSketch& shape,
+                        rules::SketchBlocks part, float* sketch);
+  // the estimates of the elements from number `first` on
+  void (*estimate_sketch)(Queue, const float* sketch, const rules::CountSketch& shape, std::uint64_t first,
+                          std::uint64_t count, float* estimates);
 
   // low_rank (rules/low_rank.h), of the whole matrix that the input is: for `count` rows from `first` on the left
   // factor that belongs to a right one; for columns the right factor; for rows the product, to `out`, which may lie

@@ -195,6 +195,28 @@ TEST(GoldenBits, CodecsWriteWhatTheyAlwaysWrote) {
   }
 }
 
+std::uint64_t hash_of_sketch(const rules::CountSketch& shape) {
+  constexpr std::uint64_t kCount = 30001, kFirst = 200;
+  const auto values = drawn(kCount, 1);
+  EncodeInput input{values.data()};
+  input.gradient_weight = 0.1F;
+  input.first = kFirst;
+  std::vector<float> sketch(shape.cells()), estimates(kCount);
+  tested().insert_sketch({}, input, kCount, shape, {0, shape.blocks()}, sketch.data());
+  tested().estimate_sketch({}, sketch.data(), shape, kFirst, kCount, estimates.data());
+  Hash hash;
+  hash.add(sketch.data(), sketch.size());
+  hash.add(estimates.data(), kCount);
+  return hash.value();
+}
+
+TEST(GoldenBits, CountSketchesHoldWhatTheyAlwaysHeld) {
+  if (tested().runtime) return;
+  EXPECT_EQ(hash_of_sketch({7, 1, 64}), 0x0U);
+  EXPECT_EQ(hash_of_sketch({0x1234567890ABCDEF, 3, 1024}), 0x0U);
+  EXPECT_EQ(hash_of_sketch({0x1234567890ABCDEF, 5, 19200}), 0x0U);
+}
+
 }  // namespace
 
 }  // namespace octavo::conformance

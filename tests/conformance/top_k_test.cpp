@@ -54,6 +54,16 @@ void expect_selection_equals_reference(const rules::TopK& shape, std::uint64_t c
   got.indices.expect_untouched_around();
   got.next.expect_untouched_around();
 
+  Guarded<float> gathered_wanted(shape.kept_in(count)), gathered(shape.kept_in(count), offset);
+  Guarded<rules::Residual> others_wanted(count), others(count, offset);
+  reference().gather_top({}, in, expected.indices.data(), count, shape, gathered_wanted.data(), others_wanted.data());
+  tested().gather_top({}, in, got.indices.data(), count, shape, gathered.data(), others.data());
+  gathered.expect_same_bits(gathered_wanted);
+  gathered.expect_same_bits(expected.values);
+  gathered.expect_untouched_around();
+  others.expect_same_bits(others_wanted);
+  others.expect_untouched_around();
+
   const std::vector<float> sent = expected.halves();
   expect_same_results(count, offset, [&](const KernelTable& table, Store how, float* out, std::uint32_t* nonfinite) {
     Selection& from = &table == &tested() ? got : expected;

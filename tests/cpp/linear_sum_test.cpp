@@ -13,6 +13,7 @@
 #include "octavo/codec/registry.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
+#include "tests/cpp/map_steps.h"
 #include "tests/cpp/ranks.h"
 
 namespace octavo {
@@ -21,7 +22,6 @@ namespace {
 
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
-constexpr auto kDeadline = std::chrono::milliseconds(20000);
 constexpr std::int64_t kRows = 48, kColumns = 96;
 constexpr Matrix kShape = {kRows, kColumns};
 
@@ -36,41 +36,11 @@ at::Tensor matrix_of(int rank, std::int64_t of_rank) {
   return at::mm(left, noise(2, {of_rank, kColumns})).contiguous();
 }
 
-/// One rank's state of one tensor, and the steps that it makes.
-class Steps {
+/// One rank's steps of the matrix.
+class Steps : public MapSteps {
  public:
   Steps(const BackendPtr& backend, LinearMapPtr map, bool feedback)
-      : wire_(backend, kDeadline), sum_(wire_, seconds_, c10::kCPU), map_(std::move(map)), feedback_(feedback) {}
-
-  /// The result in the place of the values.
-  Outcome step(at::Tensor& values, bool commit = true) {
-    ++step_;
-    Contribution tensor = contribution(values);
-    const Outcome outcome = sum_.run({{}, {tensor}, wire_.world_size(), step_});
-    for (Versioned* state : {&residual_, &memory_}) commit ? state->commit() : state->roll_back();
-    return outcome;
-  }
-
-  Contribution contribution(at::Tensor& values) {
-    const Codec& exact = block_coding(BlockCodec::fp32);
-    Contribution tensor{values.mutable_data_ptr<float>(), kShape.count(), &exact, &exact};
-    tensor.mapping = {map_.get(), kShape, step_, feedback_, feedback_ ? &residual_ : nullptr, &memory_};
-    tensor.shared_key = rules::derive_key(step_, 99);
-    tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(wire_.rank()), step_);
-    return tensor;
-  }
-
-  const at::Tensor& residual() const { return residual_.tensor(); }
-  const at::Tensor& memory() const { return memory_.tensor(); }
-
- private:
-  Wire wire_;
-  PhaseSeconds seconds_;
-  LinearSum sum_;
-  LinearMapPtr map_;
-  bool feedback_;
-  std::uint64_t step_ = 0;
-  Versioned residual_ = Versioned(at::kBFloat16), memory_ = Versioned(at::kFloat);
+      : MapSteps(backend, std::move(map), kShape, feedback) {}
 };
 
 LinearMapPtr power_sgd(std::uint64_t rank, bool alternating = false) {
@@ -178,7 +148,7 @@ TEST(LinearSum, AZeroGradientAndThenAnotherOne) {
 
 TEST(LinearSum, OtherTensorsOfTheBucketTravelByTheirCodecs) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadline);
+    Wire wire(backend, MapSteps::kDeadline);
     PhaseSeconds seconds;
     LinearSum sum(wire, seconds, c10::kCPU);
     Steps steps(backend, power_sgd(4), /*feedback=*/false);
@@ -202,7 +172,7 @@ TEST(LinearSum, SendsTheFactorsAlone) {
     for (const int world : {2, 4}) {
       std::atomic<std::uint64_t> sent = 0;
       run_ranks(world, [&](const BackendPtr& backend, int rank) {
-        Wire wire(backend, kDeadline);
+        Wire wire(backend, MapSteps::kDeadline);
         PhaseSeconds seconds;
         LinearSum sum(wire, seconds, c10::kCPU);
         Steps steps(backend, power_sgd(4, alternating), /*feedback=*/false);

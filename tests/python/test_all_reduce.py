@@ -45,6 +45,19 @@ def test_a_sum_of_low_rank_is_found_in_one_call(three_ranks):
     assert (results[0] - exact).norm() < 1e-5 * exact.norm()
 
 
+def sum_of_few(rank: int, plan: str) -> torch.Tensor:
+    places = torch.randperm(20000, generator=torch.Generator().manual_seed(rank))[:50]
+    tensor = torch.zeros(20000).index_fill(0, places, rank + 1.0)
+    octavo.all_reduce(tensor, plan)
+    return tensor
+
+
+def test_the_few_elements_of_a_sum_are_found_by_a_sketch(three_ranks):
+    exact = three_ranks.run(sum_of_few, "dense")[0]
+    results = three_ranks.run(sum_of_few, "sketch:0.2:exact")
+    assert all(torch.equal(r, exact) for r in results)
+
+
 def vote(rank: int) -> torch.Tensor:
     tensor = torch.tensor([[5.0, 1, -1], [2, -9, -3]])[rank]
     octavo.all_reduce(tensor, "sign-vote")

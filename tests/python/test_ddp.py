@@ -13,6 +13,7 @@ import octavo
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign", "sign+ef", "sign-vote"]
 PLANS += ["powersgd:4+ef", "powersgd:2:alternating+ef"]
 PLANS += ["dgc:0.05", "dgc:0.1:int4+clip:0.1", "delta+int4", "delta+topk:0.05", "delta+randomk:0.25:unbiased"]
+PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef"]
 
 
 class Odd(nn.Module):
@@ -210,7 +211,7 @@ def save_and_resume(rank: int, plan: str) -> None:
         resumed_handle.load_state_dict(handle.state_dict())
     assert str(resumed_handle.plan) == "int4+ef", "loading a state changes no plan"
     resumed_handle.set_plan(plan)
-    if "powersgd" in plan:  # from one codec to another residuals are kept, to and from a map of tensors they are not
+    if plan != "sign+ef":  # from one codec to another residuals are kept, to and from a map of tensors they are not
         resumed_handle.load_state_dict(handle.state_dict())
     for step in range(3, 6):
         step_once(model, optimizer, rank, step)
@@ -218,7 +219,9 @@ def save_and_resume(rank: int, plan: str) -> None:
         assert digest(model) == digest(resumed)
 
 
-@pytest.mark.parametrize("plan", ["sign+ef", "powersgd:4+ef", "powersgd:2:alternating+ef"])
+@pytest.mark.parametrize(
+    "plan", ["sign+ef", "powersgd:4+ef", "powersgd:2:alternating+ef", "sketch:0.2+ef", "sketch:0.2:exact+ef"]
+)
 def test_state_dict_resumes_with_the_same_bits(two_ranks, plan):
     two_ranks.run(save_and_resume, plan)
 
@@ -381,6 +384,16 @@ def test_what_a_map_of_tensors_keeps_is_redistributed_too(two_ranks, three_ranks
     assert all(digest == first for digest, _ in others)
     old = [one["handle"]["residual/wide.weight"].float() for one in saved]
     assert torch.allclose(loaded["residual/wide.weight"].float(), (old[0] + old[1]) / 2, rtol=0.01, atol=1e-9)
+    assert torch.equal(loaded["memory/wide.weight"], saved[0]["handle"]["memory/wide.weight"])
+
+
+def test_the_error_that_a_sketch_keeps_is_that_of_all_ranks(two_ranks, three_ranks):
+    plan = "sketch:0.2+ef"
+    saved = two_ranks.run(save_states, plan)
+    assert torch.equal(*(one["handle"]["memory/wide.weight"] for one in saved))
+    assert "residual/wide.weight" not in saved[0]["handle"]
+    (first, loaded), *others = three_ranks.run(resume_on_another_number_of_ranks, plan, saved)
+    assert all(digest == first for digest, _ in others)
     assert torch.equal(loaded["memory/wide.weight"], saved[0]["handle"]["memory/wide.weight"])
 
 

@@ -42,9 +42,37 @@ OCTAVO_INLINE FloatVector load_vector(const float* values) {
   return vector;
 }
 
+OCTAVO_INLINE void store_vector(FloatVector vector, float* values) { std::memcpy(values, &vector, sizeof vector); }
+
 OCTAVO_INLINE FloatVector magnitudes(FloatVector values) {
   using Words = Register<kVectorFloats>::Words;
   return reinterpret_cast<FloatVector>(reinterpret_cast<Words>(values) & ~rules::kSignMask);
+}
+
+/// Lane l of the result is lane l ^ x of the vector.
+OCTAVO_INLINE FloatVector exchange_lanes(FloatVector vector, std::uint32_t x) {
+#if defined(__AVX512F__)
+  const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i from = _mm512_xor_si512(lanes, _mm512_set1_epi32(static_cast<int>(x)));
+  return reinterpret_cast<FloatVector>(_mm512_maskz_permutexvar_ps(0xFFFF, from, reinterpret_cast<__m512>(vector)));
+#elif defined(__AVX2__)
+  const __m256i from =
+      _mm256_xor_si256(_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_set1_epi32(static_cast<int>(x)));
+  return reinterpret_cast<FloatVector>(_mm256_permutevar8x32_ps(reinterpret_cast<__m256>(vector), from));
+#else
+  FloatVector exchanged;
+  for (std::uint32_t lane = 0; lane < kVectorFloats; ++lane) exchanged[lane] = vector[lane ^ x];
+  return exchanged;
+#endif
+}
+
+/// -value in the lanes whose bit of the mask is 1, lane 0 in the lowest.
+OCTAVO_INLINE FloatVector negate_lanes(FloatVector vector, std::uint64_t mask) {
+  using Words = Register<kVectorFloats>::Words;
+  Words shifts;
+  for (std::uint32_t lane = 0; lane < kVectorFloats; ++lane) shifts[lane] = 31 - lane;
+  const Words signs = (Words{} + static_cast<std::uint32_t>(mask)) << shifts & rules::kSignMask;
+  return reinterpret_cast<FloatVector>(reinterpret_cast<Words>(vector) ^ signs);
 }
 
 /// Reverses the bits of each byte: masks count elements from the lowest bit, packed signs from the highest.

@@ -164,6 +164,26 @@ void settle_top(Queue, const EncodeInput& in, std::uint64_t count, const rules::
   });
 }
 
+void gather_top(Queue, const EncodeInput& in, const std::uint32_t* indices, std::uint64_t count,
+                const rules::TopK& shape, float* values, rules::Residual* next) {
+  const Store how = choose_residual_store(count);
+  constexpr std::uint64_t kChunk = 1024;
+  for (std::uint64_t first = 0; next && first < count; first += kChunk) {
+    float chunk[kChunk];
+    const std::uint64_t size = smaller(kChunk, count - first);
+    work_out(in, first, size, chunk);
+    keep_residual(in, first, chunk, size, how, next);
+  }
+  end_stream();
+  for_each_tile(shape, count, [&](const rules::TopTile& tile) {
+    for_each_selected(tile, indices, [&](std::uint64_t k, std::uint64_t index) {
+      const std::uint64_t i = tile.first + index;
+      values[k] = value_at(in, i);
+      if (next) next[i] = residual_at(in, i, 0.0F);
+    });
+  });
+}
+
 void scatter_top(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count, const rules::TopK& shape,
                  Store wish, float* out, std::uint32_t* nonfinite) {
   const Store how = choose_store(wish, count);

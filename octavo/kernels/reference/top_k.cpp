@@ -61,6 +61,21 @@ void settle_top(Queue, const EncodeInput& in, std::uint64_t count, const rules::
   });
 }
 
+void gather_top(Queue, const EncodeInput& in, const std::uint32_t* indices, std::uint64_t count,
+                const rules::TopK& shape, float* values, rules::Residual* next) {
+  for (std::uint64_t i = 0; next && i < count; ++i) {
+    next[i] = residual_at(in, i, rules::left_over_of(value_at(in, i), 0.0F));
+  }
+  for_each_tile(shape, count, [&](const rules::TopTile& tile, const rules::IndexWords& layout) {
+    const auto word_at = [&](std::uint64_t word) { return indices[tile.first_word + word]; };
+    layout.for_each(word_at, [&](std::uint64_t j, std::uint64_t index) {
+      const std::uint64_t i = tile.first + index;
+      values[tile.first_kept + j] = value_at(in, i);
+      if (next) next[i] = residual_at(in, i, 0.0F);
+    });
+  });
+}
+
 void scatter_top(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count, const rules::TopK& shape,
                  Store how, float* out, std::uint32_t* nonfinite) {
   if (how != Store::add) std::fill_n(out, count, 0.0F);

@@ -9,6 +9,7 @@
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/span.h"
+#include "octavo/rules/count_sketch.h"
 #include "octavo/rules/low_rank.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
@@ -31,6 +32,8 @@ inline auto flat(const rules::LowRank& shape) { return std::tuple(shape.rows, sh
 inline auto flat(const rules::RandomK& shape) {
   return std::tuple(shape.key, shape.stride, shape.before, shape.is_unbiased);
 }
+inline auto flat(const rules::CountSketch& shape) { return std::tuple(shape.key, shape.rows, shape.columns); }
+inline auto flat(const rules::SketchBlocks& part) { return std::tuple(part.first, part.count); }
 template <class Argument>
 auto flat(const Argument& argument) {
   return std::tuple(argument);

@@ -69,7 +69,7 @@ def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
     `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB.
     """
     torch.manual_seed(0)
-    rows = [*_bits(elements, rounds), *_codecs(rounds), *_owner(rounds), *_steps(rounds)]
+    rows = [*_bits(elements, rounds), *_codecs(rounds), *_sketch(rounds), *_owner(rounds), *_steps(rounds)]
     return [replace(row, threads=row.threads or torch.get_num_threads()) for row in rows]
 
 
@@ -262,6 +262,30 @@ def _owners_seconds(text: str, count: int, rounds: int) -> Seconds:
 
 def _bytes_each(text: str, count: int) -> float:
     return octavo.Plan(text).payload_bytes(count) / count
+
+
+def _sketch(rounds: int) -> list[Row]:
+    """A row of a count sketch against torch.bincount, which is given columns and values with their signs."""
+    count_of_rows, columns, key = 3, BUCKET // 30 // 64 * 64, 1  # a tenth as many cells as elements
+    values, out = torch.randn(BUCKET), torch.empty(BUCKET)
+    sketch = torch.zeros(count_of_rows, columns)
+    # in a row whose cells are numbered from 1 an element's estimate is the number of its cell, with its sign
+    _C.estimate_sketch(torch.arange(1.0, columns + 1).unsqueeze(0), out, key)
+    indices, signed = out.abs().long() - 1, values * out.sign()
+    insert, insert_row, estimate = (f"count sketch, {what}" for what in ("insert", "insert a row", "estimate"))
+    bincount = "torch.bincount, one thread"
+    seconds = take_turns(
+        {
+            "copy": lambda: out.copy_(values),
+            bincount: lambda: torch.bincount(indices, weights=signed, minlength=columns),
+            insert: lambda: _C.insert_sketch(sketch, values, key),
+            estimate: lambda: _C.estimate_sketch(sketch, out, key),
+        },
+        rounds,
+    )
+    seconds[insert_row] = [time / count_of_rows for time in seconds[insert]]
+    rows = [_row(seconds, insert_row, BUCKET, 4, bincount)]
+    return rows + [_row(seconds, name, BUCKET, 4, "copy") for name in (insert, estimate)]
 
 
 def _steps(rounds: int) -> list[Row]:

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/codec/linear_map.h"
+#include "octavo/codec/registry.h"
+#include "octavo/rules/count_sketch.h"
+#include "octavo/rules/top_k.h"
+
+namespace octavo {
+
+/// Adds `count` values, whose numbers begin at input.first, to a sketch, on all threads. Memory is the device's.
+OCTAVO_API void insert_sketch(c10::Device device, const EncodeInput& input, std::uint64_t count,
+                              const rules::CountSketch& shape, float* sketch);
+/// The estimates of the elements with numbers in [0, count), on all threads.
+OCTAVO_API void estimate_sketch(c10::Device device, const float* sketch, const rules::CountSketch& shape,
+                                std::uint64_t count, float* estimates);
+
+/// The image of a tensor is its count sketch of three rows. From the mean of the sketches all ranks estimate the
+/// largest elements of the mean tensor, of equal ones the first; all others are 0 in the result.
+///
+/// Either the result is the estimates (FetchSGD, Rothchild et al. 2020). With error feedback the error stays in the
+/// sketch, one for all ranks, and there is no residual for each element: sketches are added up from step to step, and
+/// the cells of what was taken are emptied. (To subtract what was taken, as the paper has it, diverges: what an
+/// estimate is wrong by is taken too. The paper's own code empties cells.) All steps then hash alike.
+///
+/// Or, `exact`, each rank sends its own values of these elements in a second round (SketchedSGD, Ivkin et al. 2019): a
+/// top-k of the mean. Error feedback needs a residual for each element, and each step draws other hashes, so that no
+/// two elements disturb each other for ever.
+class OCTAVO_API CountSketch final : public LinearMap {
+ public:
+  /// `ratio`: cells for each element, at most 0.5; `taken`: the share of the elements that are taken.
+  CountSketch(double ratio, double taken, bool is_exact);
+
+  /// A tensor that would save less than half travels as it is.
+  std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
+  /// Of the estimates' feedback the sketch; `exact` keeps the indices here from one round to the next.
+  std::uint64_t memory_size(const Matrix& shape) const override;
+  bool needs_residual() const override { return is_exact_; }
+  void project(c10::Device device, const MapInput& tensor, std::size_t round,
+               std::span<float* const> images) const override;
+  void reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
+                   rules::Residual* next_residual, std::uint32_t* nonfinite) const override;
+
+  static constexpr double kTakenOfCells = 0.125;  // where a plan does not say what is taken
+
+ private:
+  rules::CountSketch sketch_of(const MapInput& tensor) const;
+  std::uint64_t columns(const Matrix& shape) const;
+  rules::TopK taken_of(const Matrix& shape) const;
+  void sketch_values(c10::Device device, const MapInput& tensor, float* image) const;
+  void send_exact(c10::Device device, const MapInput& tensor, const float* sketch, float* image) const;
+  void take_estimates(c10::Device device, const MapInput& tensor, const float* sketch, float* out,
+                      std::uint32_t* nonfinite) const;
+  void take_exact(c10::Device device, const MapInput& tensor, const float* image, float* out,
+                  rules::Residual* next_residual, std::uint32_t* nonfinite) const;
+
+  double ratio_, taken_;
+  bool is_exact_;
+};
+
+/// sketch:RATIO[:TAKEN][:exact]
+LinearMapPtr make_count_sketch(const CodecText& text);
+
+}  // namespace octavo
