@@ -32,7 +32,8 @@ namespace octavo {
 ///   powersgd:4        a matrix as the product of two of rank 4, which travel one after the other in float32;
 ///                     powersgd:4:alternating sends one of them a step, in turn
 ///   sketch:0.1        a count sketch of a tenth as many cells as values, from which the largest values are estimated,
-///                     an eighth as many as cells; sketch:0.1:0.01 takes a hundredth of the values
+///                     an eighth as many as cells; sketch:0.1:0.01 takes a hundredth of the values, and with a last
+///                     part, as in sketch:0.1:exact, their exact mean is sent in a second round
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); `:N` sets the block, in elements,
