@@ -177,7 +177,7 @@ TEST(LinearSum, SendsTheFactorsAlone) {
         LinearSum sum(wire, seconds, c10::kCPU);
         Steps steps(backend, power_sgd(4, alternating), /*feedback=*/false);
         at::Tensor values = matrix_of(rank, 4);
-        sum.run({{}, {steps.contribution(values)}, world, 5});
+        sum.run({{}, {steps.contribution(values)}, static_cast<double>(world), 5});
         sent += wire.sent_bytes();
       });
       const int factors = 4 * (alternating ? kColumns : kRows + kColumns);

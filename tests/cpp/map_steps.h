@@ -29,7 +29,7 @@ class MapSteps {
   Outcome step(at::Tensor& values, bool commit = true) {
     ++step_;
     Contribution tensor = contribution(values);
-    const Outcome outcome = sum_.run({{}, {tensor}, wire_.world_size(), step_});
+    const Outcome outcome = sum_.run({{}, {tensor}, static_cast<double>(wire_.world_size()), step_});
     for (Versioned* state : {&residual_, &memory_}) commit ? state->commit() : state->roll_back();
     return outcome;
   }

@@ -18,11 +18,12 @@ namespace {
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-constexpr std::int64_t kRows = 35, kColumns = 70, kBias = 33;
+constexpr std::int64_t kWeightRows = 35, kWeightColumns = 70, kBias = 33;
 
 std::shared_ptr<Compressor> make(const BackendPtr& backend, const char* plan) {
-  const std::vector<ParameterInfo> parameters = {{"weight", kRows * kColumns, false, kRows, Ownership::rows(kColumns)},
-                                                 {"bias", kBias, true, 1, Ownership::rows(1)}};
+  const std::vector<ParameterInfo> parameters = {
+      {"weight", kWeightRows * kWeightColumns, false, kWeightRows, Ownership::rows(kWeightColumns)},
+      {"bias", kBias, true, 1, Ownership::rows(1)}};
   return std::make_shared<Compressor>(std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
                                       Plan::parse(plan), parameters, Collective::reduce_scatter);
 }
@@ -33,7 +34,7 @@ std::vector<at::Tensor> gradients_of(int rank) {
     const at::Tensor flat = at::arange(at::empty(shape).numel(), at::kFloat) * (37 * (rank + 1)) + seed;
     return (at::remainder(flat, 101) / 50.5 - 1).view(shape);
   };
-  return {values({kRows, kColumns}, 3), values({kBias}, 5)};
+  return {values({kWeightRows, kWeightColumns}, 3), values({kBias}, 5)};
 }
 
 /// As FSDP2 lays them out: each rank's rows of all tensors one after another, with zeros behind them.
@@ -74,14 +75,14 @@ TEST(ReduceScatter, EveryRankGetsTheAveragesOfItsRowsAndPaddingStaysZero) {
       const at::Tensor expected = bucket_of(sums, world).view({world, -1})[rank];
       const auto compressor = make(backend, "int8:64");
       const at::Tensor bucket = bucket_of(gradients_of(rank), world);
-      const auto shard = static_cast<std::uint64_t>((kRows + world - 1) / world * kColumns);
+      const auto shard = static_cast<std::uint64_t>((kWeightRows + world - 1) / world * kWeightColumns);
       compressor->begin_step();
       compressor->reduce(bucket, {{0, 0}, {1, shard}});
       const at::Tensor got = bucket.view({world, -1})[rank];
       EXPECT_TRUE(at::allclose(got, expected, 0, 0.01)) << "world " << world << " rank " << rank;
       const auto bias = static_cast<std::int64_t>(shard);
       EXPECT_TRUE(at::allclose(got.slice(0, bias), expected.slice(0, bias), 1e-6, 1e-7)) << "sent in float32";
-      const at::Tensor ones = bucket_of({at::ones({kRows, kColumns}), at::ones({kBias})}, world);
+      const at::Tensor ones = bucket_of({at::ones({kWeightRows, kWeightColumns}), at::ones({kBias})}, world);
       EXPECT_TRUE(at::masked_select(got, ones.view({world, -1})[rank] == 0).eq(0).all().item<bool>()) << "padding";
     });
   }
@@ -94,12 +95,12 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
     const auto compressor = make(backend, "sign+ef");
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
-    compressor->reduce(bucket, {{0, 0}, {1, 12 * kColumns}}, 1.0);
+    compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}}, 1.0);
     const auto residuals = compressor->residuals();
     EXPECT_EQ(residuals.size(), 1U) << "no owner's, none of what is exempt";
-    const Sent sent = sent_part(kRows * kColumns, rank, kWorld, Ownership::rows(kColumns));
-    at::Tensor all = at::zeros({kRows * kColumns});
-    for (std::int64_t i = 0; i < kRows * kColumns; ++i) {
+    const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
+    at::Tensor all = at::zeros({kWeightRows * kWeightColumns});
+    for (std::int64_t i = 0; i < kWeightRows * kWeightColumns; ++i) {
       const auto element = static_cast<std::uint64_t>(i);
       if (element >= sent.own.first && element < sent.own.first + sent.own.count) continue;
       all[i] = residuals.at("worker/weight")[static_cast<std::int64_t>(sent.index(element))].item<float>();
@@ -117,15 +118,15 @@ TEST(ReduceScatter, AnUnbiasedChoiceIsWeightedOnceThoughNothingGoesDown) {
   constexpr int kSteps = 400;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto compressor = make(backend, "randomk:1/4:unbiased");
-    at::Tensor mean = at::zeros({18 * kColumns});
+    at::Tensor mean = at::zeros({18 * kWeightColumns});
     for (int step = 0; step < kSteps; ++step) {
-      at::Tensor bucket = bucket_of({at::ones({kRows, kColumns}), at::ones({kBias})}, 2);
+      at::Tensor bucket = bucket_of({at::ones({kWeightRows, kWeightColumns}), at::ones({kBias})}, 2);
       compressor->begin_step();
-      compressor->reduce(bucket, {{0, 0}, {1, 18 * kColumns}});
-      mean += bucket.view({2, -1})[rank].slice(0, 0, 18 * kColumns) / kSteps;
+      compressor->reduce(bucket, {{0, 0}, {1, 18 * kWeightColumns}});
+      mean += bucket.view({2, -1})[rank].slice(0, 0, 18 * kWeightColumns) / kSteps;
     }
     const double own_rows = rank == 0 ? 18 : 17;
-    EXPECT_NEAR(mean.sum().item<double>() / (own_rows * kColumns), 1.0, 0.01);
+    EXPECT_NEAR(mean.sum().item<double>() / (own_rows * kWeightColumns), 1.0, 0.01);
   });
 }
 
@@ -136,7 +137,7 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
     if (rank == 1) gradients[0][30][3] = NAN;  // in a row of rank 2's
     const at::Tensor bucket = bucket_of(gradients, 3);
     compressor->begin_step();
-    compressor->reduce(bucket, {{0, 0}, {1, 12 * kColumns}});
+    compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
     EXPECT_EQ(at::isfinite(bucket.view({3, -1})[rank]).all().item<bool>(), rank != 2);
     EXPECT_EQ(compressor->stats().nonfinite_steps, 1U);
     EXPECT_TRUE(compressor->residuals().empty());
@@ -146,7 +147,7 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
 TEST(ReduceScatter, AParameterWithoutAGradientHasNoPlace) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto compressor = make(backend, "int8");
-    FsdpHook hook(compressor, {{{0, 18 * kColumns}, {1, 17}}});
+    FsdpHook hook(compressor, {{{0, 18 * kWeightColumns}, {1, 17}}});
     hook.mark(1);
     const std::vector<at::Tensor> bias = {gradients_of(rank)[1]};
     at::Tensor output = at::empty({17});

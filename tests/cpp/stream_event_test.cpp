@@ -12,11 +12,11 @@ namespace octavo {
 
 namespace {
 
-constexpr auto kHost = c10::DeviceType::CPU;
-const c10::Stream kStream(c10::Stream::DEFAULT, c10::Device(kHost));
+constexpr auto kHostType = c10::DeviceType::CPU;
+const c10::Stream kStream(c10::Stream::DEFAULT, c10::Device(kHostType));
 
 TEST(StreamEvent, OfTheHostMeasuresTime) {
-  const auto start = make_event(kHost, true), end = make_event(kHost, true);
+  const auto start = make_event(kHostType, true), end = make_event(kHostType, true);
   start->record(kStream);
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   end->record(kStream);
@@ -30,7 +30,7 @@ TEST(StreamEvent, OfTheHostMeasuresTime) {
 }
 
 TEST(StreamEvent, WithoutTimesSaysSo) {
-  const auto timed = make_event(kHost, true), untimed = make_event(kHost, false);
+  const auto timed = make_event(kHostType, true), untimed = make_event(kHostType, false);
   EXPECT_THROW(timed->elapsed_ms(*timed), Error);
   timed->record(kStream);
   untimed->record(kStream);
