@@ -53,7 +53,7 @@ ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text)
 }
 
 void ParameterPlan::set_feedback(const CodecText& text, FeedbackPtr wanted) {
-  if (feedback) text.refuse("it has two kinds of feedback: +" + feedback->text() + " and +" + wanted->text());
+  if (feedback) text.refuse("it has two kinds of feedback, and there is one at most");
   if (map && !wanted->fits_maps()) text.refuse("of a linear map's error there is +ef alone");
   if (!map) wanted->require_fit(text, *codec);
   feedback = std::move(wanted);
@@ -83,7 +83,7 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
 
 std::string ParameterPlan::text() const {
   std::string text = map ? map->text() : codec->text();
-  if (feedback) text += "+" + feedback->text();
+  if (feedback) text.append("+").append(feedback->text());
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
