@@ -440,7 +440,7 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="momenta are averaged for DistributedDataParallel"):
         handle.set_momentum({}, 0.9)
     model = shard(Odd())
-    with pytest.raises(ValueError, match="OneBitAdamW averages momenta"):
+    with pytest.raises(ValueError, match="OneBitAdamW sends momenta"):
         octavo.compress(model, "sign+ef", optimizer=octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=5))
     with pytest.raises(ValueError, match=r"exempt pattern 'norn\*' matches none of"):
         octavo.compress(model, "sign+ef", exempt=["norn*"])
