@@ -2,6 +2,8 @@
 #pragma once
 
 #include "octavo/comm/all_reduce.h"
+#include "octavo/comm/auto_choice.h"
+#include "octavo/comm/auto_plan.h"
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/ddp_hook.h"
 #include "octavo/comm/fsdp_hook.h"

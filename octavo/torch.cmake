@@ -47,6 +47,8 @@ add_library(octavo SHARED
   optim/lamb.cpp
   optim/lion.cpp
   comm/plan.cpp
+  comm/auto_choice.cpp
+  comm/auto_plan.cpp
   comm/layout.cpp
   comm/feedback/feedback.cpp
   comm/feedback/ef14.cpp

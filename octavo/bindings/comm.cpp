@@ -38,6 +38,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("momentum", [](const Plan& plan) { return plan.momentum(); })
       .def("with_momentum", &Plan::with_momentum, py::arg("momentum"))
       .def_property_readonly("votes", &Plan::votes)
+      .def_property_readonly("is_auto", [](const Plan& plan) { return plan.choices != nullptr; })
       .def("for_momentum", &Plan::for_momentum)
       .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"))
       .def(
@@ -168,10 +169,37 @@ double divisor_of(const c10d::ReduceOp& op, int world_size) {
       "call set_force_sum_reduction_for_comms(True) of the model");
 }
 
+/// What `auto` does, and why.
+py::dict auto_stats(const AutoStats& stats) {
+  const AutoPlan::Report& report = stats.report;
+  py::list buckets, tried;
+  for (const AutoPlan::Bucket& bucket : report.buckets) {
+    py::list parameters;
+    for (const std::size_t index : bucket.parameters) parameters.append(stats.parameters[index]);
+    py::dict alone;
+    for (std::size_t choice = 0; choice < bucket.figures.by_plan.size(); ++choice) {
+      const PhaseSeconds& s = bucket.figures.by_plan[choice];
+      alone[py::str(stats.plans[choice])] =
+          py::dict(py::arg("codec_s") = s.encode + s.reduce + s.decode, py::arg("link_s") = s.wait_up + s.wait_down);
+    }
+    buckets.append(py::dict(py::arg("plan") = stats.plans[bucket.plan], py::arg("values") = bucket.figures.values,
+                            py::arg("parameters") = parameters, py::arg("ready_s") = bucket.figures.ready_s,
+                            py::arg("alone") = alone));
+  }
+  for (const AutoPlan::Tried& one : report.tried) {
+    py::list names;
+    for (const std::size_t choice : one.plans) names.append(stats.plans[choice]);
+    tried.append(py::dict(py::arg("plans") = names, py::arg("exchange_s") = one.exchange_s));
+  }
+  return py::dict(py::arg("settled") = report.is_settled, py::arg("measurements") = report.measurements,
+                  py::arg("measured_steps") = report.measured_steps, py::arg("measured_s") = report.measured_s,
+                  py::arg("buckets") = buckets, py::arg("tried") = tried);
+}
+
 py::dict stats(Compressor& compressor) {
-  const CompressorStats stats = [&] {  // it may wait for a step under way, and Python must not wait with it
+  const auto [stats, automatic] = [&] {  // it may wait for a step under way, and Python must not wait with it
     const py::gil_scoped_release no_gil;
-    return compressor.stats();
+    return std::pair(compressor.stats(), compressor.auto_stats());
   }();
   py::dict result;
   result["wire_bytes"] = stats.wire_bytes;
@@ -183,6 +211,7 @@ py::dict stats(Compressor& compressor) {
   result["reduce_s"] = stats.seconds.reduce;
   result["wait_down_s"] = stats.seconds.wait_down;
   result["decode_s"] = stats.seconds.decode;
+  if (automatic) result["auto"] = auto_stats(*automatic);
   return result;
 }
 
@@ -193,7 +222,7 @@ py::list parameter_stats(Compressor& compressor) {
   }();
   py::list result;
   for (const ParameterStats& one : all) {
-    result.append(py::dict(py::arg("name") = one.name, py::arg("count") = one.count,
+    result.append(py::dict(py::arg("name") = one.name, py::arg("plan") = one.plan, py::arg("count") = one.count,
                            py::arg("wire_bytes") = one.wire_bytes, py::arg("dense_bytes") = one.dense_bytes,
                            py::arg("gradient_rms") = one.gradient_rms, py::arg("residual_rms") = one.residual_rms));
   }

@@ -21,7 +21,7 @@ OCTAVO_API void estimate_sketch(c10::Device device, const float* sketch, const r
 /// Either the result is the estimates (FetchSGD, Rothchild et al. 2020). With error feedback the error stays in the
 /// sketch, one for all ranks, and there is no residual for each element: sketches are added up from step to step, and
 /// the cells of what was taken are emptied. (To subtract what was taken, as the paper has it, diverges: what an
-/// estimate is wrong by is taken too. The paper's own code empties cells.) All steps then hash alike.
+/// estimate is wrong by is taken too.) All steps then hash alike.
 ///
 /// Or, `exact`, each rank sends its own values of these elements in a second round (SketchedSGD, Ivkin et al. 2019): a
 /// top-k of the mean. Error feedback needs a residual for each element, and each step draws other hashes, so that no

@@ -100,8 +100,8 @@ double CodecText::number(std::string_view option, std::string_view expected) con
 }
 
 void CodecText::refuse(std::string_view because) const {
-  std::string names;
-  for (const std::string& known : codec_names()) names += (names.empty() ? "" : ", ") + known;
+  std::string names = "auto";
+  for (const std::string& known : codec_names()) names += ", " + known;
   fail(ErrorCode::invalid_argument, "comm.plan", "expected ", names,
        ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic, error feedback as in sign+ef, ",
        "compressed differences as in delta+int4, or momentum before compression as in dgc:0.001, got '", plan,
@@ -117,7 +117,7 @@ void register_codec(const std::string& name, CodecFactory factory) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
   const bool is_map = std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return map.name == name; });
-  if (!is_name(name) || is_map || registry.find(name)) {
+  if (!is_name(name) || name == "auto" || is_map || registry.find(name)) {
     fail(ErrorCode::invalid_argument, "codec.register_codec",
          "a codec's name is made of letters, digits and '-', and no other codec has it: got '", name, "'");
   }

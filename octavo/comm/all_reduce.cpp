@@ -16,6 +16,11 @@ namespace octavo {
 namespace {
 
 void require_reducible(const at::Tensor& tensor, const Plan& plan) {
+  if (plan.choices) {
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
+         " measures over many steps, and a single call has none: name the plan, such as ",
+         plan.choices->at(1).codec->text(), ", or use octavo.compress");
+  }
   if (plan.feedback) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " remembers what was sent before, and a single call keeps nothing: use the plan without +",

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
 #include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/comm/schedule/one_phase.h"
@@ -64,6 +65,8 @@ Compressor::~Compressor() = default;
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
   settle();
+  if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
+  first_ready_ = Clock::time_point::max();
   if (residuals_are_of_momenta_ != in_momentum_phase_) state_.clear();
   residuals_are_of_momenta_ = in_momentum_phase_;
   for (Parameter& parameter : parameters_) parameter.power = 0;
@@ -75,6 +78,7 @@ void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   state_.settle(/*commit=*/false);
   if (verdict_) verdict_->forget();
+  for (Parameter& parameter : parameters_) parameter.has_sent_owed = false;
   settle();
 }
 
@@ -87,13 +91,20 @@ void Compressor::hear_others() {
 void Compressor::settle() {
   hear_others();
   state_.settle(step_is_finite_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    if (std::exchange(parameter.has_sent_owed, false) && step_is_finite_ && parameter.power != 0) {
+      state_.clear(i, {kOwnMomentum});
+    }
+  }
   nonfinite_steps_ += step_is_finite_ ? 0 : 1;
   step_is_finite_ = true;
 }
 
 std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
-                                                   std::optional<double> divisor) {
+                                                   std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
+  first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = std::make_unique<Job>();
   if (bucket.is_complex()) {
@@ -108,13 +119,34 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   job->plan = plan_;
   job->divisor = divisor.value_or(wire_->world_size());
   job->gradient_scale = gradient_scale_;
-  job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || has_encoded(job->slots));
+  const AutoPlan::Turn turn = choose_plan(*job);
+  job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots));
   mix_own_momenta(*job);
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
+  const PhaseSeconds before = seconds_;
   job->schedule->begin({bucket, std::move(tensors), job->divisor, digest});
+  if (turn.is_alone) {
+    for (int next = 1; next < transfers(*job); ++next) job->schedule->advance();
+    job->outcome = job->schedule->finish();
+    if (!job->is_owed) auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), seconds_ - before);
+  }
   return job;
+}
+
+/// Under `auto`: makes its choice for a bucket that of the bucket's parameters.
+AutoPlan::Turn Compressor::choose_plan(Job& job) {
+  if (!auto_) return {0, false};
+  std::vector<std::size_t> indices;
+  for (const Slot& slot : job.slots) indices.push_back(slot.parameter);
+  const AutoPlan::Turn turn = auto_->next_bucket(indices, static_cast<std::uint64_t>(job.bucket.numel()));
+  for (const std::size_t index : indices) {
+    const ParameterPlan& plan = plan_->of(parameters_[index].info.name);
+    if (plan.choices) parameters_[index].plan = &(*plan.choices)[turn.plan];
+    job.is_owed |= owes(index);
+  }
+  return turn;
 }
 
 void Compressor::advance(Job& job) {
@@ -124,7 +156,7 @@ void Compressor::advance(Job& job) {
 
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
-  const Outcome outcome = job->schedule->finish();
+  const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
   step_is_finite_ &= outcome.finite;
   if (verdict_) verdict_->tell(outcome.finite);
   const float scale = job->gradient_scale;
@@ -141,6 +173,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     take_sample(*job);
   }
   idle(*job).push_back(std::move(job->schedule));
+  last_done_ = Clock::now();
 }
 
 void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) {
@@ -227,13 +260,28 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
   if (scatters() && job.is_encoded) return std::make_unique<OnePhase>(*wire_, seconds_, device);
   if (scatters()) return std::make_unique<ReduceScatterSum>(*wire_, device);
   if (job.is_encoded) return std::make_unique<LinearSum>(*wire_, seconds_, device);
-  return std::make_unique<AllReduceSum>(*wire_, device);
+  return std::make_unique<AllReduceSum>(*wire_, seconds_, device);
 }
 
 /// Whether a bucket's parameters are sent encoded, exempt ones too: where the plan of any is not dense.
 bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
   return std::any_of(slots.begin(), slots.end(),
                      [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
+}
+
+/// Whether `auto` has gone from a plan with feedback to one without: the next step then sends what is owed, in float32.
+bool Compressor::owes(std::size_t index) {
+  if (!auto_ || parameters_[index].plan->feedback) return false;
+  return state_.at(index, kWorkerResidual).tensor().defined() || state_.at(index, kOwnerResidual).tensor().defined();
+}
+
+/// Replaces numbers by rank 0's.
+void Compressor::tell(std::vector<std::int64_t>& numbers) {
+  at::Tensor sum = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kLong);
+  auto* const values = sum.mutable_data_ptr<std::int64_t>();
+  if (rank() == 0) std::copy(numbers.begin(), numbers.end(), values);
+  wire_->all_reduce(sum);
+  std::copy_n(sum.const_data_ptr<std::int64_t>(), numbers.size(), numbers.begin());
 }
 
 const Codec& Compressor::codec_of(const Parameter& parameter) const {
@@ -257,7 +305,8 @@ Mapping Compressor::mapping(std::size_t index) {
 
 Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  const Codec* const codec = &codec_of(parameter);
+  const bool owed = parameter.has_sent_owed = owes(index);
+  const Codec* const codec = owed ? &block_coding(BlockCodec::fp32) : &codec_of(parameter);
   Contribution tensor{values, parameter.info.count, &codec->upward(), codec};
   if (scatters()) {
     tensor.owner_keeps_sum = true;
@@ -273,7 +322,7 @@ Contribution Compressor::contribution(std::size_t index, float* values, c10::Dev
   }
   if (!parameter.keeps_momentum) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
-  tensor.memory = parameter.memory;
+  tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
   tensor.rounding_key = rounding_key(step_, index, wire_->rank());
   tensor.shared_key = rules::derive_key(step_, index);
   return tensor;

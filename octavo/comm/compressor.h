@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "octavo/comm/auto_plan.h"
 #include "octavo/comm/plan.h"
 #include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/state/state_store.h"
@@ -36,12 +38,19 @@ struct CompressorStats {
   std::uint64_t dense_bytes;  // what a ring would have sent for the same gradients in their own dtype
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
-  PhaseSeconds seconds;           // of what is encoded; with DDP on a thread of its own
+  PhaseSeconds seconds;           // of all buckets, on the thread that they are worked on
+};
+
+/// What `auto` has measured and chosen, and the names of its numbers.
+struct AutoStats {
+  AutoPlan::Report report;
+  std::vector<std::string> plans, parameters;
 };
 
 /// What a plan does to one parameter.
 struct ParameterStats {
   std::string name;
+  std::string plan;           // in force; that of an exempt parameter is dense
   std::uint64_t count;        // real numbers
   std::uint64_t wire_bytes;   // about what this rank sends of it in a step: of a dense gradient in float32
   std::uint64_t dense_bytes;  // what a ring sends for it in float32
@@ -61,7 +70,8 @@ class OCTAVO_API Compressor {
              Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr);
   ~Compressor();
 
-  /// Ends the previous step (commits or rolls back its residuals) and begins one.
+  /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
+  /// few numbers here: throws what Wire throws.
   void begin_step();
   /// Ends a step that was broken off: its residuals are rolled back.
   void abandon_step();
@@ -78,23 +88,29 @@ class OCTAVO_API Compressor {
     double divisor = 1;
     float gradient_scale = 1.0F;
     bool is_encoded = false;
+    bool is_owed = false;  // it sends residuals of an earlier plan
     std::unique_ptr<Schedule> schedule;
+    std::optional<Outcome> outcome;  // where begin() has done all
   };
+  using Clock = std::chrono::steady_clock;
   /// Starts the bucket's first transfer; advance(), transfers() - 1 times, and finish() then complete it. Several jobs
   /// may be under way. `divisor`: of the sum over ranks; their number where it is not given. For a reduce-scatter the
-  /// offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the result. Throws
-  /// Error unsupported for a device without kernels.
-  std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
+  /// offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the result. `ready`:
+  /// when the bucket was handed over, from which `auto` sees what is hidden behind backward. Where `auto` measures a
+  /// bucket alone, all of it is done here. Throws Error unsupported for a device without kernels.
+  std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt,
+                             Clock::time_point ready = Clock::now());
   void advance(Job& job);
   void finish(std::unique_ptr<Job> job);
-  static int transfers(const Job& job) { return job.schedule->transfers(); }
+  static int transfers(const Job& job) { return job.outcome ? 1 : job.schedule->transfers(); }
   /// All of the above.
   void reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
 
   Plan plan() const;
   /// From the next step on. What is remembered is kept from one plan to another with the same kind of feedback (and the
-  /// same linear map), else dropped. Throws Error invalid_argument where a rule fits no parameter, or, while momenta
-  /// are averaged, for a plan that votes or keeps a momentum itself.
+  /// same linear map), else dropped; `auto` sends residuals. Throws Error invalid_argument where a rule fits no
+  /// parameter, for `auto` elsewhere than with DDP, or, while momenta are sent, for a plan that votes where they are
+  /// averaged, that keeps a momentum itself, or for `auto`.
   void set_plan(const Plan& plan);
 
   struct Momentum {
@@ -146,6 +162,8 @@ class OCTAVO_API Compressor {
   std::vector<float> gradient_powers() const;
 
   CompressorStats stats();
+  /// Nothing under another plan than `auto`, or with one rank.
+  std::optional<AutoStats> auto_stats() const;
   /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
   std::vector<ParameterStats> parameter_stats();
 
@@ -171,20 +189,24 @@ class OCTAVO_API Compressor {
  private:
   struct Parameter {
     ParameterInfo info;
-    const ParameterPlan* plan = nullptr;  // of plan_
+    const ParameterPlan* plan = nullptr;  // of plan_; under `auto` that of the bucket, from bucket to bucket
     std::shared_ptr<Memory> memory = {};
     Momentum momentum = {};
     bool keeps_momentum = false;  // of its own gradients
     float power = 0;
     bool sends_momentum() const { return momentum.mean.defined() || keeps_momentum; }
+    bool has_sent_owed = false;  // in this step
   };
 
   void use(const Plan& plan);
   static void require_magnitudes(const Plan& plan, const char* where);
-  static void require_no_momentum(const Plan& plan, const char* where);
+  static void require_fits_momenta(const Plan& plan, const char* where);
   void settle();
   void begin_momentum_phase();
   void mix_own_momenta(const Job& job);
+  AutoPlan::Turn choose_plan(Job& job);
+  bool owes(std::size_t index);
+  void tell(std::vector<std::int64_t>& numbers);
   void take_sample(const Job& job);
   bool has_encoded(const std::vector<Slot>& slots) const;
   const Codec& codec_of(const Parameter& parameter) const;
@@ -210,6 +232,8 @@ class OCTAVO_API Compressor {
   using IdleSchedules = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
   IdleSchedules idle_encoding_, idle_dense_;
   std::shared_ptr<const Plan> plan_;
+  std::optional<AutoPlan> auto_;               // there where plan_ has choices and there are several ranks
+  Clock::time_point first_ready_, last_done_;  // of the step's buckets
   std::vector<Parameter> parameters_;
   StateStore state_;
   bool in_momentum_phase_ = false;  // some parameter sends a momentum

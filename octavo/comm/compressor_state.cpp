@@ -43,7 +43,7 @@ void Compressor::set_plan(const Plan& plan) {
   const bool averages_momenta = std::any_of(parameters_.begin(), parameters_.end(),
                                             [](const Parameter& one) { return one.momentum.mean.defined(); });
   if (averages_momenta) require_magnitudes(plan, "comm.set_plan");
-  if (in_momentum_phase_) require_no_momentum(plan, "comm.set_plan");
+  if (in_momentum_phase_) require_fits_momenta(plan, "comm.set_plan");
   settle();
   use(plan);
 }
@@ -55,8 +55,12 @@ void Compressor::require_magnitudes(const Plan& plan, const char* where) {
        " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
 }
 
-/// Two momenta, one of another, are no momentum.
-void Compressor::require_no_momentum(const Plan& plan, const char* where) {
+/// Two momenta, one of another, are no momentum; and what is sent of momenta says nothing of gradients.
+void Compressor::require_fits_momenta(const Plan& plan, const char* where) {
+  if (plan.choices) {
+    fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+         " chooses among plans for gradients: momenta need a plan that stays the same (sign+ef, int4+ef)");
+  }
   if (!plan.momentum()) return;
   fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
        " has a momentum of its own: send momenta by one that has none (sign+ef, topk:0.01+ef)");
@@ -69,15 +73,22 @@ void Compressor::use(const Plan& plan) {
   }
   plan.require_rules_fit(names);
   if (scatters()) require_scatterable(plan, names);
+  if (plan.choices && (scatters() || shards_)) {
+    fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
+         " measures the exchanges of DistributedDataParallel: with fully_shard name a plan, such as ",
+         plan.choices->back().text());
+  }
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     return of_one && of_one->map ? of_one->map->text() : std::string();
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
-    const ParameterPlan* const old = std::exchange(parameter.plan, &plan_->of(parameter.info.name));
-    const FeedbackPtr& feedback = parameter.plan->feedback;
-    const bool is_mapped = parameter.plan->map != nullptr, same_map = map_text(old) == map_text(parameter.plan);
+    const ParameterPlan& of_this = plan_->of(parameter.info.name);
+    const ParameterPlan* const now = of_this.choices ? of_this.choices->data() : &of_this;
+    const ParameterPlan* const old = std::exchange(parameter.plan, now);
+    const FeedbackPtr& feedback = of_this.feedback;
+    const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
     const bool remembers = feedback && !is_mapped && (!parameter.info.exempt || feedback->momentum());
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
     std::vector<Role> kept;
@@ -86,13 +97,17 @@ void Compressor::use(const Plan& plan) {
     kept.push_back(kOwnMomentum);
     state_.clear(i, kept);
   }
+  auto_.reset();
+  if (plan_->choices && world_size() > 1) {
+    auto_.emplace(plan_->choices->size(), [this](std::vector<std::int64_t>& numbers) { tell(numbers); });
+  }
 }
 
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
   if (!momenta.empty()) {
     require_magnitudes(*plan_, "comm.set_momentum");
-    require_no_momentum(*plan_, "comm.set_momentum");
+    require_fits_momenta(*plan_, "comm.set_momentum");
   }
   std::vector<std::pair<std::size_t, Momentum>> found;
   for (auto& [name, momentum] : momenta) {
@@ -123,7 +138,7 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
     fail(ErrorCode::invalid_argument, "comm.keep_own_momenta", "betas must be at least 0 and below 1, got ", beta);
   }
   const std::lock_guard lock(mutex_);
-  if (!names.empty()) require_no_momentum(*plan_, "comm.keep_own_momenta");
+  if (!names.empty()) require_fits_momenta(*plan_, "comm.keep_own_momenta");
   std::vector<std::size_t> found;
   for (const std::string& name : names) found.push_back(state_.find(name, "comm.keep_own_momenta"));
   settle();
@@ -191,6 +206,15 @@ std::uint64_t Compressor::ring_bytes(std::uint64_t payload_bytes) const {
   return wire_->ring_bytes(payload_bytes) / (scatters() ? 2 : 1);
 }
 
+std::optional<AutoStats> Compressor::auto_stats() const {
+  const std::lock_guard lock(mutex_);
+  if (!auto_) return std::nullopt;
+  AutoStats stats{auto_->report(), {}, {}};
+  for (const ParameterPlan& plan : *plan_->choices) stats.plans.push_back(plan.text());
+  for (const Parameter& parameter : parameters_) stats.parameters.push_back(parameter.info.name);
+  return stats;
+}
+
 std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   const std::uint64_t count = parameter.info.count;
   if (parameter.plan->dense() && !in_momentum_phase_) return ring_bytes(count * sizeof(float));
@@ -221,7 +245,8 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, info.count)));
-    all.push_back({info.name, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
+    const std::string plan = info.exempt ? ParameterPlan().text() : parameter.plan->text();
+    all.push_back({info.name, plan, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
                    std::sqrt(parameter.power), static_cast<float>(rms)});
   }
   return all;

@@ -38,11 +38,12 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
     const c10::Device device = bucket.getBuffer().device();
     queue_.push([this, future, filled = mark_filled(device), stream = stream_of(device), buffer = bucket.getBuffer(),
-                 slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast()] {
+                 slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
+                 ready = Compressor::Clock::now()] {
       guarded(future, [&] {
         const c10::OptionalStreamGuard on_own_stream(stream);
         if (stream) filled->block(*stream);
-        advance(future, buffer, slots, is_first, is_last);
+        advance(future, buffer, slots, ready, is_first, is_last);
       });
     });
     return future;
@@ -62,10 +63,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   /// A pipeline: with each bucket that begins, those under way make one step on. While a bucket's codes travel up, the
   /// sums of the one before travel down, and the one before that is decoded. What is done when follows from the
   /// sequence of buckets alone, never from which message came first: all ranks make the same calls in the same order.
-  void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots, bool is_first,
-               bool is_last) {
+  void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots,
+               Compressor::Clock::time_point ready, bool is_first, bool is_last) {
     if (is_first) state_->begin_step();
-    in_flight_.push_back({future, buffer, state_->begin(where_kernels_run(buffer), slots)});
+    in_flight_.push_back({future, buffer, state_->begin(where_kernels_run(buffer), slots, std::nullopt, ready)});
     for (std::size_t i = in_flight_.size() - 1; i-- > 0;) advance(in_flight_[i]);
     const int depth = std::max(kDepth, Compressor::transfers(*in_flight_.front().job));
     if (static_cast<int>(in_flight_.size()) > depth) finish_oldest();

@@ -2,14 +2,21 @@
 #include "octavo/comm/plan.h"
 
 #include <algorithm>
+#include <array>
 #include <fnmatch.h>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/feedback/ef14.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
 
 namespace {
+
+/// What `auto` chooses from, as far as the text's option goes, and how far that is without one. One bit is for those
+/// who ask for it: unlike these it does not train as dense does under every optimizer (docs/quality.md).
+constexpr std::string_view kAuto = "auto", kAutoLast = "int4";
+constexpr std::array<std::string_view, 5> kAutoChoices = {"dense", "bf16", "int8+ef", "int4+ef", "sign+ef"};
 
 /// A codec of Octavo's own that lives as long as the process.
 CodecPtr unowned(const Codec& codec) { return {CodecPtr(), &codec}; }
@@ -43,6 +50,10 @@ ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text)
   const auto [codec, rest] = split(text.substr(is_delta ? kDelta.size() : 0), '+');
   CodecText wanted = CodecText::parse(plan, codec);
   if (is_dgc) wanted.name = "topk";
+  if (wanted.name == kAuto) {
+    if (!rest.empty() || is_delta) wanted.refuse("auto chooses error feedback itself, and has no warm-up");
+    return automatic(wanted);
+  }
   ParameterPlan parsed;
   parsed.map = make_map(wanted);
   if (!parsed.map) parsed.codec = make_codec(wanted);
@@ -57,6 +68,22 @@ void ParameterPlan::set_feedback(const CodecText& text, FeedbackPtr wanted) {
   if (map && !wanted->fits_maps()) text.refuse("of a linear map's error there is +ef alone");
   if (!map) wanted->require_fit(text, *codec);
   feedback = std::move(wanted);
+}
+
+ParameterPlan ParameterPlan::automatic(const CodecText& text) {
+  const std::string_view last = text.options.empty() ? kAutoLast : text.options[0];
+  std::vector<ParameterPlan> choices;
+  bool is_last = text.options.size() > 1;
+  for (auto next = kAutoChoices.begin(); next != kAutoChoices.end() && !is_last; ++next) {
+    choices.push_back(parse(text.plan, *next));
+    is_last = choices.size() > 1 && choices.back().codec->text() == last;
+  }
+  if (!is_last || choices.empty())
+    text.refuse("after auto there may be :bf16, :int8, :int4 (what auto means) or :sign");
+  ParameterPlan plan;
+  plan.feedback = std::make_shared<Ef14>();  // also of a choice without it, which first sends what is owed
+  plan.choices = std::make_shared<const std::vector<ParameterPlan>>(std::move(choices));
+  return plan;
 }
 
 void ParameterPlan::add(const CodecText& text, std::string_view part) {
@@ -82,6 +109,10 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
 }
 
 std::string ParameterPlan::text() const {
+  if (choices) {
+    const std::string& last = choices->back().codec->text();
+    return std::string(kAuto) + (last == kAutoLast ? "" : ":" + last);
+  }
   std::string text = map ? map->text() : codec->text();
   if (feedback) text.append("+").append(feedback->text());
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
@@ -98,7 +129,7 @@ const LinearMap* ParameterPlan::map_at(std::uint64_t step) const {
 }
 
 bool ParameterPlan::dense() const {
-  return !map && !feedback && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
+  return !map && !choices && !feedback && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
 }
 
 ParameterPlan ParameterPlan::for_momentum() const {
@@ -126,6 +157,10 @@ Plan Plan::parse(std::string_view text) {
       CodecText{text, {}, {}}.refuse(
           "the momentum of all parameters is either the plan's or the optimizer's: with dgc every rule has it, "
           "as in dgc:0.001;embed.*=dense+dgc");
+    }
+    if (plan.rules.back().plan.choices) {
+      CodecText{text, {}, {}}.refuse(
+          "auto is the plan of all parameters, and rules may say others, as in auto;a.*=bf16");
     }
   });
   return plan;

@@ -45,6 +45,9 @@ namespace octavo {
 ///   dgc:0.001         or topk:0.001+dgc: momentum before compression, under an optimizer without momentum
 ///                     (comm/feedback/dgc.h); +dgc:M sets it (0.9), +clip:N clips local gradients: dgc:0.01+clip:1;
 ///                     with rules all parameters have it: dgc:0.001;embed.*=dense+dgc
+///   auto              for each bucket, by measurement (comm/auto_plan.h), one of dense, bf16, int8+ef and int4+ef,
+///                     which train as dense does (docs/quality.md); auto:sign may also take sign+ef, which needs an
+///                     optimizer made for it or a user's consent; auto:int8 and auto:bf16 end there
 ///
 /// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter
 /// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`. Of
@@ -59,6 +62,9 @@ struct OCTAVO_API ParameterPlan {
   LinearMapPtr map;                       // null: none
   FeedbackPtr feedback;                   // null: none
   std::shared_ptr<const WarmUp> warm_up;  // null: none
+  /// auto: the plans to choose from, dense first and each with fewer bits than the one before; null otherwise. The
+  /// codec is then dense, and the feedback +ef: a choice without it sends what is owed first.
+  std::shared_ptr<const std::vector<ParameterPlan>> choices;
 
   /// dense
   ParameterPlan();
@@ -81,6 +87,7 @@ struct OCTAVO_API ParameterPlan {
   ParameterPlan for_momentum() const;
 
  private:
+  static ParameterPlan automatic(const CodecText& text);
   /// What a text says after a '+'.
   void add(const CodecText& text, std::string_view part);
   void set_feedback(const CodecText& text, FeedbackPtr wanted);

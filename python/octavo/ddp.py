@@ -76,17 +76,26 @@ class Handle:
         self._require_kernels()
         self._compressor.set_plan(plan)
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         """``wire_bytes`` sent by this rank so far, ``dense_bytes`` that a ring all-reduce of the gradients would have
         sent, ``steps``, and ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals
-        were rolled back."""
+        were rolled back; where the hook's time went, in seconds: ``encode_s``, ``reduce_s``, ``decode_s``, and waiting
+        for the peers, ``wait_up_s`` and ``wait_down_s``.
+
+        Under the plan ``auto``, on several ranks, ``auto`` says what was chosen and why. ``settled``: whether it has
+        chosen. ``measurements``, and the ``measured_steps`` and ``measured_s`` that they took so far. ``buckets``, in
+        the order of backward: the ``plan`` in force, ``values`` and ``parameters``, ``ready_s`` after the first one,
+        and, alone by each plan, ``codec_s`` and ``link_s``, what the work and the network took. ``tried``: the plans by
+        bucket that these figures made worth trying, and ``exchange_s``, what a step's exchange took with them; empty
+        where one was by far the best. The figures are this rank's; rank 0's have decided.
+        """
         return self._compressor.stats()
 
     def parameter_stats(self) -> list[dict[str, int | float | str]]:
-        """What the plan does to each parameter: ``name``; ``count`` of real numbers; ``wire_bytes`` that this rank
-        sends of it in a step (about: a sparse gradient, or one in bfloat16 under ``dense``, is smaller) and
-        ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last step, averaged over ranks;
-        ``residual_rms`` of what this rank still owes to later steps: beside the gradient's it tells how far a
+        """What the plan does to each parameter: ``name``; ``plan`` in force; ``count`` of real numbers; ``wire_bytes``
+        that this rank sends of it in a step (about: a sparse gradient, or one in bfloat16 under ``dense``, is smaller)
+        and ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last step, averaged over
+        ranks; ``residual_rms`` of what this rank still owes to later steps: beside the gradient's it tells how far a
         parameter lags behind. Reads all residuals: call it now and then, not in every step."""
         return self._compressor.parameter_stats()
 

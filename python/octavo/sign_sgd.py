@@ -30,7 +30,7 @@ class CompressedGradientAccumulator:
 
     ``accumulated[name]`` is a counter of positive signs, held as packed bit planes (plane k has the value 2^k), so that
     n passes take ``ceil(log2(n + 1))`` bits an element instead of 32. (The document's sketch adds bits by XOR, which
-    forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie, or the signs' mean.
+    forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie, or the mean.
     """
 
     def __init__(self, model: nn.Module, rank: int = 0):
@@ -46,8 +46,10 @@ class CompressedGradientAccumulator:
                 self._passes[name] += 1
 
     def get_accumulated(self, model: nn.Module, mean: bool = False) -> None:
-        """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0. ``mean``: to the exact mean of
-        the signs, from -1 to +1, which tells how many passes agreed."""
+        """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0.
+
+        ``mean``: to the exact mean of the signs, from -1 to +1, which tells how many passes agreed.
+        """
         for name, parameter in model.named_parameters():
             if self._passes.get(name, 0):
                 signs = self._sum_of_signs(name, parameter.numel())

@@ -40,7 +40,11 @@ TEST(Plan, TextsRoundTrip) {
                            "topk:0.001+dgc:0.5+clip:2.5+warmup:9",
                            "topk:0.1+dgc;a=dense+dgc",
                            "int4+ef;lm_head.*=int8+ef;*embed*=dense",
-                           "dense;a=topk:0.01+ef+warmup:7"}) {
+                           "dense;a=topk:0.01+ef+warmup:7",
+                           "auto",
+                           "auto:bf16",
+                           "auto:int8",
+                           "auto:sign;lm_head.*=dense;a=int8+ef"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
@@ -49,6 +53,31 @@ TEST(Plan, TextsRoundTrip) {
   EXPECT_EQ(Plan::parse("dgc:0.001+warmup:3").text(), "topk:0.001+dgc+warmup:3");
   EXPECT_EQ(Plan::parse("dgc:64/4096:sign").text(), "topk:64/4096:sign+dgc");
   EXPECT_EQ(Plan::parse("randomk:0.01").text(), "randomk:1/100");
+  EXPECT_EQ(Plan::parse("auto:int4").text(), "auto");
+}
+
+TEST(Plan, AutoChoosesFromWhatItsTextAllows) {
+  const auto choices = [](const char* text) {
+    std::string all;
+    const Plan automatic = Plan::parse(text);
+    for (const ParameterPlan& plan : *automatic.choices) all += plan.text() + " ";
+    return all;
+  };
+  EXPECT_EQ(choices("auto"), "dense bf16 int8+ef int4+ef ");
+  EXPECT_EQ(choices("auto:bf16"), "dense bf16 ");
+  EXPECT_EQ(choices("auto:sign"), "dense bf16 int8+ef int4+ef sign+ef ");
+  EXPECT_EQ(Plan::parse("int4+ef").choices, nullptr);
+  EXPECT_EQ(Plan::parse("auto;a=bf16").of("a").text(), "bf16");
+  EXPECT_FALSE(Plan::parse("auto").dense());
+  thread_ranks::run_ranks(1, [](const thread_ranks::BackendPtr& backend, int) {
+    at::Tensor values = at::ones({8});
+    try {
+      all_reduce(values, Plan::parse("auto"), backend, ReduceOp::average, std::chrono::seconds(20));
+      ADD_FAILURE() << "a single call measured nothing";
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("octavo.compress"), std::string::npos) << error.what();
+    }
+  });
 }
 
 TEST(Plan, EveryBlockCodecIsAPlanByItsName) {
@@ -141,7 +170,15 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "int4;=int8",
                            "int4;x=",
                            "int4;x=1bit",
-                           "int4;x=dense+ef"}) {
+                           "int4;x=dense+ef",
+                           "auto+ef",
+                           "auto+warmup:9",
+                           "auto:",
+                           "auto:dense",
+                           "auto:int4+ef",
+                           "auto:int5",
+                           "auto:int8:int4",
+                           "int4;x=auto"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";
@@ -209,7 +246,8 @@ TEST(Plan, ARegisteredCodecIsAPlanByItsName) {
   EXPECT_EQ(Plan::parse("test-halving:2+ef").text(), "test-halving:2+ef");
   EXPECT_THROW(Plan::parse("test-halving:9"), Error);
   EXPECT_THROW(Plan::parse("test-halving"), Error);
-  for (const char* name : {"test-halving", "topk", "", "a:b"}) EXPECT_THROW(register_codec(name, factory), Error);
+  for (const char* name : {"test-halving", "topk", "auto", "", "a:b"})
+    EXPECT_THROW(register_codec(name, factory), Error);
 
   thread_ranks::run_ranks(2, [](const thread_ranks::BackendPtr& backend, int rank) {
     at::Tensor values = at::full({1000}, rank == 0 ? 1.0F : 3.0F);

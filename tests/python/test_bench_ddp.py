@@ -32,11 +32,12 @@ def bench_ddp(folder: Path, *arguments: str) -> list[Row]:
 
 @pytest.mark.timeout(180)
 def test_the_table_has_every_number_of_rows_and_what_a_hook_raises(tmp_path):
-    rows = bench_ddp(tmp_path, "sign+ef", "torch-int8", "--rows", "4", "--rows", "64")
-    plans = ["alone", "torch", "torch-fp16", "sign+ef"]
+    rows = bench_ddp(tmp_path, "sign+ef", "auto", "torch-int8", "--rows", "4", "--rows", "64")
+    plans = ["alone", "torch", "torch-fp16", "sign+ef", "auto"]
     assert [(row.rows, row.plan) for row in rows[:-1]] == [(count, plan) for count in (4, 64) for plan in plans]
     assert all(row.milliseconds > 0 and row.link == "unshaped" for row in rows[:-1])
     assert rows[1].wire_bytes == 2**20 and rows[3].wire_bytes < 2**20 / 25
+    assert "of measuring; " in rows[4].remark and rows[3].remark == ""
     assert (rows[-1].plan, rows[-1].milliseconds) == ("torch-int8", None)
     assert rows[-1].remark.startswith("raises IndexError: ")
 

@@ -6,26 +6,32 @@
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
+#include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 
 namespace octavo {
 
 void AllReduceSum::begin(Bucket bucket) {
+  Stopwatch watch;
   bucket_ = std::move(bucket);
   transfers_.clear();
   at::Tensor& gradients = bucket_.gradients;
   powers_ = on_host_ = at::Tensor();
   if (!gradients.is_sparse()) powers_ = summands(gradient_powers(bucket_.tensors, device_, chunk_powers_));
   gradients.div_(bucket_.divisor);  // before the sum, as DDP does: the sum could overflow
-  if (wire_.world_size() == 1) return;
-  on_host_ = gradients.cpu();  // waits for the stream
-  for (at::Tensor* tensor : {&powers_, &on_host_}) {
-    if (tensor->defined()) transfers_.push_back(wire_.start_all_reduce(*tensor));
+  if (wire_.world_size() > 1) {
+    on_host_ = gradients.cpu();  // waits for the stream
+    for (at::Tensor* tensor : {&powers_, &on_host_}) {
+      if (tensor->defined()) transfers_.push_back(wire_.start_all_reduce(*tensor));
+    }
   }
+  watch.lap(seconds_.encode);
 }
 
 Outcome AllReduceSum::finish() {
+  Stopwatch watch;
   for (Transfer& transfer : transfers_) transfer.wait();
+  watch.lap(seconds_.wait_up);
   at::Tensor& gradients = bucket_.gradients;
   if (on_host_.defined() && !on_host_.is_same(gradients)) {
     // sparse: copied only within a device
@@ -35,6 +41,7 @@ Outcome AllReduceSum::finish() {
   const Outcome result = outcome();
   bucket_ = {};  // its memory is the caller's
   on_host_ = at::Tensor();
+  watch.lap(seconds_.decode);
   return result;
 }
 

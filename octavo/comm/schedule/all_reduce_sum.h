@@ -15,7 +15,8 @@ namespace octavo {
 class AllReduceSum final : public Schedule {
  public:
   /// `device`: where the gradients lie.
-  AllReduceSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+  AllReduceSum(Wire& wire, PhaseSeconds& seconds, c10::Device device)
+      : wire_(wire), seconds_(seconds), device_(device) {}
 
   int transfers() const override { return 1; }
   void begin(Bucket bucket) override;
@@ -25,6 +26,7 @@ class AllReduceSum final : public Schedule {
   Outcome outcome() const;
 
   Wire& wire_;
+  PhaseSeconds& seconds_;
   c10::Device device_;
   Bucket bucket_;
   at::Tensor on_host_;       // the gradients, or their copy where they are on a device

@@ -10,10 +10,15 @@
 
 namespace octavo {
 
-/// Where the time of all buckets went, in seconds: to the codec (encode, reduce, decode), and to waiting for the peers
-/// and the network.
+/// Where the time of buckets went, in seconds: to the codec (encode, reduce, decode; without one to preparing, which
+/// counts as encode, and to checking results, as decode), and to waiting for the peers and the network (a single
+/// transfer's wait counts as that of the way up).
 struct PhaseSeconds {
   double encode = 0, wait_up = 0, reduce = 0, wait_down = 0, decode = 0;
+  PhaseSeconds operator-(const PhaseSeconds& other) const {
+    return {encode - other.encode, wait_up - other.wait_up, reduce - other.reduce, wait_down - other.wait_down,
+            decode - other.decode};
+  }
 };
 
 struct Bucket {

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -29,6 +30,8 @@ from octavo.bench.torch_hooks import FP16, HOOKS
 DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
 ALONE, TORCH = "alone", "torch"  # alone: without communication
 WARMUP_ROUNDS = 3
+MOST_STEPS_TO_SETTLE = 300
+"""Within so many steps the plan `auto` has chosen."""
 NO_ANSWER_S = 30.0
 """After so long a step of one of torch's hooks counts as hanging; at 100 Mbit/s torch's own takes 9 s."""
 UNSHAPED = "unshaped"
@@ -113,11 +116,40 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     for plan in plans:
         steps[plan] = _Step(size)
         handles[plan] = octavo.compress(steps[plan].model, plan)
+    remarks = {plan: _settle(steps[plan], handle) for plan, handle in handles.items()}
+    before = {plan: handle.stats() for plan, handle in handles.items()}
     seconds = _measure(steps, rounds)
     ring = 2 * (dist.get_world_size() - 1) * 4 * size.parameters // dist.get_world_size()
     sent_by_torch = {ALONE: 0, TORCH: ring, FP16: ring // 2}
     rows = [_row(size, seconds, name, wire_bytes=sent_by_torch[name]) for name in sent_by_torch]
-    return rows + [_row(size, seconds, plan, **_account(handle)) for plan, handle in handles.items()]
+    return rows + [
+        _row(size, seconds, plan, remark=remarks[plan], **_account(before[plan], handle.stats()))
+        for plan, handle in handles.items()
+    ]
+
+
+def _settle(step: _Alone, handle: octavo.Handle) -> str:
+    """Makes steps until a plan that chooses has done so; says what and how, or nothing of other plans."""
+    for _ in range(MOST_STEPS_TO_SETTLE):
+        choice = handle.stats().get("auto")
+        if choice is None or choice["settled"]:
+            break
+        step.model.zero_grad(set_to_none=False)
+        step()
+    return "" if choice is None else _reason(choice)
+
+
+def _reason(choice: dict[str, Any]) -> str:
+    """What `auto` chose, and what made it."""
+    buckets = Counter(bucket["plan"] for bucket in choice["buckets"])
+    chosen = ", ".join(f"{plan} for {count} of {buckets.total()} buckets" for plan, count in buckets.items())
+    tried = [f"{_mix(one['plans'])} {1e3 * one['exchange_s']:.1f} ms" for one in choice["tried"]]
+    why = f"an exchange took: {', '.join(tried)}" if tried else "by far the best by the buckets' own figures"
+    return f"{chosen}, after {choice['measured_steps']} steps, {choice['measured_s']:.1f} s, of measuring; {why}"
+
+
+def _mix(plans: Sequence[str]) -> str:
+    return plans[0] if len(set(plans)) == 1 else "/".join(plans)
 
 
 def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]) -> None:
@@ -179,9 +211,9 @@ def _deadline(seconds: float, then: Callable[[], None]):
         timer.cancel()
 
 
-def _account(handle: octavo.Handle) -> dict[str, Any]:
-    """Bytes sent, milliseconds of waiting and of coding, a step."""
-    stats = handle.stats()
+def _account(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Bytes sent, milliseconds of waiting and of coding, a step between two statistics of a handle."""
+    stats = {name: after[name] - before[name] for name in after if name != "auto"}
     waiting = stats["wait_up_s"] + stats["wait_down_s"]
     codec = stats["encode_s"] + stats["reduce_s"] + stats["decode_s"]
     return dict(

@@ -126,6 +126,7 @@ class DistributedLion(JoinedOptimizer, Lion):
 
     def require_plan(self, plan: Plan) -> None:
         self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign-vote", plan)
+        self._require(not plan.is_auto, "a plan that stays the same, such as sign-vote", plan)
 
     def _enter_phase(self) -> None:
         if self._handle is None:
