@@ -42,8 +42,8 @@ def main() -> None:
         optimizer.step()
         losses.append(loss.item())
 
+    stats = handle.stats()  # on all ranks: it waits for what they tell one another of the last step
     if dist.get_rank() == 0:
-        stats = handle.stats()
         print(f"bytes sent: {stats['wire_bytes']}, in float32: {stats['dense_bytes']}")
         print(f"loss: {sum(losses[:5]) / 5:.3f} -> {sum(losses[-5:]) / 5:.3f}")
     dist.destroy_process_group()
