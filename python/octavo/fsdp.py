@@ -6,6 +6,8 @@ its reduce-scatter is replaced. Where there are replicas of the shards too, that
 between replicas, which FSDP2 leaves to a hook, is compressed.
 """
 
+import contextlib
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from weakref import WeakSet
@@ -48,6 +50,7 @@ class ShardedHandle(Handle):
         super().__init__(compressor, parameters, model)
         self._layout = layout
         self._unmovable = unmovable  # by name: sharded by another dimension than the first
+        weakref.finalize(self, _hear_the_last_step, compressor)
 
     def set_momentum(self, momenta: object, beta: float) -> None:
         raise ValueError(
@@ -63,6 +66,13 @@ class ShardedHandle(Handle):
                 f"ranks, or start with an empty state"
             )
         super()._load_world(tensors, of_momenta)
+
+
+def _hear_the_last_step(compressor: "_C.Compressor") -> None:
+    """Before a rank leaves: the others wait for what it tells them of its last step, behind the buckets. What failed
+    there concerns no step any more."""
+    with contextlib.suppress(RuntimeError, TimeoutError):
+        compressor.stats()
 
 
 class _ReduceScatter:
