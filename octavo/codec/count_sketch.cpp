@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -24,10 +23,6 @@ constexpr std::uint64_t kFixedKey = 0x7F4A7C159E3779B9;  // any number, on all r
 constexpr std::string_view kExact = "exact";
 
 std::string sketch_text(double ratio, double taken, bool is_exact) {
-  const auto shortest = [](double number) {
-    char text[32];
-    return std::string(text, std::to_chars(text, text + sizeof text, number).ptr);
-  };
   std::string text = "sketch:" + shortest(ratio);
   if (taken != ratio * CountSketch::kTakenOfCells) text += ":" + shortest(taken);
   return is_exact ? text + ":" + std::string(kExact) : text;

@@ -70,7 +70,7 @@ bool PowerSgd::is_left(std::uint64_t step, std::size_t round) const {
 }
 
 std::vector<std::uint64_t> PowerSgd::image_sizes(const Matrix& shape, std::uint64_t step) const {
-  if (2 * memory_size(shape) > shape.count()) return {};
+  if (shape.count() == 0 || 2 * memory_size(shape) > shape.count()) return {};
   const std::uint64_t rank = low_rank(shape).rank, left = rank * shape.rows, right = rank * shape.columns;
   if (!is_alternating_) return {left, right};
   return {is_left(step, 0) ? left : right};

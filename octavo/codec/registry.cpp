@@ -116,10 +116,14 @@ std::string shortest(double number) {
 void register_codec(const std::string& name, CodecFactory factory) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
-  const bool is_map = std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return map.name == name; });
-  if (!is_name(name) || name == "auto" || is_map || registry.find(name)) {
+  constexpr std::string_view kOfPlans[] = {"auto", "delta", "dgc"};  // which comm/plan.cpp reads itself
+  const auto is_it = [&](std::string_view other) { return other == name; };
+  const bool is_taken =
+      std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return is_it(map.name); }) ||
+      std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) || registry.find(name);
+  if (!is_name(name) || is_taken) {
     fail(ErrorCode::invalid_argument, "codec.register_codec",
-         "a codec's name is made of letters, digits and '-', and no other codec has it: got '", name, "'");
+         "a codec's name is made of letters, digits and '-', and nothing else in plans has it: got '", name, "'");
   }
   registry.entries.push_back({name, std::move(factory)});
 }

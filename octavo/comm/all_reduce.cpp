@@ -70,7 +70,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   PhaseSeconds seconds;
   Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), &plan.codec->upward(),
                    plan.codec.get()};
-  all.shared_key = rules::derive_key(call, plan.codec->fingerprint());
+  all.shared_key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
   all.mapping = mapping(plan, tensor);

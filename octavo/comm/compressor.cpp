@@ -42,6 +42,13 @@ std::vector<Role> all_roles() {
   return roles;
 }
 
+/// Of a map, of what it remembers only whether it does: that is the same on all ranks, and large.
+std::uint64_t mapping_digest(const Mapping& mapping) {
+  if (!mapping.map) return 0;
+  const bool remembers = mapping.memory->tensor().defined();
+  return rules::derive_key(mapping.map->fingerprint(), 2 * (mapping.error_feedback ? 1 : 0) + (remembers ? 1 : 0));
+}
+
 }  // namespace
 
 Matrix Compressor::shape_of(const Parameter& parameter) {
@@ -130,7 +137,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   if (turn.is_alone) {
     for (int next = 1; next < transfers(*job); ++next) job->schedule->advance();
     job->outcome = job->schedule->finish();
-    if (!job->is_owed) auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), seconds_ - before);
+    auto_->record(std::chrono::duration<double>(ready - first_ready_).count(), seconds_ - before);
   }
   return job;
 }
@@ -238,7 +245,7 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
     for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
       digest = rules::derive_key(digest, codec->fingerprint());
     }
-    if (tensors[i].mapping.map) digest = rules::derive_key(digest, tensors[i].mapping.map->fingerprint());
+    digest = rules::derive_key(digest, mapping_digest(tensors[i].mapping));
     digest = rules::derive_key(digest, job.slots[i].parameter);
     digest = rules::derive_key(digest, tensors[i].memory->digest());
   }
@@ -271,7 +278,8 @@ bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
 
 /// Whether `auto` has gone from a plan with feedback to one without: the next step then sends what is owed, in float32.
 bool Compressor::owes(std::size_t index) {
-  if (!auto_ || parameters_[index].plan->feedback) return false;
+  const Parameter& parameter = parameters_[index];
+  if (!auto_ || parameter.plan->feedback || !plan_->of(parameter.info.name).choices) return false;
   return state_.at(index, kWorkerResidual).tensor().defined() || state_.at(index, kOwnerResidual).tensor().defined();
 }
 

@@ -61,7 +61,8 @@ struct ParameterStats {
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
 /// A step is all the buckets between two begin_step(): a NaN or an infinity anywhere in it makes all of its residuals
-/// stay as they were. Thread-safe; the steps of jobs must come in the same order on all ranks.
+/// stay as they were. Thread-safe; the steps of jobs must come in the same order on all ranks, and what is set, loaded
+/// or dropped between steps alone, when no job is under way.
 class OCTAVO_API Compressor {
  public:
   /// `shards`: where the ranks of `wire` are replicas of one shard of the model, the ranks that hold the other shards.

@@ -80,7 +80,8 @@ void Compressor::use(const Plan& plan) {
   }
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
-    return of_one && of_one->map ? of_one->map->text() : std::string();
+    if (!of_one || !of_one->map) return std::string();
+    return of_one->map->text() + (of_one->feedback ? "+ef" : "");
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -93,7 +94,7 @@ void Compressor::use(const Plan& plan) {
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();
-    if (feedback && is_mapped && same_map) kept = {kResidual, kMapMemory};
+    if (is_mapped && same_map) kept = {kResidual, kMapMemory};
     kept.push_back(kOwnMomentum);
     state_.clear(i, kept);
   }
@@ -138,6 +139,10 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
     fail(ErrorCode::invalid_argument, "comm.keep_own_momenta", "betas must be at least 0 and below 1, got ", beta);
   }
   const std::lock_guard lock(mutex_);
+  if (scatters()) {
+    fail(ErrorCode::unsupported, "comm.keep_own_momenta",
+         "ranks of fully_shard have each a shard of the averages: keep momenta with DistributedDataParallel");
+  }
   if (!names.empty()) require_fits_momenta(*plan_, "comm.keep_own_momenta");
   std::vector<std::size_t> found;
   for (const std::string& name : names) found.push_back(state_.find(name, "comm.keep_own_momenta"));
@@ -260,15 +265,15 @@ std::map<std::string, at::Tensor> Compressor::residuals() {
 
 void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  state_.load(residuals);
   settle();
+  state_.load(residuals);
   residuals_are_of_momenta_ = of_momenta;
 }
 
 void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
-  state_.load_world(world);
   settle();
+  state_.load_world(world);
   residuals_are_of_momenta_ = of_momenta;
 }
 

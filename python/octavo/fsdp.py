@@ -58,6 +58,12 @@ class ShardedHandle(Handle):
             "are compressed and any optimizer takes its step on the shards"
         )
 
+    def keep_own_momenta(self, parameters: object, update_beta: float, kept_beta: float) -> None:
+        raise ValueError(
+            "[fsdp.keep_own_momenta] ranks keep momenta of gradients that they have whole, with "
+            "DistributedDataParallel alone: with FSDP2 use another optimizer and a plan for gradients, such as int4+ef"
+        )
+
     def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
         if self._unmovable:
             raise ValueError(

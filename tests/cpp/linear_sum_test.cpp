@@ -77,7 +77,7 @@ TEST(LinearSum, AMeanOfThatRankIsFoundAndTheSameOnAllRanks) {
 TEST(LinearSum, FeedbackSendsEverythingInTheEnd) {
   for (const bool alternating : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      constexpr int kSteps = 600;
+      constexpr int kSteps = 150;
       Steps steps(backend, power_sgd(4, alternating), /*feedback=*/true);
       Steps without(backend, power_sgd(4, alternating), /*feedback=*/false);
       at::Tensor sum = at::zeros({kRows, kColumns}), sum_without = at::zeros({kRows, kColumns});
@@ -89,7 +89,7 @@ TEST(LinearSum, FeedbackSendsEverythingInTheEnd) {
         sum_without += same / kSteps;
       }
       const at::Tensor expected = mean_of(2, 40);
-      EXPECT_LT(relative_error(sum, expected), 0.05) << (alternating ? "alternating" : "two rounds");
+      EXPECT_LT(relative_error(sum, expected), 0.15) << (alternating ? "alternating" : "two rounds");
       EXPECT_GT(relative_error(sum_without, expected), 0.3) << "rank 4 is enough: the test shows nothing";
     });
   }

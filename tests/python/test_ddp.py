@@ -262,6 +262,31 @@ def refuse_arguments(rank: int) -> None:
         octavo.compress(elsewhere, "int4")
 
 
+def change_the_plan_apart(rank: int) -> None:
+    model, handle, optimizer = make("sketch:0.1")
+    step_once(model, optimizer, rank, 0)
+    handle.set_plan(["sketch:0.1", "sketch:0.1+ef"][rank])  # messages of the same sizes
+    with pytest.raises(RuntimeError, match=r"\[comm\..*\]"):
+        step_once(model, optimizer, rank, 1)
+
+
+def test_plans_that_differ_from_rank_to_rank_are_told(two_ranks):
+    two_ranks.run(change_the_plan_apart)
+
+
+def drop_on_one_rank(rank: int) -> None:
+    model, handle, optimizer = make("sketch:0.1+ef")
+    step_once(model, optimizer, rank, 0)
+    if rank == 1:
+        handle.drop_residuals()
+    with pytest.raises(RuntimeError, match=r"\[comm\..*\]"):
+        step_once(model, optimizer, rank, 1)
+
+
+def test_what_all_ranks_must_remember_alike_is_checked(two_ranks):
+    two_ranks.run(drop_on_one_rank)
+
+
 def disagree(rank: int) -> None:
     for plan, exempt, what in [
         ("int4" if rank else "sign", None, "plan"),

@@ -439,6 +439,8 @@ def refuse(rank: int) -> None:
     assert str(handle.plan) == "int4+ef"
     with pytest.raises(ValueError, match="momenta are averaged for DistributedDataParallel"):
         handle.set_momentum({}, 0.9)
+    with pytest.raises(ValueError, match="ranks keep momenta of gradients that they have whole"):
+        handle.keep_own_momenta([], 0.9, 0.99)
     model = shard(Odd())
     with pytest.raises(ValueError, match="OneBitAdamW sends momenta"):
         octavo.compress(model, "sign+ef", optimizer=octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=5))

@@ -36,7 +36,7 @@ class DgcMemory final : public Memory {
 };
 
 void DgcMemory::begin(c10::Device device, const Contribution& tensor, float power) {
-  if (tensor.up->traits().leaves_error) residuals_.begin(device, tensor);
+  if (tensor.up->traits().leaves_error || tensor.down->traits().leaves_error) residuals_.begin(device, tensor);
   now_ = velocity_.now<float>(device);
   next_ = velocity_.next<float>(tensor.count, device);
   const double squares = static_cast<double>(power) * static_cast<double>(tensor.count);

@@ -14,8 +14,9 @@ inline constexpr Role kVelocity = {"velocity", Extent::whole, at::kFloat};
 /// all. The optimizer then must have no momentum. Parameters whose codec leaves no error, exempt ones among them, have
 /// plain momentum.
 ///
-/// `+clip:NORM` scales a rank's gradient of a tensor down to NORM/sqrt(ranks) before. A tensor whose gradient is zero
-/// on every rank rests: its velocity stays as it is, as a gradient's absence has it in torch.
+/// `+clip:NORM` scales a rank's gradient of a tensor (between replicas of shards: of its shard) down to
+/// NORM/sqrt(ranks) before. A tensor whose gradient is zero on every rank rests: its velocity stays as it is, as a
+/// gradient's absence has it in torch.
 class OCTAVO_API Dgc final : public Feedback {
  public:
   static constexpr double kMomentum = 0.9;
