@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
+#include <string>
 #include <thread>
 
 #include "octavo/comm/layout.h"
@@ -522,19 +524,22 @@ class SlowBackend : public c10d::Backend {
 };
 
 TEST(Compressor, AutoChoosesByWhatTheNetworkTakes) {
-  constexpr double kFast = 0, kSlow = 1e-6;  // seconds a byte: a dense bucket takes 16 ms
+  // Seconds a byte: a dense bucket takes 64 ms, int8+ef 16 ms, int4+ef 9 ms. A busy machine takes some of them, too:
+  // which of the last two is chosen is no matter here (auto_choice_test).
+  constexpr double kFast = 0, kSlow = 4e-6;
+  using Names = std::set<std::string>;
   for (const auto& [all_to_all_s, all_reduce_s, expected] :
-       {std::tuple(kSlow, kSlow, "int4+ef"), std::tuple(10 * kSlow, kFast, "dense")}) {
+       {std::tuple(kSlow, kSlow, Names{"int8+ef", "int4+ef"}), std::tuple(kSlow, kFast, Names{"dense"})}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       Compressor compressor = make(c10::make_intrusive<SlowBackend>(backend, all_to_all_s, all_reduce_s), "auto");
       for (int step = 0; step < 100 && !compressor.auto_stats()->report.is_settled; ++step) {
         compressor.begin_step();
         compressor.reduce(bucket_of(rank, step), kSlots);
       }
-      EXPECT_EQ(compressor.parameter_stats()[0].plan, expected);
+      EXPECT_TRUE(expected.contains(compressor.parameter_stats()[0].plan)) << compressor.parameter_stats()[0].plan;
       EXPECT_EQ(compressor.parameter_stats()[1].plan, "dense");  // exempt
       const AutoStats stats = *compressor.auto_stats();
-      EXPECT_EQ(stats.plans.at(stats.report.buckets.at(0).plan), expected);
+      EXPECT_TRUE(expected.contains(stats.plans.at(stats.report.buckets.at(0).plan)));
       EXPECT_EQ(stats.parameters.at(stats.report.buckets.at(0).parameters.at(0)), "weight");
     });
   }
