@@ -28,11 +28,6 @@ std::string sketch_text(double ratio, double taken, bool is_exact) {
   return is_exact ? text + ":" + std::string(kExact) : text;
 }
 
-at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device) {
-  return at::from_blob(const_cast<float*>(data), {static_cast<std::int64_t>(count)},
-                       at::TensorOptions(at::kFloat).device(device));
-}
-
 /// The largest of some values, of equal ones the first, and their indices.
 void find_largest(const LaunchScope& scope, c10::Device device, const float* values, const rules::TopK& shape,
                   float* largest, std::uint32_t* indices) {

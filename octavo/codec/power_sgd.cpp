@@ -9,6 +9,7 @@
 
 #include "octavo/codec/orthonormal.h"
 #include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
 
 namespace octavo {
 
@@ -22,29 +23,24 @@ struct Factors {
   Factors(float* memory, const rules::LowRank& shape) : left(memory), right(memory + shape.rank * shape.rows) {}
 };
 
-at::Tensor floats(const float* data, std::uint64_t count, c10::Device device) {
-  return at::from_blob(const_cast<float*>(data), {static_cast<std::int64_t>(count)},
-                       at::TensorOptions(at::kFloat).device(device));
+void copy(float* to, const float* from, std::uint64_t count, c10::Device device) {
+  floats_at(to, count, device).copy_(floats_at(from, count, device));
 }
 
 /// Makes a factor orthonormal, whose rows have `length` elements; draws it where there is none yet.
 void prepare(float* factor, const rules::LowRank& shape, std::uint64_t length, bool is_there, std::uint64_t key,
              c10::Device device) {
-  at::Tensor own = floats(factor, shape.rank * length, device);
+  at::Tensor own = floats_at(factor, shape.rank * length, device);
   at::Tensor rows = own.cpu();  // itself on the CPU
   (is_there ? make_orthonormal : draw_orthonormal)(rows.mutable_data_ptr<float>(), shape.rank, length, key);
   if (!device.is_cpu()) own.copy_(rows);
 }
 
-/// Rows or columns that a thread takes at least.
-std::int64_t grain(std::uint64_t elements_of_one) {
-  constexpr std::uint64_t kGrainElements = 1U << 15;
-  return static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainElements / elements_of_one));
-}
-
+/// Calls body(first, count) for parts of the rows, or of the columns.
 template <class Body>
 void for_lines(c10::Device device, std::uint64_t lines, std::uint64_t elements_of_one, Body body) {
-  for_parts(device, static_cast<std::int64_t>(lines), grain(elements_of_one), [&](std::int64_t from, std::int64_t to) {
+  const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainValues / elements_of_one));
+  for_parts(device, static_cast<std::int64_t>(lines), grain, [&](std::int64_t from, std::int64_t to) {
     body(static_cast<std::uint64_t>(from), static_cast<std::uint64_t>(to - from));
   });
 }
@@ -80,27 +76,17 @@ void PowerSgd::project(c10::Device device, const MapInput& tensor, std::size_t r
                        std::span<float* const> images) const {
   const rules::LowRank shape = low_rank(tensor.shape);
   const Factors next(tensor.next_memory, shape);
-  const std::uint64_t size = memory_size(tensor.shape);
-  const auto copy = [&](float* to, const float* from, std::uint64_t count) {
-    floats(to, count, device).copy_(floats(from, count, device));
-  };
-  if (round == 0 && tensor.memory) copy(next.left, tensor.memory, size);
-  if (round > 0) copy(next.left, images[round - 1], shape.rank * shape.rows);
+  if (round == 0 && tensor.memory) copy(next.left, tensor.memory, memory_size(tensor.shape), device);
+  if (round > 0) copy(next.left, images[round - 1], shape.rank * shape.rows, device);
   const bool left = is_left(tensor.step, round);
-  const bool is_there = round > 0 || tensor.memory;
-  prepare(left ? next.right : next.left, shape, left ? shape.columns : shape.rows, is_there, tensor.key + round,
-          device);
+  float* const other = left ? next.right : next.left;
+  const std::uint64_t lines = left ? shape.rows : shape.columns, length = left ? shape.columns : shape.rows;
+  prepare(other, shape, length, /*is_there=*/round > 0 || tensor.memory, tensor.key + round, device);
   const LaunchScope scope(device);
-  for_lines(device, left ? shape.rows : shape.columns, left ? shape.columns : shape.rows,
-            [&](std::uint64_t first, std::uint64_t count) {
-              if (left) {
-                scope.kernels().find_left_factor(scope.queue(), tensor.values, shape, first, count, next.right,
-                                                 images[round]);
-              } else {
-                scope.kernels().find_right_factor(scope.queue(), tensor.values, shape, first, count, next.left,
-                                                  images[round]);
-              }
-            });
+  const auto find = left ? scope.kernels().find_left_factor : scope.kernels().find_right_factor;
+  for_lines(device, lines, length, [&](std::uint64_t first, std::uint64_t count) {
+    find(scope.queue(), tensor.values, shape, first, count, other, images[round]);
+  });
 }
 
 void PowerSgd::reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
@@ -108,8 +94,7 @@ void PowerSgd::reconstruct(c10::Device device, const MapInput& tensor, std::span
   const rules::LowRank shape = low_rank(tensor.shape);
   const Factors next(tensor.next_memory, shape);
   const bool left = is_left(tensor.step, images.size() - 1);
-  const std::uint64_t size = shape.rank * (left ? shape.rows : shape.columns);
-  floats(left ? next.left : next.right, size, device).copy_(floats(images.back(), size, device));
+  copy(left ? next.left : next.right, images.back(), shape.rank * (left ? shape.rows : shape.columns), device);
   const LaunchScope scope(device);
   for_lines(device, shape.rows, shape.columns, [&](std::uint64_t first, std::uint64_t count) {
     scope.kernels().multiply_factors(scope.queue(), tensor.values, shape, first, count, next.left, next.right, out,

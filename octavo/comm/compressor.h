@@ -203,6 +203,7 @@ class OCTAVO_API Compressor {
   static void require_magnitudes(const Plan& plan, const char* where);
   static void require_fits_momenta(const Plan& plan, const char* where);
   void settle();
+  void forget_momenta();
   void begin_momentum_phase();
   void mix_own_momenta(const Job& job);
   AutoPlan::Turn choose_plan(Job& job);

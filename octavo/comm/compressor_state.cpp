@@ -78,6 +78,7 @@ void Compressor::use(const Plan& plan) {
          " measures the exchanges of DistributedDataParallel: with fully_shard name a plan, such as ",
          plan.choices->back().text());
   }
+  // kept here: the parameters still point to it
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     if (!of_one || !of_one->map) return std::string();
@@ -124,10 +125,7 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
     found.emplace_back(index, std::move(momentum));
   }
   settle();
-  for (Parameter& parameter : parameters_) {
-    parameter.momentum = {};
-    parameter.keeps_momentum = false;
-  }
+  forget_momenta();
   for (auto& [index, momentum] : found) parameters_[index].momentum = std::move(momentum);
   beta_ = beta;
   begin_momentum_phase();
@@ -147,13 +145,17 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
   std::vector<std::size_t> found;
   for (const std::string& name : names) found.push_back(state_.find(name, "comm.keep_own_momenta"));
   settle();
+  forget_momenta();
+  for (const std::size_t index : found) parameters_[index].keeps_momentum = true;
+  own_betas_ = betas;
+  begin_momentum_phase();
+}
+
+void Compressor::forget_momenta() {
   for (Parameter& parameter : parameters_) {
     parameter.momentum = {};
     parameter.keeps_momentum = false;
   }
-  for (const std::size_t index : found) parameters_[index].keeps_momentum = true;
-  own_betas_ = betas;
-  begin_momentum_phase();
 }
 
 /// Or ends it: what follows from the momenta that parameters have.

@@ -2,6 +2,7 @@
 #include "octavo/device/scratch.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "octavo/device/dispatch.h"
@@ -31,6 +32,17 @@ std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Devi
     buffer = pinned_zeros({size}, at::kByte, kAnyAlignment, device.type());
   }
   return buffer.mutable_data_ptr<std::uint8_t>();
+}
+
+std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device) {
+  auto* const word = reinterpret_cast<std::uint32_t*>(reserve_on_host(buffer, sizeof(std::uint32_t), device));
+  *word = 0;
+  return word;
+}
+
+at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device) {
+  return at::from_blob(const_cast<float*>(data), {static_cast<std::int64_t>(count)},
+                       at::TensorOptions(at::kFloat).device(device));
 }
 
 ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)

@@ -18,6 +18,12 @@ OCTAVO_API std::uint8_t* reserve_on_device(at::Tensor& buffer, std::uint64_t byt
 /// by that device's driver, ordinary memory where the device is the CPU.
 OCTAVO_API std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
 
+/// A word of the host's memory that the device's kernels write, as reserve_on_host has it; 0.
+OCTAVO_API std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device);
+
+/// Floats at an address of the device, which stay their owner's, as a tensor.
+OCTAVO_API at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device);
+
 /// Floats of a device for one call. On the CPU the calling thread keeps its memory, `kept_by_thread`, from call to
 /// call; a device's memory comes from its stream's pool and goes back in the stream's order.
 class OCTAVO_API ScratchFloats {

@@ -359,23 +359,23 @@ def compress_ddp(
     return handle
 
 
-def joined_optimizer(optimizer: object) -> JoinedOptimizer | None:
+def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOptimizer | None:
     """The optimizer that is to be joined, taken out of a wrapper such as Accelerate's; None for one that need not
     be."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
-        raise TypeError(f"[ddp.compress] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+        raise TypeError(f"[{where}] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     while not isinstance(optimizer, JoinedOptimizer) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = optimizer.optimizer
     return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
 
-def require_no_momentum(optimizer: Optimizer, plan: Plan) -> None:
+def require_no_momentum(optimizer: Optimizer, plan: Plan, where: str = "ddp.compress") -> None:
     """Raises ValueError where a parameter group of the optimizer has a momentum beside the plan's."""
     for group in optimizer.param_groups:
         betas = group.get("betas", (0.0,))
         if group.get("momentum", 0.0) or betas[0]:
             raise ValueError(
-                f"[ddp.compress] the plan {plan} keeps the momentum, of {plan.momentum:g}, and this "
+                f"[{where}] the plan {plan} keeps the momentum, of {plan.momentum:g}, and this "
                 f"{type(optimizer).__name__} has one of its own: build it with momentum=0 or betas=(0, beta2), or take "
                 f"a plan that keeps none, such as topk:0.01+ef"
             )

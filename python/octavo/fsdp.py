@@ -10,7 +10,6 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from octavo.ddp import (
 )
 from octavo.rendezvous import Rendezvous
 
-_compressed: "WeakSet[nn.Module]" = WeakSet()
+_compressed: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 class ShardedHandle(Handle):
@@ -143,14 +142,14 @@ def compress_fsdp(
     timeout_s: float,
 ) -> ShardedHandle:
     """``octavo.compress`` for a model of FSDP2."""
-    joined = joined_optimizer(optimizer)
+    joined = joined_optimizer(optimizer, "fsdp.compress")
     if joined is not None:
         raise ValueError(
             f"[fsdp.compress] {type(joined).__name__} sends momenta or updates, which ranks have whole with "
             f"DistributedDataParallel alone: use another optimizer and a plan for gradients, such as int4+ef"
         )
     if plan.momentum is not None and optimizer is not None:
-        require_no_momentum(optimizer, plan)
+        require_no_momentum(optimizer, plan, "fsdp.compress")
     if model in _compressed:
         raise ValueError("[fsdp.compress] this model is compressed already: keep its handle and call its set_plan()")
     for module in _fsdp_modules(model):

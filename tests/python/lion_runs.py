@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of Lion, Distributed Lion and Signum share: Lion in ten lines, and a model joined to its optimizer."""
+"""What the tests of Lion, Distributed Lion, Signum and OneBitLamb share: Lion in ten lines, a model joined to its
+optimizer, and a run that is saved and loaded on its way."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from test_ddp import batch_of, digest
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -56,3 +62,26 @@ def wrap(
     optimizer = build(name, module.parameters(), **options)
     model = DistributedDataParallel(module, **(ddp_options or {}))
     return model, octavo.compress(model, plan, optimizer=optimizer, **compress_options), optimizer
+
+
+def learning_curve(
+    rank: int, make: Callable[[], tuple[Any, Any, Any]], stop: int | None
+) -> tuple[list[tuple[float, str]], Any, Any]:
+    """Losses and digests of 30 steps of a model that `make` builds with its handle and its optimizer, and these two; at
+    `stop` everything is saved, built anew and loaded."""
+    model, handle, optimizer = make()
+    curve = []
+    for step in range(30):
+        if step == stop:
+            saved = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
+            model, handle, optimizer = make()
+            model.module.load_state_dict(saved[0])
+            handle.load_state_dict(saved[1])
+            optimizer.load_state_dict(saved[2])
+        tokens = batch_of(rank, 0)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50)
+        loss.backward()
+        optimizer.step()
+        curve.append((loss.item(), digest(model)))
+    return curve, handle, optimizer

@@ -7,8 +7,8 @@ import copy
 
 import pytest
 import torch
-from lion_runs import BETAS, Given, build, gradients_of, move, update_of, wrap
-from test_ddp import Odd, Switch, batch_of, digest
+from lion_runs import BETAS, Given, build, gradients_of, learning_curve, move, update_of, wrap
+from test_ddp import Odd, Switch, digest
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world
@@ -183,22 +183,7 @@ def learn(rank: int, name: str, plan: str, stop: int | None = None, options: dic
     def make():
         return wrap(name, plan, Odd(**(options or {})), ddp_options, lr=3e-3)
 
-    model, handle, optimizer = make()
-    curve = []
-    for step in range(30):
-        if step == stop:
-            saved = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
-            model, handle, optimizer = make()
-            model.module.load_state_dict(saved[0])
-            handle.load_state_dict(saved[1])
-            optimizer.load_state_dict(saved[2])
-        tokens = batch_of(rank, 0)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50)
-        loss.backward()
-        optimizer.step()
-        curve.append((loss.item(), digest(model)))
-    return curve
+    return learning_curve(rank, make, stop)[0]
 
 
 def require_learnt(curves: list) -> None:

@@ -4,13 +4,12 @@ tested there."""
 
 from __future__ import annotations
 
-import copy
 import itertools
 
 import pytest
 import torch
-from lion_runs import Given, gradients_of
-from test_ddp import Odd, batch_of, digest
+from lion_runs import Given, gradients_of, learning_curve
+from test_ddp import Odd
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world
@@ -110,21 +109,7 @@ def learn(rank: int, stop: int | None = None) -> list:
         optimizer = OneBitLamb(model.parameters(), lr=3e-2, warmup_steps=6)
         return model, octavo.compress(model, "sign+ef", optimizer=optimizer), optimizer
 
-    model, handle, optimizer = build()
-    curve = []
-    for step in range(30):
-        if step == stop:
-            saved = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
-            model, handle, optimizer = build()
-            model.module.load_state_dict(saved[0])
-            handle.load_state_dict(saved[1])
-            optimizer.load_state_dict(saved[2])
-        tokens = batch_of(rank, 0)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50)
-        loss.backward()
-        optimizer.step()
-        curve.append((loss.item(), digest(model)))
+    curve, handle, optimizer = learning_curve(rank, build, stop)
     assert optimizer.frozen and str(handle.plan) == "sign:262144+ef"
     return curve
 

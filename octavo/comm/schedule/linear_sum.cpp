@@ -131,8 +131,7 @@ Outcome LinearSum::finish() {
   const SettledAtEnd buffers_are_free(device_);
   end_round();
   Stopwatch watch;
-  auto* const nonfinite = reinterpret_cast<std::uint32_t*>(reserve_on_host(nonfinite_, sizeof(std::uint32_t), device_));
-  *nonfinite = 0;
+  std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
   for (const Mapped& mapped : mapped_) reconstruct(mapped, nonfinite);
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);

@@ -27,8 +27,7 @@ Outcome OnePhase::finish() {
   const Message sums = cut(bucket_.tensors, &Contribution::down, wire_.world_size(), 0)[rank];
   up_.reduce(bucket_.divisor, sums.pieces, reserve_on_host(sums_, sums.bytes, device_));
   watch.lap(seconds_.reduce);
-  auto* const nonfinite = reinterpret_cast<std::uint32_t*>(reserve_on_host(nonfinite_, sizeof(std::uint32_t), device_));
-  *nonfinite = 0;
+  std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
   deliver(sums, nonfinite);
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);

@@ -34,8 +34,7 @@ void TwoPhase::advance() {
 Outcome TwoPhase::finish() {
   const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
-  auto* const nonfinite = reinterpret_cast<std::uint32_t*>(reserve_on_host(nonfinite_, sizeof(std::uint32_t), device_));
-  *nonfinite = 0;
+  std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
   const bool all_stay = up_.stays_here();
   if (!all_stay) {
     down_.wait();

@@ -99,15 +99,3 @@ class JoinedOptimizer(Optimizer):
     def _require(self, condition: bool, expected: str, got: Any) -> None:
         if not condition:
             raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
-
-    def _require_real(self, parameters: Iterable[Tensor]) -> None:
-        if any(parameter.is_complex() for parameter in parameters):
-            raise TypeError(
-                f"[optim.{type(self).__name__}] complex parameters are not supported: use torch.optim.AdamW for them"
-            )
-
-    def _require_dense(self, gradient: Tensor) -> None:
-        if gradient.is_sparse:
-            raise RuntimeError(
-                f"[optim.{type(self).__name__}] sparse gradients are not supported: use torch.optim.SparseAdam"
-            )

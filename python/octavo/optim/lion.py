@@ -4,6 +4,7 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Plan
+from octavo.optim.checks import require_dense, require_real
 from octavo.optim.joined import JoinedOptimizer
 
 
@@ -44,8 +46,7 @@ class Lion(Optimizer):
         for beta in self._betas(group):
             if not 0 <= beta < 1:
                 raise ValueError(f"[optim.{name}] a beta must be at least 0 and below 1, got {beta}")
-        if any(parameter.is_complex() for parameter in group["params"]):
-            raise TypeError(f"[optim.{name}] complex parameters are not supported: use torch.optim.AdamW for them")
+        require_real(self, group["params"])
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -55,10 +56,8 @@ class Lion(Optimizer):
                 loss = closure()
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        if any(parameter.grad.is_sparse for parameters in moved for parameter in parameters):
-            raise RuntimeError(
-                f"[optim.{type(self).__name__}] sparse gradients are not supported: use torch.optim.SparseAdam"
-            )
+        for parameter in itertools.chain(*moved):
+            require_dense(self, parameter.grad)
         for group, parameters in zip(self.param_groups, moved, strict=True):
             self._move(group, parameters)
         return loss

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
+from octavo.optim.checks import require_dense, require_real
 from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan
 
@@ -97,7 +98,7 @@ class OneBitAdamW(JoinedOptimizer):
         for key in ("warmup_steps", "warmup_plan", "frozen_beta"):
             first, here = self.param_groups[0][key], self.param_groups[-1][key]
             self._require(here == first, f"the same {key} in all parameter groups", f"{first} and {here}")
-        self._require_real(self.param_groups[-1]["params"])
+        require_real(self, self.param_groups[-1]["params"])
 
     @property
     def frozen(self) -> bool:
@@ -177,7 +178,7 @@ class OneBitAdamW(JoinedOptimizer):
         for parameter in group["params"]:
             if parameter.grad is None:
                 continue
-            self._require_dense(parameter.grad)
+            require_dense(self, parameter.grad)
             state = self.state[parameter] or self._first_state(parameter)
             power = powers.get(parameter)
             if power is None:
