@@ -56,6 +56,8 @@ struct LargestMagnitude {
   OCTAVO_RULE void add(Summary chunk) { largest = chunk > largest ? chunk : largest; }
   /// Infinite or NaN where any element is.
   OCTAVO_RULE float value(std::uint64_t) const { return from_bits(largest); }
+  /// What no element is above, but for rounding.
+  OCTAVO_RULE float bound() const { return from_bits(largest); }
 };
 
 /// A chunk's summary: the lane_sum of its magnitudes.
@@ -65,10 +67,14 @@ struct MeanMagnitude {
   OCTAVO_RULE void add(Summary chunk) { sum.add(chunk); }
   /// Infinite or NaN where any element is, or where the sum overflows.
   OCTAVO_RULE float value(std::uint64_t count) const { return sum.value() / static_cast<float>(count); }
+  OCTAVO_RULE float bound() const { return sum.value(); }
 };
 
 /// What is larger is taken for infinite: a rule may double it.
 OCTAVO_RULE bool is_sendable(float statistic) { return magnitude_bits(statistic) < to_bits(0x1p126F); }
+
+/// Whether the codes of a block surely leave over what is to_residual_of_small().
+OCTAVO_RULE bool leaves_small(float bound) { return bound < 0x1p120F; }
 
 /// The scale that a block's codes are made with: where it is not sendable, the one of zeros, which are then sent.
 template <class Rule>
@@ -87,6 +93,10 @@ template <class Rule>
 OCTAVO_RULE bool has_numbers(float scale) {
   return is_finite(Rule::decoded(Rule::kGreatest, scale));
 }
+
+/// In place of a dither where codes are rounded to nearest.
+struct NoDither {};
+OCTAVO_RULE float operator+(float value, NoDither) { return value; }
 
 /// Of 16 random bits.
 OCTAVO_RULE float dither(std::uint32_t random) {

@@ -25,7 +25,7 @@ struct MajorityVote {
   };
 
   OCTAVO_RULE static Scale scale(float) { return {1.0F}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, auto) {
     const std::uint32_t is_cast = (0U - magnitude_bits(value)) >> 31U;
     return positive_bit(value) << 1U | is_cast;
   }

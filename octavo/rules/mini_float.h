@@ -71,7 +71,7 @@ struct ScaledFloat {
     if (largest < kSmallest) return {0.0F, 0.0F};
     return {largest / kLargest, kLargest / largest};
   }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, auto) {
     return Float::code(value * scale.reciprocal);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) { return Float::value(code) * sent; }

@@ -19,7 +19,7 @@ struct PlainFloat {
 struct Fp32 : PlainFloat {
   static constexpr unsigned kBits = 32;
   static constexpr bool kLeavesError = false;
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return to_bits(value); }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, auto) { return to_bits(value); }
   OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bits(code); }
 };
 
@@ -27,7 +27,7 @@ struct Fp32 : PlainFloat {
 struct Bfloat16 : PlainFloat {
   static constexpr unsigned kBits = 16;
   static constexpr bool kLeavesError = true;
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return to_bf16(value).bits; }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, auto) { return to_bf16(value).bits; }
   OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bf16({static_cast<std::uint16_t>(code)}); }
 };
 
@@ -36,7 +36,7 @@ struct Fp16 : PlainFloat {
   static constexpr unsigned kBits = 16;
   static constexpr bool kLeavesError = true;
   static constexpr std::uint32_t kInfinity = 0x7C00;
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, auto) {
     const std::uint32_t code = Half::code(is_finite(value) ? value : 0.0F);
     return is_finite(value) ? code : kInfinity;
   }

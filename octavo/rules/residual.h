@@ -22,6 +22,11 @@ OCTAVO_RULE Residual to_residual(float left_over, std::uint32_t random) {
   return {static_cast<std::uint16_t>((bounded | (to_bits(left_over) & kSignMask)) >> 16)};
 }
 
+/// The same, for less, of what is known to be below 2^127 in magnitude: rounding it does not overflow.
+OCTAVO_RULE Residual to_residual_of_small(float left_over, std::uint32_t random) {
+  return {static_cast<std::uint16_t>((to_bits(left_over) + random) >> 16)};
+}
+
 /// What a value leaves over where `sent` was sent; nothing where that is not a number.
 OCTAVO_RULE float left_over_of(float value, float sent) { return is_finite(value - sent) ? value - sent : 0.0F; }
 

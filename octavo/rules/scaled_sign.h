@@ -20,7 +20,7 @@ struct ScaledSign {
   };
 
   OCTAVO_RULE static Scale scale(float mean) { return {mean}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, float) { return positive_bit(value); }
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale&, auto) { return positive_bit(value); }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) { return signed_by(sent, code); }
 };
 

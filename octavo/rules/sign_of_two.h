@@ -22,7 +22,7 @@ struct SignOfTwo {
                          kBetween = 1.39F / kGreater;  // `sent` is the greater
 
   OCTAVO_RULE static Scale scale(float mean) { return {kGreater * mean}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, auto) {
     return positive_bit(value) << 1U | (magnitude(value) > kBetween * scale.sent ? 1U : 0U);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {

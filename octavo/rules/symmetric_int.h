@@ -31,19 +31,24 @@ struct SymmetricInt {
     return {largest / kLevels, kLevels / largest};
   }
 
-  /// Adding and taking away 1.5 * 2^23 rounds to nearest even.
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float dither) {
+  /// Adding 1.5 * 2^23 rounds to nearest even, and leaves the whole number in the lowest bits.
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, auto dither) {
     constexpr float kRound = 12582912.0F;
-    float rounded = ((value * scale.reciprocal + dither) + kRound) - kRound;
-    if constexpr (kBits == 8) {  // 127 with the largest dither can be as much as 127.5, which rounds to 128
-      rounded = rounded < kLevels ? rounded : kLevels;
-      rounded = rounded > -kLevels ? rounded : -kLevels;
-    }
-    return static_cast<std::uint32_t>(static_cast<std::int32_t>(rounded) + kOffset);
+    const float rounded = (value * scale.reciprocal + dither) + kRound;
+    const auto level = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
+    return static_cast<std::uint32_t>(bounded(level, dither) + kOffset);
   }
-
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
     return static_cast<float>(static_cast<std::int32_t>(code) - kOffset) * sent;
+  }
+
+ private:
+  OCTAVO_RULE static std::int32_t bounded(std::int32_t level, NoDither) { return level; }
+  /// 127 with the largest dither can be as much as 127.5, which rounds to 128.
+  OCTAVO_RULE static std::int32_t bounded(std::int32_t level, float) {
+    if constexpr (kBits < 8) return level;
+    level = level < kOffset ? level : kOffset - 1;
+    return level > -kOffset ? level : 1 - kOffset;
   }
 };
 

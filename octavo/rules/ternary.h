@@ -21,7 +21,7 @@ struct Ternary {
   };
 
   OCTAVO_RULE static Scale scale(float mean) { return {1.75F * mean}; }
-  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, float) {
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, auto) {
     return positive_bit(value) << 1U | (magnitude(value) > 0.5F * scale.sent ? 1U : 0U);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {

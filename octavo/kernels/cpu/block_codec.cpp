@@ -12,7 +12,8 @@ namespace octavo::cpu::OCTAVO_ISA {
 namespace {
 
 // Values are worked out into L1, a block or some small ones at a time, and a wide block chunk by chunk; zeros fill up
-// the last group. More at a time would crowd out of L1 what is prefetched.
+// the last group. More at a time would crowd out of L1 what is prefetched. That is asked for where codes are made,
+// which takes longest: a core that computes while memory is idle, and then waits for it, is slower by half.
 
 constexpr std::uint64_t kWorkedOut = 512;
 
@@ -49,27 +50,27 @@ OCTAVO_INLINE void make_codes(const float* values, const typename Rule::Scale& s
     }
   };
   if (dithers) return with([&](std::uint64_t j) { return dithers[j]; });
-  with([](std::uint64_t) { return 0.0F; });
+  with([](std::uint64_t) { return rules::NoDither(); });
 }
 
 template <class Rule>
 OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, const Place& place,
-                                const typename Rule::Scale& scale, std::uint8_t* codes, rules::Residual* next,
-                                Store how) {
+                                const typename Rule::Scale& scale, std::uint8_t* codes, const ResidualOut& out) {
   for_each_group(place.count, [&](std::uint64_t i, auto count) {
     std::uint32_t words[kGroup];
     float left_over[kGroup], dithers[kGroup];
+    prefetch(in, place.first + i);
     make_codes<Rule, kGroup>(values + i, scale, draw_dithers<Rule>(in, place.first + i, dithers), words, left_over);
     for (std::uint64_t j = count; j < kGroup; ++j) words[j] = 0;
     store_codes<Rule::kBits>(words, place.offset + i, count, place.size, codes);
-    if (next) store_residual(how, in, place.first + i, left_over, count, next);
+    if (out.next) store_residual(out, in, place.first + i, left_over, count);
   });
 }
 
 /// Encodes a block whose values are there, and its scale.
 template <class Rule>
 OCTAVO_INLINE void encode_block(const EncodeInput& in, float* values, std::uint64_t first, std::uint64_t size,
-                                float* scale, std::uint8_t* codes, rules::Residual* next, Store how) {
+                                float* scale, std::uint8_t* codes, ResidualOut out) {
   typename Rule::Scale used = {};
   if constexpr (Rule::kHasScale) {
     typename Rule::Statistic statistic;
@@ -77,14 +78,15 @@ OCTAVO_INLINE void encode_block(const EncodeInput& in, float* values, std::uint6
     used = rules::used_scale<Rule>(statistic.value(size));
     *scale = rules::sent_scale<Rule>(statistic.value(size));
     if (!rules::is_finite(*scale)) std::memset(values, 0, size * sizeof *values);
+    out.is_small = rules::leaves_small(statistic.bound());
   }
-  encode_chunk<Rule>(in, values, {first, size, 0, size}, used, codes, next, how);
+  encode_chunk<Rule>(in, values, {first, size, 0, size}, used, codes, out);
 }
 
 /// A block of several chunks, whose values are worked out twice: up to 2^18 elements are still in L2 then.
 template <class Rule>
 OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first, std::uint64_t size, float* scale,
-                                     std::uint8_t* codes, rules::Residual* next, Store how) {
+                                     std::uint8_t* codes, ResidualOut out) {
   constexpr bool kAnyChunks = std::is_same_v<typename Rule::Statistic, rules::LargestMagnitude>;  // say the same
   constexpr std::uint64_t kChunk = kAnyChunks ? kWorkedOut : rules::kSummaryChunk;
   alignas(64) float values[kChunk] = {};
@@ -96,30 +98,34 @@ OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first,
   const auto used = rules::used_scale<Rule>(statistic.value(size));
   *scale = rules::sent_scale<Rule>(statistic.value(size));
   if (!rules::is_finite(*scale)) std::memset(values, 0, sizeof values);
+  out.is_small = rules::leaves_small(statistic.bound());
   for_each_block(size, kChunk, [&](std::uint64_t, std::uint64_t offset, std::uint64_t count) {
-    if (rules::is_finite(*scale)) work_out(in, first + offset, count, values);
-    encode_chunk<Rule>(in, values, {first + offset, count, offset, size}, used, codes, next, how);
+    if (rules::is_finite(*scale)) work_out_prefetched(in, first + offset, count, values);
+    encode_chunk<Rule>(in, values, {first + offset, count, offset, size}, used, codes, out);
   });
 }
 
 /// A group of small blocks.
 template <class Rule, std::uint64_t kBlock>
 OCTAVO_INLINE void encode_small_blocks(const EncodeInput& in, float* values, std::uint64_t first, float* scales,
-                                       std::uint8_t* codes, rules::Residual* next, Store how) {
+                                       std::uint8_t* codes, ResidualOut out) {
   std::uint32_t words[kGroup];
   float left_over[kGroup], memory[kGroup];
+  prefetch(in, first);
   const float* const dithers = draw_dithers<Rule>(in, first, memory);
+  out.is_small = true;
   for (std::uint64_t i = 0; i < kGroup; i += kBlock) {
     typename Rule::Statistic statistic;
     statistic.add(small_summary<kBlock>(statistic, values + i));
     const auto scale = rules::used_scale<Rule>(statistic.value(kBlock));
     const float sent = rules::sent_scale<Rule>(statistic.value(kBlock));
     scales[i / kBlock] = sent;
+    out.is_small &= rules::leaves_small(statistic.bound());
     if (!rules::is_finite(sent)) std::memset(values + i, 0, kBlock * sizeof *values);
     make_codes<Rule, kBlock>(values + i, scale, dithers ? dithers + i : nullptr, words + i, left_over + i);
   }
   store_small_codes<Rule::kBits, kBlock>(words, codes);
-  if (next) store_residual(how, in, first, left_over, kGroup, next);
+  if (out.next) store_residual(out, in, first, left_over, kGroup);
 }
 
 template <class Rule, std::uint64_t kBlock>
@@ -163,7 +169,7 @@ template <BlockCodec codec>
 void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint64_t block, Payload payload,
                    rules::Residual* next) {
   using Rule = RuleOf<codec>::type;
-  const Store how = choose_residual_store(count);
+  const ResidualOut out = {next, choose_residual_store(count)};
   const auto codes_of = [&](std::uint64_t index) {
     return payload.codes + index * rules::code_bytes<Rule::kBits>(block);
   };
@@ -173,9 +179,9 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
         whole > 0 && with_small_block(block, [&](auto size) {
           alignas(64) float values[kWorkedOut];
           for (std::uint64_t first = 0; first < whole; first += kGroup) {
-            if (first % kWorkedOut == 0) work_out(in, first, smaller(kWorkedOut, whole - first), values);
+            if (first % kWorkedOut == 0) work_out_prefetched(in, first, smaller(kWorkedOut, whole - first), values);
             encode_small_blocks<Rule, size>(in, values + first % kWorkedOut, first, payload.scales + first / size,
-                                            codes_of(first / size), next, how);
+                                            codes_of(first / size), out);
           }
         });
     if (is_small) {
@@ -185,7 +191,7 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
     }
     if (block > rules::kSummaryChunk) {
       for_each_block(count, block, [&](std::uint64_t index, std::uint64_t first, std::uint64_t size) {
-        encode_wide_block<Rule>(in, first, size, payload.scales + index, codes_of(index), next, how);
+        encode_wide_block<Rule>(in, first, size, payload.scales + index, codes_of(index), out);
       });
       return end_stream();
     }
@@ -195,10 +201,10 @@ void encode_blocks(Queue, const EncodeInput& in, std::uint64_t count, std::uint6
   alignas(64) float values[rules::kSummaryChunk];
   const std::uint64_t blocks_at_once = block % kGroup == 0 && block < kWorkedOut ? kWorkedOut / block : 1;
   for_each_block(count, blocks_at_once * block, [&](std::uint64_t turn, std::uint64_t start, std::uint64_t part) {
-    work_out(in, start, part, values);
+    work_out_prefetched(in, start, part, values);
     for_each_block(part, block, [&](std::uint64_t i, std::uint64_t at, std::uint64_t size) {
       const std::uint64_t index = turn * blocks_at_once + i;
-      encode_block<Rule>(in, values + at, start + at, size, payload.scales + index, codes_of(index), next, how);
+      encode_block<Rule>(in, values + at, start + at, size, payload.scales + index, codes_of(index), out);
     });
   });
   end_stream();

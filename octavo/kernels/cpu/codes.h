@@ -23,10 +23,11 @@ OCTAVO_INLINE void store_codes(const std::uint32_t* words, std::uint64_t first, 
     for (std::uint64_t j = 0; j < kGroup; ++j) packed[j] = static_cast<CodeWord<kBits>>(words[j]);
     std::memcpy(codes + kBits / 8 * first, packed, kBits / 8 * count);
   } else if constexpr (rules::kLayout<kBits> == rules::Layout::nibbles) {
-    std::uint8_t packed[kGroup / 2];
-    for (std::uint64_t j = 0; j < kGroup / 2; ++j) {
-      packed[j] = static_cast<std::uint8_t>(words[2 * j] << 4 | words[2 * j + 1]);
-    }
+    std::uint8_t bytes[kGroup], packed[kGroup / 2];
+    for (std::uint64_t j = 0; j < kGroup; ++j) bytes[j] = static_cast<std::uint8_t>(words[j]);
+    std::uint16_t pairs[kGroup / 2];
+    std::memcpy(pairs, bytes, sizeof pairs);
+    for (std::uint64_t j = 0; j < kGroup / 2; ++j) packed[j] = static_cast<std::uint8_t>(pairs[j] << 4 | pairs[j] >> 8);
     std::memcpy(codes + first / 2, packed, rules::code_bytes<kBits>(count));
   } else {
     for (unsigned plane = 0; plane < kBits; ++plane) {
@@ -50,10 +51,13 @@ OCTAVO_INLINE void for_codes(const std::uint8_t* codes, std::uint64_t first, std
   } else if constexpr (rules::kLayout<kBits> == rules::Layout::nibbles) {
     std::uint8_t packed[kGroup / 2] = {};
     std::memcpy(packed, codes + first / 2, rules::code_bytes<kBits>(count));
+    std::uint16_t pairs[kGroup / 2];
     for (std::uint64_t j = 0; j < kGroup / 2; ++j) {
-      visit(2 * j, packed[j] >> 4U);
-      visit(2 * j + 1, packed[j] & 15U);
+      pairs[j] = static_cast<std::uint16_t>(packed[j] >> 4U | (packed[j] & 15U) << 8U);
     }
+    std::uint8_t bytes[kGroup];
+    std::memcpy(bytes, pairs, sizeof bytes);
+    for (std::uint64_t j = 0; j < kGroup; ++j) visit(j, bytes[j]);
   } else {
     std::uint32_t planes[kBits][kGroup];
     for (unsigned plane = 0; plane < kBits; ++plane) {

@@ -109,7 +109,7 @@ void multiply_factors(Queue, const EncodeInput& in, const rules::LowRank& shape,
       if (next) {  // before the result, which may lie where the gradient is
         work_out(in, at, size, values);
         for (std::uint64_t i = 0; i < size; ++i) values[i] = rules::left_over_of(values[i], result[i]);
-        keep_residual(in, at, values, size, residual_how, next);
+        keep_residual({next, residual_how}, in, at, values, size);
       }
       const std::uint32_t own = largest_magnitude(result, size);
       largest = own > largest ? own : largest;

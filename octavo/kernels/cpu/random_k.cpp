@@ -37,7 +37,7 @@ void settle_random(Queue, const EncodeInput& in, std::uint64_t count, const rule
       float& value = values[shape.index(j, count) - first];
       value = rules::left_over_of(value, sent[j]);
     }
-    keep_residual(in, first, values, size, how, next);
+    keep_residual({next, how}, in, first, values, size);
   });
   end_stream();
 }

@@ -148,7 +148,7 @@ void select_top(Queue, const EncodeInput& in, std::uint64_t count, const rules::
   const Store how = choose_residual_store(count);
   for_each_tile(shape, count, [&](const rules::TopTile& tile) {
     work_out(in, tile.first, tile.size, scratch);
-    if (next) keep_residual(in, tile.first, scratch, tile.size, how, next);
+    if (next) keep_residual({next, how}, in, tile.first, scratch, tile.size);
     select_tile(scratch, tile, values + tile.first_kept, indices + tile.first_word);
   });
   end_stream();
@@ -172,7 +172,7 @@ void gather_top(Queue, const EncodeInput& in, const std::uint32_t* indices, std:
     float chunk[kChunk];
     const std::uint64_t size = smaller(kChunk, count - first);
     work_out(in, first, size, chunk);
-    keep_residual(in, first, chunk, size, how, next);
+    keep_residual({next, how}, in, first, chunk, size);
   }
   end_stream();
   for_each_tile(shape, count, [&](const rules::TopTile& tile) {

@@ -14,6 +14,18 @@ namespace octavo::cpu::OCTAVO_ISA {
 /// the values stay in L1, and what an input may have need not be compiled into each of them.
 void work_out(const EncodeInput& in, std::uint64_t first, std::uint64_t count, float* values);
 
+/// Asks for what a group further on will need, but for `others`: their sum was written just now.
+OCTAVO_INLINE void prefetch(const EncodeInput& in, std::uint64_t i) {
+  prefetch_ahead(in.gradient + i);
+  if (in.residual) prefetch_ahead(in.residual + i);
+  if (in.momentum) prefetch_ahead(in.momentum + i);
+  if (in.momentum) prefetch_ahead(in.preconditioner + i);
+}
+
+/// The same as work_out() where the caller prefetches group by group, between other work: memory is then busy all the
+/// time, not only while values are worked out.
+void work_out_prefetched(const EncodeInput& in, std::uint64_t first, std::uint64_t count, float* values);
+
 OCTAVO_INLINE std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
 
 /// Calls visit(block_index, first, count) for every block.
@@ -74,25 +86,37 @@ OCTAVO_INLINE void for_random_bits(std::uint64_t key, std::uint64_t first, std::
   }
 }
 
-/// Keeps what the codes of up to a group of the input leave over, from element `first` on; where `how` is uncached,
-/// around the caches.
-OCTAVO_INLINE void store_residual(Store how, const EncodeInput& in, std::uint64_t first, const float* left_over,
-                                  std::uint64_t count, rules::Residual* next) {
+/// Where and how residuals are written.
+struct ResidualOut {
+  rules::Residual* next;  // of the input's first element; null: not wanted
+  Store how;              // uncached: whole groups go around the caches
+  bool is_small = false;  // what is left over is rules::to_residual_of_small()
+};
+
+/// Keeps what the codes of up to a group of the input leave over, from element `first` on.
+OCTAVO_INLINE void store_residual(const ResidualOut& out, const EncodeInput& in, std::uint64_t first,
+                                  const float* left_over, std::uint64_t count) {
   rules::Residual rounded[kGroup];
-  for_random_bits(in.rounding_key, in.first + first, count, [&](std::uint64_t i, std::uint32_t random) {
-    rounded[i] = rules::to_residual(left_over[i], random);
-  });
-  if (how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, next + first);
-  std::memcpy(next + first, rounded, count * sizeof *rounded);
+  const auto round_all = [&](auto round) {
+    for_random_bits(in.rounding_key, in.first + first, count,
+                    [&](std::uint64_t i, std::uint32_t random) { rounded[i] = round(left_over[i], random); });
+  };
+  if (out.is_small) {
+    round_all([](float value, std::uint32_t random) { return rules::to_residual_of_small(value, random); });
+  } else {
+    round_all([](float value, std::uint32_t random) { return rules::to_residual(value, random); });
+  }
+  if (out.how == Store::uncached && count == kGroup) return stream_bytes<sizeof rounded>(rounded, out.next + first);
+  std::memcpy(out.next + first, rounded, count * sizeof *rounded);
 }
 
 /// Keeps values, from element `first` of the input on, as what is left over; nothing of what is not finite.
-OCTAVO_INLINE void keep_residual(const EncodeInput& in, std::uint64_t first, const float* values, std::uint64_t count,
-                                 Store how, rules::Residual* next) {
+OCTAVO_INLINE void keep_residual(const ResidualOut& out, const EncodeInput& in, std::uint64_t first,
+                                 const float* values, std::uint64_t count) {
   for_each_group(count, [&](std::uint64_t i, auto size) {
     float left_over[kGroup];
     for (std::uint64_t j = 0; j < size; ++j) left_over[j] = rules::left_over_of(values[i + j], 0.0F);
-    store_residual(how, in, first + i, left_over, size, next);
+    store_residual(out, in, first + i, left_over, size);
   });
 }
 
