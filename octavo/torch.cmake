@@ -58,6 +58,7 @@ add_library(octavo SHARED
   comm/state/state_store.cpp
   comm/state/versioned.cpp
   comm/wire.cpp
+  comm/schedule/float_part.cpp
   comm/schedule/gradient_power.cpp
   comm/schedule/all_reduce_sum.cpp
   comm/schedule/gather_codes.cpp

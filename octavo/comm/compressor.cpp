@@ -120,7 +120,6 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   }
   job->bucket = bucket;
   if (!bucket.is_sparse()) {
-    job->values = bucket.to(at::kFloat);  // the bucket itself where it is float32
     job->slots = std::move(slots);
   }
   job->plan = plan_;
@@ -128,6 +127,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   job->gradient_scale = gradient_scale_;
   const AutoPlan::Turn turn = choose_plan(*job);
   job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots));
+  if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
   mix_own_momenta(*job);
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
@@ -228,8 +228,9 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
 std::vector<Contribution> Compressor::contributions(const Job& job) {
   std::vector<Contribution> tensors;
   for (const Slot& slot : job.slots) {
-    auto* const values = job.values.mutable_data_ptr<float>() + slot.offset;
+    void* const values = static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
     tensors.push_back(contribution(slot.parameter, values, job.values.device()));
+    tensors.back().dtype = job.values.scalar_type();
     if (!scatters()) continue;
     const std::uint64_t share = tensors.back().ownership.share(tensors.back().count, wire_->world_size());
     tensors.back().share = std::max<std::uint64_t>(1, share);
@@ -268,6 +269,19 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
   if (scatters()) return std::make_unique<ReduceScatterSum>(*wire_, device);
   if (job.is_encoded) return std::make_unique<LinearSum>(*wire_, seconds_, device);
   return std::make_unique<AllReduceSum>(*wire_, seconds_, device);
+}
+
+/// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, others
+/// part by part. What looks at a whole tensor at a time needs all of it as float32, and so does what would lose digits
+/// of results that are scaled afterwards.
+bool Compressor::takes_as_it_is(const Job& job) const {
+  if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
+  return job.gradient_scale == 1.0F && std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
+           const Parameter& parameter = parameters_[slot.parameter];
+           const Codec& codec = codec_of(parameter);
+           const bool is_cut = std::max(codec.traits().granule, codec.upward().traits().granule) < kUncut;
+           return parameter.keeps_momentum || map_of(parameter) || !is_cut;
+         });
 }
 
 /// Whether a bucket's parameters are sent encoded, exempt ones too: where the plan of any is not dense.
@@ -311,7 +325,7 @@ Mapping Compressor::mapping(std::size_t index) {
   return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory)};
 }
 
-Contribution Compressor::contribution(std::size_t index, float* values, c10::Device device) {
+Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
   const bool owed = parameter.has_sent_owed = owes(index);
   const Codec* const codec = owed ? &block_coding(BlockCodec::fp32) : &codec_of(parameter);

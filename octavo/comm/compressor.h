@@ -211,6 +211,7 @@ class OCTAVO_API Compressor {
   void tell(std::vector<std::int64_t>& numbers);
   void take_sample(const Job& job);
   bool has_encoded(const std::vector<Slot>& slots) const;
+  bool takes_as_it_is(const Job& job) const;
   const Codec& codec_of(const Parameter& parameter) const;
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
@@ -224,7 +225,7 @@ class OCTAVO_API Compressor {
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
   std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
   std::unique_ptr<Schedule> take_schedule(const Job& job);
-  Contribution contribution(std::size_t index, float* values, c10::Device device);
+  Contribution contribution(std::size_t index, void* values, c10::Device device);
   mutable std::mutex mutex_;
   std::unique_ptr<Wire> wire_, shards_;
   Collective collective_;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,9 +28,9 @@ struct Mapping {
 /// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +
 /// momentum_weight*momentum.
 struct Contribution {
-  /// float32[count] on the schedule's device, where at() says; in: the gradient, out: the result, or where owners keep
-  /// the sums to themselves that of the range that this rank owns.
-  float* values;
+  /// [count] of `dtype` on the schedule's device, where at() says; in: the gradient, out: the result, or where owners
+  /// keep the sums to themselves that of the range that this rank owns.
+  void* values;
   std::uint64_t count;
   const Codec *up, *down;                 // of what this rank sends to owners, and of what owners make of the sums
   const float* momentum = nullptr;        // float32[count], equal on all ranks; null: neither of the two
@@ -42,12 +45,15 @@ struct Contribution {
   Mapping mapping = {};
   std::optional<float> power = {};  // in place of the values' own (Outcome::power)
 
+  at::ScalarType dtype = at::kFloat;  // what FloatPart converts; of a mapped tensor float32
   Ownership ownership = Ownership::even();
   bool owner_keeps_sum = false;  // nothing is sent down
   /// The values lie in parts of `share` elements, whose starts are `stride` elements apart: the ranges of the owners,
   /// where these do not lie one after another.
   std::uint64_t share = kUncut, stride = kUncut;
-  float* at(std::uint64_t first) const { return values + first / share * stride + first % share; }
+  void* at(std::uint64_t first) const {
+    return static_cast<std::byte*>(values) + (first / share * stride + first % share) * c10::elementSize(dtype);
+  }
 
   /// For the range that begins at an element, of PayloadPart.
   std::uint64_t range_key(std::uint64_t first) const { return rules::derive_key(shared_key, first); }
@@ -57,9 +63,10 @@ struct Contribution {
     return {way, sender, piece.codec, piece.range, piece.part(message, part, range_key(piece.range.first)), device};
   }
 
-  /// What is to be encoded from element `first` on, in its part, without what could not be sent before.
-  EncodeInput input(std::uint64_t first) const {
-    EncodeInput rest{at(first)};
+  /// What is to be encoded from element `first` on, in its part, without what could not be sent before; `gradient`: the
+  /// part's values as float32.
+  EncodeInput input(std::uint64_t first, const float* gradient) const {
+    EncodeInput rest{gradient};
     rest.momentum = momentum ? momentum + first : nullptr;
     rest.preconditioner = preconditioner ? preconditioner + first : nullptr;
     rest.gradient_weight = gradient_weight;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/device/scratch.h"
 
@@ -61,14 +62,16 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
     for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
       if (power[piece.tensor] == 0) continue;
       payloads.push_back({&piece, owner, message});
-      parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
+      parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
     }
   }
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const auto [piece, owner, message] = payloads[part.piece];
     const Contribution& tensor = tensors_[piece->tensor];
     const SentPart sent = tensor.sent(Way::down, owner, *piece, part.range, message, device_);
-    tensor.memory->decode(sent, Store::uncached, tensor.values + sent.first(), nonfinite);
+    const FloatPart result(device_, tensor, sent.first(), sent.count());
+    tensor.memory->decode(sent, result.is_copy() ? Store::assign : Store::uncached, result.data(), nonfinite);
+    result.store();
   });
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "octavo/comm/schedule/float_part.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 #include "octavo/rules/gradient_power.h"
@@ -42,15 +43,39 @@ std::uint64_t chunks_of(const Contribution& tensor, std::uint64_t stride) {
   return chunks;
 }
 
+/// Of the chunks at every multiple of `stride` in a run. Where gradients are of another dtype, some at a time as floats
+/// that stay in the cache.
+void measure_run(const LaunchScope& scope, c10::Device device, const Contribution& tensor, Range run,
+                 std::uint64_t stride, float* powers) {
+  const auto enqueue = [&](const float* values, std::uint64_t count, std::uint64_t step, float* out) {
+    scope.kernels().chunk_powers(scope.queue(), values, count, step, out);
+  };
+  if (tensor.dtype == at::kFloat) {
+    return enqueue(static_cast<const float*>(tensor.at(run.first)), run.count, stride, powers);
+  }
+  constexpr std::uint64_t kAtOnce = 256;
+  static thread_local at::Tensor kept_by_thread;
+  const std::uint64_t whole = run.count / stride + (run.count % stride >= kPowerChunk ? 1 : 0);
+  for (std::uint64_t chunk = 0; chunk < chunks_of(run.count, stride); chunk += kAtOnce) {
+    const std::uint64_t rows = std::min(kAtOnce, whole - std::min(chunk, whole));
+    const bool ends = chunk + rows < chunks_of(run.count, stride) && rows < kAtOnce;
+    const std::uint64_t rest = ends ? run.count % stride : 0;  // of the last chunk, which is shorter
+    const ScratchFloats floats(device, rows * kPowerChunk + rest, kept_by_thread);
+    const std::uint64_t first = run.first + chunk * stride;
+    if (rows > 0) load_rows(device, tensor, first, rows, kPowerChunk, stride, floats.data());
+    if (rest > 0) load_rows(device, tensor, first + rows * stride, 1, rest, stride, floats.data() + rows * kPowerChunk);
+    enqueue(floats.data(), rows * kPowerChunk + rest, kPowerChunk, powers + chunk);
+  }
+}
+
 void measure(const Contribution& tensor, std::uint64_t stride, c10::Device device, float* powers) {
   const LaunchScope scope(device);
   for_each_run(tensor, [&](std::uint64_t start, std::uint64_t count) {
-    const float* const values = tensor.at(start);
     const auto chunks = static_cast<std::int64_t>(chunks_of(count, stride));
     for_parts(device, chunks, kGrainChunks, [&](std::int64_t from, std::int64_t to) {
       const std::uint64_t first = static_cast<std::uint64_t>(from) * stride;
       const std::uint64_t last = std::min(static_cast<std::uint64_t>(to) * stride, count);
-      scope.kernels().chunk_powers(scope.queue(), values + first, last - first, stride, powers + from);
+      measure_run(scope, device, tensor, {start + first, last - first}, stride, powers + from);
     });
     powers += chunks;
   });

@@ -35,7 +35,8 @@ void LinearSum::find_mapped() {
       continue;
     }
     const Mapping& mapping = tensor.mapping;
-    MapInput input{mapping.shape, tensor.input(0), mapping.error_feedback, mapping.step, tensor.shared_key};
+    MapInput input{mapping.shape, tensor.input(0, static_cast<const float*>(tensor.values)), mapping.error_feedback,
+                   mapping.step, tensor.shared_key};
     input.values.rounding_key = tensor.rounding_key;
     if (mapping.residual) input.values.residual = mapping.residual->now<rules::Residual>(device_);
     mapped_.push_back({t, input, {}, mapping.map->image_sizes(mapping.shape, mapping.step)});
@@ -146,7 +147,7 @@ void LinearSum::reconstruct(const Mapped& mapped, std::uint32_t* nonfinite) {
   const Mapping& mapping = tensor.mapping;
   rules::Residual* const next =
       mapping.residual ? mapping.residual->next<rules::Residual>(tensor.count, device_) : nullptr;
-  mapping.map->reconstruct(device_, mapped.input, mapped.images, tensor.values, next, nonfinite);
+  mapping.map->reconstruct(device_, mapped.input, mapped.images, static_cast<float*>(tensor.values), next, nonfinite);
 }
 
 }  // namespace octavo

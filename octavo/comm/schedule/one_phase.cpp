@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
@@ -39,7 +40,7 @@ Outcome OnePhase::finish() {
 void OnePhase::deliver(const Message& sums, std::uint32_t* nonfinite) {
   parts_.clear();
   for (const Piece& piece : sums.pieces) {
-    parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
+    parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(bucket_.tensors[piece.tensor]));
   }
   auto* const message = sums_.mutable_data_ptr<std::uint8_t>();
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
@@ -47,7 +48,9 @@ void OnePhase::deliver(const Message& sums, std::uint32_t* nonfinite) {
     const Contribution& tensor = bucket_.tensors[piece.tensor];
     if (up_.power()[piece.tensor] == 0) return;
     const PayloadPart payload = piece.part(message, part.range, tensor.range_key(piece.range.first));
-    piece.codec->decode(device_, payload, Store::assign, tensor.at(piece.range.first) + part.range.first, nonfinite);
+    const FloatPart result(device_, tensor, piece.range.first + part.range.first, part.range.count);
+    piece.codec->decode(device_, payload, Store::assign, result.data(), nonfinite);
+    result.store();
   });
 }
 

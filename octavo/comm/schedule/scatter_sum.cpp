@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/device/dispatch.h"
@@ -69,7 +70,7 @@ void ScatterSum::encode_all() {
     std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner.pieces) {
       places.push_back({&piece, message});
-      parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
+      parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
     }
     message += to_owner.bytes;
   }
@@ -91,7 +92,8 @@ void ScatterSum::seal_all() const {
 void ScatterSum::encode_part(const Piece& piece, Range part, std::uint8_t* message) const {
   const Contribution& tensor = tensors_[piece.tensor];
   const SentPart sent = tensor.sent(Way::up, wire_.rank(), piece, part, message, device_);
-  EncodeInput input = tensor.input(sent.first());
+  const FloatPart gradient(device_, tensor, sent.first(), sent.count());
+  EncodeInput input = tensor.input(sent.first(), gradient.load());
   input.rounding_key = rounding_key(tensor, sent.way);
   tensor.memory->encode(sent, input);
 }
@@ -131,7 +133,9 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
   const Contribution& tensor = tensors_[down.tensor];
   const bool votes = !up.codec->traits().keeps_magnitude;
   const SentPart sent = tensor.sent(Way::down, wire_.rank(), down, part, out, device_);
-  EncodeInput input = votes ? own_votes(tensor, up, part, scratch) : tensor.input(sent.first());
+  const FloatPart gradient(device_, tensor, sent.first(), sent.count());
+  EncodeInput input = tensor.input(sent.first(), gradient.load());
+  if (votes) input = own_votes(tensor, input, up, part, scratch);
   input.rounding_key = rounding_key(tensor, sent.way);
   input.others = sum_of_others(up, part, scratch);
   input.sum_weight = 1.0F / static_cast<float>(divisor);
@@ -139,14 +143,15 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
 }
 
 /// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
-EncodeInput ScatterSum::own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
+EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput& input, const Piece& piece, Range part,
+                                  Scratch& scratch) const {
   const std::uint64_t bytes = piece.codec->payload_bytes(part.count);
   const PayloadPart votes = {reserve_on_device(scratch.votes, bytes, device_),
                              part.count,
                              {0, part.count},
                              tensor.range_key(piece.range.first)};
   auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.signs, part.count * sizeof(float), device_));
-  piece.codec->encode(device_, tensor.input(piece.range.first + part.first), votes, nullptr);
+  piece.codec->encode(device_, input, votes, nullptr);
   piece.codec->decode(device_, votes, Store::assign, signs, nullptr);
   return {signs};
 }

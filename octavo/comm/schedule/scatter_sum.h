@@ -47,7 +47,8 @@ class ScatterSum {
   void seal_all() const;
   void merge_powers();
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
-  EncodeInput own_votes(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const;
+  EncodeInput own_votes(const Contribution& tensor, const EncodeInput& input, const Piece& piece, Range part,
+                        Scratch& scratch) const;
   const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
   std::uint8_t* received_from(int sender) const;
 

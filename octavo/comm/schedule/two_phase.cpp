@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
@@ -56,8 +57,10 @@ void TwoPhase::keep_here(const Contribution& tensor, std::uint32_t* nonfinite) {
   for (std::uint64_t first = 0; first < tensor.count; first += kPart) {
     const std::uint64_t count = std::min(kPart, tensor.count - first);
     const PayloadPart part = {reserve_on_device(exact_, exact.payload_bytes(count), device_), count, {0, count}};
-    exact.encode(device_, tensor.input(first), part, nullptr);
-    exact.decode(device_, part, Store::assign, tensor.values + first, nonfinite);
+    const FloatPart values(device_, tensor, first, count);
+    exact.encode(device_, tensor.input(first, values.load()), part, nullptr);
+    exact.decode(device_, part, Store::assign, values.data(), nonfinite);
+    values.store();
   }
 }
 

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "tests/cpp/compressor_steps.h"
+
+/// Gradients that are not of float32 are encoded as if they were, to the last bit, and results are rounded to their
+/// dtype: whether codecs take them part by part or need all of them as float32.
+namespace octavo {
+
+namespace {
+
+using compressor_steps::expect_equal;
+
+constexpr std::int64_t kLarge = 70'008, kSmall = 300, kExempt = 64;  // a power is sampled, measured; is sent as it is
+constexpr int kSteps = 3;
+
+Compressor make_compressor(const thread_ranks::BackendPtr& backend, const char* plan) {
+  return Compressor{std::make_unique<Wire>(backend, std::chrono::milliseconds(20000)),
+                    Plan::parse(plan),
+                    {{"large", kLarge, false, 12}, {"small", kSmall, false}, {"norm", kExempt, true}}};
+}
+
+at::Tensor gradients(int rank, int step, at::ScalarType dtype) {
+  const std::int64_t count = kLarge + kSmall + kExempt;
+  const at::Tensor numbers = at::arange(count, at::kDouble) * (37 * (rank + 1)) + 11 * step;
+  at::Tensor values = at::remainder(numbers, 1009) / 504.5 - 1;
+  if (step == 1) values.slice(0, kLarge, kLarge + kSmall).zero_();
+  return values.to(dtype);
+}
+
+struct Trace {
+  std::vector<at::Tensor> results;
+  std::map<std::string, at::Tensor> state;
+};
+
+/// `dtype`: of the buckets, which hold numbers of `rounded_to`.
+std::vector<Trace> train(int world_size, const char* plan, at::ScalarType rounded_to, at::ScalarType dtype) {
+  std::vector<Trace> traces(static_cast<std::size_t>(world_size));
+  thread_ranks::run_ranks(world_size, [&](const thread_ranks::BackendPtr& backend, int rank) {
+    Compressor compressor = make_compressor(backend, plan);
+    Trace& trace = traces[static_cast<std::size_t>(rank)];
+    for (int step = 0; step < kSteps; ++step) {
+      at::Tensor bucket = gradients(rank, step, rounded_to).to(dtype);
+      compressor.begin_step();
+      compressor.reduce(bucket, {{0, 0}, {1, kLarge}, {2, kLarge + kSmall}});
+      trace.results.push_back(bucket);
+    }
+    compressor.begin_step();
+    trace.state = compressor_steps::copy(compressor.residuals());
+  });
+  return traces;
+}
+
+}  // namespace
+
+TEST(GradientDtypes, AreEncodedAsFloatsAre) {
+  for (const char* plan : {"bf16", "int8+ef", "int4:stochastic+ef", "sign+ef", "sign-vote", "delta+int4", "topk:0.1+ef",
+                           "int8+dgc", "powersgd:2+ef", "sign:128+ef;small=dense"}) {
+    for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
+      for (const int world_size : {1, 3}) {
+        SCOPED_TRACE(std::string(plan) + " " + toString(dtype) + " on " + std::to_string(world_size));
+        const at::ScalarType rounded_to = dtype == at::kDouble ? at::kFloat : dtype;
+        const std::vector<Trace> wanted = train(world_size, plan, rounded_to, at::kFloat);
+        const std::vector<Trace> got = train(world_size, plan, rounded_to, dtype);
+        for (std::size_t rank = 0; rank < got.size(); ++rank) {
+          for (std::size_t step = 0; step < kSteps; ++step) {
+            EXPECT_TRUE(at::equal(got[rank].results[step], wanted[rank].results[step].to(dtype)));
+          }
+          expect_equal(got[rank].state, wanted[rank].state);
+        }
+      }
+    }
+  }
+}
+
+TEST(GradientDtypes, WhatIsNotFiniteIsSeen) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
+    thread_ranks::run_ranks(2, [&](const thread_ranks::BackendPtr& backend, int rank) {
+      Compressor compressor = make_compressor(backend, "int8+ef");
+      at::Tensor bucket = gradients(rank, 0, dtype);
+      if (rank == 1) bucket[kLarge - 1] = std::numeric_limits<float>::quiet_NaN();
+      compressor.begin_step();
+      compressor.reduce(bucket, {{0, 0}, {1, kLarge}, {2, kLarge + kSmall}});
+      compressor.begin_step();
+      EXPECT_EQ(compressor.stats().nonfinite_steps, 1U);
+    });
+  }
+}
+
+}  // namespace octavo
