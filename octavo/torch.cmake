@@ -37,7 +37,9 @@ add_library(octavo SHARED
   codec/codec.cpp
   codec/registry.cpp
   codec/block_coding.cpp
+  codec/lossless.cpp
   codec/top_k.cpp
+  codec/threshold.cpp
   codec/orthonormal.cpp
   codec/power_sgd.cpp
   codec/random_k.cpp
@@ -63,6 +65,7 @@ add_library(octavo SHARED
   comm/schedule/all_reduce_sum.cpp
   comm/schedule/gather_codes.cpp
   comm/schedule/messages.cpp
+  comm/schedule/packed_transfer.cpp
   comm/schedule/one_phase.cpp
   comm/schedule/parts.cpp
   comm/schedule/reduce_scatter_sum.cpp

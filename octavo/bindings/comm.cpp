@@ -61,6 +61,12 @@ PayloadPart payload_of(const Codec& codec, const at::Tensor& values, const at::T
   return {payload.mutable_data_ptr<std::uint8_t>(), count, {0, count}};
 }
 
+void require_bytes(const at::Tensor& bytes, std::int64_t least) {
+  if (bytes.is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous() && bytes.numel() >= least) return;
+  fail(ErrorCode::invalid_argument, "codec", "expected a contiguous uint8 tensor of the CPU with at least ", least,
+       " bytes, got ", bytes.numel(), " of ", toString(bytes.scalar_type()), " on ", bytes.device().str());
+}
+
 rules::Residual* residual_of(const std::optional<at::Tensor>& tensor) {
   return tensor ? reinterpret_cast<rules::Residual*>(tensor->mutable_data_ptr<at::BFloat16>()) : nullptr;
 }
@@ -79,6 +85,33 @@ void bind_coding(py::module_& m) {
       },
       py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
       py::arg("next_residual") = py::none(), no_gil);
+  m.def(
+      "pack",  // what travels of a payload in the host's memory
+      [](const Plan& plan, const at::Tensor& payload, std::uint64_t count) {
+        const Codec& codec = codec_of(plan);
+        const auto bytes = static_cast<std::int64_t>(codec.payload_bytes(count));
+        require_bytes(payload, bytes);
+        const at::Tensor packed = at::empty({bytes}, at::kByte);
+        const std::uint64_t used =
+            codec.pack(payload.const_data_ptr<std::uint8_t>(), count, packed.mutable_data_ptr<std::uint8_t>());
+        return packed.narrow(0, 0, static_cast<std::int64_t>(used));
+      },
+      py::arg("plan"), py::arg("payload"), py::arg("count"), no_gil);
+  m.def(
+      "unpack",
+      [](const Plan& plan, const at::Tensor& packed, std::uint64_t count) {
+        const Codec& codec = codec_of(plan);
+        require_bytes(packed, 0);
+        at::Tensor payload = at::zeros({static_cast<std::int64_t>(codec.payload_bytes(count))}, at::kByte);
+        const auto used = codec.unpack({packed.const_data_ptr<std::uint8_t>(), packed.nbytes()}, count,
+                                       payload.mutable_data_ptr<std::uint8_t>());
+        if (used != packed.nbytes()) {
+          fail(ErrorCode::invalid_argument, "codec", "these ", packed.nbytes(), " bytes are no packed payload of ",
+               count, " values of ", plan.text());
+        }
+        return payload;
+      },
+      py::arg("plan"), py::arg("packed"), py::arg("count"), no_gil);
   m.def(
       "decode",
       [](const Plan& plan, const at::Tensor& payload, at::Tensor values) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <utility>
 
+#include "octavo/codec/lossless.h"
 #include "octavo/device/dispatch.h"
 
 namespace octavo {
@@ -124,6 +125,7 @@ BlockCodec values_codec(const CodecText& text, std::string_view name) {
 }
 
 CodecPtr make_block_coding(BlockCodec codec, const CodecText& text) {
+  if (!text.options.empty() && text.options[0] == kLossless) return make_lossless(codec, text);
   std::uint64_t block = 0;
   bool stochastic = false;
   for (const std::string_view& option : text.options) {

@@ -49,7 +49,7 @@ OCTAVO_API const Codec& block_coding(BlockCodec codec);
 /// magnitudes.
 BlockCodec values_codec(const CodecText& text, std::string_view name);
 
-/// What a plan's text asks for: NAME[:BLOCK][:stochastic].
+/// What a plan's text asks for: NAME[:BLOCK][:stochastic], or NAME:lossless (lossless.h).
 CodecPtr make_block_coding(BlockCodec codec, const CodecText& text);
 
 }  // namespace octavo

@@ -2,6 +2,7 @@
 #include "octavo/codec/codec.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "octavo/device/dispatch.h"
@@ -29,5 +30,18 @@ void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart&
 
 Codec::Codec(std::string text, CodecTraits traits)
     : text_(std::move(text)), fingerprint_(fingerprint_of(text_)), traits_(traits) {}
+
+std::uint64_t Codec::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {
+  std::memcpy(packed, payload, payload_bytes(count));
+  return payload_bytes(count);
+}
+
+std::optional<std::uint64_t> Codec::unpack(std::span<const std::uint8_t> packed, std::uint64_t count,
+                                           std::uint8_t* payload) const {
+  const std::uint64_t bytes = payload_bytes(count);
+  if (packed.size() < bytes) return std::nullopt;
+  std::memcpy(payload, packed.data(), bytes);
+  return bytes;
+}
 
 }  // namespace octavo

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,7 @@ struct CodecTraits {
   std::uint64_t granule = kUncut;  // elements that are encoded and decoded together
   bool leaves_error = true;        // value - decoded, which may be fed back
   bool keeps_magnitude = true;     // false: the result is a vote, not an average
+  bool packs = false;              // what travels of a payload depends on the values (Codec::pack)
   float learnt_share = 1.0F;       // of what is sent, what a memory of it learns: less than 1 where codes vary (DIANA)
 };
 
@@ -69,7 +72,18 @@ class OCTAVO_API Codec {
   std::uint64_t fingerprint() const { return fingerprint_; }
   const CodecTraits& traits() const { return traits_; }
 
+  /// Of a payload of `count` values, as encode() writes it, and the most that travels of it.
   virtual std::uint64_t payload_bytes(std::uint64_t count) const = 0;
+
+  /// What travels of a payload. By default all of it; a codec whose traits say that it packs sends fewer bytes, as many
+  /// as the values need. Both are done in the host's memory, by the calling thread and torch's intra-op threads, and
+  /// return when they are done. `payload`: of all `count` values, at a multiple of 4; `packed`: at a multiple of 4,
+  /// with room for payload_bytes(count). Returns the bytes that were written there.
+  virtual std::uint64_t pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const;
+  /// The payload again, of which decode() makes the same values, from the first bytes of `packed`, that came over a
+  /// wire: no more is read than there is. Returns how many bytes it took; none where pack() does not make such bytes.
+  virtual std::optional<std::uint64_t> unpack(std::span<const std::uint8_t> packed, std::uint64_t count,
+                                              std::uint8_t* payload) const;
 
   /// The codec of what ranks send to owners; this one is that of what owners send to all.
   virtual const Codec& upward() const { return *this; }

@@ -12,6 +12,7 @@
 #include "octavo/codec/count_sketch.h"
 #include "octavo/codec/power_sgd.h"
 #include "octavo/codec/random_k.h"
+#include "octavo/codec/threshold.h"
 #include "octavo/codec/top_k.h"
 #include "octavo/kernels/error.h"
 
@@ -31,6 +32,7 @@ std::vector<Entry> own_codecs() {
     entries.push_back({plan_name(codec), [codec](const CodecText& text) { return make_block_coding(codec, text); }});
   }
   entries.push_back({"topk", make_top_k});
+  entries.push_back({"threshold", make_threshold});
   entries.push_back({"randomk", make_random_k});
   return entries;
 }

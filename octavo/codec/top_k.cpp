@@ -22,12 +22,31 @@ std::string text_of(const std::string& share, BlockCodec values) {
 
 }  // namespace
 
-/// Where the results of a part lie in a payload.
-struct TopK::Selected {
-  rules::TopK shape;
-  PayloadPart values;
-  std::uint32_t* indices;
-};
+void encode_largest(c10::Device device, const EncodeInput& input, std::uint64_t count, const LargestPlace& to,
+                    const Codec& values_codec, rules::Residual* next_residual) {
+  static thread_local at::Tensor scratch_memory, values_memory, sent_memory;
+  const LaunchScope scope(device);
+  const KernelTable& kernels = scope.kernels();
+  const auto [shape, payload, indices] = to;
+  const std::uint64_t kept = payload.part.count;
+  const ScratchFloats scratch(device, top_k_scratch(count, shape), scratch_memory), values(device, kept, values_memory);
+  kernels.select_top(scope.queue(), input, count, shape, scratch.data(), values.data(), indices, next_residual);
+  values_codec.encode(device, {values.data()}, payload, nullptr);
+  if (!next_residual) return;
+  const ScratchFloats sent(device, kept, sent_memory);
+  values_codec.decode(device, payload, Store::assign, sent.data(), nullptr);
+  kernels.settle_top(scope.queue(), input, count, shape, values.data(), sent.data(), indices, next_residual);
+}
+
+void decode_largest(c10::Device device, const LargestPlace& from, std::uint64_t count, const Codec& values_codec,
+                    Store store, float* out, std::uint32_t* nonfinite) {
+  static thread_local at::Tensor sent_memory;
+  const LaunchScope scope(device);
+  const auto [shape, payload, indices] = from;
+  const ScratchFloats sent(device, payload.part.count, sent_memory);
+  values_codec.decode(device, payload, Store::assign, sent.data(), nullptr);
+  scope.kernels().scatter_top(scope.queue(), sent.data(), indices, count, shape, store, out, nonfinite);
+}
 
 TopK::TopK(double ratio, BlockCodec values)
     : Codec(text_of(shortest(ratio), values), {}), ratio_(ratio), values_(values) {}
@@ -59,7 +78,7 @@ std::vector<CodecPtr> TopK::warm_up() const {
   return denser;
 }
 
-TopK::Selected TopK::selected(const PayloadPart& part) const {
+LargestPlace TopK::place(const PayloadPart& part) const {
   const rules::TopK of_all = shape(part.count);
   const std::uint64_t kept = of_all.kept_in(part.count), before = of_all.kept_in(part.part.first);
   auto* const indices = reinterpret_cast<std::uint32_t*>(part.payload + values_.payload_bytes(kept));
@@ -71,41 +90,16 @@ TopK::Selected TopK::selected(const PayloadPart& part) const {
 void TopK::encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
                   rules::Residual* next_residual) const {
   for_each_part(device, traits().granule, to, [&](const PayloadPart& part, std::uint64_t first) {
-    encode_part(device, input.from(first), part, next_residual ? next_residual + first : nullptr);
+    encode_largest(device, input.from(first), part.part.count, place(part), values_,
+                   next_residual ? next_residual + first : nullptr);
   });
 }
 
 void TopK::decode(c10::Device device, const PayloadPart& from, Store store, float* out,
                   std::uint32_t* nonfinite) const {
   for_each_part(device, traits().granule, from, [&](const PayloadPart& part, std::uint64_t first) {
-    decode_part(device, part, store, out + first, nonfinite);
+    decode_largest(device, place(part), part.part.count, values_, store, out + first, nonfinite);
   });
-}
-
-void TopK::encode_part(c10::Device device, const EncodeInput& input, const PayloadPart& to,
-                       rules::Residual* next_residual) const {
-  static thread_local at::Tensor scratch_memory, values_memory, sent_memory;
-  const LaunchScope scope(device);
-  const KernelTable& kernels = scope.kernels();
-  const auto [shape, payload, indices] = selected(to);
-  const std::uint64_t count = to.part.count, kept = payload.part.count;
-  const ScratchFloats scratch(device, top_k_scratch(count, shape), scratch_memory), values(device, kept, values_memory);
-  kernels.select_top(scope.queue(), input, count, shape, scratch.data(), values.data(), indices, next_residual);
-  values_.encode(device, {values.data()}, payload, nullptr);
-  if (!next_residual) return;
-  const ScratchFloats sent(device, kept, sent_memory);
-  values_.decode(device, payload, Store::assign, sent.data(), nullptr);
-  kernels.settle_top(scope.queue(), input, count, shape, values.data(), sent.data(), indices, next_residual);
-}
-
-void TopK::decode_part(c10::Device device, const PayloadPart& from, Store store, float* out,
-                       std::uint32_t* nonfinite) const {
-  static thread_local at::Tensor sent_memory;
-  const LaunchScope scope(device);
-  const auto [shape, payload, indices] = selected(from);
-  const ScratchFloats sent(device, payload.part.count, sent_memory);
-  values_.decode(device, payload, Store::assign, sent.data(), nullptr);
-  scope.kernels().scatter_top(scope.queue(), sent.data(), indices, from.part.count, shape, store, out, nonfinite);
 }
 
 CodecPtr make_top_k(const CodecText& text) {

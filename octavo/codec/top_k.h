@@ -10,6 +10,19 @@
 
 namespace octavo {
 
+/// Where the largest of a part lie in a payload.
+struct LargestPlace {
+  rules::TopK shape;       // of the part; the part has whole tiles
+  PayloadPart values;      // of the codec of the values
+  std::uint32_t* indices;  // rules::index_words() of the part
+};
+
+/// Encodes, and decodes, the largest of a part of `count` elements, as Codec does.
+void encode_largest(c10::Device device, const EncodeInput& input, std::uint64_t count, const LargestPlace& to,
+                    const Codec& values, rules::Residual* next_residual);
+void decode_largest(c10::Device device, const LargestPlace& from, std::uint64_t count, const Codec& values, Store store,
+                    float* out, std::uint32_t* nonfinite);
+
 /// The largest values, by magnitude, and their places (rules/top_k.h): of everything that is encoded together, or of
 /// every tile. A payload is that of the values by a block codec, whose blocks are tiles, then the words of the indices.
 class TopK final : public Codec {
@@ -28,15 +41,9 @@ class TopK final : public Codec {
               std::uint32_t* nonfinite) const override;
 
  private:
-  struct Selected;
-
   /// Of a range of `count` elements.
   rules::TopK shape(std::uint64_t count) const;
-  Selected selected(const PayloadPart& part) const;
-  void encode_part(c10::Device device, const EncodeInput& input, const PayloadPart& to,
-                   rules::Residual* next_residual) const;
-  void decode_part(c10::Device device, const PayloadPart& from, Store store, float* out,
-                   std::uint32_t* nonfinite) const;
+  LargestPlace place(const PayloadPart& part) const;
 
   double ratio_ = 0;  // of a range; 0: there are tiles
   rules::TopK tiles_ = {};

@@ -171,6 +171,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
     const float power = parameter.keeps_momentum ? outcome.power[i] : outcome.power[i] / (scale * scale);
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
+    parameter.packed_bytes = outcome.packed_bytes.empty() ? 0 : outcome.packed_bytes[i];
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
   if (job->is_encoded) {  // else the results are in the bucket, in its own units

@@ -50,9 +50,11 @@ struct AutoStats {
 /// What a plan does to one parameter.
 struct ParameterStats {
   std::string name;
-  std::string plan;           // in force; that of an exempt parameter is dense
-  std::uint64_t count;        // real numbers
-  std::uint64_t wire_bytes;   // about what this rank sends of it in a step: of a dense gradient in float32
+  std::string plan;     // in force; that of an exempt parameter is dense
+  std::uint64_t count;  // real numbers
+  // about what this rank sends of it in a step: of a dense gradient in float32; what it sent in the last one where that
+  // depends on the values
+  std::uint64_t wire_bytes;
   std::uint64_t dense_bytes;  // what a ring sends for it in float32
   float gradient_rms;         // in the last step, over ranks
   float residual_rms;         // of what this rank still owes, as a sender and as an owner; 0 without feedback
@@ -195,6 +197,7 @@ class OCTAVO_API Compressor {
     Momentum momentum = {};
     bool keeps_momentum = false;  // of its own gradients
     float power = 0;
+    std::uint64_t packed_bytes = 0;  // in the last step (Outcome)
     bool sends_momentum() const { return momentum.mean.defined() || keeps_momentum; }
     bool has_sent_owed = false;  // in this step
   };

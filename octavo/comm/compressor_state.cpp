@@ -226,6 +226,7 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   const std::uint64_t count = parameter.info.count;
   if (parameter.plan->dense() && !in_momentum_phase_) return ring_bytes(count * sizeof(float));
   const Codec& codec = scatters() ? codec_of(parameter).upward_only() : codec_of(parameter);
+  if (codec.traits().packs) return parameter.packed_bytes;
   const int world = wire_->world_size();
   const LinearMap* const map = map_of(parameter);
   std::uint64_t bytes = 0;

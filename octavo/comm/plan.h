@@ -20,6 +20,7 @@ namespace octavo {
 ///
 ///   dense             float32 (or the gradient's own dtype), the process group's own all-reduce
 ///   bf16, fp16        16 bits per value on the wire, added in float32
+///   bf16:lossless     the same values in about 11 bits, because few exponents are frequent; fp16:lossless in about 14
 ///   fp8, fp8-e5m2     8 bits per value, floats (e4m3, e5m2), one scale per block of 256
 ///   e3m0              4 bits per value, powers of two, one scale per block of 64
 ///   int8 to int2      8 to 2 bits per value, one scale per block (256 for int8, 128 for int7, 64 for the others)
@@ -27,6 +28,8 @@ namespace octavo {
 ///   sign              1 bit per value, one scale per block of 256
 ///   topk:0.01         the largest hundredth of what an owner has of each tensor, in float32, and their places
 ///   topk:64/4096      the largest 64 of every 4096; a last part names the codec of the values: topk:64/4096:sign
+///   threshold:10      the values above ten times the root of the gradient's mean square, at most a hundredth of them,
+///                     and their places; a last part names the codec of the values: threshold:10:sign
 ///   randomk:0.01      one of every 100 at places that all ranks draw alike, so that of places nothing is sent;
 ///                     randomk:0.01:unbiased multiplies it by 100; a last part names the codec of the values
 ///   powersgd:4        a matrix as the product of two of rank 4, which travel one after the other in float32;
@@ -49,9 +52,9 @@ namespace octavo {
 ///                     which train as dense does (docs/quality.md); auto:sign may also take sign+ef, which needs an
 ///                     optimizer made for it or a user's consent; auto:int8 and auto:bf16 end there
 ///
-/// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, randomk) sends a quarter
-/// of the values in the first of N steps of the run, then a sixteenth, and so on: `topk:0.01+ef+warmup:200`. Of
-/// powersgd and sketch these steps are dense.
+/// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, threshold, randomk)
+/// sends a quarter of the values in the first of N steps of the run, then a sixteenth, and so on:
+/// `topk:0.01+ef+warmup:200`. Of powersgd and sketch these steps are dense.
 struct OCTAVO_API ParameterPlan {
   struct WarmUp {
     std::uint64_t steps;

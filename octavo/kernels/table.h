@@ -10,6 +10,7 @@
 #include "octavo/rules/count_sketch.h"
 #include "octavo/rules/lamb.h"
 #include "octavo/rules/lion.h"
+#include "octavo/rules/lossless.h"
 #include "octavo/rules/low_rank.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
@@ -56,6 +57,15 @@ struct KernelTable {
   CodecKernels block_codecs[kBlockCodecs];
   const CodecKernels& of(BlockCodec codec) const { return block_codecs[static_cast<std::size_t>(codec)]; }
 
+  // lossless (rules/lossless.h): the codes for each block of some words; their packed bytes, one block's after another;
+  // the words again, and whether there were as many escapes as the blocks say. Of the host's memory, by the calling
+  // thread, in every back end: messages lie there.
+  void (*measure_words)(const std::uint16_t* words, std::uint64_t count, rules::WordBlock* blocks);
+  void (*pack_words)(const std::uint16_t* words, std::uint64_t count, const rules::WordBlock* blocks,
+                     std::uint8_t* packed);
+  bool (*unpack_words)(const std::uint8_t* packed, std::uint64_t count, const rules::WordBlock* blocks,
+                       std::uint16_t* words);
+
   // top_k (rules/top_k.h): the largest of every tile to `values`, one tile's after another, their indices to
   // rules::index_words() words at a multiple of 4 bytes; to next_residual (null: not wanted) all values as what is left
   // over, non-finite ones as 0. `scratch`: top_k_scratch() floats of the device.
@@ -72,6 +82,10 @@ struct KernelTable {
   // the selected in their places, 0 elsewhere; `store` and `nonfinite` as in DecodeKernel
   void (*scatter_top)(Queue, const float* sent, const std::uint32_t* indices, std::uint64_t count,
                       const rules::TopK& shape, Store store, float* out, std::uint32_t* nonfinite);
+
+  // threshold (rules/threshold.h): how many of each rules::kCountChunk values, or fewer at the end, have at least these
+  // magnitude_bits
+  void (*count_large)(Queue, const float* values, std::uint64_t count, std::uint32_t least, std::uint32_t* counts);
 
   // random_k (rules/random_k.h): what is kept to `values`; what is left over of all where `sent` was sent of these, of
   // non-finite values 0; what was sent in its places, 0 elsewhere, `store` and `nonfinite` as in DecodeKernel

@@ -93,6 +93,30 @@ TEST(Fuzz, AnyWordsAreIndices) {
   }
 }
 
+/// Blocks and bytes that no encoder made: words, none beyond the last, and the same verdict as the reference's.
+TEST(Fuzz, AnyBytesAreWords) {
+  std::mt19937_64 random(3);
+  for (int round = rounds(); round > 0; --round) {
+    const std::uint64_t count = random() % 2500;
+    std::vector<rules::WordBlock> blocks(rules::word_blocks(count));
+    std::uint64_t bytes = 0;
+    for (std::uint64_t b = 0; b < blocks.size(); ++b) {
+      const std::uint64_t size = std::min(rules::kWordBlock, count - b * rules::kWordBlock);
+      do {
+        const auto bits = static_cast<std::uint8_t>(random() % 10);
+        const auto escapes = static_cast<std::uint16_t>(random() % 4 == 0 ? random() % 1100 : 0);
+        blocks[b] = {static_cast<std::uint8_t>(random()), bits, escapes};
+      } while (!blocks[b].is_possible(size));
+      bytes += blocks[b].bytes(size);
+    }
+    const auto packed = any_bytes(bytes, random);
+    std::vector<std::uint16_t> expected(count), words(count);
+    const bool wanted = reference().unpack_words(packed.data(), count, blocks.data(), expected.data());
+    ASSERT_EQ(tested().unpack_words(packed.data(), count, blocks.data(), words.data()), wanted);
+    ASSERT_EQ(words, expected);
+  }
+}
+
 }  // namespace
 
 }  // namespace octavo::conformance

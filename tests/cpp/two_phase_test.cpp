@@ -282,7 +282,7 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
 /// What every rank sends, and what every owner does, are the largest; the rest waits for a later step.
 TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
   constexpr std::int64_t kCount = 4096;
-  for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16"}) {
+  for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16", "threshold:5"}) {
     const CodecPtr codec = make_codec(CodecText::parse(text, text));
     for (const int world : {2, 3}) {
       std::vector<at::Tensor> means(static_cast<std::size_t>(world));

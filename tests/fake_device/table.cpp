@@ -95,6 +95,7 @@ constexpr auto select_top = late<&KernelTable::select_top>();
 constexpr auto settle_top = late<&KernelTable::settle_top>();
 constexpr auto gather_top = late<&KernelTable::gather_top>();
 constexpr auto scatter_top = late<&KernelTable::scatter_top>();
+constexpr auto count_large = late<&KernelTable::count_large>();
 constexpr auto select_random = late<&KernelTable::select_random>();
 constexpr auto settle_random = late<&KernelTable::settle_random>();
 constexpr auto scatter_random = late<&KernelTable::scatter_random>();
@@ -115,6 +116,10 @@ constexpr auto lamb_direction = late<&KernelTable::lamb_direction>();
 constexpr auto mix_momentum = late<&KernelTable::mix_momentum>();
 constexpr auto sign_step = late<&KernelTable::sign_step>();
 constexpr auto lion = late<&KernelTable::lion>();
+// of the host's memory
+constexpr auto measure_words = [](const auto&... all) { reference().measure_words(all...); };
+constexpr auto pack_words = [](const auto&... all) { reference().pack_words(all...); };
+constexpr auto unpack_words = [](const auto&... all) { return reference().unpack_words(all...); };
 template <BlockCodec codec>
 constexpr auto encode_blocks = Late<[] { return reference().of(codec).encode; }, EncodeKernel*>::run;
 template <BlockCodec codec>

@@ -6,7 +6,15 @@ import torch.distributed as dist
 import octavo
 from octavo import collectives
 
-TOLERANCE = {"dense": 1e-6, "bf16": 0.02, "fp16": 0.002, "fp8": 0.15, "int8": 0.02, "int8:stochastic": 0.04}
+TOLERANCE = {
+    "dense": 1e-6,
+    "bf16": 0.02,
+    "bf16:lossless": 0.02,
+    "fp16": 0.002,
+    "fp8": 0.15,
+    "int8": 0.02,
+    "int8:stochastic": 0.04,
+}
 TOLERANCE |= {"int4": 0.4, "int3": 1.0, "sign2": 3.0, "ternary": 3.0, "sign": 3.0}
 
 

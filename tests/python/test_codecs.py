@@ -91,6 +91,54 @@ def test_what_topk_does_not_send_is_left_over():
     assert torch.allclose(sent + left.float(), values, rtol=2**-7, atol=0)
 
 
+def packed(plan: str, values: torch.Tensor) -> torch.Tensor:
+    """What travels of `values`."""
+    plan = octavo.Plan(plan)
+    payload = torch.empty(plan.payload_bytes(values.numel()), dtype=torch.uint8)
+    _C.encode(plan, values, payload)
+    return _C.pack(plan, payload, values.numel())
+
+
+@pytest.mark.parametrize(("name", "dtype", "share"), [("bf16", torch.bfloat16, 0.71), ("fp16", torch.float16, 0.90)])
+def test_lossless_packs_less_and_loses_nothing(name, dtype, share):
+    torch.manual_seed(0)
+    values = torch.randn(300_001) * 1e-3
+    values[1::2000] = torch.tensor(1e-30)
+    plan, sent = octavo.Plan(f"{name}:lossless"), packed(f"{name}:lossless", values)
+    assert 0.9 * share < sent.numel() / (2 * values.numel()) < share
+    out = torch.empty_like(values)
+    _C.decode(plan, _C.unpack(plan, sent, values.numel()), out)
+    assert torch.equal(out, values.to(dtype).float())
+    for wrong in (sent[:-1], torch.cat([sent, sent[:1]]), sent[:3], torch.full_like(sent, 255)):
+        with pytest.raises(ValueError, match=rf"no packed payload of 300001 values of {name}:lossless"):
+            _C.unpack(plan, wrong.clone(), values.numel())
+
+
+@pytest.mark.parametrize("count", [1, 100, 4096, 100_001])
+def test_threshold_sends_what_is_above_it(count):
+    torch.manual_seed(count)
+    values = torch.randn(count)
+    rms = values.double().square().mean().sqrt()
+    expected = torch.where(values.abs() > 2.5 * rms, values, 0)
+    if not expected.any():
+        expected[values.abs().argmax()] = values.abs().max().copysign(values[values.abs().argmax()])
+    assert torch.equal(decoded("threshold:2.5", values), expected)
+    kept = int(expected.count_nonzero())
+    assert packed("threshold:2.5", values).numel() <= 4 * kept + 2 * kept + 16
+
+
+def test_what_threshold_does_not_send_is_left_over():
+    values = torch.randn(10_000)
+    plan = octavo.Plan("threshold:2:int8+ef")
+    payload = torch.empty(plan.payload_bytes(values.numel()), dtype=torch.uint8)
+    nothing, left = torch.zeros(10_000, dtype=torch.bfloat16), torch.empty(10_000, dtype=torch.bfloat16)
+    _C.encode(plan, values, payload, nothing, left)
+    sent = torch.empty_like(values)
+    _C.decode(plan, payload, sent)
+    assert 200 < sent.count_nonzero() < 1000
+    assert torch.allclose(sent + left.float(), values, rtol=2**-7, atol=0)
+
+
 def test_randomk_takes_one_of_every_stride_and_is_unbiased_on_request():
     values = torch.randn(10_050)
     sent = decoded("randomk:0.01", values)
@@ -101,7 +149,9 @@ def test_randomk_takes_one_of_every_stride_and_is_unbiased_on_request():
     assert torch.equal(scaled[:10_000], 100 * sent[:10_000]) and scaled[kept[-1]] == 50 * values[kept[-1]]
 
 
-@pytest.mark.parametrize("plan", ["topk:0.01+ef", "topk:64/4096:sign+ef", "randomk:0.01:int8+ef", "int4+ef"])
+@pytest.mark.parametrize(
+    "plan", ["topk:0.01+ef", "topk:64/4096:sign+ef", "randomk:0.01:int8+ef", "int4+ef", "threshold:3+ef"]
+)
 def test_threads_do_not_change_the_bytes(plan):
     plan, values = octavo.Plan(plan), torch.randn(1_000_000)
     made = []

@@ -60,6 +60,7 @@ pytestmark = pytest.mark.timeout(30)
             "sign-vote",
         ),
         (dict(optimizer="lion", compare=("sign-vote", "randomk:0.1")), "and randomk:0.1 leaves most values unsent"),
+        (dict(optimizer="lion", plan="threshold:3"), "and threshold:3 leaves most values unsent"),
         (dict(optimizer="signum", clip_norm=1.0), "--clip-norm has no meaning for signum, whose steps have the size"),
         (dict(plan="sign-vote", beta2=0.99), "--beta2 has no meaning for signum, which has one momentum, --beta1"),
     ],

@@ -13,6 +13,7 @@ import octavo
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign", "sign+ef", "sign-vote"]
 PLANS += ["powersgd:4+ef", "powersgd:2:alternating+ef"]
 PLANS += ["dgc:0.05", "dgc:0.1:int4+clip:0.1", "delta+int4", "delta+topk:0.05", "delta+randomk:0.25:unbiased"]
+PLANS += ["bf16:lossless", "threshold:3:int8+ef"]
 PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef"]
 
 
@@ -445,3 +446,26 @@ def test_statistics_by_parameter(two_ranks):
         headers = 2 * 16 + 2 * 4
         assert weight["wire_bytes"] + bias["wire_bytes"] + headers == wire_bytes
         assert 0.1 < weight["residual_rms"] / weight["gradient_rms"] < 10 and bias["residual_rms"] == 0
+
+
+def stats_where_sizes_vary(rank: int, plan: str) -> list[tuple[int, int]]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(512, 512))
+    handle = octavo.compress(model, plan)
+    bytes_of_steps, before = [], 0
+    for step in range(3):
+        model.zero_grad()
+        model(torch.randn(8, 512) * torch.logspace(0, -step, 512)).square().sum().backward()
+        weight, bias = handle.parameter_stats()
+        bytes_of_steps.append((weight["wire_bytes"] + bias["wire_bytes"], handle.stats()["wire_bytes"] - before))
+        before = handle.stats()["wire_bytes"]
+    return bytes_of_steps
+
+
+@pytest.mark.parametrize("plan", ["bf16:lossless", "threshold:5+ef"])
+def test_statistics_where_sizes_depend_on_the_values(two_ranks, plan):
+    """Both ways a size of 24 bytes, and a header before the message; payloads begin at multiples of 4."""
+    for bytes_of_steps in two_ranks.run(stats_where_sizes_vary, plan):
+        for of_parameters, sent in bytes_of_steps:
+            assert 0 <= sent - of_parameters - (2 * (24 + 16) + 2 * 4) < 8
+        assert len({sent for _, sent in bytes_of_steps}) > 1

@@ -13,6 +13,7 @@ namespace octavo {
 void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t digest) {
   tensors_ = tensors;
   digest_ = digest;
+  packs_ = packs(tensors_, &Contribution::down, wire_.world_size());
   messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), sizeof(MessageHeader));
   const std::uint64_t receivers = std::max<std::uint64_t>(1, messages_.size() - 1);
   reserve_on_host(sent_, own().bytes * receivers, device_);
@@ -20,6 +21,10 @@ void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t dig
 
 void GatherCodes::send() {
   if (wire_.world_size() == 1) return;
+  if (packs_) {
+    const std::vector<PlacedMessage> to_all(messages_.size(), {&own(), own_bytes()});
+    return packed_.send_sizes(to_all, tensors_.size(), digest_);
+  }
   const std::uint64_t bytes = own().bytes;
   seal(own_bytes(), bytes, digest_);
   for (std::uint64_t receiver = 1; receiver + 1 < messages_.size(); ++receiver) {
@@ -29,10 +34,20 @@ void GatherCodes::send() {
   transfer_ = exchange_with_others(wire_, device_, sent_, sent, got_, sizes(messages_));
 }
 
+void GatherCodes::advance() {
+  std::vector<PlacedMessage> incoming;
+  reserve_on_host(got_, bytes_without(sizes(messages_), wire_.rank()), device_);
+  for (int owner = 0; owner < wire_.world_size(); ++owner) {
+    incoming.push_back({&messages_[static_cast<std::size_t>(owner)], message_of(owner)});
+  }
+  packed_.send(incoming);
+}
+
 void GatherCodes::wait() {
+  if (packs_) packed_.receive();
   if (transfer_) transfer_->wait();
   transfer_.reset();
-  for (int owner = 0; owner < wire_.world_size(); ++owner) {
+  for (int owner = 0; !packs_ && owner < wire_.world_size(); ++owner) {
     if (owner == wire_.rank()) continue;
     const std::uint64_t bytes = messages_[static_cast<std::size_t>(owner)].bytes;
     require_sealed(message_of(owner), bytes, digest_, owner, wire_.rank());

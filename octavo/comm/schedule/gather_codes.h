@@ -9,6 +9,7 @@
 
 #include "octavo/comm/layout.h"
 #include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/schedule/packed_transfer.h"
 #include "octavo/comm/schedule/parts.h"
 #include "octavo/comm/wire.h"
 
@@ -19,7 +20,7 @@ namespace octavo {
 /// times as long.
 class GatherCodes {
  public:
-  GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+  GatherCodes(Wire& wire, c10::Device device) : wire_(wire), device_(device), packed_(wire) {}
 
   /// Makes room for the codes of this rank's own ranges, to be written to own_bytes() by own_pieces(), which must be
   /// done when send() is called. The tensors must stay until decode_all() is done.
@@ -29,10 +30,17 @@ class GatherCodes {
   std::uint8_t* own_bytes() { return sent_.mutable_data_ptr<std::uint8_t>(); }
 
   void send();
+  /// Where a codec packs send() tells the others sizes alone, and this starts a second transfer.
+  void advance();
   void wait();
   /// Enqueues the decoding of all ranges into the tensors, but for those of power 0. Sets *nonfinite, memory of
   /// reserve_on_host, to 1 where a result is not finite.
   void decode_all(std::span<const float> power, std::uint32_t* nonfinite);
+
+  /// As of ScatterSum.
+  std::span<const std::uint64_t> packed_bytes() const {
+    return packs_ ? packed_.bytes() : std::span<const std::uint64_t>();
+  }
 
  private:
   std::uint8_t* message_of(int owner);
@@ -46,6 +54,8 @@ class GatherCodes {
   at::Tensor sent_, got_;          // uint8, on the host; the own message lies there once for each receiver
   Parts parts_;
   std::optional<Transfer> transfer_;
+  PackedTransfer packed_;  // in its place where a codec packs
+  bool packs_ = false;
 };
 
 }  // namespace octavo

@@ -21,6 +21,8 @@ void LinearSum::begin(Bucket bucket) {
   round_ = 0;
   outcome_ = {true, std::vector<float>(bucket_.tensors.size())};
   begin_round();
+  constexpr int kOfImages = 2;  // in float32, whose sizes all ranks know
+  transfers_ = exchange_.transfers() + kOfImages * (static_cast<int>(rounds_) - 1);
 }
 
 void LinearSum::find_mapped() {
@@ -92,7 +94,7 @@ void LinearSum::begin_round() {
   }
   watch.lap(seconds_.encode);
   exchange_.begin(std::move(images));
-  is_up_ = true;
+  begun_ = 1;
 }
 
 Contribution LinearSum::image(const Mapped& mapped) const {
@@ -106,10 +108,9 @@ Contribution LinearSum::image(const Mapped& mapped) const {
 
 void LinearSum::advance() {
   const SettledAtEnd buffers_are_free(device_);
-  if (is_up_) {
-    exchange_.advance();
-    is_up_ = false;
-    return;
+  if (begun_ < exchange_.transfers()) {
+    ++begun_;
+    return exchange_.advance();
   }
   end_round();
   ++round_;
@@ -122,6 +123,10 @@ void LinearSum::end_round() {
   auto power = outcome.power.begin();
   if (round_ == 0) {
     for (const std::size_t t : plain_) outcome_.power[t] = *power++;
+    if (!outcome.packed_bytes.empty()) outcome_.packed_bytes.resize(bucket_.tensors.size());
+    for (std::size_t i = 0; i < plain_.size() && !outcome.packed_bytes.empty(); ++i) {
+      outcome_.packed_bytes[plain_[i]] = outcome.packed_bytes[i];
+    }
   }
   for (const Mapped& mapped : mapped_) {
     if (mapped.sizes.size() > round_) outcome_.power[mapped.tensor] = *power++;

@@ -18,7 +18,7 @@ class OCTAVO_API LinearSum final : public Schedule {
   LinearSum(Wire& wire, PhaseSeconds& seconds, c10::Device device)
       : wire_(wire), seconds_(seconds), device_(device), exchange_(wire, seconds, device) {}
 
-  int transfers() const override { return static_cast<int>(rounds_) * exchange_.transfers(); }
+  int transfers() const override { return transfers_; }
   void begin(Bucket bucket) override;
   void advance() override;
   Outcome finish() override;
@@ -49,7 +49,7 @@ class OCTAVO_API LinearSum final : public Schedule {
   std::vector<float> power_;        // of this rank's own gradients that are mapped
   std::vector<std::size_t> plain_;  // the bucket's other tensors
   std::size_t rounds_ = 1, round_ = 0;
-  bool is_up_ = true;  // the round's first transfer is under way
+  int transfers_ = 0, begun_ = 0;  // of all rounds; of this one
   Outcome outcome_;
   at::Tensor images_, spare_memory_, chunk_powers_, nonfinite_;
 };

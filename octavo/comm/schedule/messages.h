@@ -7,6 +7,7 @@
 #include "octavo/comm/layout.h"
 #include "octavo/comm/schedule/contribution.h"
 #include "octavo/comm/wire.h"
+#include "octavo/export.h"
 
 /// The messages that the ranks of a schedule send one another. Nothing goes to a rank itself: where messages lie one
 /// after another, in rank order, its own is left out.
@@ -19,7 +20,7 @@ struct MessageHeader {
 };
 
 /// Writes the header of a message of `bytes` bytes, header included, whose rest is there.
-void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest);
+OCTAVO_API void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest);
 
 /// Throws Error communication where a message of `sender` has another digest, or is not what was sealed.
 void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver);
@@ -31,8 +32,9 @@ std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Con
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);
 
 /// Sends `send_bytes[r]` of `send` to each other rank r, and makes room for what they send (reserve_on_host).
-Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send, std::vector<std::uint64_t> send_bytes,
-                              at::Tensor& receive, std::vector<std::uint64_t> receive_bytes);
+OCTAVO_API Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send,
+                                         std::vector<std::uint64_t> send_bytes, at::Tensor& receive,
+                                         std::vector<std::uint64_t> receive_bytes);
 
 /// The bytes of all ranks but one.
 std::uint64_t bytes_without(std::span<const std::uint64_t> bytes, int rank);

@@ -19,6 +19,12 @@ void OnePhase::begin(Bucket bucket) {
   watch.lap(seconds_.encode);
 }
 
+void OnePhase::advance() {
+  Stopwatch watch;
+  up_.advance();
+  watch.lap(seconds_.wait_up);
+}
+
 Outcome OnePhase::finish() {
   const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
@@ -33,7 +39,7 @@ Outcome OnePhase::finish() {
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
-  return {*nonfinite == 0, up_.power()};
+  return {*nonfinite == 0, up_.power(), {up_.packed_bytes().begin(), up_.packed_bytes().end()}};
 }
 
 /// Not those of power 0, whose values are zeros already.

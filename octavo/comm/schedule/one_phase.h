@@ -22,8 +22,9 @@ class OCTAVO_API OnePhase final : public Schedule {
   OnePhase(Wire& wire, PhaseSeconds& seconds, c10::Device device = c10::kCPU)
       : wire_(wire), seconds_(seconds), device_(device), up_(wire, device) {}
 
-  int transfers() const override { return 1; }
+  int transfers() const override { return up_.transfers(); }
   void begin(Bucket bucket) override;
+  void advance() override;
   Outcome finish() override;
 
  private:

@@ -32,11 +32,13 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   digest_ = digest;
   power_ = gradient_powers(tensors_, device_, chunk_powers_);
   messages_ = cut(tensors_, &Contribution::up, wire_.world_size(), header_bytes(tensors_.size()));
+  packs_ = packs(tensors_, &Contribution::up, wire_.world_size());
   if (stays_here()) return;
   for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
   encode_all();
   wait_for_current_stream(device_);
+  if (packs_) return packed_.send_sizes(outgoing(), tensors_.size(), digest_);
   seal_all();
   const std::vector<std::uint64_t> received(messages_.size(), own().bytes);
   transfer_ = exchange_with_others(wire_, device_, sent_, sizes(messages_), got_, received);
@@ -48,10 +50,20 @@ bool ScatterSum::stays_here() const {
          });
 }
 
+void ScatterSum::advance() {
+  std::vector<PlacedMessage> incoming;
+  reserve_on_host(got_, own().bytes * (messages_.size() - 1), device_);
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    incoming.push_back({&own(), rank == wire_.rank() ? nullptr : received_from(rank)});
+  }
+  packed_.send(incoming);
+}
+
 void ScatterSum::wait() {
+  if (packs_) packed_.receive();
   if (transfer_) transfer_->wait();
   transfer_.reset();
-  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+  for (int rank = 0; !packs_ && rank < wire_.world_size(); ++rank) {
     if (rank != wire_.rank()) require_sealed(received_from(rank), own().bytes, digest_, rank, wire_.rank());
   }
   merge_powers();
@@ -78,6 +90,16 @@ void ScatterSum::encode_all() {
     const Place& place = places[part.piece];
     encode_part(*place.piece, part.range, place.message);
   });
+}
+
+std::vector<PlacedMessage> ScatterSum::outgoing() const {
+  std::vector<PlacedMessage> placed;
+  std::uint8_t* message = sent_.mutable_data_ptr<std::uint8_t>();
+  for (const Message& to_owner : messages_) {
+    placed.push_back({&to_owner, message});
+    if (&to_owner != &own()) message += to_owner.bytes;
+  }
+  return placed;
 }
 
 void ScatterSum::seal_all() const {

@@ -9,6 +9,7 @@
 
 #include "octavo/comm/layout.h"
 #include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/schedule/packed_transfer.h"
 #include "octavo/comm/schedule/parts.h"
 #include "octavo/comm/wire.h"
 
@@ -18,11 +19,14 @@ namespace octavo {
 /// in float32, in rank order, its own values last and as they are, and encodes the sum. Not thread-safe, as a Schedule.
 class ScatterSum {
  public:
-  ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+  ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device), packed_(wire) {}
 
   /// Measures the gradients, encodes them and sends them to the owners. The tensors must stay until reduce() is done.
   /// `digest`: of the bucket.
   void begin(std::span<const Contribution> tensors, std::uint64_t digest);
+  /// Of the bucket of begin(): 2 where a codec packs, whose sizes travel first; advance() then starts the second.
+  int transfers() const { return packs_ ? 2 : 1; }
+  void advance();
   /// With one rank nothing crosses a wire and nothing is encoded, unless a plan votes, since even one rank's vote is a
   /// sign, or its memory acts alone. Of the bucket of begin().
   bool stays_here() const;
@@ -34,6 +38,10 @@ class ScatterSum {
 
   /// By tensor, as in Outcome.
   const std::vector<float>& power() const { return power_; }
+  /// By tensor, the bytes that this rank has sent of payloads; empty where no codec packs.
+  std::span<const std::uint64_t> packed_bytes() const {
+    return packs_ ? packed_.bytes() : std::span<const std::uint64_t>();
+  }
 
  private:
   struct Scratch {
@@ -45,6 +53,7 @@ class ScatterSum {
   void reduce_part(double divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
                    Scratch& scratch) const;
   void seal_all() const;
+  std::vector<PlacedMessage> outgoing() const;
   void merge_powers();
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
   EncodeInput own_votes(const Contribution& tensor, const EncodeInput& input, const Piece& piece, Range part,
@@ -63,6 +72,8 @@ class ScatterSum {
   std::vector<Scratch> scratch_;  // by thread
   Parts parts_;
   std::optional<Transfer> transfer_;
+  PackedTransfer packed_;  // in its place where a codec packs
+  bool packs_ = false;
 };
 
 }  // namespace octavo

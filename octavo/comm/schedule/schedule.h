@@ -35,15 +35,19 @@ struct Outcome {
   /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never
   /// otherwise. An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
-};  // the same on all ranks
+  // so far the same on all ranks
+  /// By tensor: the bytes of payloads that this rank has sent of it; empty where no codec of the bucket packs.
+  std::vector<std::uint64_t> packed_bytes = {};
+};
 
 /// How buckets of gradients become their sums over all ranks, divided.
 ///
 /// A bucket makes one or more transfers, one after another: begin() starts the first; advance() waits for the one under
-/// way and starts the next, transfers() - 1 times; finish() waits for the last one. Between the calls one bucket's
-/// bytes travel while another is worked on. An object does one bucket at a time and keeps its buffers for the next.
-/// Each call returns when its kernels, on the device's current stream, are done. Not thread-safe; all ranks make the
-/// calls for all buckets in the same order. Each throws what Wire throws; the results are then undefined.
+/// way and starts the next, transfers() - 1 times (of the bucket of begin()); finish() waits for the last one. Between
+/// the calls one bucket's bytes travel while another is worked on. An object does one bucket at a time and keeps its
+/// buffers for the next. Each call returns when its kernels, on the device's current stream, are done. Not thread-safe;
+/// all ranks make the calls for all buckets in the same order. Each throws what Wire throws; the results are then
+/// undefined.
 class OCTAVO_API Schedule {
  public:
   virtual ~Schedule() = default;

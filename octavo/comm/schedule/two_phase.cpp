@@ -17,12 +17,23 @@ void TwoPhase::begin(Bucket bucket) {
   Stopwatch watch;
   bucket_ = std::move(bucket);
   up_.begin(bucket_.tensors, bucket_.digest);
+  begun_ = 1;
+  down_transfers_ = packs(bucket_.tensors, &Contribution::down, wire_.world_size()) ? 2 : 1;
   watch.lap(seconds_.encode);
 }
 
 void TwoPhase::advance() {
   const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
+  ++begun_;
+  if (begun_ <= up_.transfers()) {
+    up_.advance();
+    return watch.lap(seconds_.wait_up);
+  }
+  if (begun_ > up_.transfers() + 1) {
+    down_.advance();
+    return watch.lap(seconds_.wait_down);
+  }
   up_.wait();
   watch.lap(seconds_.wait_up);
   if (up_.stays_here()) return;
@@ -48,7 +59,14 @@ Outcome TwoPhase::finish() {
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
-  return {*nonfinite == 0, up_.power()};
+  return {*nonfinite == 0, up_.power(), packed_bytes()};
+}
+
+std::vector<std::uint64_t> TwoPhase::packed_bytes() const {
+  std::vector<std::uint64_t> both(up_.packed_bytes().begin(), up_.packed_bytes().end());
+  both.resize(std::max(both.size(), down_.packed_bytes().size()));
+  for (std::size_t t = 0; t < down_.packed_bytes().size(); ++t) both[t] += down_.packed_bytes()[t];
+  return both;
 }
 
 void TwoPhase::keep_here(const Contribution& tensor, std::uint32_t* nonfinite) {

@@ -154,6 +154,26 @@ OCTAVO_INLINE void expand_bits(std::uint64_t packed, std::uint32_t word, std::ui
   std::memcpy(out, words, sizeof words);
 }
 
+/// out[i] = the bit of element i ? `byte` : 0, for a group.
+OCTAVO_INLINE void expand_bits(std::uint64_t packed, std::uint8_t byte, std::uint8_t* out) {
+#if defined(__AVX512BW__)
+  const __m512i bytes = _mm512_set1_epi8(static_cast<char>(byte));
+  _mm512_storeu_si512(out, _mm512_maskz_mov_epi8(reverse_bits_in_bytes(packed), bytes));
+#elif defined(__AVX2__)
+  const __m256i places = _mm256_set1_epi64x(0x0102040810204080);
+  const __m256i in_lanes = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  for (unsigned k = 0; k < 2; ++k) {
+    const __m256i word = _mm256_set1_epi32(static_cast<int>(packed >> (32 * k)));
+    const __m256i chosen = _mm256_and_si256(_mm256_shuffle_epi8(word, in_lanes), places);
+    const __m256i set = _mm256_cmpeq_epi8(chosen, places);
+    const __m256i bytes = _mm256_and_si256(set, _mm256_set1_epi8(static_cast<char>(byte)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * k), bytes);
+  }
+#else
+  for (unsigned i = 0; i < kGroup; ++i) out[i] = packed >> (i / 8 * 8 + 7 - i % 8) & 1U ? byte : 0;
+#endif
+}
+
 /// Asks for the group that lies kPrefetchBytes ahead. The hardware's own prefetch stops at the end of a page.
 template <class Word>
 OCTAVO_INLINE void prefetch_ahead(const Word* group) {

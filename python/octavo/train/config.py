@@ -258,7 +258,7 @@ def _check_optimizer(config: TrainConfig) -> None:
             )
         if name not in VOTED:
             continue
-        if plan.startswith(("topk", "randomk")):
+        if plan.startswith(("topk", "threshold", "randomk")):
             _fail(
                 f"--optimizer {name} steps by the sign of every value, and {plan} leaves most values unsent: use "
                 f"sign-vote, or adamw, which works with every plan"

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/packed_transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "octavo/comm/schedule/messages.h"
+#include "octavo/device/scratch.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+/// What is told of a message before it is sent.
+struct SizeMessage {
+  MessageHeader header;
+  std::uint64_t bytes;
+};
+
+/// Bytes of a message before its first payload.
+std::uint64_t bytes_before_payloads(const Message& message) {
+  return message.pieces.empty() ? message.bytes : message.pieces.front().offset;
+}
+
+std::uint64_t whole_words(std::uint64_t bytes) { return (bytes + 3) / 4 * 4; }
+
+/// Only the host is at packed messages, whatever the device.
+std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes) { return reserve_on_host(buffer, bytes, c10::kCPU); }
+
+}  // namespace
+
+bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size) {
+  return world_size > 1 && std::any_of(tensors.begin(), tensors.end(),
+                                       [&](const Contribution& tensor) { return (tensor.*codec)->traits().packs; });
+}
+
+void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t tensors, std::uint64_t digest) {
+  digest_ = digest;
+  const std::size_t world = out.size(), self = static_cast<std::size_t>(wire_.rank());
+  sent_bytes_.assign(world, 0);
+  bytes_of_.assign(tensors, 0);
+  std::uint64_t room = 0;
+  for (std::size_t rank = 0; rank < world; ++rank) room += rank == self ? 0 : out[rank].message->bytes;
+  std::uint8_t* next = reserve(sent_, room);
+  std::uint8_t* told = reserve(sent_sizes_, sizeof(SizeMessage) * (world - 1));
+  const std::uint8_t* packed = nullptr;  // the message before
+  std::size_t of_rank = 0;
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    if (rank == self) continue;
+    const bool is_same = packed && out[rank].bytes == out[of_rank].bytes;
+    if (is_same) {
+      sent_bytes_[rank] = sent_bytes_[of_rank];
+      std::memcpy(next, packed, sent_bytes_[rank]);
+    } else {
+      sent_bytes_[rank] = pack(out[rank], next);
+      seal(next, sent_bytes_[rank], digest_);
+    }
+    count_payloads(*out[rank].message);
+    packed = next;
+    of_rank = rank;
+    next += sent_bytes_[rank];
+    std::memcpy(told + sizeof(MessageHeader), &sent_bytes_[rank], sizeof sent_bytes_[rank]);
+    seal(told, sizeof(SizeMessage), digest_);
+    told += sizeof(SizeMessage);
+  }
+  const std::vector<std::uint64_t> of_sizes(world, sizeof(SizeMessage));
+  transfer_ = exchange_with_others(wire_, c10::kCPU, sent_sizes_, of_sizes, got_sizes_, of_sizes);
+}
+
+std::uint64_t PackedTransfer::pack(const PlacedMessage& from, std::uint8_t* to) {
+  std::uint64_t bytes = bytes_before_payloads(*from.message);
+  std::memcpy(to, from.bytes, bytes);
+  of_pieces_.clear();
+  for (const Piece& piece : from.message->pieces) {
+    const std::uint64_t packed = piece.codec->pack(from.bytes + piece.offset, piece.range.count, to + bytes);
+    std::fill(to + bytes + packed, to + bytes + whole_words(packed), std::uint8_t{0});
+    bytes += whole_words(packed);
+    of_pieces_.push_back(packed);
+  }
+  return bytes;
+}
+
+/// Of the message that was packed last, which another rank gets.
+void PackedTransfer::count_payloads(const Message& message) {
+  for (std::size_t p = 0; p < of_pieces_.size(); ++p) bytes_of_[message.pieces[p].tensor] += of_pieces_[p];
+}
+
+void PackedTransfer::send(std::span<const PlacedMessage> in) {
+  in_.assign(in.begin(), in.end());
+  transfer_->wait();
+  got_bytes_.assign(in_.size(), 0);
+  const auto* told = got_sizes_.const_data_ptr<std::uint8_t>();
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    if (rank == wire_.rank()) continue;
+    require_sealed(told, sizeof(SizeMessage), digest_, rank, wire_.rank());
+    std::uint64_t& bytes = got_bytes_[static_cast<std::size_t>(rank)];
+    std::memcpy(&bytes, told + sizeof(MessageHeader), sizeof bytes);
+    told += sizeof(SizeMessage);
+    const Message& message = *in_[static_cast<std::size_t>(rank)].message;
+    if (bytes >= bytes_before_payloads(message) && bytes <= message.bytes) continue;
+    fail(ErrorCode::communication, "comm.schedule", "rank ", rank, " tells rank ", wire_.rank(),
+         " that its message has ", bytes, " bytes, where this bucket's have ", bytes_before_payloads(message), " to ",
+         message.bytes, "; the process group and its handles must be rebuilt");
+  }
+  transfer_ = exchange_with_others(wire_, c10::kCPU, sent_, sent_bytes_, got_, got_bytes_);
+}
+
+void PackedTransfer::receive() {
+  transfer_->wait();
+  transfer_.reset();
+  const auto* packed = got_.const_data_ptr<std::uint8_t>();
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    if (rank == wire_.rank()) continue;
+    const std::uint64_t bytes = got_bytes_[static_cast<std::size_t>(rank)];
+    require_sealed(packed, bytes, digest_, rank, wire_.rank());
+    if (!unpack({packed, bytes}, in_[static_cast<std::size_t>(rank)])) {
+      fail(ErrorCode::communication, "comm.schedule", "rank ", wire_.rank(), " received a message of rank ", rank,
+           " whose payloads are not of the sizes that they name; the process group and its handles must be rebuilt");
+    }
+    packed += bytes;
+  }
+}
+
+bool PackedTransfer::unpack(std::span<const std::uint8_t> packed, const PlacedMessage& to) const {
+  const std::uint64_t before = bytes_before_payloads(*to.message);
+  std::memcpy(to.bytes, packed.data(), before);
+  packed = packed.subspan(before);
+  for (const Piece& piece : to.message->pieces) {
+    const auto bytes = piece.codec->unpack(packed, piece.range.count, to.bytes + piece.offset);
+    if (!bytes || whole_words(*bytes) > packed.size()) return false;
+    packed = packed.subspan(whole_words(*bytes));
+  }
+  return packed.empty();
+}
+
+}  // namespace octavo

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/portable.h"
+#include "octavo/rules/sign_bits.h"
+
+/// How words of 16 bits, floats of bfloat16 or float16, are packed without loss.
+///
+/// A word is a rest, its sign and its 7 lowest bits, which are as good as random, and a symbol, the 8 bits between: of
+/// bfloat16 the exponent, of which a gradient has few that are frequent. Words are packed in blocks. A block's codes
+/// have a number of bits of its own: code c is the symbol base - c, and the greatest code an escape, whose symbol
+/// follows in a byte. Codes of 8 bits have no escape: so travels a block that does not compress.
+namespace octavo::rules {
+
+/// Words of a block; the last one may have fewer.
+inline constexpr std::uint64_t kWordBlock = 1024;
+
+/// What the packed bytes of a block begin with.
+struct WordBlock {
+  std::uint8_t base = 0;      // the greatest symbol that has a code
+  std::uint8_t bits = 8;      // of a code, 1 to 8
+  std::uint16_t escapes = 0;  // words whose symbol has none
+
+  /// Of a block of `count` words, after this: the rests, a plane for each bit of a code, the symbols of escapes.
+  OCTAVO_RULE std::uint64_t bytes(std::uint64_t count) const {
+    return count + bits * packed_sign_bytes(count) + escapes;
+  }
+  /// Codes that are symbols, and the code of an escape.
+  OCTAVO_RULE std::uint32_t symbols() const { return bits == 8 ? 256 : (1U << bits) - 1; }
+  /// Whether an encoder may have made it.
+  OCTAVO_RULE bool is_possible(std::uint64_t count) const {
+    return bits >= 1 && bits <= 8 && escapes <= (bits == 8 ? 0 : count);
+  }
+  OCTAVO_RULE std::uint32_t code(std::uint32_t symbol) const {
+    const std::uint32_t code = (base - symbol) & 255U;
+    return code < symbols() ? code : symbols();
+  }
+};
+static_assert(sizeof(WordBlock) == 4);
+
+OCTAVO_RULE constexpr std::uint64_t word_blocks(std::uint64_t count) { return (count + kWordBlock - 1) / kWordBlock; }
+
+OCTAVO_RULE std::uint8_t symbol_of(std::uint16_t word) { return static_cast<std::uint8_t>(word >> 7); }
+OCTAVO_RULE std::uint8_t rest_of(std::uint16_t word) {
+  return static_cast<std::uint8_t>((word & 127) | (word >> 8 & 128));
+}
+OCTAVO_RULE std::uint16_t word_of(std::uint32_t symbol, std::uint32_t rest) {
+  return static_cast<std::uint16_t>((rest & 128U) << 8 | symbol << 7 | (rest & 127U));
+}
+
+/// The codes for a block of `count` words of which `histogram[s]` have symbol s: those with the fewest bytes, of equal
+/// ones those with the more bits, of equal ones with the least base.
+OCTAVO_RULE WordBlock best_codes(const std::uint16_t* histogram, std::uint64_t count) {
+  constexpr std::uint32_t kSymbols = 256, kBelow = 128;  // bases may be below the number of codes
+  std::uint16_t before[kBelow + kSymbols + 1];           // how many symbols are less
+  for (std::uint32_t s = 0; s <= kBelow; ++s) before[s] = 0;
+  for (std::uint32_t s = 0; s < kSymbols; ++s) {
+    before[kBelow + s + 1] = static_cast<std::uint16_t>(before[kBelow + s] + histogram[s]);
+  }
+  const auto inside = [&](std::uint32_t base, std::uint32_t codes) {
+    return static_cast<std::uint16_t>(before[kBelow + base + 1] - before[kBelow + base + 1 - codes]);
+  };
+  WordBlock best;
+  for (std::uint8_t bits = 7; bits >= 1; --bits) {
+    WordBlock block = {0, bits, 0};
+    std::uint16_t most = 0;
+    for (std::uint32_t base = 0; base < kSymbols; ++base) {
+      const std::uint16_t covered = inside(base, block.symbols());
+      most = covered > most ? covered : most;
+    }
+    block.escapes = static_cast<std::uint16_t>(count - most);
+    if (block.bytes(count) < best.bytes(count)) best = block;
+  }
+  if (best.bits == 8) return best;
+  while (inside(best.base, best.symbols()) + best.escapes != count) ++best.base;
+  return best;
+}
+
+}  // namespace octavo::rules
