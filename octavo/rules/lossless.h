@@ -46,36 +46,53 @@ OCTAVO_RULE std::uint8_t symbol_of(std::uint16_t word) { return static_cast<std:
 OCTAVO_RULE std::uint8_t rest_of(std::uint16_t word) {
   return static_cast<std::uint8_t>((word & 127) | (word >> 8 & 128));
 }
-OCTAVO_RULE std::uint16_t word_of(std::uint32_t symbol, std::uint32_t rest) {
-  return static_cast<std::uint16_t>((rest & 128U) << 8 | symbol << 7 | (rest & 127U));
+OCTAVO_RULE std::uint16_t word_of(std::uint8_t symbol, std::uint8_t rest) {
+  const std::uint16_t wide = rest;
+  return static_cast<std::uint16_t>((wide & 128) << 8 | symbol << 7 | (wide & 127));
 }
 
-/// The codes for a block of `count` words of which `histogram[s]` have symbol s: those with the fewest bytes, of equal
-/// ones those with the more bits, of equal ones with the least base.
-OCTAVO_RULE WordBlock best_codes(const std::uint16_t* histogram, std::uint64_t count) {
+/// A block's codes are chosen by each word whose number is a multiple of this: by every fourth one of a whole block.
+OCTAVO_RULE constexpr std::uint64_t word_stride(std::uint64_t count) { return count == kWordBlock ? 4 : 1; }
+
+/// The codes for a block of `count` words of which `histogram[s]` of those that were read have symbol s: those with the
+/// fewest bytes if the others are alike, of equal ones those with the more bits, of equal ones with the least base.
+/// Their escapes are to be counted.
+OCTAVO_RULE WordBlock likely_best(const std::uint16_t* histogram, std::uint64_t count) {
   constexpr std::uint32_t kSymbols = 256, kBelow = 128;  // bases may be below the number of codes
   std::uint16_t before[kBelow + kSymbols + 1];           // how many symbols are less
   for (std::uint32_t s = 0; s <= kBelow; ++s) before[s] = 0;
   for (std::uint32_t s = 0; s < kSymbols; ++s) {
     before[kBelow + s + 1] = static_cast<std::uint16_t>(before[kBelow + s] + histogram[s]);
   }
+  const std::uint64_t read = before[kBelow + kSymbols], stride = word_stride(count);
   const auto inside = [&](std::uint32_t base, std::uint32_t codes) {
     return static_cast<std::uint16_t>(before[kBelow + base + 1] - before[kBelow + base + 1 - codes]);
   };
   WordBlock best;
+  std::uint64_t least = best.bytes(count);
+  std::uint16_t covered = 0;
   for (std::uint8_t bits = 7; bits >= 1; --bits) {
-    WordBlock block = {0, bits, 0};
+    const WordBlock block = {0, bits, 0};
+    const std::uint32_t codes = block.symbols();
     std::uint16_t most = 0;
     for (std::uint32_t base = 0; base < kSymbols; ++base) {
-      const std::uint16_t covered = inside(base, block.symbols());
-      most = covered > most ? covered : most;
+      const std::uint16_t those = inside(base, codes);
+      most = those > most ? those : most;
     }
-    block.escapes = static_cast<std::uint16_t>(count - most);
-    if (block.bytes(count) < best.bytes(count)) best = block;
+    const std::uint64_t bytes = block.bytes(count) + stride * (read - most);
+    if (bytes >= least) continue;
+    best = block;
+    least = bytes;
+    covered = most;
   }
-  if (best.bits == 8) return best;
-  while (inside(best.base, best.symbols()) + best.escapes != count) ++best.base;
+  while (best.bits < 8 && inside(best.base, best.symbols()) != covered) ++best.base;
   return best;
+}
+
+/// The block with its escapes, or 8 bits where these make it larger.
+OCTAVO_RULE WordBlock with_escapes(WordBlock block, std::uint64_t escapes, std::uint64_t count) {
+  block.escapes = static_cast<std::uint16_t>(escapes);
+  return block.bytes(count) < WordBlock().bytes(count) ? block : WordBlock();
 }
 
 }  // namespace octavo::rules

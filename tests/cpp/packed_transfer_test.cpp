@@ -38,7 +38,7 @@ struct TensorsOfARank {
   TensorsOfARank(int rank, const Codec& codec, const Codec& other) {
     for (const std::int64_t count : {1, 5001, 63, 200000, 1000}) {
       values.push_back(values_of(rank, count));
-      const Codec& used = values.size() % 2 == 0 ? other : codec;
+      const Codec& used = values.size() % 2 == 1 ? other : codec;
       contributions.push_back(
           {values.back().mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), &used, &used});
     }

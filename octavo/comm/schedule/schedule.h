@@ -35,7 +35,7 @@ struct Outcome {
   /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never
   /// otherwise. An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
-  // so far the same on all ranks
+  // these two are the same on all ranks
   /// By tensor: the bytes of payloads that this rank has sent of it; empty where no codec of the bucket packs.
   std::vector<std::uint64_t> packed_bytes = {};
 };

@@ -8,25 +8,69 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-/// In four turns: a symbol that comes again at once would wait for its own count to be written.
+/// Of those words of a block that its codes are chosen by. In four turns: a symbol that comes again at once would wait
+/// for its own count to be written.
 OCTAVO_INLINE void count_symbols(const std::uint16_t* words, std::uint64_t count, std::uint16_t* histogram) {
   constexpr std::uint64_t kTurns = 4, kSymbols = 256;
+  const std::uint64_t stride = rules::word_stride(count), step = kTurns * stride;
   std::uint16_t turns[kTurns][kSymbols] = {};
   std::uint64_t i = 0;
-  for (; i + kTurns <= count; i += kTurns) {
-    for (std::uint64_t turn = 0; turn < kTurns; ++turn) ++turns[turn][rules::symbol_of(words[i + turn])];
+  for (; i + step <= count; i += step) {
+    for (std::uint64_t turn = 0; turn < kTurns; ++turn) ++turns[turn][rules::symbol_of(words[i + turn * stride])];
   }
-  for (; i < count; ++i) ++turns[0][rules::symbol_of(words[i])];
+  for (; i < count; i += stride) ++turns[0][rules::symbol_of(words[i])];
   for (std::uint64_t s = 0; s < kSymbols; ++s) {
     histogram[s] = static_cast<std::uint16_t>(turns[0][s] + turns[1][s] + turns[2][s] + turns[3][s]);
   }
 }
 
-/// Which codes of a group are escapes.
-OCTAVO_INLINE std::uint64_t escapes_among(const std::uint8_t* codes, std::uint32_t escape) {
+/// The greatest code of a block: its escape, where there are any.
+OCTAVO_INLINE std::uint8_t greatest_code(const rules::WordBlock& block) {
+  return static_cast<std::uint8_t>((1U << block.bits) - 1);
+}
+
+/// A group's codes; in bytes throughout, or the compiler would widen them.
+OCTAVO_INLINE void make_codes(const rules::WordBlock& block, const std::uint8_t* symbols, std::uint8_t* codes) {
+  const std::uint8_t greatest = greatest_code(block), base = block.base;
+  for (std::uint64_t j = 0; j < kGroup; ++j) {
+    const auto code = static_cast<std::uint8_t>(base - symbols[j]);
+    codes[j] = code < greatest ? code : greatest;
+  }
+}
+
+/// Which codes of a group are escapes, where the block has any.
+OCTAVO_INLINE std::uint64_t escapes_among(const std::uint8_t* codes, const rules::WordBlock& block) {
+  const std::uint8_t escape = greatest_code(block);
   std::uint8_t flags[kGroup];
   for (std::uint64_t j = 0; j < kGroup; ++j) flags[j] = codes[j] == escape ? 128 : 0;
   return sign_mask(flags);
+}
+
+OCTAVO_INLINE std::uint64_t first_bits(std::uint64_t count) {
+  return count < kGroup ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
+}
+
+/// Up to a group of words, and zeros behind them, as their two halves.
+OCTAVO_INLINE void split(const std::uint16_t* words, std::uint64_t count, std::uint8_t* rests, std::uint8_t* symbols) {
+  std::uint16_t group[kGroup] = {};
+  std::memcpy(group, words, count * sizeof *group);
+  for (std::uint64_t j = 0; j < kGroup; ++j) {
+    rests[j] = rules::rest_of(group[j]);
+    symbols[j] = rules::symbol_of(group[j]);
+  }
+}
+
+OCTAVO_INLINE std::uint64_t count_escapes(const rules::WordBlock& block, const std::uint16_t* words,
+                                          std::uint64_t count) {
+  if (block.bits == 8) return 0;
+  std::uint64_t found = 0;
+  for_each_group(count, [&](std::uint64_t i, auto in_group) {
+    std::uint8_t rests[kGroup], symbols[kGroup], codes[kGroup];
+    split(words + i, in_group, rests, symbols);
+    make_codes(block, symbols, codes);
+    found += static_cast<std::uint64_t>(__builtin_popcountll(escapes_among(codes, block) & first_bits(in_group)));
+  });
+  return found;
 }
 
 /// codes[j] = the code of `bits` bits of a group's element j, whose planes are `plane_bytes` apart.
@@ -43,11 +87,12 @@ OCTAVO_INLINE void load_planes(const std::uint8_t* planes, std::uint64_t plane_b
 
 OCTAVO_INLINE void store_planes(const std::uint8_t* codes, std::uint64_t plane_bytes, std::uint32_t bits,
                                 std::uint64_t count, std::uint8_t* planes) {
+  std::uint8_t highest[kGroup];
+  for (std::uint64_t j = 0; j < kGroup; ++j) highest[j] = static_cast<std::uint8_t>(codes[j] << (8 - bits));
   for (std::uint32_t plane = 0; plane < bits; ++plane) {
-    std::uint8_t highest[kGroup];
-    for (std::uint64_t j = 0; j < kGroup; ++j) highest[j] = static_cast<std::uint8_t>(codes[j] << (8 - bits + plane));
     const std::uint64_t packed = reverse_bits_in_bytes(sign_mask(highest));
     std::memcpy(planes + plane * plane_bytes, &packed, rules::packed_sign_bytes(count));
+    for (std::uint64_t j = 0; j < kGroup; ++j) highest[j] = static_cast<std::uint8_t>(highest[j] + highest[j]);
   }
 }
 
@@ -57,7 +102,8 @@ void measure_words(const std::uint16_t* words, std::uint64_t count, rules::WordB
   for_each_block(count, rules::kWordBlock, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
     std::uint16_t histogram[256];
     count_symbols(words + first, size, histogram);
-    blocks[number] = rules::best_codes(histogram, size);
+    const rules::WordBlock block = rules::likely_best(histogram, size);
+    blocks[number] = rules::with_escapes(block, count_escapes(block, words + first, size), size);
   });
 }
 
@@ -67,22 +113,15 @@ void pack_words(const std::uint16_t* words, std::uint64_t count, const rules::Wo
     const std::uint64_t plane_bytes = rules::packed_sign_bytes(size);
     std::uint8_t* const planes = packed + size;
     std::uint8_t* escape = planes + block.bits * plane_bytes;
-    const std::uint32_t of_escape = block.symbols();
     for_each_group(size, [&](std::uint64_t i, auto in_group) {
-      std::uint16_t group[kGroup] = {};
-      std::memcpy(group, words + first + i, in_group * sizeof *group);
       std::uint8_t rests[kGroup], symbols[kGroup], codes[kGroup];
-      for (std::uint64_t j = 0; j < kGroup; ++j) {
-        rests[j] = rules::rest_of(group[j]);
-        symbols[j] = rules::symbol_of(group[j]);
-        const auto code = static_cast<std::uint8_t>(block.base - symbols[j]);
-        codes[j] = code < of_escape ? code : static_cast<std::uint8_t>(of_escape);
-      }
+      split(words + first + i, in_group, rests, symbols);
+      make_codes(block, symbols, codes);
       for (std::uint64_t j = in_group; j < kGroup; ++j) codes[j] = 0;
       std::memcpy(packed + i, rests, in_group);
       store_planes(codes, plane_bytes, block.bits, in_group, planes + i / 8);
       if (block.escapes == 0) return;
-      for (std::uint64_t mask = escapes_among(codes, of_escape); mask != 0; mask &= mask - 1) {
+      for (std::uint64_t mask = escapes_among(codes, block); mask != 0; mask &= mask - 1) {
         *escape++ = symbols[__builtin_ctzll(mask)];
       }
     });
@@ -98,22 +137,19 @@ bool unpack_words(const std::uint8_t* packed, std::uint64_t count, const rules::
     const std::uint64_t plane_bytes = rules::packed_sign_bytes(size);
     const std::uint8_t* const planes = packed + size;
     const std::uint8_t* const escapes = planes + block.bits * plane_bytes;
-    const std::uint32_t of_escape = block.symbols();
+    const std::uint8_t base = block.base;
     std::uint64_t escaped = 0;
     for_each_group(size, [&](std::uint64_t i, auto in_group) {
-      std::uint8_t rests[kGroup] = {}, codes[kGroup];
-      std::uint16_t group[kGroup];
+      std::uint8_t rests[kGroup] = {}, codes[kGroup], symbols[kGroup];
       std::memcpy(rests, packed + i, in_group);
       load_planes(planes + i / 8, plane_bytes, block.bits, in_group, codes);
-      for (std::uint64_t j = 0; j < kGroup; ++j) {
-        group[j] = rules::word_of(static_cast<std::uint8_t>(block.base - codes[j]), rests[j]);
-      }
-      std::uint64_t mask = block.bits == 8 ? 0 : escapes_among(codes, of_escape);
-      if (in_group < kGroup) mask &= (std::uint64_t{1} << in_group) - 1;  // else it is noise
+      for (std::uint64_t j = 0; j < kGroup; ++j) symbols[j] = static_cast<std::uint8_t>(base - codes[j]);
+      std::uint64_t mask = block.bits == 8 ? 0 : escapes_among(codes, block) & first_bits(in_group);
       for (; mask != 0; mask &= mask - 1) {
-        const int j = __builtin_ctzll(mask);
-        if (escaped++ < block.escapes) group[j] = rules::word_of(escapes[escaped - 1], rests[j]);
+        if (escaped++ < block.escapes) symbols[__builtin_ctzll(mask)] = escapes[escaped - 1];
       }
+      std::uint16_t group[kGroup];
+      for (std::uint64_t j = 0; j < kGroup; ++j) group[j] = rules::word_of(symbols[j], rests[j]);
       std::memcpy(words + first + i, group, in_group * sizeof *group);
     });
     fits &= escaped == block.escapes;

@@ -170,7 +170,12 @@ OCTAVO_INLINE void expand_bits(std::uint64_t packed, std::uint8_t byte, std::uin
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 32 * k), bytes);
   }
 #else
-  for (unsigned i = 0; i < kGroup; ++i) out[i] = packed >> (i / 8 * 8 + 7 - i % 8) & 1U ? byte : 0;
+  constexpr std::uint64_t kEach = 0x0101010101010101, kPlaces = 0x0102040810204080;
+  for (unsigned i = 0; i < kGroup / 8; ++i) {  // eight bits to eight bytes that are 1 or 0
+    const std::uint64_t chosen = (packed >> (8 * i) & 255U) * kEach & kPlaces;
+    const std::uint64_t bytes = ((chosen + 0x7F * kEach) >> 7 & kEach) * byte;
+    std::memcpy(out + 8 * i, &bytes, sizeof bytes);
+  }
 #endif
 }
 

@@ -28,8 +28,14 @@ std::uint64_t plane_at(std::uint64_t size, std::uint64_t plane) {
 void measure_words(const std::uint16_t* words, std::uint64_t count, rules::WordBlock* blocks) {
   for_each_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
     std::uint16_t histogram[256] = {};
-    for (std::uint64_t i = first; i < first + size; ++i) ++histogram[rules::symbol_of(words[i])];
-    blocks[number] = rules::best_codes(histogram, size);
+    for (std::uint64_t i = 0; i < size; i += rules::word_stride(size)) {
+      ++histogram[rules::symbol_of(words[first + i])];
+    }
+    const rules::WordBlock block = rules::likely_best(histogram, size);
+    const auto escapes = std::count_if(words + first, words + first + size, [&](std::uint16_t word) {
+      return block.code(rules::symbol_of(word)) == block.symbols();
+    });
+    blocks[number] = rules::with_escapes(block, static_cast<std::uint64_t>(escapes), size);
   });
 }
 
@@ -64,7 +70,7 @@ bool unpack_words(const std::uint8_t* packed, std::uint64_t count, const rules::
       for (std::uint64_t plane = 0; plane < block.bits; ++plane) {
         code = code << 1 | (packed[plane_at(size, plane) + i / 8] >> (7 - i % 8) & 1U);
       }
-      std::uint32_t symbol = (block.base - code) & 255U;
+      auto symbol = static_cast<std::uint8_t>(block.base - code);
       if (code == block.symbols() && escaped++ < block.escapes) symbol = escapes[escaped - 1];
       words[first + i] = rules::word_of(symbol, packed[i]);
     }

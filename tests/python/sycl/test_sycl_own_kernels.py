@@ -21,7 +21,10 @@ def as_gpu(rank: int, function: Callable[..., object], *args: object) -> object:
         octavo._C.sycl.act_as_gpu(False)
 
 
-@pytest.mark.parametrize("plan", ["dense", "int4+ef", "sign+ef", "sign-vote", "dgc:0.05", "delta+int4"])
+PLANS = ["dense", "int4+ef", "sign+ef", "sign-vote", "dgc:0.05", "delta+int4", "threshold:3:int8+ef", "bf16:lossless"]
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str) -> None:
     expected, got = two_ranks.run(train, "cpu", plan), two_ranks.run(as_gpu, train, "sycl", plan)
     for (losses, weights), (cpu_losses, cpu_weights) in zip(got, expected, strict=True):
@@ -40,7 +43,7 @@ def reduced(rank: int, device: str) -> list[Tensor]:
     """Odd sizes, zeros, half precision, strides."""
     group, results = group_of(device), []
     generator = torch.Generator().manual_seed(rank)
-    for plan in ("dense", "bf16", "int4", "sign-vote"):
+    for plan in ("dense", "bf16", "bf16:lossless", "threshold:2", "int4", "sign-vote"):
         for dtype in (torch.float32, torch.bfloat16):
             for values in (torch.randn(5001, generator=generator), torch.zeros(70000), torch.tensor([])):
                 x = values.to(dtype).to(device)
