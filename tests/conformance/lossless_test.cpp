@@ -13,7 +13,7 @@ namespace {
 using Words = std::vector<std::uint16_t>;
 
 /// Words of that many bytes in all, after the blocks.
-std::uint64_t packed_bytes(const std::vector<rules::WordBlock>& blocks, std::uint64_t count) {
+std::uint64_t bytes_of_blocks(const std::vector<rules::WordBlock>& blocks, std::uint64_t count) {
   std::uint64_t bytes = 0;
   for (std::uint64_t b = 0; b < blocks.size(); ++b) {
     bytes += blocks[b].bytes(std::min(rules::kWordBlock, count - b * rules::kWordBlock));
@@ -22,7 +22,7 @@ std::uint64_t packed_bytes(const std::vector<rules::WordBlock>& blocks, std::uin
 }
 
 /// Packs and unpacks by the back end under test and by the reference. Returns the bytes, blocks included.
-std::uint64_t expect_equals_reference(const Words& words, std::uint64_t offset) {
+std::uint64_t pack_as_reference(const Words& words, std::uint64_t offset) {
   const std::uint64_t count = words.size() - offset;
   SCOPED_TRACE(::testing::Message() << "count " << count << " offset " << offset);
   const std::uint16_t* const from = words.data() + offset;
@@ -34,7 +34,7 @@ std::uint64_t expect_equals_reference(const Words& words, std::uint64_t offset) 
     EXPECT_EQ(blocks[b].bits, wanted_blocks[b].bits);
     EXPECT_EQ(blocks[b].escapes, wanted_blocks[b].escapes);
   }
-  const std::uint64_t bytes = packed_bytes(wanted_blocks, count);
+  const std::uint64_t bytes = bytes_of_blocks(wanted_blocks, count);
   Guarded<std::uint8_t> wanted(bytes), packed(bytes, offset);
   reference().pack_words(from, count, wanted_blocks.data(), wanted.data());
   tested().pack_words(from, count, blocks.data(), packed.data());
@@ -66,14 +66,14 @@ TEST(Lossless, EqualsReferenceAndGivesTheWordsBack) {
   std::mt19937 random(3);
   for (const std::uint64_t count : kCounts) {
     for (const std::uint64_t offset : kOffsets) {
-      expect_equals_reference(bf16_of(finite_values(count + offset, 5)), offset);
-      expect_equals_reference(bf16_of(any_values(count + offset, 6)), offset);
-      expect_equals_reference(normal_words(count + offset), offset);
+      pack_as_reference(bf16_of(finite_values(count + offset, 5)), offset);
+      pack_as_reference(bf16_of(any_values(count + offset, 6)), offset);
+      pack_as_reference(normal_words(count + offset), offset);
       Words noise(count + offset), few(count + offset, 0x8000);
       for (std::uint16_t& word : noise) word = static_cast<std::uint16_t>(random());
       for (std::uint16_t& word : few) word ^= static_cast<std::uint16_t>((random() & 3U) << 7);
-      expect_equals_reference(noise, offset);
-      expect_equals_reference(few, offset);
+      pack_as_reference(noise, offset);
+      pack_as_reference(few, offset);
     }
   }
 }
@@ -81,17 +81,17 @@ TEST(Lossless, EqualsReferenceAndGivesTheWordsBack) {
 TEST(Lossless, EveryWordThereIsComesBack) {
   Words all(1U << 16);
   for (std::uint32_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i);
-  expect_equals_reference(all, 0);
+  pack_as_reference(all, 0);
   std::shuffle(all.begin(), all.end(), std::mt19937(1));
-  const std::uint64_t bytes = expect_equals_reference(all, 0);
+  const std::uint64_t bytes = pack_as_reference(all, 0);
   EXPECT_EQ(bytes, 2 * all.size() + all.size() / rules::kWordBlock * sizeof(rules::WordBlock));  // raw
 }
 
 TEST(Lossless, WhatIsSmallerIsKnown) {
   constexpr std::uint64_t kCount = 1U << 18;
   const auto share = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (2.0 * kCount); };
-  EXPECT_NEAR(share(expect_equals_reference(normal_words(kCount), 0)), 0.70, 0.01);
-  EXPECT_NEAR(share(expect_equals_reference(Words(kCount), 0)), 0.565, 0.001);
+  EXPECT_NEAR(share(pack_as_reference(normal_words(kCount), 0)), 0.70, 0.01);
+  EXPECT_NEAR(share(pack_as_reference(Words(kCount), 0)), 0.565, 0.001);
 }
 
 /// The format of docs/formats.md, byte by byte.

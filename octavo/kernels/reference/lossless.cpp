@@ -11,7 +11,7 @@ namespace {
 
 /// Calls visit(block's number, its first word, its words) for all blocks.
 template <class Visit>
-void for_each_block(std::uint64_t count, Visit visit) {
+void for_each_word_block(std::uint64_t count, Visit visit) {
   for (std::uint64_t number = 0; number < rules::word_blocks(count); ++number) {
     const std::uint64_t first = number * rules::kWordBlock;
     visit(number, first, std::min(rules::kWordBlock, count - first));
@@ -26,7 +26,7 @@ std::uint64_t plane_at(std::uint64_t size, std::uint64_t plane) {
 }  // namespace
 
 void measure_words(const std::uint16_t* words, std::uint64_t count, rules::WordBlock* blocks) {
-  for_each_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
+  for_each_word_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
     std::uint16_t histogram[256] = {};
     for (std::uint64_t i = 0; i < size; i += rules::word_stride(size)) {
       ++histogram[rules::symbol_of(words[first + i])];
@@ -40,7 +40,7 @@ void measure_words(const std::uint16_t* words, std::uint64_t count, rules::WordB
 }
 
 void pack_words(const std::uint16_t* words, std::uint64_t count, const rules::WordBlock* blocks, std::uint8_t* packed) {
-  for_each_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
+  for_each_word_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
     const rules::WordBlock block = blocks[number];
     std::fill_n(packed, block.bytes(size), std::uint8_t{0});
     std::uint8_t* escape = packed + plane_at(size, block.bits);
@@ -61,7 +61,7 @@ void pack_words(const std::uint16_t* words, std::uint64_t count, const rules::Wo
 bool unpack_words(const std::uint8_t* packed, std::uint64_t count, const rules::WordBlock* blocks,
                   std::uint16_t* words) {
   bool fits = true;
-  for_each_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
+  for_each_word_block(count, [&](std::uint64_t number, std::uint64_t first, std::uint64_t size) {
     const rules::WordBlock block = blocks[number];
     const std::uint8_t* const escapes = packed + plane_at(size, block.bits);
     std::uint64_t escaped = 0;
