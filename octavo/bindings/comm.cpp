@@ -317,7 +317,9 @@ void bind_compressor(py::module_& m) {
       .def_property_readonly("residuals_are_of_momenta",
                              py::cpp_function(&Compressor::residuals_are_of_momenta, no_gil))
       .def_property("step", py::cpp_function(&Compressor::step, no_gil),
-                    py::cpp_function(&Compressor::set_step, no_gil));
+                    py::cpp_function(&Compressor::set_step, no_gil))
+      .def_property("seed", py::cpp_function(&Compressor::seed, no_gil),
+                    py::cpp_function(&Compressor::set_seed, no_gil));
   m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
         py::arg("rows"), py::arg("deadline_s"));
   m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),
@@ -353,9 +355,9 @@ void bind_compressor(py::module_& m) {
   m.def(
       "all_reduce",
       [](at::Tensor tensor, const Plan& plan, const BackendPtr& backend, bool average, double deadline_s,
-         std::uint64_t call) {
+         std::uint64_t call, std::uint64_t seed) {
         const ReduceOp op = average ? ReduceOp::average : ReduceOp::sum;
-        all_reduce(tensor, plan, backend, op, milliseconds(deadline_s), call);
+        all_reduce(tensor, plan, backend, op, milliseconds(deadline_s), call, seed);
       },
       no_gil);
 }

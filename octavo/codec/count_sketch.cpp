@@ -92,7 +92,7 @@ std::vector<std::uint64_t> CountSketch::image_sizes(const Matrix& shape, std::ui
 
 rules::CountSketch CountSketch::sketch_of(const MapInput& tensor) const {
   const bool is_kept = tensor.error_feedback && !is_exact_;
-  return {is_kept ? kFixedKey : tensor.key, kSketchRows, columns(tensor.shape)};
+  return {is_kept ? rules::seeded_key(kFixedKey, tensor.seed) : tensor.key, kSketchRows, columns(tensor.shape)};
 }
 
 void CountSketch::project(c10::Device device, const MapInput& tensor, std::size_t round,

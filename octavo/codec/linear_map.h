@@ -28,7 +28,8 @@ struct MapInput {
   EncodeInput values;
   bool error_feedback = false;
   std::uint64_t step = 0;  // counted from 1
-  std::uint64_t key = 0;   // equal on all ranks, another one in every step and for every parameter
+  std::uint64_t key = 0;   // equal on all ranks, another one in every step, for every parameter and for every seed
+  std::uint64_t seed = 0;  // of the run, equal on all ranks
   /// Floats that live from step to step, LinearMap::memory_size() of them, on the device and equal on all ranks: of the
   /// last step, null where there was none, and for the next one. A step with a NaN is undone: `next` is then dropped.
   const float* memory = nullptr;

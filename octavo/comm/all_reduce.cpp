@@ -15,6 +15,8 @@ namespace octavo {
 
 namespace {
 
+constexpr std::uint64_t kOnlyStep = 1;
+
 void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   if (plan.choices) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
@@ -47,7 +49,6 @@ Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
   const auto count = static_cast<std::uint64_t>(tensor.numel());
   const std::uint64_t rows = tensor.dim() > 1 && count > 0 ? static_cast<std::uint64_t>(tensor.size(0)) : 1;
   const Matrix shape = {rows, count / rows};
-  constexpr std::uint64_t kOnlyStep = 1;
   if (!plan.map || plan.map->image_sizes(shape, kOnlyStep).empty()) return {};
   return {plan.map.get(), shape, kOnlyStep};
 }
@@ -55,7 +56,7 @@ Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
 }  // namespace
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
-                std::chrono::milliseconds deadline, std::uint64_t call) {
+                std::chrono::milliseconds deadline, std::uint64_t call, std::uint64_t seed) {
   require_reducible(result, plan);
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), deadline);
@@ -68,9 +69,11 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
-  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), &plan.codec->upward(),
-                   plan.codec.get()};
+  const auto [up, down] = plan.at(kOnlyStep);
+  Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), up, down};
   all.shared_key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
+  if (plan.down) all.shared_key = rules::derive_key(all.shared_key, plan.down->fingerprint());
+  all.shared_key = rules::seeded_key(all.shared_key, seed);
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
   all.mapping = mapping(plan, tensor);

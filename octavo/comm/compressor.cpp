@@ -241,7 +241,7 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 }
 
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
-  std::uint64_t digest = rules::derive_key(step_, in_momentum_phase_ ? 1 : 0);
+  std::uint64_t digest = rules::seeded_key(rules::derive_key(step_, in_momentum_phase_ ? 1 : 0), seed_);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (parameters_[job.slots[i].parameter].keeps_momentum) digest = rules::derive_key(digest, 1);
     for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
@@ -279,8 +279,8 @@ bool Compressor::takes_as_it_is(const Job& job) const {
   if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
   return job.gradient_scale == 1.0F && std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
            const Parameter& parameter = parameters_[slot.parameter];
-           const Codec& codec = codec_of(parameter);
-           const bool is_cut = std::max(codec.traits().granule, codec.upward().traits().granule) < kUncut;
+           const auto [up, down] = codecs_of(parameter);
+           const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;
            return parameter.keeps_momentum || map_of(parameter) || !is_cut;
          });
 }
@@ -307,8 +307,9 @@ void Compressor::tell(std::vector<std::int64_t>& numbers) {
   std::copy_n(sum.const_data_ptr<std::int64_t>(), numbers.size(), numbers.begin());
 }
 
-const Codec& Compressor::codec_of(const Parameter& parameter) const {
-  return parameter.info.exempt ? block_coding(BlockCodec::fp32) : parameter.plan->at(step_);
+ParameterPlan::Codecs Compressor::codecs_of(const Parameter& parameter) const {
+  if (parameter.info.exempt) return {&block_coding(BlockCodec::fp32), &block_coding(BlockCodec::fp32)};
+  return scatters() ? parameter.plan->kept_at(step_) : parameter.plan->at(step_);
 }
 
 /// Null for a parameter that travels as it is.
@@ -323,19 +324,16 @@ Mapping Compressor::mapping(std::size_t index) {
   if (!map) return {};
   const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
-  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory)};
+  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory), seed_};
 }
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
   const bool owed = parameter.has_sent_owed = owes(index);
-  const Codec* const codec = owed ? &block_coding(BlockCodec::fp32) : &codec_of(parameter);
-  Contribution tensor{values, parameter.info.count, &codec->upward(), codec};
-  if (scatters()) {
-    tensor.owner_keeps_sum = true;
-    tensor.up = &codec->upward_only();
-    if (codec->traits().keeps_magnitude) tensor.down = &block_coding(BlockCodec::fp32);
-  }
+  auto [up, down] = codecs_of(parameter);
+  if (owed) up = down = &block_coding(BlockCodec::fp32);
+  Contribution tensor{values, parameter.info.count, up, down};
+  tensor.owner_keeps_sum = scatters();
   tensor.ownership = parameter.info.ownership;
   if (parameter.momentum.mean.defined()) {
     tensor.momentum = readable_on(device, parameter.momentum.mean);
@@ -346,8 +344,8 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   if (!parameter.keeps_momentum) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
   tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
-  tensor.rounding_key = rounding_key(step_, index, wire_->rank());
-  tensor.shared_key = rules::derive_key(step_, index);
+  tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);
+  tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);
   return tensor;
 }
 

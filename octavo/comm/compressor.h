@@ -186,6 +186,12 @@ class OCTAVO_API Compressor {
   std::uint64_t step() const;
   void set_step(std::uint64_t step);
 
+  /// From which, with step, parameter and rank, all is drawn that a run draws: the rounding of residuals and codes, the
+  /// places of randomk, the hashes of sketches, the first factors of powersgd. The same on all ranks, or the next step
+  /// throws Error communication; 0 where it was not set. To be set before the first step, and restored with residuals.
+  std::uint64_t seed() const;
+  void set_seed(std::uint64_t seed);
+
   int rank() const { return wire_->rank(); }
   int world_size() const { return wire_->world_size(); }
 
@@ -215,7 +221,7 @@ class OCTAVO_API Compressor {
   void take_sample(const Job& job);
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool takes_as_it_is(const Job& job) const;
-  const Codec& codec_of(const Parameter& parameter) const;
+  ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);
@@ -250,6 +256,7 @@ class OCTAVO_API Compressor {
   float gradient_scale_ = 1.0F;
   bool step_is_finite_ = true;
   std::uint64_t step_ = 0;  // as saved and restored
+  std::uint64_t seed_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;
 };
 

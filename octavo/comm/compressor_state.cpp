@@ -225,16 +225,18 @@ std::optional<AutoStats> Compressor::auto_stats() const {
 std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   const std::uint64_t count = parameter.info.count;
   if (parameter.plan->dense() && !in_momentum_phase_) return ring_bytes(count * sizeof(float));
-  const Codec& codec = scatters() ? codec_of(parameter).upward_only() : codec_of(parameter);
-  if (codec.traits().packs) return parameter.packed_bytes;
+  const auto [up, down] = codecs_of(parameter);
   const int world = wire_->world_size();
   const LinearMap* const map = map_of(parameter);
-  std::uint64_t bytes = 0;
+  const auto size_of = [](const Codec& codec, std::uint64_t owned) {
+    return codec.traits().packs ? 0 : codec.payload_bytes(owned);
+  };
+  std::uint64_t bytes = parameter.packed_bytes;
   const auto receivers = static_cast<std::uint64_t>(scatters() ? 0 : world - 1);  // of a sum
   for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_) : std::vector{count}) {
     for (int owner = 0; owner < world; ++owner) {
       const std::uint64_t owned = owned_range(sent, owner, world, parameter.info.ownership).count;
-      bytes += codec.payload_bytes(owned) * (owner == wire_->rank() ? receivers : 1);
+      bytes += owner == wire_->rank() ? size_of(*down, owned) * receivers : size_of(*up, owned);
     }
   }
   return bytes;
@@ -293,6 +295,16 @@ std::uint64_t Compressor::step() const {
 void Compressor::set_step(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   step_ = step;
+}
+
+std::uint64_t Compressor::seed() const {
+  const std::lock_guard lock(mutex_);
+  return seed_;
+}
+
+void Compressor::set_seed(std::uint64_t seed) {
+  const std::lock_guard lock(mutex_);
+  seed_ = seed;
 }
 
 }  // namespace octavo

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <fnmatch.h>
+#include <span>
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/feedback/ef14.h"
@@ -30,6 +31,12 @@ Split split(std::string_view text, char separator) {
   return {text.substr(0, end), text.substr(end)};
 }
 
+/// That of a warm-up at a step, and the plan's own after it.
+const Codec& stage(const CodecPtr& own, std::span<const CodecPtr> warm_up, std::uint64_t steps, std::uint64_t step) {
+  const std::uint64_t done = step > 0 ? step - 1 : 0;
+  return warm_up.empty() || done >= steps ? *own : *warm_up[done * warm_up.size() / steps];
+}
+
 /// Calls visit(piece) for all pieces of "+piece+piece".
 template <class Visit>
 void for_each_piece(std::string_view rest, char separator, Visit visit) {
@@ -51,7 +58,8 @@ ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text)
   CodecText wanted = CodecText::parse(plan, codec);
   if (is_dgc) wanted.name = "topk";
   if (wanted.name == kAuto) {
-    if (!rest.empty() || is_delta) wanted.refuse("auto chooses error feedback itself, and has no warm-up");
+    if (!rest.empty() || is_delta)
+      wanted.refuse("auto chooses codecs and error feedback itself, and has no warm-up and no +down");
     return automatic(wanted);
   }
   ParameterPlan parsed;
@@ -60,14 +68,52 @@ ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text)
   if (is_delta) parsed.set_feedback(wanted, make_feedback(wanted, "ef21"));
   if (is_dgc) parsed.set_feedback(wanted, make_feedback(wanted, "dgc"));
   for_each_piece(rest, '+', [&](std::string_view part) { parsed.add(wanted, part); });
+  parsed.complete(wanted);
   return parsed;
 }
 
 void ParameterPlan::set_feedback(const CodecText& text, FeedbackPtr wanted) {
   if (feedback) text.refuse("it has two kinds of feedback, and there is one at most");
   if (map && !wanted->fits_maps()) text.refuse("of a linear map's error there is +ef alone");
-  if (!map) wanted->require_fit(text, *codec);
   feedback = std::move(wanted);
+}
+
+void ParameterPlan::set_down(const CodecText& text, std::string_view wanted) {
+  if (down) text.refuse("it has two codecs for the way down");
+  const CodecText codec_text = CodecText::parse(text.plan, wanted);
+  if (map || make_map(codec_text)) {
+    text.refuse(
+        "the images of a linear map travel as they are both ways: +down is for codecs of values, as in "
+        "topk:0.01+down:int8");
+  }
+  down = make_codec(codec_text);
+}
+
+void ParameterPlan::complete(const CodecText& text) {
+  if (down && down->fingerprint() == codec->fingerprint()) down = nullptr;
+  require_legal(text);
+  if (!warm_up) return;
+  warm_up = std::make_shared<const WarmUp>(
+      WarmUp{warm_up->steps, codec->warm_up(), down ? down->warm_up() : std::vector<CodecPtr>()});
+  if (!map && warm_up->codecs.empty() && warm_up->down.empty())
+    text.refuse("there is nothing that this codec could begin with");
+}
+
+/// Of both ways together, by what their codecs say of themselves.
+void ParameterPlan::require_legal(const CodecText& text) const {
+  const CodecTraits& up_traits = codec->traits();
+  const CodecTraits& down_traits = down ? down->traits() : up_traits;
+  if (down && !(up_traits.keeps_magnitude && down_traits.keeps_magnitude)) {
+    text.refuse(
+        "votes go both ways, up as signs and down as the majority's: sign-vote takes no +down, and averages need a "
+        "codec that keeps magnitudes, as in int4+down:int8");
+  }
+  if (down && up_traits.draws_places && down_traits.draws_places) {
+    text.refuse(
+        "each of the two ways draws other places, and little of what goes up would go down: leave +down out, by which "
+        "both ways draw alike, or name a codec that draws none, as in randomk:0.01+down:int8");
+  }
+  if (feedback && !map) feedback->require_fit(text, *codec, down ? *down : *codec);
 }
 
 ParameterPlan ParameterPlan::automatic(const CodecText& text) {
@@ -87,7 +133,7 @@ ParameterPlan ParameterPlan::automatic(const CodecText& text) {
 }
 
 void ParameterPlan::add(const CodecText& text, std::string_view part) {
-  constexpr std::string_view kWarmUp = "warmup:", kClip = "clip:";
+  constexpr std::string_view kWarmUp = "warmup:", kClip = "clip:", kDown = "down:";
   constexpr auto kLongest = std::uint64_t{1} << 40;
   if (FeedbackPtr wanted = make_feedback(text, part)) {
     set_feedback(text, std::move(wanted));
@@ -101,10 +147,11 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
     const std::uint64_t steps =
         text.whole_number(part.substr(kWarmUp.size()), 1, kLongest, "a warm-up has a number of steps");
     if (warm_up) text.refuse("it has two warm-ups");
-    warm_up = std::make_shared<const WarmUp>(WarmUp{steps, codec->warm_up()});
-    if (!map && warm_up->codecs.empty()) text.refuse("there is nothing that this codec could begin with");
+    warm_up = std::make_shared<const WarmUp>(WarmUp{steps});
+  } else if (part.starts_with(kDown)) {
+    set_down(text, part.substr(kDown.size()));
   } else {
-    text.refuse("after the codec there may be +ef, +ef21 or +dgc, and +warmup:STEPS");
+    text.refuse("after the codec there may be +down:CODEC, +ef, +ef21 or +dgc, and +warmup:STEPS");
   }
 }
 
@@ -114,14 +161,29 @@ std::string ParameterPlan::text() const {
     return std::string(kAuto) + (last == kAutoLast ? "" : ":" + last);
   }
   std::string text = map ? map->text() : codec->text();
+  if (down) text.append("+down:").append(down->text());
   if (feedback) text.append("+").append(feedback->text());
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
-const Codec& ParameterPlan::at(std::uint64_t step) const {
-  const std::uint64_t done = step > 0 ? step - 1 : 0;
-  if (!warm_up || warm_up->codecs.empty() || done >= warm_up->steps) return *codec;
-  return *warm_up->codecs[done * warm_up->codecs.size() / warm_up->steps];
+const Codec& ParameterPlan::own_at(std::uint64_t step) const {
+  return warm_up ? stage(codec, warm_up->codecs, warm_up->steps, step) : *codec;
+}
+
+const Codec& ParameterPlan::down_at(std::uint64_t step) const {
+  return warm_up ? stage(down, warm_up->down, warm_up->steps, step) : *down;
+}
+
+/// With a codec of its own for the way down, nothing there completes what the other one sends up.
+ParameterPlan::Codecs ParameterPlan::at(std::uint64_t step) const {
+  const Codec& own = own_at(step);
+  if (down) return {&own.upward_only(), &down_at(step)};
+  return {&own.upward(), &own};
+}
+
+ParameterPlan::Codecs ParameterPlan::kept_at(std::uint64_t step) const {
+  const Codec& own = own_at(step);
+  return {&own.upward_only(), votes() ? &own : &block_coding(BlockCodec::fp32)};
 }
 
 const LinearMap* ParameterPlan::map_at(std::uint64_t step) const {
@@ -129,12 +191,14 @@ const LinearMap* ParameterPlan::map_at(std::uint64_t step) const {
 }
 
 bool ParameterPlan::dense() const {
-  return !map && !choices && !feedback && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
+  return !map && !choices && !feedback && !down && codec->fingerprint() == block_coding(BlockCodec::fp32).fingerprint();
 }
 
 ParameterPlan ParameterPlan::for_momentum() const {
   ParameterPlan plan = *this;
-  if (codec->text() == "sign") plan.codec = std::make_shared<BlockCoding>(BlockCodec::sign, 1U << 18);
+  for (CodecPtr* const way : {&plan.codec, &plan.down}) {
+    if (*way && (*way)->text() == "sign") *way = std::make_shared<BlockCoding>(BlockCodec::sign, 1U << 18);
+  }
   return plan;
 }
 

@@ -52,16 +52,22 @@ namespace octavo {
 ///                     which train as dense does (docs/quality.md); auto:sign may also take sign+ef, which needs an
 ///                     optimizer made for it or a user's consent; auto:int8 and auto:bf16 end there
 ///
+/// `+down:CODEC` names another codec for what owners send to all; the first one is then that of what ranks send to
+/// owners: int4+down:int8+ef, topk:0.01+down:int8+ef, sign+down:dense. Errors are fed back on each way that has any.
+/// With FSDP2's shards, of which owners keep the sums, nothing goes down. Votes and linear maps have no other codec
+/// down.
+///
 /// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, threshold, randomk)
 /// sends a quarter of the values in the first of N steps of the run, then a sixteenth, and so on:
 /// `topk:0.01+ef+warmup:200`. Of powersgd and sketch these steps are dense.
 struct OCTAVO_API ParameterPlan {
   struct WarmUp {
     std::uint64_t steps;
-    std::vector<CodecPtr> codecs;  // for as many steps each
+    std::vector<CodecPtr> codecs = {}, down = {};  // for as many steps each; empty: that of the plan
   };
 
-  CodecPtr codec;                         // of the images where there is a map
+  CodecPtr codec;                         // of both ways; of the images where there is a map
+  CodecPtr down;                          // another one for what owners send to all; null: the same
   LinearMapPtr map;                       // null: none
   FeedbackPtr feedback;                   // null: none
   std::shared_ptr<const WarmUp> warm_up;  // null: none
@@ -79,8 +85,14 @@ struct OCTAVO_API ParameterPlan {
   bool votes() const { return !codec->traits().keeps_magnitude; }
   /// That which the plan keeps in the optimizer's place; none where the optimizer keeps it.
   std::optional<double> momentum() const { return feedback ? feedback->momentum() : std::nullopt; }
-  /// What ranks send to owners, and owners to all, in a step, counted from 1.
-  const Codec& at(std::uint64_t step) const;
+  /// Of what ranks send to owners, and of what owners send to all.
+  struct Codecs {
+    const Codec *up, *down;
+  };
+  /// In a step, counted from 1.
+  Codecs at(std::uint64_t step) const;
+  /// Where owners keep the sums to themselves: `down` is then what these become there.
+  Codecs kept_at(std::uint64_t step) const;
   /// Null: none. A warm-up of a map is dense.
   const LinearMap* map_at(std::uint64_t step) const;
 
@@ -94,6 +106,12 @@ struct OCTAVO_API ParameterPlan {
   /// What a text says after a '+'.
   void add(const CodecText& text, std::string_view part);
   void set_feedback(const CodecText& text, FeedbackPtr wanted);
+  void set_down(const CodecText& text, std::string_view codec);
+  /// What depends on all that the text says.
+  void complete(const CodecText& text);
+  void require_legal(const CodecText& text) const;
+  const Codec& own_at(std::uint64_t step) const;
+  const Codec& down_at(std::uint64_t step) const;
 };
 
 /// The plan of a model: that of all parameters, and rules for some, of which the first counts that fits the name:

@@ -18,6 +18,11 @@ OCTAVO_RULE constexpr std::uint64_t derive_key(std::uint64_t key, std::uint64_t 
   return x ^ x >> 31;
 }
 
+/// A key of a run with a seed; of seed 0 the key itself.
+OCTAVO_RULE constexpr std::uint64_t seeded_key(std::uint64_t key, std::uint64_t seed) {
+  return seed == 0 ? key : derive_key(key, seed);
+}
+
 /// The integer hash lowbias32 (Wellons 2018).
 OCTAVO_RULE constexpr std::uint32_t mix(std::uint32_t x) {
   x = (x ^ x >> 16) * 0x7FEB352DU;

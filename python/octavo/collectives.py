@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.plan import as_plan
+from octavo.plan import as_plan, require_seed
 from octavo.rendezvous import Rendezvous
 
 
@@ -36,25 +36,28 @@ def all_reduce(
     async_op: bool = False,
     *,
     op: dist.ReduceOp = dist.ReduceOp.SUM,
+    seed: int = 0,
     timeout_s: float = 300.0,
 ) -> PendingAllReduce | None:
     """Adds ``tensor`` over the ranks of ``group``, in place, with the plan's codec on the wire.
 
     ``op``: ``SUM`` or ``AVG``. ``sign-vote`` gives the majority's sign (0 for a tie) whatever ``op`` is. Plans with
     ``+ef`` are refused: one call keeps no residual; ``octavo.compress`` does. The result has the same bits on every
-    rank. Calls on one group run in their order; calls on different groups do not wait for each other. Raises
-    ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed; after the last two the
-    tensor's content is undefined, and the next call on all ranks of the group connects them anew.
+    rank. ``seed``: of the run, the same on all ranks, from which, with the number of the call on the group, is drawn
+    what the plan draws. Calls on one group run in their order; calls on different groups do not wait for each other.
+    Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed; after the last two
+    the tensor's content is undefined, and the next call on all ranks of the group connects them anew.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
     plan = as_plan(plan)
+    require_seed(seed, "collectives.all_reduce")
     group = group if group is not None else dist.group.WORLD
     if group is None:
         raise ValueError("[collectives.all_reduce] there is no process group: call init_process_group() first")
-    future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, timeout_s)
+    future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
     if async_op:
         return PendingAllReduce(future)
     future.result()
@@ -74,10 +77,10 @@ class _Channel:
         self._calls = 0  # on this back end: the same on all ranks
 
     def submit(
-        self, group: dist.ProcessGroup, tensor: Tensor, plan: Plan, average: bool, timeout_s: float
+        self, group: dist.ProcessGroup, tensor: Tensor, plan: Plan, average: bool, seed: int, timeout_s: float
     ) -> "Future[None]":
         # In a list, which the call empties: the queue holds its arguments for a moment after the call is done.
-        return self._queue.submit(self._run, group, _mark(tensor), [tensor.detach()], plan, average, timeout_s)
+        return self._queue.submit(self._run, group, _mark(tensor), [tensor.detach()], plan, average, seed, timeout_s)
 
     def _run(
         self,
@@ -86,6 +89,7 @@ class _Channel:
         handed_over: list[Tensor],
         plan: Plan,
         average: bool,
+        seed: int,
         timeout_s: float,
     ) -> None:
         tensor = handed_over.pop()
@@ -96,7 +100,7 @@ class _Channel:
                 self._backend = Rendezvous(group, "collectives.all_reduce", timeout_s).connect()
                 self._calls = 0
             self._calls += 1
-            _C.all_reduce(tensor, plan, self._backend, average, timeout_s, self._calls)
+            _C.all_reduce(tensor, plan, self._backend, average, timeout_s, self._calls, seed)
         except (TimeoutError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError):  # says nothing about the connections, unlike the others
                 self._backend = None

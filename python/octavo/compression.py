@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from octavo._C import Plan
 from octavo.ddp import Exempt, Handle, compress_ddp
-from octavo.plan import as_plan
+from octavo.plan import as_plan, require_seed
 
 
 def compress(
@@ -22,6 +22,7 @@ def compress(
     scaler: "torch.amp.GradScaler | None" = None,
     exempt: Exempt = None,
     replicas: dist.ProcessGroup | None = None,
+    seed: int = 0,
     timeout_s: float = 300.0,
 ) -> Handle:
     """Compresses the gradients that a model's ranks exchange; everything else about training stays as it is. The model
@@ -34,7 +35,9 @@ def compress(
     have none of its own, and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the
     loss, if one does; error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which
     parameters are sent in float32: a function of name and parameter, or names with ``*`` (default:
-    ``is_exempt_by_default``). ``timeout_s``: how long backward waits for the peers before it raises RuntimeError.
+    ``is_exempt_by_default``). ``seed``: of the run, from which is drawn what plans draw, such as the places of
+    ``randomk`` and how residuals are rounded; with another one a run is another sample. ``timeout_s``: how long
+    backward waits for the peers before it raises RuntimeError.
 
     With FSDP2 the reduce-scatter of gradients is compressed; parameters are gathered as they are. ``replicas`` is for
     hybrid sharding: call ``fully_shard`` with ``mesh=mesh["shard"]``, one dimension of a mesh, and pass
@@ -47,6 +50,7 @@ def compress(
     where these differ, ValueError is raised on all ranks. The gradients are encoded by their own device's kernels:
     NotImplementedError, with the reason, where it has none.
     """
+    require_seed(seed, "compress")
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # imports a second's worth of torch
 
@@ -57,6 +61,7 @@ def compress(
             scaler=scaler,
             exempt=exempt,
             replicas=replicas,
+            seed=seed,
             timeout_s=timeout_s,
         )
     if not isinstance(model, DistributedDataParallel):
@@ -70,7 +75,9 @@ def compress(
             "[ddp.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a model of "
             "fully_shard alone"
         )
-    return compress_ddp(model, as_plan(plan), optimizer=optimizer, scaler=scaler, exempt=exempt, timeout_s=timeout_s)
+    return compress_ddp(
+        model, as_plan(plan), optimizer=optimizer, scaler=scaler, exempt=exempt, seed=seed, timeout_s=timeout_s
+    )
 
 
 def _is_sharded(model: nn.Module) -> bool:

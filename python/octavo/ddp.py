@@ -113,6 +113,7 @@ class Handle:
             "world_size": self._compressor.world_size,
             "layout": self._layout,
             "step": self._compressor.step,
+            "seed": self._compressor.seed,
             "of_momenta": self._compressor.residuals_are_of_momenta,
         }
         state.update({key: values.clone() for key, values in self._compressor.residuals().items()})
@@ -123,9 +124,10 @@ class Handle:
 
         With its own state a rank goes on with the same bits; the world must be of the same size then. The states of all
         ranks of any world, in any order, are redistributed over this one: what was not yet sent is kept, except in a
-        world of one rank, which sends nothing. Where FSDP2 shards the model and has replicas, ranks are replicas of a
-        shard: their number may change, that of the shards may not. The plan stays this handle's own, with a warning
-        where another was saved. ValueError where a state does not fit; nothing changes then.
+        world of one rank, which sends nothing. The seed becomes the one that was saved. Where FSDP2 shards the model
+        and has replicas, ranks are replicas of a shard: their number may change, that of the shards may not. The plan
+        stays this handle's own, with a warning where another was saved. ValueError where a state does not fit; nothing
+        changes then.
         """
         states = [state] if isinstance(state, Mapping) else list(state)
         if not states or not all(isinstance(one, Mapping) for one in states):
@@ -152,6 +154,12 @@ class Handle:
                 f"[ddp.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(by_rank)} of "
                 f"worlds of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
             )
+        seeds = {int(one.get("seed", 0)) for one in states}
+        if len(seeds) > 1:
+            raise ValueError(
+                f"[ddp.load_state_dict] expected the states of one run, got those of runs with the seeds "
+                f"{', '.join(map(str, sorted(seeds)))}"
+            )
         tensors = {
             rank: {key: value for key, value in one.items() if isinstance(value, Tensor)}
             for rank, one in by_rank.items()
@@ -168,6 +176,7 @@ class Handle:
                 f"all {size} ranks"
             )
         self._compressor.step = max(int(one["step"]) for one in states)
+        self._compressor.seed = seeds.pop()
         follows = self._optimizer is not None and self._optimizer.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:
             warnings.warn(
@@ -311,6 +320,7 @@ def compress_ddp(
     optimizer: Optimizer | None,
     scaler: "torch.amp.GradScaler | None",
     exempt: Exempt,
+    seed: int,
     timeout_s: float,
 ) -> Handle:
     """``octavo.compress`` for a DDP model."""
@@ -340,9 +350,11 @@ def compress_ddp(
             "use of a GradScaler": scaler is not None,
             "exempt parameters": [name for name, _, is_exempt, _ in table if is_exempt],
             "model": table,
+            "seed": seed,
         },
     )
     compressor = _C.Compressor(rendezvous.connect(), first_plan, table, timeout_s)
+    compressor.seed = seed
     handle = Handle(compressor, parameters, model)
     handle._require_kernels()
     try:

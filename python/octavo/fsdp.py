@@ -139,6 +139,7 @@ def compress_fsdp(
     scaler: "torch.amp.GradScaler | None",
     exempt: Exempt,
     replicas: dist.ProcessGroup | None,
+    seed: int,
     timeout_s: float,
 ) -> ShardedHandle:
     """``octavo.compress`` for a model of FSDP2."""
@@ -175,6 +176,7 @@ def compress_fsdp(
         "model": [(name, tuple(p.shape), p.placements) for name, p in parameters.items()],
         "parameter groups": [[names[p] for p in group.parameters] for group in groups],
         "use of replicas": replicas is not None,
+        "seed": seed,
     }
     for group, meeting in meetings.items():
         require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
@@ -186,6 +188,7 @@ def compress_fsdp(
         backends = meetings[replicas].connect(), meetings[shards].connect()
         compressor = _C.replica_compressor(*backends, plan, table, timeout_s)
         layout = f"replicas of shard {shards.rank()} of {shards.size()}"
+    compressor.seed = seed
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
     handle = ShardedHandle(compressor, parameters, model, layout, unmovable)
     handle._require_kernels()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans by name."""
+"""What calls are given: plans by name, seeds."""
 
 from octavo._C import Plan
 
@@ -11,3 +11,10 @@ def as_plan(plan: str | Plan) -> Plan:
     if not isinstance(plan, str):
         raise TypeError(f"[plan] expected an octavo.Plan or its text, such as 'sign+ef', got {type(plan).__name__}")
     return Plan(plan)
+
+
+def require_seed(seed: int, where: str) -> None:
+    """Raises ValueError for what is no seed of a run."""
+    if isinstance(seed, int) and 0 <= seed < 2**64:
+        return
+    raise ValueError(f"[{where}] seed must be an integer from 0 to 2^64 - 1, the same on all ranks, got {seed!r}")

@@ -40,6 +40,12 @@ TEST(Plan, TextsRoundTrip) {
                            "topk:0.001+dgc:0.5+clip:2.5+warmup:9",
                            "topk:0.1+dgc;a=dense+dgc",
                            "int4+ef;lm_head.*=int8+ef;*embed*=dense",
+                           "int4+down:int8+ef",
+                           "dense+down:int8:128:stochastic+ef",
+                           "sign+down:dense+ef",
+                           "topk:64/4096:sign+down:topk:0.01:int8+ef21",
+                           "topk:0.01+down:int8+dgc+warmup:9",
+                           "randomk:1/10:unbiased+down:bf16;a=int4+down:fp8",
                            "dense;a=topk:0.01+ef+warmup:7",
                            "auto",
                            "auto:bf16",
@@ -54,6 +60,11 @@ TEST(Plan, TextsRoundTrip) {
   EXPECT_EQ(Plan::parse("dgc:64/4096:sign").text(), "topk:64/4096:sign+dgc");
   EXPECT_EQ(Plan::parse("randomk:0.01").text(), "randomk:1/100");
   EXPECT_EQ(Plan::parse("auto:int4").text(), "auto");
+  EXPECT_EQ(Plan::parse("int4+ef+down:int8").text(), "int4+down:int8+ef");
+  EXPECT_EQ(Plan::parse("delta+int4+down:int8").text(), "int4+down:int8+ef21");
+  EXPECT_EQ(Plan::parse("dgc:0.01+warmup:9+down:int8").text(), "topk:0.01+down:int8+dgc+warmup:9");
+  EXPECT_EQ(Plan::parse("int4+down:int4:64+ef").text(), "int4+ef");
+  EXPECT_EQ(Plan::parse("randomk:0.1:unbiased+down:randomk:1/10:unbiased").text(), "randomk:1/10:unbiased");
 }
 
 TEST(Plan, AutoChoosesFromWhatItsTextAllows) {
@@ -178,7 +189,23 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "auto:int4+ef",
                            "auto:int5",
                            "auto:int8:int4",
-                           "int4;x=auto"}) {
+                           "int4;x=auto",
+                           "int4+down:",
+                           "int4+down",
+                           "int4+down:1bit",
+                           "int4+down:auto",
+                           "int4+down:int8+down:fp8",
+                           "auto+down:int8",
+                           "sign-vote+down:int8",
+                           "int4+down:sign-vote",
+                           "powersgd:4+down:int8",
+                           "int4+down:powersgd:4",
+                           "int4+down:sketch:0.1",
+                           "randomk:0.1+down:randomk:0.2",
+                           "dense+down:dense+ef",
+                           "int4+down:randomk:0.1:unbiased+ef",
+                           "randomk:0.1:unbiased+down:int8+dgc",
+                           "int4+down:int8+warmup:9"}) {
     try {
       Plan::parse(text);
       ADD_FAILURE() << text << " was accepted";
@@ -203,18 +230,42 @@ TEST(Plan, TheFirstRuleThatFitsCounts) {
 TEST(Plan, AWarmUpGetsSparserStepByStep) {
   const Plan plan = Plan::parse("topk:0.01:bf16+ef+warmup:9");
   std::vector<std::string> codecs;
-  for (std::uint64_t step = 0; step <= 11; ++step) codecs.push_back(plan.at(step).text().substr(5));
+  for (std::uint64_t step = 0; step <= 11; ++step) codecs.push_back(plan.at(step).down->text().substr(5));
   const std::string a = "0.25:bf16", b = "0.0625:bf16", c = "0.015625:bf16", end = "0.01:bf16";
   EXPECT_EQ(codecs, (std::vector{a, a, a, a, b, b, b, c, c, c, end, end}));
-  EXPECT_EQ(Plan::parse("topk:64/4096+warmup:2").at(2).text(), "topk:256/4096");
-  EXPECT_EQ(Plan::parse("randomk:1/100+warmup:3").at(2).text(), "randomk:1/16");
-  EXPECT_EQ(Plan::parse("int4+ef").at(1).text(), "int4");
+  EXPECT_EQ(Plan::parse("topk:64/4096+warmup:2").at(2).up->text(), "topk:256/4096");
+  EXPECT_EQ(Plan::parse("randomk:1/100+warmup:3").at(2).up->text(), "randomk:1/16");
+  EXPECT_EQ(Plan::parse("int4+ef").at(1).up->text(), "int4");
+}
+
+TEST(Plan, TheWaysHaveTheirOwnCodecsAndWarmUps) {
+  const auto ways = [](const char* text, std::uint64_t step) {
+    const Plan plan = Plan::parse(text);
+    return plan.at(step).up->text() + " " + plan.at(step).down->text() + " " + plan.kept_at(step).up->text() + " " +
+           plan.kept_at(step).down->text();
+  };
+  EXPECT_EQ(ways("int4+ef", 1), "int4 int4 int4 dense");
+  EXPECT_EQ(ways("int4+down:int8+ef", 1), "int4 int8 int4 dense");
+  EXPECT_EQ(ways("topk:0.01+down:int8+warmup:2", 1), "topk:0.25 int8 topk:0.25 dense");
+  EXPECT_EQ(ways("int8+down:topk:0.1+warmup:4", 4), "int8 topk:0.25 int8 dense");
+  EXPECT_EQ(ways("int8+down:topk:0.1+warmup:4", 5), "int8 topk:0.1 int8 dense");
+  EXPECT_EQ(ways("sign-vote", 1), "sign-vote sign-vote sign-vote sign-vote");
+  // weighted once: by the owner, or by the senders where the way down has a codec of its own
+  EXPECT_EQ(ways("randomk:1/4:unbiased", 1), "randomk:1/4 randomk:1/4:unbiased randomk:1/4:unbiased dense");
+  EXPECT_EQ(ways("randomk:1/4:unbiased+down:int8", 1), "randomk:1/4:unbiased int8 randomk:1/4:unbiased dense");
+}
+
+TEST(Plan, OneWayIsNotDenseWhereTheOtherOneIs) {
+  EXPECT_FALSE(Plan::parse("dense+down:bf16").dense());
+  EXPECT_FALSE(Plan::parse("bf16+down:dense").dense());
+  EXPECT_TRUE(Plan::parse("dense+down:dense").dense());
 }
 
 TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {
   EXPECT_EQ(Plan::parse("sign+ef").for_momentum().text(), "sign:262144+ef");
   EXPECT_EQ(Plan::parse("sign:512+ef").for_momentum().text(), "sign:512+ef");
   EXPECT_EQ(Plan::parse("int4+ef").for_momentum().text(), "int4+ef");
+  EXPECT_EQ(Plan::parse("int4+down:sign+ef").for_momentum().text(), "int4+down:sign:262144+ef");
 }
 
 /// Halves what is sent: the payload is the values.

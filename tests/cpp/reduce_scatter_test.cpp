@@ -130,6 +130,22 @@ TEST(ReduceScatter, AnUnbiasedChoiceIsWeightedOnceThoughNothingGoesDown) {
   });
 }
 
+TEST(ReduceScatter, ACodecForTheWayDownChangesNothingWhereNothingGoesDown) {
+  run_ranks(3, [&](const BackendPtr& backend, int rank) {
+    const auto sums_by = [&](const char* plan) {
+      const auto compressor = make(backend, plan);
+      const at::Tensor bucket = bucket_of(gradients_of(rank), 3);
+      compressor->begin_step();
+      compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
+      return std::pair(bucket, compressor->parameter_stats()[0].wire_bytes);
+    };
+    const auto [sums, bytes] = sums_by("int4+ef");
+    const auto [same_sums, same_bytes] = sums_by("int4+down:sign+ef");
+    EXPECT_TRUE(at::equal(sums, same_sums));
+    EXPECT_EQ(bytes, same_bytes);
+  });
+}
+
 TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     const auto compressor = make(backend, "int4+ef");

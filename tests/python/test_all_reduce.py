@@ -200,17 +200,20 @@ def test_without_a_process_group_there_is_a_sentence():
         octavo.all_reduce(torch.ones(4))
 
 
-def unbiased_means(rank: int) -> torch.Tensor:
+def unbiased_means(rank: int, plan: str) -> torch.Tensor:
     total = torch.zeros(2000)
     for _ in range(400):
         values = torch.full((2000,), float(rank + 1))
-        octavo.all_reduce(values, "randomk:1/4:unbiased", op=dist.ReduceOp.AVG)
+        octavo.all_reduce(values, plan, op=dist.ReduceOp.AVG)
         total += values
     return total / 400
 
 
-def test_an_unbiased_codec_averages_to_the_average(two_ranks):
-    for means in two_ranks.run(unbiased_means):  # of ranks that hold 1 and 2
+@pytest.mark.parametrize(
+    "plan", ["randomk:1/4:unbiased", "randomk:1/4:unbiased+down:int8", "int8+down:randomk:1/4:unbiased"]
+)
+def test_an_unbiased_codec_averages_to_the_average(two_ranks, plan):
+    for means in two_ranks.run(unbiased_means, plan):  # of ranks that hold 1 and 2
         assert means[:1024].mean().item() == pytest.approx(1.5, rel=0.02)
         assert means[1024:].mean().item() == pytest.approx(1.5, rel=0.02)
 

@@ -14,7 +14,7 @@ PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+
 PLANS += ["powersgd:4+ef", "powersgd:2:alternating+ef"]
 PLANS += ["dgc:0.05", "dgc:0.1:int4+clip:0.1", "delta+int4", "delta+topk:0.05", "delta+randomk:0.25:unbiased"]
 PLANS += ["bf16:lossless", "threshold:3:int8+ef"]
-PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef"]
+PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef", "topk:0.1+down:int8+ef"]
 
 
 class Odd(nn.Module):
@@ -221,7 +221,15 @@ def save_and_resume(rank: int, plan: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["sign+ef", "powersgd:4+ef", "powersgd:2:alternating+ef", "sketch:0.2+ef", "sketch:0.2:exact+ef"]
+    "plan",
+    [
+        "sign+ef",
+        "int4+down:int8:stochastic+ef",
+        "powersgd:4+ef",
+        "powersgd:2:alternating+ef",
+        "sketch:0.2+ef",
+        "sketch:0.2:exact+ef",
+    ],
 )
 def test_state_dict_resumes_with_the_same_bits(two_ranks, plan):
     two_ranks.run(save_and_resume, plan)

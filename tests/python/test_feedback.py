@@ -58,6 +58,28 @@ class Dgc:
         return result
 
 
+class Ef14:
+    """Error feedback on both ways, each with its codec: by rank what it owes to owners, and what these owe to all."""
+
+    def __init__(self, world: int, up: str, down: str):
+        self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
+        self.world, self.up, self.down = world, up, down
+
+    def step(self, gradients: list[Tensor]) -> Tensor:
+        result = torch.empty(COUNT)
+        for owner, own in enumerate(owned_ranges(self.world)):
+            others = torch.zeros_like(result[own])
+            for rank in set(range(self.world)) - {owner}:
+                self.owed[rank, own] += gradients[rank][own]
+                sent = sent_by(self.up, self.owed[rank, own])
+                self.owed[rank, own] -= sent
+                others += sent
+            value = (gradients[owner][own] + others) * (1 / self.world) + self.owed_by_owners[own]
+            result[own] = sent_by(self.down, value)
+            self.owed_by_owners[own] = value - result[own]
+        return result
+
+
 class Ef21:
     """Richtarik et al. (2021) on both ways: by rank what owners believe of it, and what all believe of the average."""
 
@@ -121,6 +143,13 @@ def test_dgc_is_its_float_reference(request, world):
     ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
     results = ranks.run(results_of, world, "topk:0.03+dgc:0.5", small_numbers, 4)
     require_same(results, small_numbers, Dgc(world, "topk:0.03", 0.5))
+
+
+@pytest.mark.parametrize("ways", [("topk:0.03", "topk:0.1"), ("topk:0.03", "dense"), ("dense", "topk:0.1")], ids=str)
+def test_each_way_feeds_back_the_errors_of_its_own_codec(two_ranks, ways):
+    up, down = ways
+    results = two_ranks.run(results_of, 2, f"{up}+down:{down}+ef", small_numbers, 4)
+    require_same(results, small_numbers, Ef14(2, up, down))
 
 
 @pytest.mark.parametrize("codec", ["topk:0.05", "int4", "sign"])

@@ -399,3 +399,10 @@ def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
     log.append(dict(step=4, loss=0.2))
     log.close()
     assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
+
+
+def test_the_seed_is_also_that_of_what_the_plan_draws(world, tmp_path):
+    config = nano_config(tmp_path, seed=5)
+    data = load_data(config, world)
+    engine = build_engine(config, world, data, build_replica(config, data), None, resumed=False)
+    assert engine.handle.state_dict()["seed"] == 5

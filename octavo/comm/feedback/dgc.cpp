@@ -36,7 +36,7 @@ class DgcMemory final : public Memory {
 };
 
 void DgcMemory::begin(c10::Device device, const Contribution& tensor, float power) {
-  if (tensor.up->traits().leaves_error || tensor.down->traits().leaves_error) residuals_.begin(device, tensor);
+  residuals_.begin(device, tensor);
   now_ = velocity_.now<float>(device);
   next_ = velocity_.next<float>(tensor.count, device);
   const double squares = static_cast<double>(power) * static_cast<double>(tensor.count);
@@ -53,10 +53,10 @@ void DgcMemory::encode(const SentPart& part, const EncodeInput& input) {
   EncodeInput of_velocity = input;
   of_velocity.gradient = velocity;
   of_velocity.gradient_weight = 1.0F;
-  if (!part.codec->traits().leaves_error) return Memory::encode(part, of_velocity);
   const auto [now, next] = residuals_.at(part);
   of_velocity.residual = now;
   part.codec->encode(part.device, of_velocity, part.payload, next);
+  if (!part.codec->traits().leaves_error) return;  // all was sent, and the momentum goes on
   const ScratchFloats sent(part.device, part.count(), sent_memory);
   part.codec->decode(part.device, part.payload, Store::assign, sent.data(), nullptr);
   scope.kernels().mask_momentum(scope.queue(), sent.data(), part.count(), velocity);
@@ -70,9 +70,10 @@ std::string Dgc::text() const {
   return norm_ > 0 ? text + "+clip:" + shortest(norm_) : text;
 }
 
-void Dgc::require_fit(const CodecText& plan, const Codec& codec) const {
-  if (!codec.traits().keeps_magnitude) plan.refuse("dgc accumulates what is not sent, and votes have no magnitude");
-  if (codec.traits().learnt_share < 1) plan.refuse("dgc accumulates what is not sent: leave :unbiased out");
+void Dgc::require_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
+  if (!up.traits().keeps_magnitude) plan.refuse("dgc accumulates what is not sent, and votes have no magnitude");
+  if (up.traits().learnt_share < 1 || down.traits().learnt_share < 1)
+    plan.refuse("dgc accumulates what is not sent: leave :unbiased out");
 }
 
 std::shared_ptr<Memory> Dgc::remember(StateStore& store, std::size_t parameter) const {

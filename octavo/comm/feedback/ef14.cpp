@@ -5,8 +5,11 @@
 
 namespace octavo {
 
-void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
-  if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
+void Ef14::require_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
+  if (!up.traits().leaves_error && !down.traits().leaves_error)
+    plan.refuse("this codec leaves no error that could be fed back");
+  if (up.traits().learnt_share < 1 || down.traits().learnt_share < 1)
+    plan.refuse("what an unbiased codec leaves out is no error that could be fed back: leave :unbiased out");
 }
 
 std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {
@@ -20,13 +23,13 @@ FeedbackPtr make_ef14(const CodecText& text) {
 }
 
 void Residuals::begin(c10::Device device, const Contribution& tensor) {
-  const auto open = [&](Versioned& residual, std::uint64_t size) -> Place {
-    if (size == 0) return {};
+  const auto open = [&](Versioned& residual, std::uint64_t size, const Codec& codec) -> Place {
+    if (size == 0 || !(codec.traits().leaves_error || residual.tensor().defined())) return {};
     return {residual.now<rules::Residual>(device), residual.next<rules::Residual>(size, device)};
   };
   sent_ = sent_part(tensor.count, rank_, world_size_, tensor.ownership);
-  up_ = open(worker_, sent_.count);
-  down_ = open(owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count);
+  up_ = open(worker_, sent_.count, *tensor.up);
+  down_ = open(owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count, *tensor.down);
 }
 
 Residuals::Place Residuals::at(const SentPart& part) const {

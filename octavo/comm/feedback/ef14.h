@@ -11,12 +11,13 @@ inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
 inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
 
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
-/// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual).
+/// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual). Of a way whose
+/// codec leaves no error nothing is kept.
 class OCTAVO_API Ef14 final : public Feedback {
  public:
   std::string text() const override { return "ef"; }
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual}; }
-  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  void require_fit(const CodecText& plan, const Codec& up, const Codec& down) const override;
   bool fits_maps() const override { return true; }
   bool fits_kept_sums() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
@@ -30,6 +31,7 @@ class OCTAVO_API Residuals {
   Residuals(Versioned& worker, Versioned& owner, int rank, int world_size)
       : worker_(worker), owner_(owner), rank_(rank), world_size_(world_size) {}
 
+  /// A way whose codec leaves no error has none, but where an earlier plan left some, which it then sends.
   void begin(c10::Device device, const Contribution& tensor);
 
   /// Those of a part: what the last step left over, and where to keep what this one does. Null: there is nothing yet.

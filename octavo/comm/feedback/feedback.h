@@ -71,8 +71,8 @@ class OCTAVO_API Feedback {
   /// As a plan writes it behind a '+': "ef".
   virtual std::string text() const = 0;
   virtual std::vector<Role> roles() const = 0;
-  /// Refuses a codec with which this kind makes no sense.
-  virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
+  /// Refuses codecs of the two ways with which this kind makes no sense.
+  virtual void require_fit(const CodecText& plan, const Codec& up, const Codec& down) const = 0;
   /// Whether linear maps do it, in their own way (LinearMap).
   virtual bool fits_maps() const { return false; }
   /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).

@@ -23,6 +23,7 @@ struct Mapping {
   bool error_feedback = false;
   Versioned* residual = nullptr;  // kResidual (state_store.h); null: none
   Versioned* memory = nullptr;    // kMapMemory; null: nothing is kept
+  std::uint64_t seed = 0;         // of the run
 };
 
 /// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +

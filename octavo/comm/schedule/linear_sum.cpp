@@ -39,6 +39,7 @@ void LinearSum::find_mapped() {
     const Mapping& mapping = tensor.mapping;
     MapInput input{mapping.shape, tensor.input(0, static_cast<const float*>(tensor.values)), mapping.error_feedback,
                    mapping.step, tensor.shared_key};
+    input.seed = mapping.seed;
     input.values.rounding_key = tensor.rounding_key;
     if (mapping.residual) input.values.residual = mapping.residual->now<rules::Residual>(device_);
     mapped_.push_back({t, input, {}, mapping.map->image_sizes(mapping.shape, mapping.step)});

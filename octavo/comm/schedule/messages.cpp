@@ -72,7 +72,7 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
   if (header.digest == digest) return;
   fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
        " was sent a bucket of another step, plan or model by rank ", sender,
-       ": give all ranks the same plan, model and checkpoint; the process group and its handles must be rebuilt");
+       ": give all ranks the same plan, model, seed and checkpoint; the process group and its handles must be rebuilt");
 }
 
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,

@@ -84,7 +84,10 @@ std::uint64_t PackedTransfer::pack(const PlacedMessage& from, std::uint8_t* to) 
 
 /// Of the message that was packed last, which another rank gets.
 void PackedTransfer::count_payloads(const Message& message) {
-  for (std::size_t p = 0; p < of_pieces_.size(); ++p) bytes_of_[message.pieces[p].tensor] += of_pieces_[p];
+  for (std::size_t p = 0; p < of_pieces_.size(); ++p) {
+    const Piece& piece = message.pieces[p];
+    if (piece.codec->traits().packs) bytes_of_[piece.tensor] += of_pieces_[p];
+  }
 }
 
 void PackedTransfer::send(std::span<const PlacedMessage> in) {

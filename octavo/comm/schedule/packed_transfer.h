@@ -41,7 +41,7 @@ class PackedTransfer {
   /// sent, or not what pack() makes.
   void receive();
 
-  /// By tensor, what was packed of it for others.
+  /// By tensor, the bytes for others of payloads whose codec packs.
   std::span<const std::uint64_t> bytes() const { return bytes_of_; }
 
  private:

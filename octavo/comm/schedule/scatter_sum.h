@@ -38,7 +38,7 @@ class ScatterSum {
 
   /// By tensor, as in Outcome.
   const std::vector<float>& power() const { return power_; }
-  /// By tensor, the bytes that this rank has sent of payloads; empty where no codec packs.
+  /// By tensor, the bytes that this rank has sent of packed payloads; empty where no codec packs.
   std::span<const std::uint64_t> packed_bytes() const {
     return packs_ ? packed_.bytes() : std::span<const std::uint64_t>();
   }

@@ -36,7 +36,7 @@ struct Outcome {
   /// otherwise. An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
   // these two are the same on all ranks
-  /// By tensor: the bytes of payloads that this rank has sent of it; empty where no codec of the bucket packs.
+  /// By tensor: the bytes of packed payloads that this rank has sent of it; empty where no codec of the bucket packs.
   std::vector<std::uint64_t> packed_bytes = {};
 };
 

@@ -81,7 +81,9 @@ def train(
         float | None,
         typer.Option(help="Clip the averaged gradient to this global L2 norm; no clipping if left out."),
     ] = _DEFAULT.clip_norm,
-    seed: Annotated[int, typer.Option(help="Decides the weights, the held-out data and the order.")] = _DEFAULT.seed,
+    seed: Annotated[
+        int, typer.Option(help="Decides the weights, the held-out data, the order and what plans draw.")
+    ] = _DEFAULT.seed,
     eval_every: Annotated[int, typer.Option(help="Steps between evaluations.")] = _DEFAULT.eval_every,
     checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = _DEFAULT.checkpoint_every,
     out: Annotated[
