@@ -9,5 +9,6 @@
 #include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/host_backend.h"
 #include "octavo/comm/plan.h"
+#include "octavo/comm/schedule/hierarchical.h"
 #include "octavo/comm/schedule/one_phase.h"
 #include "octavo/comm/schedule/two_phase.h"

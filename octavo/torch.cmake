@@ -72,6 +72,7 @@ add_library(octavo SHARED
   comm/schedule/scatter_sum.cpp
   comm/schedule/two_phase.cpp
   comm/schedule/linear_sum.cpp
+  comm/schedule/hierarchical.cpp
   comm/verdict.cpp
   comm/compressor.cpp
   comm/compressor_state.cpp

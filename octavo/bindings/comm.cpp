@@ -190,6 +190,14 @@ std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, 
                                       std::make_unique<Wire>(shards, milliseconds(deadline_s)));
 }
 
+/// `host`: the ranks of this rank's host; `between`: those of the same number on all hosts.
+std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, const BackendPtr& host, const Plan& plan,
+                                                 const ParameterTuples& parameters, double deadline_s) {
+  const auto wire_of = [&](const BackendPtr& ranks) { return std::make_unique<Wire>(ranks, milliseconds(deadline_s)); };
+  return std::make_shared<Compressor>(wire_of(between), plan, infos_of(parameters), Collective::all_reduce, nullptr,
+                                      wire_of(host));
+}
+
 /// Of the sum over `world_size` ranks, for an operation that FSDP2 asks for.
 double divisor_of(const c10d::ReduceOp& op, int world_size) {
   if (op == c10d::ReduceOp::SUM) return 1;
@@ -236,6 +244,7 @@ py::dict stats(Compressor& compressor) {
   }();
   py::dict result;
   result["wire_bytes"] = stats.wire_bytes;
+  result["host_bytes"] = stats.host_bytes;
   result["dense_bytes"] = stats.dense_bytes;
   result["steps"] = stats.steps;
   result["nonfinite_steps"] = stats.nonfinite_steps;
@@ -323,6 +332,8 @@ void bind_compressor(py::module_& m) {
   m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
         py::arg("rows"), py::arg("deadline_s"));
   m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),
+        py::arg("parameters"), py::arg("deadline_s"));
+  m.def("host_compressor", &make_host_compressor, py::arg("between"), py::arg("host"), py::arg("plan"),
         py::arg("parameters"), py::arg("deadline_s"));
   m.def("register_ddp_hook", &register_ddp_hook);
   m.def(

@@ -9,6 +9,7 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
+#include "octavo/comm/schedule/hierarchical.h"
 #include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/comm/schedule/one_phase.h"
 #include "octavo/comm/schedule/reduce_scatter_sum.h"
@@ -56,15 +57,28 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
 }
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
-                       Collective collective, std::unique_ptr<Wire> shards)
+                       Collective collective, std::unique_ptr<Wire> shards, std::unique_ptr<Wire> host)
     : wire_(std::move(wire)),
       shards_(std::move(shards)),
+      host_(std::move(host)),
       collective_(collective),
-      state_(parameters, all_roles(), wire_->rank(), wire_->world_size()) {
+      state_(remembered(parameters), all_roles(), wire_->rank(), wire_->world_size()) {
   if (scatters()) verdict_.emplace(*wire_);
   if (shards_) verdict_.emplace(*shards_);
-  for (ParameterInfo& info : parameters) parameters_.push_back({std::move(info)});
+  const std::vector<ParameterInfo> of_state = remembered(parameters);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters_.push_back({std::move(parameters[i])});
+    parameters_.back().remembered_count = of_state[i].count;
+  }
   use(plan);
+}
+
+/// Parameters as what is remembered has them.
+std::vector<ParameterInfo> Compressor::remembered(std::vector<ParameterInfo> parameters) const {
+  for (ParameterInfo& info : parameters) {
+    if (host_) info.count = owned_range(info.count, host_->rank(), host_->world_size()).count;
+  }
+  return parameters;
 }
 
 Compressor::~Compressor() = default;
@@ -113,6 +127,11 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   const std::lock_guard lock(mutex_);
   first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
+  if (host_ && bucket.is_sparse()) {
+    fail(ErrorCode::unsupported, "comm.compressor",
+         "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
+         "(sparse=False), or leave ranks_per_host out");
+  }
   auto job = std::make_unique<Job>();
   if (bucket.is_complex()) {
     bucket = at::view_as_real(bucket).view(-1);
@@ -123,10 +142,10 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     job->slots = std::move(slots);
   }
   job->plan = plan_;
-  job->divisor = divisor.value_or(wire_->world_size());
+  job->divisor = divisor.value_or(all_ranks());
   job->gradient_scale = gradient_scale_;
   const AutoPlan::Turn turn = choose_plan(*job);
-  job->is_encoded = !bucket.is_sparse() && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots));
+  job->is_encoded = !bucket.is_sparse() && (host_ || in_momentum_phase_ || job->is_owed || has_encoded(job->slots));
   if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
   mix_own_momenta(*job);
   job->schedule = take_schedule(*job);
@@ -266,6 +285,7 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
     return schedule;
   }
   const c10::Device device = job.bucket.device();
+  if (host_) return std::make_unique<Hierarchical>(*host_, *wire_, seconds_, device);
   if (scatters() && job.is_encoded) return std::make_unique<OnePhase>(*wire_, seconds_, device);
   if (scatters()) return std::make_unique<ReduceScatterSum>(*wire_, device);
   if (job.is_encoded) return std::make_unique<LinearSum>(*wire_, seconds_, device);
@@ -274,10 +294,10 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
 
 /// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, others
 /// part by part. What looks at a whole tensor at a time needs all of it as float32, and so does what would lose digits
-/// of results that are scaled afterwards.
+/// of results that are scaled afterwards, or of hosts' means.
 bool Compressor::takes_as_it_is(const Job& job) const {
   if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
-  return job.gradient_scale == 1.0F && std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
+  return !host_ && job.gradient_scale == 1.0F && std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
            const Parameter& parameter = parameters_[slot.parameter];
            const auto [up, down] = codecs_of(parameter);
            const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;

@@ -34,7 +34,8 @@ struct Slot {
 enum class Collective { all_reduce, reduce_scatter };
 
 struct CompressorStats {
-  std::uint64_t wire_bytes;   // sent by this rank to others
+  std::uint64_t wire_bytes;   // sent by this rank to others; where there are hosts, to those of other hosts
+  std::uint64_t host_bytes;   // sent to others of this rank's host, where there are hosts
   std::uint64_t dense_bytes;  // what a ring would have sent for the same gradients in their own dtype
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
@@ -68,9 +69,12 @@ struct ParameterStats {
 class OCTAVO_API Compressor {
  public:
   /// `shards`: where the ranks of `wire` are replicas of one shard of the model, the ranks that hold the other shards.
-  /// Throws Error invalid_argument where a rule of the plan fits no parameter.
+  /// `host`: where gradients are to be compressed between hosts alone, the ranks of this rank's host (Hierarchical);
+  /// those of `wire` have then the same number on their hosts, and what is remembered is that of this rank's range of
+  /// each tensor. Throws Error invalid_argument where a rule of the plan fits no parameter, or the plan not the ranks.
   Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
-             Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr);
+             Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr,
+             std::unique_ptr<Wire> host = nullptr);
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
@@ -199,6 +203,7 @@ class OCTAVO_API Compressor {
   struct Parameter {
     ParameterInfo info;
     const ParameterPlan* plan = nullptr;  // of plan_; under `auto` that of the bucket, from bucket to bucket
+    std::uint64_t remembered_count = 0;  // elements of which this rank remembers something: its range on a host, or all
     std::shared_ptr<Memory> memory = {};
     Momentum momentum = {};
     bool keeps_momentum = false;  // of its own gradients
@@ -208,7 +213,9 @@ class OCTAVO_API Compressor {
     bool has_sent_owed = false;  // in this step
   };
 
+  std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
   void use(const Plan& plan);
+  void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
   static void require_magnitudes(const Plan& plan, const char* where);
   static void require_fits_momenta(const Plan& plan, const char* where);
   void settle();
@@ -226,6 +233,7 @@ class OCTAVO_API Compressor {
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);
   bool scatters() const { return collective_ == Collective::reduce_scatter; }
+  int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
   std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
   at::Tensor result_of(const at::Tensor& bucket) const;
   void hear_others();
@@ -236,7 +244,7 @@ class OCTAVO_API Compressor {
   std::unique_ptr<Schedule> take_schedule(const Job& job);
   Contribution contribution(std::size_t index, void* values, c10::Device device);
   mutable std::mutex mutex_;
-  std::unique_ptr<Wire> wire_, shards_;
+  std::unique_ptr<Wire> wire_, shards_, host_;
   Collective collective_;
   std::optional<Verdict> verdict_;  // there where ranks have different results
   PhaseSeconds seconds_;

@@ -73,10 +73,11 @@ void Compressor::use(const Plan& plan) {
   }
   plan.require_rules_fit(names);
   if (scatters()) require_scatterable(plan, names);
-  if (plan.choices && (scatters() || shards_)) {
+  if (host_) require_fits_hosts(plan, names);
+  if (plan.choices && (scatters() || shards_ || host_)) {
     fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
-         " measures the exchanges of DistributedDataParallel: with fully_shard name a plan, such as ",
-         plan.choices->back().text());
+         " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard and with ",
+         "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
   // kept here: the parameters still point to it
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
@@ -102,6 +103,26 @@ void Compressor::use(const Plan& plan) {
   auto_.reset();
   if (plan_->choices && world_size() > 1) {
     auto_.emplace(plan_->choices->size(), [this](std::vector<std::int64_t>& numbers) { tell(numbers); });
+  }
+}
+
+/// Between hosts ranks exchange ranges of their hosts' means.
+void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const {
+  StateStore unused(remembered({{"", 0, false}}), feedback_roles(), wire_->rank(), wire_->world_size());
+  for (const std::string& parameter : parameters) {
+    const ParameterPlan& of_one = plan.of(parameter);
+    if (of_one.map) {
+      fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ",
+           parameter,
+           ", which needs the whole tensor, and with ranks_per_host each rank exchanges a range of it: use a ",
+           "codec of values, such as int4+ef or topk:0.01+ef, or leave ranks_per_host out");
+    }
+    if (of_one.feedback && of_one.feedback->remember(unused, 0)->needs_whole_power()) {
+      fail(
+          ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
+          " clips each rank's gradient, and with ranks_per_host the mean of a host is sent: leave +clip out, or leave ",
+          "ranks_per_host out");
+    }
   }
 }
 
@@ -140,6 +161,10 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
   if (scatters()) {
     fail(ErrorCode::unsupported, "comm.keep_own_momenta",
          "ranks of fully_shard have each a shard of the averages: keep momenta with DistributedDataParallel");
+  }
+  if (host_ && !names.empty()) {
+    fail(ErrorCode::unsupported, "comm.keep_own_momenta",
+         "with ranks_per_host the means of hosts are sent, and no rank's own update: leave ranks_per_host out");
   }
   if (!names.empty()) require_fits_momenta(*plan_, "comm.keep_own_momenta");
   std::vector<std::size_t> found;
@@ -204,13 +229,18 @@ std::vector<float> Compressor::gradient_powers() const {
 CompressorStats Compressor::stats() {
   const std::lock_guard lock(mutex_);
   hear_others();
-  return {wire_->sent_bytes() + (shards_ ? shards_->sent_bytes() : 0), dense_bytes_, steps_,
-          nonfinite_steps_ + (step_is_finite_ ? 0 : 1), seconds_};
+  return {wire_->sent_bytes() + (shards_ ? shards_->sent_bytes() : 0),
+          host_ ? host_->sent_bytes() : 0,
+          dense_bytes_,
+          steps_,
+          nonfinite_steps_ + (step_is_finite_ ? 0 : 1),
+          seconds_};
 }
 
 /// Of a payload that a ring sends for the same result.
 std::uint64_t Compressor::ring_bytes(std::uint64_t payload_bytes) const {
-  return wire_->ring_bytes(payload_bytes) / (scatters() ? 2 : 1);
+  const auto ranks = static_cast<std::uint64_t>(all_ranks());
+  return 2 * payload_bytes * (ranks - 1) / ranks / (scatters() ? 2 : 1);
 }
 
 std::optional<AutoStats> Compressor::auto_stats() const {
@@ -223,8 +253,8 @@ std::optional<AutoStats> Compressor::auto_stats() const {
 }
 
 std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
-  const std::uint64_t count = parameter.info.count;
-  if (parameter.plan->dense() && !in_momentum_phase_) return ring_bytes(count * sizeof(float));
+  const std::uint64_t count = parameter.remembered_count;
+  if (parameter.plan->dense() && !in_momentum_phase_ && !host_) return ring_bytes(count * sizeof(float));
   const auto [up, down] = codecs_of(parameter);
   const int world = wire_->world_size();
   const LinearMap* const map = map_of(parameter);
@@ -254,7 +284,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
       const at::Tensor& residual = state_.at(i, role).tensor();
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }
-    const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, info.count)));
+    const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, parameter.remembered_count)));
     const std::string plan = info.exempt ? ParameterPlan().text() : parameter.plan->text();
     all.push_back({info.name, plan, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
                    std::sqrt(parameter.power), static_cast<float>(rms)});

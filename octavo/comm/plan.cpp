@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <fnmatch.h>
-#include <span>
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/feedback/ef14.h"
@@ -29,12 +28,6 @@ struct Split {
 Split split(std::string_view text, char separator) {
   const std::size_t end = std::min(text.find(separator), text.size());
   return {text.substr(0, end), text.substr(end)};
-}
-
-/// That of a warm-up at a step, and the plan's own after it.
-const Codec& stage(const CodecPtr& own, std::span<const CodecPtr> warm_up, std::uint64_t steps, std::uint64_t step) {
-  const std::uint64_t done = step > 0 ? step - 1 : 0;
-  return warm_up.empty() || done >= steps ? *own : *warm_up[done * warm_up.size() / steps];
 }
 
 /// Calls visit(piece) for all pieces of "+piece+piece".
@@ -166,23 +159,24 @@ std::string ParameterPlan::text() const {
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
-const Codec& ParameterPlan::own_at(std::uint64_t step) const {
-  return warm_up ? stage(codec, warm_up->codecs, warm_up->steps, step) : *codec;
-}
-
-const Codec& ParameterPlan::down_at(std::uint64_t step) const {
-  return warm_up ? stage(down, warm_up->down, warm_up->steps, step) : *down;
+/// The codec of a way: of the warm-up, as long as that lasts, or `after` it.
+const Codec& ParameterPlan::way_at(std::uint64_t step, std::vector<CodecPtr> WarmUp::* stages,
+                                   const CodecPtr& after) const {
+  const std::uint64_t done = step > 0 ? step - 1 : 0;
+  if (!warm_up || done >= warm_up->steps || (*warm_up.*stages).empty()) return *after;
+  const std::vector<CodecPtr>& codecs = *warm_up.*stages;
+  return *codecs[done * codecs.size() / warm_up->steps];
 }
 
 /// With a codec of its own for the way down, nothing there completes what the other one sends up.
 ParameterPlan::Codecs ParameterPlan::at(std::uint64_t step) const {
-  const Codec& own = own_at(step);
-  if (down) return {&own.upward_only(), &down_at(step)};
+  const Codec& own = way_at(step, &WarmUp::codecs, codec);
+  if (down) return {&own.upward_only(), &way_at(step, &WarmUp::down, down)};
   return {&own.upward(), &own};
 }
 
 ParameterPlan::Codecs ParameterPlan::kept_at(std::uint64_t step) const {
-  const Codec& own = own_at(step);
+  const Codec& own = way_at(step, &WarmUp::codecs, codec);
   return {&own.upward_only(), votes() ? &own : &block_coding(BlockCodec::fp32)};
 }
 

@@ -110,8 +110,7 @@ struct OCTAVO_API ParameterPlan {
   /// What depends on all that the text says.
   void complete(const CodecText& text);
   void require_legal(const CodecText& text) const;
-  const Codec& own_at(std::uint64_t step) const;
-  const Codec& down_at(std::uint64_t step) const;
+  const Codec& way_at(std::uint64_t step, std::vector<CodecPtr> WarmUp::* stages, const CodecPtr& after) const;
 };
 
 /// The plan of a model: that of all parameters, and rules for some, of which the first counts that fits the name:

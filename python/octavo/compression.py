@@ -22,6 +22,7 @@ def compress(
     scaler: "torch.amp.GradScaler | None" = None,
     exempt: Exempt = None,
     replicas: dist.ProcessGroup | None = None,
+    ranks_per_host: int | str | None = None,
     seed: int = 0,
     timeout_s: float = 300.0,
 ) -> Handle:
@@ -45,6 +46,13 @@ def compress(
     stays dense, and gradients are averaged between replicas by a compressed all-reduce. Replicas must begin with the
     same parameters, as with FSDP2's own hybrid sharding.
 
+    ``ranks_per_host`` (DDP): compress between hosts alone. The ranks of a host then exchange the exact values of a
+    range each, ranks of equal place on all hosts average their ranges by the plan, and the results go to all ranks of a
+    host. A number, or ``"auto"`` for the ``LOCAL_WORLD_SIZE`` of torchrun; ranks of a host have consecutive numbers,
+    and all hosts have equally many. It is for hosts whose ranks share memory or a fast link: a host then sends no more
+    than one rank would. Feedback keeps what hosts owe, of each rank's range. It takes neither linear maps, ``auto``,
+    sparse gradients nor optimizers that keep a momentum on each rank (``Signum``).
+
     With DDP the hook runs in C++ on a thread of its own, without the GIL, while backward goes on; FSDP2 needs the
     result of each collective at once, and waits for it. Call it once per model, on all ranks, with the same arguments:
     where these differ, ValueError is raised on all ranks. The gradients are encoded by their own device's kernels:
@@ -54,6 +62,11 @@ def compress(
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # imports a second's worth of torch
 
+        if ranks_per_host is not None:
+            raise ValueError(
+                "[fsdp.compress] ranks_per_host is for DistributedDataParallel: shard the model inside a host, and "
+                "pass the ranks that hold the same shard on all hosts as replicas"
+            )
         return compress_fsdp(
             model,
             as_plan(plan),
@@ -76,7 +89,14 @@ def compress(
             "fully_shard alone"
         )
     return compress_ddp(
-        model, as_plan(plan), optimizer=optimizer, scaler=scaler, exempt=exempt, seed=seed, timeout_s=timeout_s
+        model,
+        as_plan(plan),
+        optimizer=optimizer,
+        scaler=scaler,
+        exempt=exempt,
+        ranks_per_host=ranks_per_host,
+        seed=seed,
+        timeout_s=timeout_s,
     )
 
 

@@ -2,6 +2,7 @@
 """Compressed gradients for ``DistributedDataParallel``, and what other models' handles share with it."""
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -10,6 +11,7 @@ from json import dumps, loads
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -77,10 +79,11 @@ class Handle:
         self._compressor.set_plan(plan)
 
     def stats(self) -> dict[str, Any]:
-        """``wire_bytes`` sent by this rank so far, ``dense_bytes`` that a ring all-reduce of the gradients would have
-        sent, ``steps``, and ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals
-        were rolled back; where the hook's time went, in seconds: ``encode_s``, ``reduce_s``, ``decode_s``, and waiting
-        for the peers, ``wait_up_s`` and ``wait_down_s``.
+        """``wire_bytes`` sent by this rank so far (with ``ranks_per_host`` to other hosts, and ``host_bytes`` to ranks
+        of its own), ``dense_bytes`` that a ring all-reduce of the gradients would have sent, ``steps``, and
+        ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals were rolled back; where
+        the hook's time went, in seconds: ``encode_s``, ``reduce_s``, ``decode_s``, and waiting for the peers,
+        ``wait_up_s`` and ``wait_down_s``.
 
         Under the plan ``auto``, on several ranks, ``auto`` says what was chosen and why. ``settled``: whether it has
         chosen. ``measurements``, and the ``measured_steps`` and ``measured_s`` that they took so far. ``buckets``, in
@@ -125,9 +128,9 @@ class Handle:
         With its own state a rank goes on with the same bits; the world must be of the same size then. The states of all
         ranks of any world, in any order, are redistributed over this one: what was not yet sent is kept, except in a
         world of one rank, which sends nothing. The seed becomes the one that was saved. Where FSDP2 shards the model
-        and has replicas, ranks are replicas of a shard: their number may change, that of the shards may not. The plan
-        stays this handle's own, with a warning where another was saved. ValueError where a state does not fit; nothing
-        changes then.
+        and has replicas, ranks are replicas of a shard: their number may change, that of the shards may not; with
+        ``ranks_per_host`` the number of hosts may. The plan stays this handle's own, with a warning where another was
+        saved. ValueError where a state does not fit; nothing changes then.
         """
         states = [state] if isinstance(state, Mapping) else list(state)
         if not states or not all(isinstance(one, Mapping) for one in states):
@@ -320,6 +323,7 @@ def compress_ddp(
     optimizer: Optimizer | None,
     scaler: "torch.amp.GradScaler | None",
     exempt: Exempt,
+    ranks_per_host: int | str | None,
     seed: int,
     timeout_s: float,
 ) -> Handle:
@@ -337,6 +341,12 @@ def compress_ddp(
     if joined is not None:
         joined.require_joinable(plan, parameters.values())
         first_plan = joined.first_plan(plan)
+    host_size = _host_size(ranks_per_host)
+    if host_size > 1 and joined is not None and joined.keeps_own_momenta:
+        raise ValueError(
+            f"[ddp.compress] {type(joined).__name__} sends the update that each rank's own momentum makes, and with "
+            f"ranks_per_host the means of hosts are sent: leave ranks_per_host out, or use OneBitAdamW with sign+ef"
+        )
     is_exempt = exemption(exempt, parameters)
     table = [(name, _real_numbers(p), bool(is_exempt(name, p)), rows_of(p)) for name, p in parameters.items()]
     plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
@@ -351,11 +361,13 @@ def compress_ddp(
             "exempt parameters": [name for name, _, is_exempt, _ in table if is_exempt],
             "model": table,
             "seed": seed,
+            "number of ranks on a host": host_size,
         },
     )
-    compressor = _C.Compressor(rendezvous.connect(), first_plan, table, timeout_s)
+    compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, timeout_s)
     compressor.seed = seed
     handle = Handle(compressor, parameters, model)
+    handle._layout = layout
     handle._require_kernels()
     try:
         _C.register_ddp_hook(model.reducer, compressor, list(parameters.values()))
@@ -369,6 +381,49 @@ def compress_ddp(
         handle._optimizer = joined
         joined._join(handle, plan)
     return handle
+
+
+def _host_size(ranks_per_host: int | str | None) -> int:
+    """The number of ranks that share a host; 1 where hosts are of no account."""
+    if ranks_per_host is None:
+        return 1
+    size = ranks_per_host
+    if size == "auto":
+        size = os.environ.get("LOCAL_WORLD_SIZE", "")
+        if not size.isdecimal():
+            raise ValueError(
+                "[ddp.compress] ranks_per_host='auto' reads LOCAL_WORLD_SIZE, which torchrun sets, and it is not set "
+                "here: pass the number of ranks that each host has"
+            )
+        size = int(size)
+    if isinstance(size, int) and size >= 1:
+        return size
+    raise ValueError(
+        f"[ddp.compress] ranks_per_host must be 'auto' or the number of ranks that each host has, got {size!r}"
+    )
+
+
+def _compressor(
+    rendezvous: Rendezvous,
+    group: dist.ProcessGroup,
+    host_size: int,
+    plan: Plan,
+    table: list[tuple[str, int, bool, int]],
+    timeout_s: float,
+) -> tuple["_C.Compressor", str]:
+    """That of this rank, and of what its states are."""
+    if host_size == 1:
+        return _C.Compressor(rendezvous.connect(), plan, table, timeout_s), Handle._layout
+    if group.size() % host_size:
+        raise ValueError(
+            f"[ddp.compress] ranks_per_host is {host_size}, and {group.size()} ranks make no hosts of {host_size}: all "
+            f"hosts must have as many ranks, with consecutive numbers; without ranks_per_host all ranks compress"
+        )
+    host, place = divmod(group.rank(), host_size)
+    between = rendezvous.connect(range(place, group.size(), host_size))
+    in_host = rendezvous.connect(range(host * host_size, (host + 1) * host_size))
+    layout = f"part {place} of {host_size} of the model on each host"
+    return _C.host_compressor(between, in_host, plan, table, timeout_s), layout
 
 
 def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOptimizer | None:

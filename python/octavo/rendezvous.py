@@ -2,6 +2,7 @@
 """How the ranks of a process group meet for connections of Octavo's own."""
 
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -38,12 +39,14 @@ class Rendezvous:
         self._attempt.set(keys[self._rank], text)
         return [self._text(rank, key) for rank, key in enumerate(keys)]
 
-    def connect(self) -> dist.ProcessGroupGloo:
-        """A Gloo back end for these ranks, which one thread at a time may use."""
+    def connect(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroupGloo:
+        """A Gloo back end for these ranks, which one thread at a time may use; or for some of them, in that order. Then
+        each rank names a set to which it belongs, and all of a set name the same."""
+        ranks = ranks if ranks is not None else range(self._size)
         self.exchange("")  # Gloo's own timeout does not name the missing rank
-        store = dist.PrefixStore("gloo", self._attempt)
+        store = dist.PrefixStore(f"gloo {self._rounds} from rank {ranks[0]}", self._attempt)
         try:
-            backend = dist.ProcessGroupGloo(store, self._rank, self._size, timeout=self._timeout)
+            backend = dist.ProcessGroupGloo(store, ranks.index(self._rank), len(ranks), timeout=self._timeout)
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             raise RuntimeError(

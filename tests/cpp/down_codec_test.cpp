@@ -28,7 +28,7 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
 /// What receivers decode of values that are encoded together.
-at::Tensor sent_by(const char* codec, const at::Tensor& values) {
+at::Tensor decoded_of(const char* codec, const at::Tensor& values) {
   const CodecPtr coding = make_codec(CodecText::parse(codec, codec));
   const auto count = static_cast<std::uint64_t>(values.numel());
   std::vector<std::uint8_t> payload(coding->payload_bytes(count) + 4);
@@ -49,10 +49,10 @@ at::Tensor by_reference(const char* up, const char* down, int world, int step) {
     };
     at::Tensor others = at::zeros({static_cast<std::int64_t>(own.count)});
     for (int rank = 0; rank < world; ++rank) {
-      if (rank != owner) others += sent_by(up, part(bucket_of(rank, step)).contiguous());
+      if (rank != owner) others += decoded_of(up, part(bucket_of(rank, step)).contiguous());
     }
     const at::Tensor mean = (part(bucket_of(owner, step)) + others) * (1.0F / static_cast<float>(world));
-    part(result).copy_(world == 1 ? mean : sent_by(down, mean));  // a rank alone encodes nothing
+    part(result).copy_(world == 1 ? mean : decoded_of(down, mean));  // a rank alone encodes nothing
   }
   return result;
 }

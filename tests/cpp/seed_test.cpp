@@ -24,11 +24,11 @@ using compressor_steps::kSlots;
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-constexpr auto kDeadline = std::chrono::milliseconds(20000);
+constexpr auto kSeedDeadline = std::chrono::milliseconds(20000);
 
 /// With a parameter that is a matrix.
 Compressor seeded(const BackendPtr& backend, const char* plan, std::uint64_t seed) {
-  Compressor compressor{std::make_unique<Wire>(backend, kDeadline),
+  Compressor compressor{std::make_unique<Wire>(backend, kSeedDeadline),
                         Plan::parse(plan),
                         {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}}};
   compressor.set_seed(seed);
@@ -36,7 +36,7 @@ Compressor seeded(const BackendPtr& backend, const char* plan, std::uint64_t see
 }
 
 /// The results of rank 0.
-std::vector<at::Tensor> results_of(const char* plan, std::uint64_t seed, int steps) {
+std::vector<at::Tensor> seeded_results(const char* plan, std::uint64_t seed, int steps) {
   std::vector<at::Tensor> results;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = seeded(backend, plan, seed);
@@ -53,10 +53,10 @@ std::vector<at::Tensor> results_of(const char* plan, std::uint64_t seed, int ste
 TEST(Seed, AnotherOneDrawsOtherwiseAndTheSameOneAlike) {
   for (const char* plan : {"int8:stochastic", "randomk:1/16", "sketch:0.1", "sketch:0.1+ef", "powersgd:4", "sign+ef"}) {
     const int steps = std::string(plan) == "sign+ef" ? 3 : 1;  // only what is fed back is rounded by random bits
-    const at::Tensor first = results_of(plan, 1, steps).back();
-    EXPECT_TRUE(at::equal(first, results_of(plan, 1, steps).back())) << plan;
-    EXPECT_FALSE(at::equal(first, results_of(plan, 2, steps).back())) << plan;
-    EXPECT_FALSE(at::equal(first, results_of(plan, 0, steps).back())) << plan;
+    const at::Tensor first = seeded_results(plan, 1, steps).back();
+    EXPECT_TRUE(at::equal(first, seeded_results(plan, 1, steps).back())) << plan;
+    EXPECT_FALSE(at::equal(first, seeded_results(plan, 2, steps).back())) << plan;
+    EXPECT_FALSE(at::equal(first, seeded_results(plan, 0, steps).back())) << plan;
   }
 }
 
@@ -64,7 +64,7 @@ TEST(Seed, AnotherOneDrawsOtherwiseAndTheSameOneAlike) {
 TEST(Seed, OfSeedZeroTheKeysAreThoseOfStepParameterAndRank) {
   const CodecPtr codec = make_codec(CodecText::parse("int8:stochastic", "int8:stochastic"));
   for (const std::uint64_t seed : {0, 5}) {
-    const at::Tensor got = results_of("int8:stochastic", seed, 1)[0];
+    const at::Tensor got = seeded_results("int8:stochastic", seed, 1)[0];
     constexpr std::uint64_t kStep = 1, kParameter = 0, kHalf = kCount / 2;
     const auto sent_by = [&](at::Tensor values, std::uint64_t rank, std::uint64_t way, std::uint64_t first) {
       const std::uint64_t key = kStep << 32U | kParameter << 12U | rank;
@@ -134,7 +134,7 @@ TEST(Seed, ASingleCallDrawsFromItToo) {
     at::Tensor sum;
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       at::Tensor values = bucket_of(rank, 0);
-      all_reduce(values, Plan::parse("randomk:1/16"), backend, ReduceOp::sum, kDeadline, 1,
+      all_reduce(values, Plan::parse("randomk:1/16"), backend, ReduceOp::sum, kSeedDeadline, 1,
                  rank == 0 ? first_seed : second_seed);
       if (rank == 0) sum = values;
     });

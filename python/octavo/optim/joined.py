@@ -35,6 +35,11 @@ class JoinedOptimizer(Optimizer):
         return False
 
     @property
+    def keeps_own_momenta(self) -> bool:
+        """Whether each rank keeps a momentum of its own gradients (``Handle.keep_own_momenta``)."""
+        return False
+
+    @property
     def phase(self) -> object:
         """What all ranks must have alike when they join, with a ``repr``."""
         return type(self).__name__

@@ -123,6 +123,10 @@ class DistributedLion(JoinedOptimizer, Lion):
         if self._handle is not None:
             self._enter_phase()
 
+    @property
+    def keeps_own_momenta(self) -> bool:
+        return True
+
     def require_plan(self, plan: Plan) -> None:
         self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign-vote", plan)
         self._require(not plan.is_auto, "a plan that stays the same, such as sign-vote", plan)

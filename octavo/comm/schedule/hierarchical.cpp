@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/hierarchical.h"
+
+#include <utility>
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
+
+namespace octavo {
+
+Hierarchical::Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10::Device device)
+    : host_(host),
+      seconds_(seconds),
+      device_(device),
+      sums_(host, seconds, device),
+      between_(between, seconds, device),
+      results_(host, device) {}
+
+void Hierarchical::begin(Bucket bucket) {
+  bucket_ = std::move(bucket);
+  done_ = 0;
+  const bool is_bf16 = bucket_.gradients.scalar_type() == at::kBFloat16;
+  const Codec& exact = block_coding(is_bf16 ? BlockCodec::bf16 : BlockCodec::fp32);
+  std::vector<Contribution> summed;
+  gathered_.clear();
+  for (const Contribution& tensor : bucket_.tensors) {
+    gathered_.push_back({tensor.values, tensor.count, &exact, &exact});
+    summed.push_back(gathered_.back());
+    summed.back().down = &block_coding(BlockCodec::fp32);  // what the sums are at their owner
+    summed.back().owner_keeps_sum = true;
+  }
+  sums_.begin({{}, std::move(summed), static_cast<double>(host_.world_size()), bucket_.digest});
+}
+
+void Hierarchical::advance() {
+  switch (done_++) {
+    case 0: return exchange_between_hosts();
+    case 1: return between_.advance();
+    default: return gather_in_host();
+  }
+}
+
+void Hierarchical::exchange_between_hosts() {
+  const std::vector<float> power = sums_.finish().power;
+  std::vector<Contribution> owned;
+  for (std::size_t t = 0; t < bucket_.tensors.size(); ++t) owned.push_back(own_range(bucket_.tensors[t], power[t]));
+  between_.begin({{}, std::move(owned), bucket_.divisor / host_.world_size(), bucket_.digest});
+}
+
+/// The gradient's weight and the momentum come in here: inside the host gradients were summed as they are.
+Contribution Hierarchical::own_range(const Contribution& tensor, float power) const {
+  const Range own = owned_range(tensor.count, host_.rank(), host_.world_size());
+  Contribution part = tensor;
+  part.values += own.first;
+  part.count = own.count;
+  if (part.momentum) part.momentum += own.first;
+  if (part.preconditioner) part.preconditioner += own.first;
+  part.power = power;
+  return part;
+}
+
+void Hierarchical::gather_in_host() {
+  const SettledAtEnd buffers_are_free(device_);
+  power_ = between_.finish().power;
+  Stopwatch watch;
+  results_.begin(gathered_, bucket_.digest);
+  const std::span<const Piece> pieces = results_.own_pieces();
+  parts_.clear();
+  for (const Piece& piece : pieces) {
+    parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
+  }
+  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
+    const Piece& piece = pieces[part.piece];
+    const Contribution& tensor = gathered_[piece.tensor];
+    const SentPart sent = tensor.sent(Way::down, host_.rank(), piece, part.range, results_.own_bytes(), device_);
+    piece.codec->encode(device_, tensor.input(sent.first()), sent.payload, nullptr);
+  });
+  wait_for_current_stream(device_);
+  results_.send();
+  watch.lap(seconds_.encode);
+}
+
+/// Every rank looks at all results, so that all see the same of what is not finite.
+Outcome Hierarchical::finish() {
+  const SettledAtEnd buffers_are_free(device_);
+  Stopwatch watch;
+  results_.wait();
+  watch.lap(seconds_.wait_down);
+  std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
+  constexpr float kAny = 1;  // absent gradients, too, have results: their momenta
+  results_.decode_all(std::vector<float>(gathered_.size(), kAny), nonfinite);
+  wait_for_current_stream(device_);
+  watch.lap(seconds_.decode);
+  bucket_ = {};  // its memory is the caller's
+  return {*nonfinite == 0, power_};
+}
+
+}  // namespace octavo

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "octavo/comm/schedule/gather_codes.h"
+#include "octavo/comm/schedule/one_phase.h"
+#include "octavo/comm/schedule/parts.h"
+#include "octavo/comm/schedule/schedule.h"
+#include "octavo/comm/schedule/two_phase.h"
+#include "octavo/comm/wire.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// The sum over ranks of which several share a host: exact inside a host, compressed between hosts.
+///
+///   1     each rank of a host gets the host's mean of the range of every tensor that it owns there (OnePhase)
+///   2, 3  the ranks that own the same ranges on all hosts average these by the plan's codecs (TwoPhase)
+///   4     each rank of a host sends the result of its ranges to the others (GatherCodes)
+///
+/// Inside a host float32 travels; where the bucket is bfloat16 that, which loses nothing of the gradients, nor of
+/// results that go into the bucket. The results have the same bits on all ranks of all hosts. What is remembered of a
+/// tensor is that of this rank's range. The mean square of a gradient (Outcome::power) is that over all ranks.
+class OCTAVO_API Hierarchical final : public Schedule {
+ public:
+  /// `host`: the ranks of this rank's host, in the same order on all hosts; `between`: those of the same number on all
+  /// hosts. `device`: where the contributions lie.
+  Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10::Device device);
+
+  int transfers() const override { return 4; }
+  /// The bucket is dense, and no tensor has a Mapping.
+  void begin(Bucket bucket) override;
+  void advance() override;
+  Outcome finish() override;
+
+ private:
+  void exchange_between_hosts();
+  void gather_in_host();
+  Contribution own_range(const Contribution& tensor, float power) const;
+
+  Wire& host_;
+  PhaseSeconds& seconds_;
+  c10::Device device_;
+  OnePhase sums_;
+  TwoPhase between_;
+  GatherCodes results_;
+  Bucket bucket_;
+  std::vector<Contribution> gathered_;  // as the bucket's tensors travel inside the host
+  std::vector<float> power_;
+  int done_ = 0;  // transfers
+  Parts parts_;
+  at::Tensor nonfinite_;  // one word, on the host
+};
+
+}  // namespace octavo
