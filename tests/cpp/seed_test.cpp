@@ -27,11 +27,11 @@ using thread_ranks::run_ranks;
 constexpr auto kSeedDeadline = std::chrono::milliseconds(20000);
 
 /// With a parameter that is a matrix.
-Compressor seeded(const BackendPtr& backend, const char* plan, std::uint64_t seed) {
-  Compressor compressor{std::make_unique<Wire>(backend, kSeedDeadline),
-                        Plan::parse(plan),
-                        {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}}};
-  compressor.set_seed(seed);
+std::unique_ptr<Compressor> seeded(const BackendPtr& backend, const char* plan, std::uint64_t seed) {
+  const std::vector<ParameterInfo> parameters = {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}};
+  auto compressor =
+      std::make_unique<Compressor>(std::make_unique<Wire>(backend, kSeedDeadline), Plan::parse(plan), parameters);
+  compressor->set_seed(seed);
   return compressor;
 }
 
@@ -39,11 +39,11 @@ Compressor seeded(const BackendPtr& backend, const char* plan, std::uint64_t see
 std::vector<at::Tensor> seeded_results(const char* plan, std::uint64_t seed, int steps) {
   std::vector<at::Tensor> results;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Compressor compressor = seeded(backend, plan, seed);
+    const auto compressor = seeded(backend, plan, seed);
     for (int step = 0; step < steps; ++step) {
       at::Tensor bucket = bucket_of(rank, step);
-      compressor.begin_step();
-      compressor.reduce(bucket, kSlots);
+      compressor->begin_step();
+      compressor->reduce(bucket, kSlots);
       if (rank == 0) results.push_back(bucket);
     }
   });
@@ -92,11 +92,11 @@ TEST(Seed, OfSeedZeroTheKeysAreThoseOfStepParameterAndRank) {
 
 TEST(Seed, RanksOfRunsWithOtherSeedsAreTold) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Compressor compressor = seeded(backend, "int4+ef", rank == 0 ? 3 : 4);
+    const auto compressor = seeded(backend, "int4+ef", rank == 0 ? 3 : 4);
     at::Tensor bucket = bucket_of(rank, 0);
-    compressor.begin_step();
+    compressor->begin_step();
     try {
-      compressor.reduce(bucket, kSlots);
+      compressor->reduce(bucket, kSlots);
       ADD_FAILURE() << "rank " << rank << " averaged what does not belong together";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::communication);
@@ -110,21 +110,21 @@ TEST(Seed, RanksOfRunsWithOtherSeedsAreTold) {
 TEST(Seed, AStateGoesOnWithItsSeed) {
   for (const char* plan : {"int8:stochastic+ef", "sketch:0.1+ef"}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      Compressor original = seeded(backend, plan, 7), resumed = seeded(backend, plan, 0);
+      const auto original = seeded(backend, plan, 7), resumed = seeded(backend, plan, 0);
       for (int step = 0; step < 2; ++step) {
-        original.begin_step();
-        original.reduce(bucket_of(rank, step), kSlots);
+        original->begin_step();
+        original->reduce(bucket_of(rank, step), kSlots);
       }
-      resumed.load_residuals(copy(original.residuals()));
-      resumed.set_step(original.step());
-      resumed.set_seed(original.seed());
+      resumed->load_residuals(copy(original->residuals()));
+      resumed->set_step(original->step());
+      resumed->set_seed(original->seed());
       at::Tensor a = bucket_of(rank, 2), b = bucket_of(rank, 2);
-      original.begin_step();
-      original.reduce(a, kSlots);
-      resumed.begin_step();
-      resumed.reduce(b, kSlots);
+      original->begin_step();
+      original->reduce(a, kSlots);
+      resumed->begin_step();
+      resumed->reduce(b, kSlots);
       EXPECT_TRUE(at::equal(a, b)) << plan;
-      expect_equal(original.residuals(), resumed.residuals());
+      expect_equal(original->residuals(), resumed->residuals());
     });
   }
 }
