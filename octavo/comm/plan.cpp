@@ -106,7 +106,7 @@ void ParameterPlan::require_legal(const CodecText& text) const {
         "each of the two ways draws other places, and little of what goes up would go down: leave +down out, by which "
         "both ways draw alike, or name a codec that draws none, as in randomk:0.01+down:int8");
   }
-  if (feedback && !map) feedback->require_fit(text, *codec, down ? *down : *codec);
+  if (feedback && !map) feedback->require_ways_fit(text, *codec, down ? *down : *codec);
 }
 
 ParameterPlan ParameterPlan::automatic(const CodecText& text) {

@@ -87,7 +87,7 @@ TEST(DownCodec, AResidualIsKeptWhereAWayLeavesAnError) {
   };
   for (const Case& c : {Case{"int4+down:int8+ef", {"owner/weight", "worker/weight"}},
                         Case{"int4+down:dense+ef", {"worker/weight"}}, Case{"dense+down:int4+ef", {"owner/weight"}}}) {
-    std::vector<at::Tensor> sums(2, at::zeros({kCount}));
+    std::vector<at::Tensor> sums = {at::zeros({kCount}), at::zeros({kCount})};
     std::vector<std::map<std::string, at::Tensor>> world(2);
     constexpr int kSteps = 40;
     run_ranks(2, [&](const BackendPtr& backend, int rank) {

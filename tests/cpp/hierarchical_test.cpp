@@ -66,6 +66,12 @@ void hosts_step(Compressor& compressor, at::Tensor& bucket) {
 
 at::Tensor host_mean(int host, int step) { return (bucket_of(2 * host, step) + bucket_of(2 * host + 1, step)) * 0.5F; }
 
+/// Of a parameter of which a rank owns nothing.
+std::map<std::string, at::Tensor> without_empty(std::map<std::string, at::Tensor> tensors) {
+  std::erase_if(tensors, [](const auto& named) { return named.second.numel() == 0; });
+  return tensors;
+}
+
 /// Each range that a rank of a host owns is, between hosts, a tensor of its own, averaged by as many ranks as hosts.
 TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
   constexpr int kSteps = 4;
@@ -97,7 +103,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
           weights.copy_(bucket.narrow(0, 0, weights.numel()));
           norms.copy_(bucket.narrow(0, weights.numel(), norms.numel()));
         }
-        kept[static_cast<std::size_t>(2 * host + place)] = copy(compressor.residuals());
+        kept[static_cast<std::size_t>(2 * host + place)] = without_empty(copy(compressor.residuals()));
       });
     }
     run_hosts({2, 2}, [&](const MakeCompressor& make, int rank) {
@@ -107,7 +113,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
         hosts_step(*compressor, bucket);
         EXPECT_TRUE(at::equal(bucket, expected[static_cast<std::size_t>(at_step)])) << plan << ", step " << at_step;
       }
-      expect_equal(compressor->residuals(), kept[static_cast<std::size_t>(rank)]);
+      expect_equal(without_empty(compressor->residuals()), kept[static_cast<std::size_t>(rank)]);
     });
   }
 }
@@ -173,7 +179,7 @@ TEST(Hierarchical, MomentaComeInBetweenHosts) {
     at::Tensor bucket = at::full({kCount + 64}, 4.0F * static_cast<float>(rank));
     hosts_step(*compressor, bucket);
     const at::Tensor wanted = 4 * (0.9 * momentum + 0.1 * 10 * 1.5);
-    EXPECT_LT((bucket.narrow(0, 0, kCount) - wanted).abs().max().item<double>(), 0.05);
+    EXPECT_LT((bucket.narrow(0, 0, kCount) - wanted).abs().max().item<double>(), 0.1);
     at::Tensor nothing = at::zeros({kCount + 64});  // on all ranks: the momentum decays
     hosts_step(*compressor, nothing);
     EXPECT_LT((nothing.narrow(0, 0, kCount) - 4 * 0.9F * momentum).abs().max().item<double>(), 1e-5);

@@ -70,10 +70,9 @@ std::string Dgc::text() const {
   return norm_ > 0 ? text + "+clip:" + shortest(norm_) : text;
 }
 
-void Dgc::require_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
-  if (!up.traits().keeps_magnitude) plan.refuse("dgc accumulates what is not sent, and votes have no magnitude");
-  if (up.traits().learnt_share < 1 || down.traits().learnt_share < 1)
-    plan.refuse("dgc accumulates what is not sent: leave :unbiased out");
+void Dgc::require_fit(const CodecText& plan, const Codec& codec) const {
+  if (!codec.traits().keeps_magnitude) plan.refuse("dgc accumulates what is not sent, and votes have no magnitude");
+  if (codec.traits().learnt_share < 1) plan.refuse("dgc accumulates what is not sent: leave :unbiased out");
 }
 
 std::shared_ptr<Memory> Dgc::remember(StateStore& store, std::size_t parameter) const {

@@ -25,7 +25,8 @@ class OCTAVO_API Dgc final : public Feedback {
 
   std::string text() const override;
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual, kVelocity}; }
-  void require_fit(const CodecText& plan, const Codec& up, const Codec& down) const override;
+  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  bool fits_exact_way() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   std::optional<double> momentum() const override { return momentum_; }
   FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<Dgc>(momentum, norm_); }

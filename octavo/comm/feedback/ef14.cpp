@@ -5,11 +5,8 @@
 
 namespace octavo {
 
-void Ef14::require_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
-  if (!up.traits().leaves_error && !down.traits().leaves_error)
-    plan.refuse("this codec leaves no error that could be fed back");
-  if (up.traits().learnt_share < 1 || down.traits().learnt_share < 1)
-    plan.refuse("what an unbiased codec leaves out is no error that could be fed back: leave :unbiased out");
+void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
+  if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
 }
 
 std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {

@@ -92,10 +92,10 @@ void Ef21Memory::decode(const SentPart& part, Store store, float* out, std::uint
 
 }  // namespace
 
-void Ef21::require_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
-  const auto is_exact = [](const CodecTraits& traits) { return !traits.leaves_error && traits.learnt_share == 1; };
-  if (!up.traits().keeps_magnitude) plan.refuse("votes have no magnitude, which differences need");
-  if (is_exact(up.traits()) && is_exact(down.traits())) plan.refuse("this codec leaves no error that could be made up");
+void Ef21::require_fit(const CodecText& plan, const Codec& codec) const {
+  const CodecTraits& traits = codec.traits();
+  if (!traits.keeps_magnitude) plan.refuse("votes have no magnitude, which differences need");
+  if (!traits.leaves_error && traits.learnt_share == 1) plan.refuse("this codec leaves no error that could be made up");
 }
 
 std::shared_ptr<Memory> Ef21::remember(StateStore& store, std::size_t parameter) const {

@@ -24,6 +24,16 @@ const std::shared_ptr<Memory>& Memory::none() {
   return memory;
 }
 
+void Feedback::require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
+  const auto is_exact = [](const Codec& codec) {
+    return !codec.traits().leaves_error && codec.traits().keeps_magnitude && codec.traits().learnt_share == 1;
+  };
+  const bool both = !fits_exact_way() || (is_exact(up) && is_exact(down));
+  for (const Codec* const codec : {&up, &down}) {
+    if (both || !is_exact(*codec)) require_fit(plan, *codec);
+  }
+}
+
 /// A kind of feedback is a line here and in feedback_roles().
 FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
   const CodecText wanted = CodecText::parse(plan.plan, piece);

@@ -71,8 +71,12 @@ class OCTAVO_API Feedback {
   /// As a plan writes it behind a '+': "ef".
   virtual std::string text() const = 0;
   virtual std::vector<Role> roles() const = 0;
-  /// Refuses codecs of the two ways with which this kind makes no sense.
-  virtual void require_fit(const CodecText& plan, const Codec& up, const Codec& down) const = 0;
+  /// Refuses a codec with which this kind makes no sense.
+  virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
+  /// Whether one of the two ways may lose nothing, so that there is nothing to make up for.
+  virtual bool fits_exact_way() const { return false; }
+  /// Refuses what makes no sense as the codecs of the two ways.
+  void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
   /// Whether linear maps do it, in their own way (LinearMap).
   virtual bool fits_maps() const { return false; }
   /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).

@@ -20,7 +20,7 @@ Hierarchical::Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10
 
 void Hierarchical::begin(Bucket bucket) {
   bucket_ = std::move(bucket);
-  done_ = 0;
+  begun_ = 0;
   const bool is_bf16 = bucket_.gradients.scalar_type() == at::kBFloat16;
   const Codec& exact = block_coding(is_bf16 ? BlockCodec::bf16 : BlockCodec::fp32);
   std::vector<Contribution> summed;
@@ -35,11 +35,10 @@ void Hierarchical::begin(Bucket bucket) {
 }
 
 void Hierarchical::advance() {
-  switch (done_++) {
-    case 0: return exchange_between_hosts();
-    case 1: return between_.advance();
-    default: return gather_in_host();
-  }
+  if (begun_ == 0) return exchange_between_hosts();
+  if (begun_ == between_.transfers()) return gather_in_host();
+  ++begun_;
+  between_.advance();
 }
 
 void Hierarchical::exchange_between_hosts() {
@@ -47,6 +46,7 @@ void Hierarchical::exchange_between_hosts() {
   std::vector<Contribution> owned;
   for (std::size_t t = 0; t < bucket_.tensors.size(); ++t) owned.push_back(own_range(bucket_.tensors[t], power[t]));
   between_.begin({{}, std::move(owned), bucket_.divisor / host_.world_size(), bucket_.digest});
+  begun_ = 1;
 }
 
 /// The gradient's weight and the momentum come in here: inside the host gradients were summed as they are.
@@ -63,7 +63,7 @@ Contribution Hierarchical::own_range(const Contribution& tensor, float power) co
 
 void Hierarchical::gather_in_host() {
   const SettledAtEnd buffers_are_free(device_);
-  power_ = between_.finish().power;
+  outcome_ = between_.finish();
   Stopwatch watch;
   results_.begin(gathered_, bucket_.digest);
   const std::span<const Piece> pieces = results_.own_pieces();
@@ -94,7 +94,8 @@ Outcome Hierarchical::finish() {
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
-  return {*nonfinite == 0, power_};
+  outcome_.finite = *nonfinite == 0;
+  return std::move(outcome_);
 }
 
 }  // namespace octavo

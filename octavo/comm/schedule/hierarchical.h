@@ -30,7 +30,7 @@ class OCTAVO_API Hierarchical final : public Schedule {
   /// hosts. `device`: where the contributions lie.
   Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10::Device device);
 
-  int transfers() const override { return 4; }
+  int transfers() const override { return 2 + between_.transfers(); }
   /// The bucket is dense, and no tensor has a Mapping.
   void begin(Bucket bucket) override;
   void advance() override;
@@ -49,8 +49,8 @@ class OCTAVO_API Hierarchical final : public Schedule {
   GatherCodes results_;
   Bucket bucket_;
   std::vector<Contribution> gathered_;  // as the bucket's tensors travel inside the host
-  std::vector<float> power_;
-  int done_ = 0;  // transfers
+  Outcome outcome_;                     // between hosts
+  int begun_ = 0;                       // transfers between hosts
   Parts parts_;
   at::Tensor nonfinite_;  // one word, on the host
 };
