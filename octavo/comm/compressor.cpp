@@ -297,7 +297,8 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
 /// of results that are scaled afterwards, or of hosts' means.
 bool Compressor::takes_as_it_is(const Job& job) const {
   if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
-  return !host_ && job.gradient_scale == 1.0F && std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
+  return !host_ && job.gradient_scale == 1.0F &&
+         std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
            const Parameter& parameter = parameters_[slot.parameter];
            const auto [up, down] = codecs_of(parameter);
            const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
@@ -27,6 +28,7 @@ void Hierarchical::begin(Bucket bucket) {
   gathered_.clear();
   for (const Contribution& tensor : bucket_.tensors) {
     gathered_.push_back({tensor.values, tensor.count, &exact, &exact});
+    gathered_.back().dtype = tensor.dtype;
     summed.push_back(gathered_.back());
     summed.back().down = &block_coding(BlockCodec::fp32);  // what the sums are at their owner
     summed.back().owner_keeps_sum = true;
@@ -53,7 +55,7 @@ void Hierarchical::exchange_between_hosts() {
 Contribution Hierarchical::own_range(const Contribution& tensor, float power) const {
   const Range own = owned_range(tensor.count, host_.rank(), host_.world_size());
   Contribution part = tensor;
-  part.values += own.first;
+  part.values = tensor.at(own.first);
   part.count = own.count;
   if (part.momentum) part.momentum += own.first;
   if (part.preconditioner) part.preconditioner += own.first;
@@ -69,13 +71,14 @@ void Hierarchical::gather_in_host() {
   const std::span<const Piece> pieces = results_.own_pieces();
   parts_.clear();
   for (const Piece& piece : pieces) {
-    parts_.add(device_, piece.range.count, piece.codec->traits().granule, Parts::kStreamed);
+    parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(gathered_[piece.tensor]));
   }
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const Piece& piece = pieces[part.piece];
     const Contribution& tensor = gathered_[piece.tensor];
     const SentPart sent = tensor.sent(Way::down, host_.rank(), piece, part.range, results_.own_bytes(), device_);
-    piece.codec->encode(device_, tensor.input(sent.first()), sent.payload, nullptr);
+    const FloatPart values(device_, tensor, sent.first(), sent.count());
+    piece.codec->encode(device_, tensor.input(sent.first(), values.load()), sent.payload, nullptr);
   });
   wait_for_current_stream(device_);
   results_.send();

@@ -22,8 +22,9 @@ namespace octavo {
 ///   4     each rank of a host sends the result of its ranges to the others (GatherCodes)
 ///
 /// Inside a host float32 travels; where the bucket is bfloat16 that, which loses nothing of the gradients, nor of
-/// results that go into the bucket. The results have the same bits on all ranks of all hosts. What is remembered of a
-/// tensor is that of this rank's range. The mean square of a gradient (Outcome::power) is that over all ranks.
+/// results that go into the bucket. The tensors are float32, since hosts' means lie in them. The results have the same
+/// bits on all ranks of all hosts. What is remembered of a tensor is that of this rank's range. The mean square of a
+/// gradient (Outcome::power) is that over all ranks.
 class OCTAVO_API Hierarchical final : public Schedule {
  public:
   /// `host`: the ranks of this rank's host, in the same order on all hosts; `between`: those of the same number on all
