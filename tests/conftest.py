@@ -6,7 +6,7 @@ They use every core and have deadlines: two of them at a time would make those d
 
 import pytest
 
-RANK_FIXTURES = {"two_ranks", "three_ranks"}
+RANK_FIXTURES = {"two_ranks", "three_ranks", "four_ranks"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

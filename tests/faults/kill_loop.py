@@ -8,6 +8,7 @@ importing takes, and its moment falls where a job does its work.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import random
@@ -19,7 +20,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import matplotlib.figure  # noqa: F401  rank 0 imports it where it draws
 import torch
+import torch._dynamo  # torch imports it at the first step of an optimizer
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
@@ -117,6 +120,7 @@ def kill_after(golden: TrainConfig, last: int) -> None:
 def main(folder: str, kills: int, last: int, **options: Any) -> None:
     """Kills at `kills` random moments, and once after step `last` where that is above 0."""
     torch.set_num_threads(1)
+    gc.freeze()  # the ranks' collections look at what they make themselves
     golden = nano_config(Path(folder), out=str(Path(folder) / "golden"), **{"steps": 24, **options})
     whole_s = run_whole(golden)
     if kills:

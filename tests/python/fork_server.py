@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that begin with torch imported and nothing else done: forked from one that has, since importing torch takes
-more than a second of a core. Of what torch reads while it is imported they heed OMP_NUM_THREADS alone.
+more than a second of a core, and torch._dynamo, which torch imports at the first step of any optimizer, as much again.
+Of what torch reads while it is imported they heed OMP_NUM_THREADS alone.
 """
 
+import gc
 import multiprocessing
 import os
 import socket
@@ -23,7 +25,7 @@ def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **envi
     `function` must be importable (top level of a module). The end of this process waits for it, or kills a `daemon`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["torch", "torch._dynamo"])
     process = context.Process(target=_call, args=(function, args, {**os.environ, **environment}), daemon=daemon)
     process.start()
     return process
@@ -61,6 +63,7 @@ def run_ranks(
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], environment: Mapping[str, str]) -> None:
+    gc.freeze()  # collections look at what the process makes, not at all of torch
     os.environ.clear()
     os.environ.update(environment)
     if threads := environment.get("OMP_NUM_THREADS"):
