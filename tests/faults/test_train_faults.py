@@ -17,11 +17,16 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from rank_pool import RankPool
 from train_runs import clean_environment, nano_config, read_curve, train_command
 
 from octavo.train.config import TrainConfig
+from octavo.train.job import run_job
+from octavo.train.launch.world import World
 
 STEPS = 60
+#: As many as a rank of RankPool has: the order of sums depends on it.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.ranks
 
@@ -37,6 +42,19 @@ def finish(job: subprocess.Popen[str]) -> str:
     shown, complaint = job.communicate(timeout=90)
     assert job.returncode == 0, complaint
     return shown
+
+
+def rank_of(rank: int, config: TrainConfig) -> None:
+    run_job(config, World(rank, config.nproc), None)
+
+
+def train_unbroken(config: TrainConfig) -> None:
+    """Trains as the command does, in processes that need not import torch each."""
+    ranks = RankPool(config.nproc)
+    try:
+        ranks.run(rank_of, config, timeout_s=config.timeout_s)
+    finally:
+        ranks.stop()
 
 
 def steps_done(config: TrainConfig) -> int:
@@ -88,16 +106,16 @@ def test_several_buckets_and_ranks_resume_to_the_last_digit(tmp_path, plan, rank
 @pytest.mark.timeout(180)
 def test_a_whole_job_killed_and_started_again_ends_as_if_unbroken(tmp_path):
     golden = nano_config(tmp_path, steps=STEPS, out=str(tmp_path / "golden"))
-    finish(start(golden))
+    train_unbroken(golden)
     victim = dataclasses.replace(golden, out=str(tmp_path / "victim"))
-    job = start(victim)
+    job = start(victim, **ONE_THREAD)
     wait_for_step(job, victim, 15)
     ranks = ranks_of(job)
     job.kill()
     job.communicate(timeout=10)
     wait_until_gone(ranks)
     assert steps_done(victim) < STEPS
-    shown = finish(start(victim))
+    shown = finish(start(victim, **ONE_THREAD))
     assert "resuming after step" in shown
     assert read_curve(Path(victim.out)) == read_curve(Path(golden.out))
     assert AutoModelForCausalLM.from_pretrained(Path(victim.out) / "checkpoint").num_parameters() > 0

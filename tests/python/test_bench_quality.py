@@ -117,15 +117,20 @@ def fake_outcome(run: runs.Run) -> dict:
     return dict(eval_loss=loss, **figures, steps=options["steps"], machine={"processor": "a Xeon", "cores": 2})
 
 
+def finish_without_training(run: runs.Run) -> dict:
+    """Writes an outcome where `octavo train` would leave it."""
+    run.out.mkdir(parents=True)
+    runs.write_json(run.out / runs.OUTCOME, fake_outcome(run))
+    return run.outcome()
+
+
 def finish_all(setting: settings.Setting, work: Path) -> list[runs.Run]:
     """Writes an outcome for every training of `setting` that `octavo train` would make."""
     made = []
 
     def finish(run):
         made.append(run)
-        run.out.mkdir(parents=True)
-        runs.write_json(run.out / runs.OUTCOME, fake_outcome(run))
-        return run.outcome()
+        return finish_without_training(run)
 
     place = Bench(setting, work)
     for name in setting.contenders:
@@ -217,15 +222,18 @@ def test_a_diverged_run_is_reported_as_such(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
-    """The whole way with `octavo train` itself, on one rank and a nano model: two trainings of some seconds."""
+    """The whole way with `octavo train` itself, on one rank and a nano model, after a trial that is there already."""
     few = data.DataSet("few", data.split_alpaca)
     short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=())
     monkeypatch.setitem(settings.CONTENDERS, "sign+ef", short)
     setting = dataclasses.replace(NANO_SETTING, data=few, steps=6, seeds=(0,), ranks=1, also_ranks=())
     file = alpaca_file(tmp_path)
+    place = Bench(setting, tmp_path, file)
+    place.prepare()
+    place.tune("sign+ef", finish_without_training)
     said: list[str] = []
     bench.run([setting], tmp_path, alpaca=file, contenders=["sign+ef"], say=said.append)
-    assert sum(line.startswith("training ") for line in said) == 2
+    assert sum(line.startswith("training ") for line in said) == 1
     found = json.loads((tmp_path / bench.JSON).read_text())["settings"]["nano"]["contenders"]["sign+ef"]
     assert len(found["trials"]) == 1 and found["chosen"] in [
         {name: value for name, value in trial.items() if name != "eval_loss"} for trial in found["trials"]

@@ -49,11 +49,17 @@ def learn(rank: int, plan: str) -> tuple[str, float]:
     return digest(model), loss.item() / 4
 
 
+@pytest.fixture(scope="module")
+def dense_loss(four_ranks) -> float:
+    """What the same training without compression comes to."""
+    return four_ranks.run(learn, "dense")[0][1]
+
+
 @pytest.mark.parametrize("plan", ["int4+ef", "sign+ef", "powersgd:4+ef"])
-def test_it_learns_and_all_ranks_gather_the_same_model(four_ranks, plan):
-    results, dense = four_ranks.run(learn, plan), four_ranks.run(learn, "dense")[0]
+def test_it_learns_and_all_ranks_gather_the_same_model(four_ranks, dense_loss, plan):
+    results = four_ranks.run(learn, plan)
     assert len({digests for digests, _ in results}) == 1
-    assert results[0][1] < 1.15 * dense[1] < 2.5, "the loss began at log(50) = 3.9"
+    assert results[0][1] < 1.15 * dense_loss < 2.5, "the loss began at log(50) = 3.9"
 
 
 def poison_one_shard(rank: int) -> None:

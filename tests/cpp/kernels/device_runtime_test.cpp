@@ -66,9 +66,13 @@ class DeviceRuntimeTest : public testing::Test {
     return values;
   }
 
-  /// What takes the queue some hundred milliseconds.
+  /// What takes the queue some hundred milliseconds; with a sanitizer, which looks at each byte, too.
   void keep_busy(Queue queue) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+    constexpr std::uint64_t kBytes = 16 << 20;
+#else
     constexpr std::uint64_t kBytes = 64 << 20;
+#endif
     for (Memory& memory : much_) {
       if (!memory) memory = allocate(MemoryKind::device, kBytes);
     }
