@@ -17,8 +17,8 @@ constexpr std::uint64_t kKey = 0x1234567890ABCDEF;
 rules::SketchBlocks all_of(const rules::CountSketch& shape) { return {0, shape.blocks()}; }
 
 /// One row and several; one block, few, and about as many cells as elements.
-const std::vector<rules::CountSketch> kShapes = {{kKey, 1, 64},   {kKey, 1, 8192}, {kKey, 3, 64},
-                                                 {kKey, 3, 1344}, {kKey, 5, 448},  {7, 5, 2048}};
+const std::vector<rules::CountSketch> kSketches = {{kKey, 1, 64},   {kKey, 1, 8192}, {kKey, 3, 64},
+                                                   {kKey, 3, 1344}, {kKey, 5, 448},  {7, 5, 2048}};
 
 void expect_equals_reference(const rules::CountSketch& shape, const EncodeInput& in, std::uint64_t count,
                              std::uint64_t offset) {
@@ -49,7 +49,7 @@ EncodeInput input(const std::vector<float>& values, std::uint64_t offset) {
 }
 
 TEST(CountSketch, EqualsReference) {
-  for (const rules::CountSketch& shape : kShapes) {
+  for (const rules::CountSketch& shape : kSketches) {
     for (const std::uint64_t count : kCounts) {
       for (const std::uint64_t offset : {0, 1, 3, 8, 13}) {
         const std::vector<float> values = finite_values(count + offset, 5);
@@ -69,7 +69,7 @@ TEST(CountSketch, EqualsReferenceWithAllThatAnInputMayHave) {
       gradient.data(), residual.data(), momentum.data(), preconditioner.data(), others.data(), 0.1F, 0.9F, 0.5F};
   for (const std::uint64_t first : {0, 70, 128}) {
     in.first = first;
-    for (const rules::CountSketch& shape : kShapes) expect_equals_reference(shape, in, kCount, 1);
+    for (const rules::CountSketch& shape : kSketches) expect_equals_reference(shape, in, kCount, 1);
   }
 }
 
@@ -79,7 +79,7 @@ TEST(CountSketch, OfALargeTensorEqualsReference) {
 }
 
 TEST(CountSketch, NanAndInfinityEqualReference) {
-  for (const rules::CountSketch& shape : kShapes) {
+  for (const rules::CountSketch& shape : kSketches) {
     const std::vector<float> values = any_values(1001, 8);
     expect_equals_reference(shape, input(values, 1), 1000, 1);
   }
@@ -91,7 +91,7 @@ TEST(CountSketch, NanAndInfinityEqualReference) {
 TEST(CountSketch, PartsAndRangesAddUpToTheSameBits) {
   constexpr std::uint64_t kCount = 10007;
   const std::vector<float> values = any_values(kCount, 9);
-  for (const rules::CountSketch& shape : kShapes) {
+  for (const rules::CountSketch& shape : kSketches) {
     std::vector<float> at_once(shape.cells()), in_parts(shape.cells());
     tested().insert_sketch({}, {values.data()}, kCount, shape, all_of(shape), at_once.data());
     const EncodeInput all{values.data()};

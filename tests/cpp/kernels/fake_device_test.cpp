@@ -14,7 +14,7 @@ namespace octavo {
 
 namespace {
 
-constexpr std::uint64_t kCount = 1000, kBytes = kCount * sizeof(float);
+constexpr std::uint64_t kElements = 1000, kBytes = kElements * sizeof(float);
 
 class FakeDeviceTest : public testing::Test {
  protected:
@@ -30,7 +30,7 @@ class FakeDeviceTest : public testing::Test {
   }
   static void add(Queue queue, const void* steps, float* values) {
     const Payload payload{nullptr, static_cast<std::uint8_t*>(const_cast<void*>(steps))};
-    table().of(BlockCodec::fp32).decode(queue, payload, kCount, kCount, Store::add, values, nullptr);
+    table().of(BlockCodec::fp32).decode(queue, payload, kElements, kElements, Store::add, values, nullptr);
   }
   static void expect_error(const std::string& words, const std::function<void()>& body) {
     try {
@@ -51,7 +51,7 @@ __attribute__((no_sanitize("thread"), noinline)) float read_without_a_wait(const
 
 TEST_F(FakeDeviceTest, AMissingWaitReadsWhatWasThereBefore) {
   float* const values = allocate(0, MemoryKind::shared);
-  const std::vector<float> ones(kCount, 1);
+  const std::vector<float> ones(kElements, 1);
   runtime().copy(queue_, values, ones.data(), kBytes);
   EXPECT_EQ(read_without_a_wait(values), 0);
   runtime().wait(queue_);
@@ -77,14 +77,14 @@ TEST_F(FakeDeviceTest, KernelsTakeMemoryOfTheirDeviceAlone) {
     expect_error("a command of device 0 uses memory of device 1", [&] { runtime().copy(queue_, here, there, kBytes); });
     runtime().free(other, there);
   }
-  std::vector<float> ordinary(kCount);
+  std::vector<float> ordinary(kElements);
   expect_error("a kernel of device 0 is given ordinary memory", [&] { add(queue_, here, ordinary.data()); });
   runtime().free(0, here);
 }
 
 TEST_F(FakeDeviceTest, ACopyBeyondItsMemoryIsRefused) {
   float* const values = allocate(0, MemoryKind::device);
-  const std::vector<float> more(kCount + 1);
+  const std::vector<float> more(kElements + 1);
   expect_error("uses 4004 bytes of an allocation of 4000",
                [&] { runtime().copy(queue_, values, more.data(), kBytes + 4); });
   runtime().free(0, values);
@@ -92,7 +92,7 @@ TEST_F(FakeDeviceTest, ACopyBeyondItsMemoryIsRefused) {
 
 TEST_F(FakeDeviceTest, MemoryThatACommandUsesIsNotFreed) {
   float* const values = allocate(0, MemoryKind::device);
-  const std::vector<float> ones(kCount, 1);
+  const std::vector<float> ones(kElements, 1);
   runtime().copy(queue_, values, ones.data(), kBytes);
   expect_error("is freed while a command that uses it has not run", [&] { runtime().free(0, values); });
   runtime().wait(queue_);
