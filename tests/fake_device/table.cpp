@@ -117,9 +117,9 @@ constexpr auto mix_momentum = late<&KernelTable::mix_momentum>();
 constexpr auto sign_step = late<&KernelTable::sign_step>();
 constexpr auto lion = late<&KernelTable::lion>();
 // of the host's memory
-constexpr auto measure_words = [](const auto&... all) { reference().measure_words(all...); };
-constexpr auto pack_words = [](const auto&... all) { reference().pack_words(all...); };
-constexpr auto unpack_words = [](const auto&... all) { return reference().unpack_words(all...); };
+constexpr auto measure_words = [](auto... all) { reference().measure_words(all...); };
+constexpr auto pack_words = [](auto... all) { reference().pack_words(all...); };
+constexpr auto unpack_words = [](auto... all) { return reference().unpack_words(all...); };
 template <BlockCodec codec>
 constexpr auto encode_blocks = Late<[] { return reference().of(codec).encode; }, EncodeKernel*>::run;
 template <BlockCodec codec>
