@@ -4,3 +4,4 @@
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
+#include "octavo/optim/zero_one_adam.h"

@@ -48,6 +48,7 @@ add_library(octavo SHARED
   optim/flat.cpp
   optim/lamb.cpp
   optim/lion.cpp
+  optim/zero_one_adam.cpp
   comm/plan.cpp
   comm/auto_choice.cpp
   comm/auto_plan.cpp
@@ -75,6 +76,7 @@ add_library(octavo SHARED
   comm/schedule/hierarchical.cpp
   comm/verdict.cpp
   comm/compressor.cpp
+  comm/compressor_updates.cpp
   comm/compressor_state.cpp
   comm/all_reduce.cpp
   comm/serial_queue.cpp

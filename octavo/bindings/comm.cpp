@@ -16,6 +16,7 @@
 #include "octavo/comm/plan.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
+#include "octavo/optim/zero_one_adam.h"
 
 namespace py = pybind11;
 
@@ -278,8 +279,27 @@ void set_momentum(Compressor& compressor, const std::map<std::string, std::pair<
   compressor.set_momentum(std::move(named), beta);
 }
 
+void bind_schedule_of_zero_one(py::module_& m) {
+  py::enum_<ZeroOneKind>(m, "ZeroOneKind")
+      .value("variance", ZeroOneKind::variance)
+      .value("sync", ZeroOneKind::sync)
+      .value("local", ZeroOneKind::local);
+  m.def(
+      "zero_one_kind",
+      [](std::uint64_t done, std::uint64_t variance_steps, std::uint64_t updates_an_interval,
+         std::uint64_t steps_an_interval, std::uint64_t longest_interval) {
+        return zero_one_kind(done, {variance_steps, updates_an_interval, steps_an_interval, longest_interval});
+      },
+      py::arg("done"), py::arg("variance_steps"), py::arg("updates_an_interval"), py::arg("steps_an_interval"),
+      py::arg("longest_interval"));
+}
+
 void bind_compressor(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::enum_<Exchange>(m, "Exchange")
+      .value("planned", Exchange::planned)
+      .value("gradients", Exchange::gradients)
+      .value("nothing", Exchange::nothing);
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
       .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"),
            py::arg("deadline_s"))
@@ -294,6 +314,20 @@ void bind_compressor(py::module_& m) {
             compressor.keep_own_momenta(names, {update_beta, kept_beta});
           },
           py::arg("names"), py::arg("update_beta"), py::arg("kept_beta"), no_gil)
+      .def("keep_own_updates", &Compressor::keep_own_updates, py::arg("preconditioners"), py::arg("beta"), no_gil)
+      .def("set_step_sizes", &Compressor::set_step_sizes, py::arg("step_sizes"), no_gil)
+      .def(
+          "own_updates",
+          [](Compressor& compressor) {
+            std::map<std::string, std::pair<at::Tensor, at::Tensor>> all;
+            for (auto& [name, own] : compressor.own_updates()) all[name] = {own.momentum, own.update};
+            return all;
+          },
+          no_gil)
+      .def("exchange_updates", &Compressor::exchange_updates, no_gil)
+      .def("set_exchange", &Compressor::set_exchange, no_gil)
+      .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
+      .def("end_step", &Compressor::end_step, no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(
           "momentum_sample",
@@ -379,6 +413,7 @@ void bind_comm(py::module_& m) {
   bind_plan(m);
   bind_coding(m);
   bind_sketch(m);
+  bind_schedule_of_zero_one(m);
   bind_compressor(m);
 }
 

@@ -8,6 +8,7 @@
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
+#include "octavo/optim/zero_one_adam.h"
 
 namespace octavo {
 
@@ -69,6 +70,28 @@ void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, 
   as_torch_error([&] { sign_step_(parameters, updates, lr, weight_decay); });
 }
 
+void zero_one_variance_op(at::Tensor parameter, const at::Tensor& gradient, at::Tensor momentum, at::Tensor square,
+                          at::Tensor preconditioner, std::int64_t step, std::int64_t update, double lr, double beta1,
+                          double beta2, double eps, double weight_decay, double floor) {
+  as_torch_error([&] {
+    zero_one_variance_(parameter, gradient, momentum, square, preconditioner,
+                       {lr, beta1, beta2, eps, weight_decay, floor, step, update});
+  });
+}
+
+void zero_one_local_op(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
+                       at::TensorList anchors, at::TensorList momenta, at::TensorList updates, double beta,
+                       at::ArrayRef<double> step_sizes) {
+  as_torch_error([&] {
+    zero_one_local_(parameters, gradients, preconditioners, anchors, momenta, updates, beta, step_sizes.vec());
+  });
+}
+
+void zero_one_sync_op(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta, at::TensorList updates,
+                      at::ArrayRef<double> decays, at::ArrayRef<double> totals) {
+  as_torch_error([&] { zero_one_sync_(parameters, anchors, momenta, updates, decays.vec(), totals.vec()); });
+}
+
 TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
@@ -91,6 +114,19 @@ TORCH_LIBRARY(octavo, m) {
       "float weight_decay) -> ()",
       compilable);
   m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
+  m.def(
+      "zero_one_variance_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) momentum, Tensor(c!) square, "
+      "Tensor(d!) preconditioner, int step, int update, float lr, float beta1, float beta2, float eps, "
+      "float weight_decay, float floor) -> ()",
+      compilable);
+  m.def(
+      "zero_one_local_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor[] preconditioners, Tensor[] anchors, "
+      "Tensor(b!)[] momenta, Tensor(c!)[] updates, float beta, float[] step_sizes) -> ()",
+      compilable);
+  m.def(
+      "zero_one_sync_(Tensor(a!)[] parameters, Tensor(b!)[] anchors, Tensor(c!)[] momenta, Tensor(d!)[] updates, "
+      "float[] decays, float[] totals) -> ()",
+      compilable);
 }
 
 TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
@@ -103,6 +139,9 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("lamb_", lamb_op);
   m.impl("lion_", lion_op);
   m.impl("sign_step_", sign_step_op);
+  m.impl("zero_one_variance_", zero_one_variance_op);
+  m.impl("zero_one_local_", zero_one_local_op);
+  m.impl("zero_one_sync_", zero_one_sync_op);
 }
 
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
@@ -117,6 +156,12 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
                      double, double, double, double, double, double, double) {});
   m.impl("lion_", [](at::TensorList, at::TensorList, at::TensorList, double, double, double, double) {});
   m.impl("sign_step_", [](at::TensorList, at::TensorList, double, double) {});
+  m.impl("zero_one_variance_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, at::Tensor, std::int64_t,
+                                  std::int64_t, double, double, double, double, double, double) {});
+  m.impl("zero_one_local_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                               at::TensorList, double, at::ArrayRef<double>) {});
+  m.impl("zero_one_sync_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::ArrayRef<double>,
+                              at::ArrayRef<double>) {});
 }
 
 }  // namespace

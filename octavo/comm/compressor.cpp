@@ -9,6 +9,7 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
+#include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/comm/schedule/hierarchical.h"
 #include "octavo/comm/schedule/linear_sum.h"
 #include "octavo/comm/schedule/one_phase.h"
@@ -39,7 +40,7 @@ std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) 
 
 std::vector<Role> all_roles() {
   std::vector<Role> roles = feedback_roles();
-  roles.insert(roles.end(), {kResidual, kMapMemory, kOwnMomentum});
+  roles.insert(roles.end(), {kResidual, kMapMemory, kOwnMomentum, kOwnUpdate});
   return roles;
 }
 
@@ -86,13 +87,24 @@ Compressor::~Compressor() = default;
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
   settle();
-  if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
+  if (auto_ && exchange_ == Exchange::planned)
+    auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
   first_ready_ = Clock::time_point::max();
-  if (residuals_are_of_momenta_ != in_momentum_phase_) state_.clear();
+  if (residuals_are_of_momenta_ != in_momentum_phase_) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
+  }
   residuals_are_of_momenta_ = in_momentum_phase_;
   for (Parameter& parameter : parameters_) parameter.power = 0;
+  sample_.values = at::Tensor();
+  has_step_ = true;
   ++steps_;
   ++step_;
+}
+
+bool Compressor::end_step() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  return last_step_was_finite_;
 }
 
 void Compressor::abandon_step() {
@@ -101,6 +113,7 @@ void Compressor::abandon_step() {
   if (verdict_) verdict_->forget();
   for (Parameter& parameter : parameters_) parameter.has_sent_owed = false;
   settle();
+  last_step_was_finite_ = false;
 }
 
 void Compressor::hear_others() {
@@ -115,9 +128,10 @@ void Compressor::settle() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
     if (std::exchange(parameter.has_sent_owed, false) && step_is_finite_ && parameter.power != 0) {
-      state_.clear(i, {kOwnMomentum});
+      state_.clear(i, {kOwnMomentum, kOwnUpdate});
     }
   }
+  if (std::exchange(has_step_, false)) last_step_was_finite_ = step_is_finite_;
   nonfinite_steps_ += step_is_finite_ ? 0 : 1;
   step_is_finite_ = true;
 }
@@ -144,10 +158,20 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   job->plan = plan_;
   job->divisor = divisor.value_or(all_ranks());
   job->gradient_scale = gradient_scale_;
-  const AutoPlan::Turn turn = choose_plan(*job);
-  job->is_encoded = !bucket.is_sparse() && (host_ || in_momentum_phase_ || job->is_owed || has_encoded(job->slots));
+  job->is_planned = exchange_ == Exchange::planned;
+  if (exchange_ == Exchange::nothing) {
+    keep_gradients(*job);
+    return job;
+  }
+  const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
+  job->is_encoded =
+      !bucket.is_sparse() &&
+      (host_ || (job->is_planned && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots))));
   if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
-  mix_own_momenta(*job);
+  if (job->is_planned) {
+    mix_own_momenta(*job);
+    add_own_updates(*job);
+  }
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
@@ -188,18 +212,20 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     Parameter& parameter = parameters_[job->slots[i].parameter];
-    const float power = parameter.keeps_momentum ? outcome.power[i] : outcome.power[i] / (scale * scale);
+    const bool is_unscaled = job->is_planned && parameter.sends_own();
+    const float power = is_unscaled ? outcome.power[i] : outcome.power[i] / (scale * scale);
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     parameter.packed_bytes = outcome.packed_bytes.empty() ? 0 : outcome.packed_bytes[i];
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
+  if (job->is_planned) keep_averages(*job);
   if (job->is_encoded) {  // else the results are in the bucket, in its own units
     if (scale != 1.0F) result_of(job->values).mul_(scale);
     if (!job->values.is_same(job->bucket)) result_of(job->bucket).copy_(result_of(job->values));
     wait_for_current_stream(job->bucket.device());
     take_sample(*job);
   }
-  idle(*job).push_back(std::move(job->schedule));
+  if (job->schedule) idle(*job).push_back(std::move(job->schedule));
   last_done_ = Clock::now();
 }
 
@@ -238,6 +264,14 @@ void Compressor::take_sample(const Job& job) {
   }
 }
 
+/// A bucket of which nothing is sent. The powers that ranks would have to agree on are 0.
+void Compressor::keep_gradients(Job& job) const {
+  const at::Tensor& bucket = job.bucket;
+  wait_for_current_stream(bucket.device());
+  const bool finite = all_finite(bucket.is_sparse() ? bucket._values() : bucket);
+  job.outcome = Outcome{finite, std::vector<float>(job.slots.size())};
+}
+
 /// The part of a bucket where the averages are.
 at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
   if (!scatters()) return bucket;
@@ -262,7 +296,8 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
   std::uint64_t digest = rules::seeded_key(rules::derive_key(step_, in_momentum_phase_ ? 1 : 0), seed_);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    if (parameters_[job.slots[i].parameter].keeps_momentum) digest = rules::derive_key(digest, 1);
+    const Parameter& parameter = parameters_[job.slots[i].parameter];
+    if (parameter.sends_own()) digest = rules::derive_key(digest, parameter.keeps_momentum ? 1 : 2);
     for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
       digest = rules::derive_key(digest, codec->fingerprint());
     }
@@ -302,7 +337,7 @@ bool Compressor::takes_as_it_is(const Job& job) const {
            const Parameter& parameter = parameters_[slot.parameter];
            const auto [up, down] = codecs_of(parameter);
            const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;
-           return parameter.keeps_momentum || map_of(parameter) || !is_cut;
+           return parameter.sends_own() || map_of(parameter) || !is_cut;
          });
 }
 
@@ -362,7 +397,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
     tensor.gradient_weight = static_cast<float>(1.0 - beta_);
     tensor.momentum_weight = static_cast<float>(beta_);
   }
-  if (!parameter.keeps_momentum) tensor.gradient_weight /= gradient_scale_;
+  if (!parameter.sends_own()) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
   tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
   tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);

@@ -33,6 +33,13 @@ struct Slot {
 /// buckets are W equal parts, one after another: what the ranks own.
 enum class Collective { all_reduce, reduce_scatter };
 
+/// What ranks exchange in a step.
+enum class Exchange {
+  planned,    // what plan and phase say
+  gradients,  // the gradients as they are; the plan, and what it remembers, wait
+  nothing,    // every rank keeps its own gradients
+};
+
 struct CompressorStats {
   std::uint64_t wire_bytes;   // sent by this rank to others; where there are hosts, to those of other hosts
   std::uint64_t host_bytes;   // sent to others of this rank's host, where there are hosts
@@ -80,8 +87,18 @@ class OCTAVO_API Compressor {
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
   /// few numbers here: throws what Wire throws.
   void begin_step();
+  /// Ends the step that was begun now, not at the next begin_step(), and says whether it was finite: on all ranks
+  /// alike, but for one in which nothing was sent, where a rank knows its own gradients alone. Until the next
+  /// begin_step() asking again gives the same answer. Throws what Wire throws.
+  bool end_step();
   /// Ends a step that was broken off: its residuals are rolled back.
   void abandon_step();
+
+  /// Of the steps from the next one on; the same on all ranks. Ranks that differ wait for one another until the
+  /// deadline. Residuals, momenta and what else is remembered stay as they are where it is not `planned`, and
+  /// gradient_powers() are 0 where it is `nothing`. Throws Error unsupported for fully_shard unless it is `planned`.
+  void set_exchange(Exchange exchange);
+  Exchange exchange() const;
 
   /// A bucket of gradients (floating or complex, dense or sparse) on its way to be replaced by the average over all
   /// ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
@@ -95,7 +112,8 @@ class OCTAVO_API Compressor {
     double divisor = 1;
     float gradient_scale = 1.0F;
     bool is_encoded = false;
-    bool is_owed = false;  // it sends residuals of an earlier plan
+    bool is_planned = true;  // as its step's exchange
+    bool is_owed = false;    // it sends residuals of an earlier plan
     std::unique_ptr<Schedule> schedule;
     std::optional<Outcome> outcome;  // where begin() has done all
   };
@@ -145,6 +163,27 @@ class OCTAVO_API Compressor {
   /// of set_momentum, and is ended by it. Throws Error invalid_argument for an unknown name, a beta outside [0, 1) or a
   /// plan that keeps a momentum itself.
   void keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas);
+
+  /// What a rank makes by itself of a parameter between the steps that are sent (rules/zero_one_adam.h).
+  struct OwnUpdate {
+    at::Tensor momentum;  // preconditioned
+    at::Tensor update;    // the sum of its updates since the last step that was sent
+  };
+  /// Begins (or, with no preconditioners, ends) the phase of 0/1 Adam: in a step whose exchange is planned each rank
+  /// sends update + step_size*(beta*m + (1-beta)*(gradient*preconditioner)), and once the step has ended, finite,
+  /// `update` is what came back, the same on all ranks. `preconditioners`: by parameter name, as in set_momentum. The
+  /// momenta and updates are per-rank state, float32, zero at first, saved, loaded and redistributed with the
+  /// residuals, as "momentum/NAME" and "update/NAME". All other ends, and errors, as for keep_own_momenta.
+  void keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta);
+  /// Of the next steps, by parameter name; others keep theirs, which is 0 at first. Throws Error invalid_argument for
+  /// a parameter without a preconditioner.
+  void set_step_sizes(const std::map<std::string, double>& step_sizes);
+  /// By parameter name, flat, in the memory order and on the device of the preconditioner. This object's own, for the
+  /// optimizer to change between steps: ask again after every step that was sent, and after a load.
+  std::map<std::string, OwnUpdate> own_updates();
+  /// A step without gradients, outside of backward: the ranks average `update` of all parameters, by the plan, in one
+  /// bucket. Called on all ranks; returns whether it was finite, as end_step() does. Throws what Wire throws.
+  bool exchange_updates();
 
   /// Some elements of the last result for the largest parameter with a momentum, in the gradient's dtype, on the CPU:
   /// every `stride`-th in the order of its memory. Where `.grad` has others, the gradients were changed since.
@@ -206,10 +245,14 @@ class OCTAVO_API Compressor {
     std::uint64_t remembered_count = 0;  // elements of which this rank remembers something: its range on a host, or all
     std::shared_ptr<Memory> memory = {};
     Momentum momentum = {};
-    bool keeps_momentum = false;  // of its own gradients
+    bool keeps_momentum = false;     // of its own gradients
+    at::Tensor preconditioner = {};  // of its own updates
+    double step_size = 0;            // of the next one
     float power = 0;
     std::uint64_t packed_bytes = 0;  // in the last step (Outcome)
-    bool sends_momentum() const { return momentum.mean.defined() || keeps_momentum; }
+    bool keeps_updates() const { return preconditioner.defined(); }
+    bool sends_own() const { return keeps_momentum || keeps_updates(); }  // what it has made of its gradient
+    bool sends_momentum() const { return momentum.mean.defined() || sends_own(); }
     bool has_sent_owed = false;  // in this step
   };
 
@@ -221,7 +264,13 @@ class OCTAVO_API Compressor {
   void settle();
   void forget_momenta();
   void begin_momentum_phase();
+  void require_whole_gradients(const char* where) const;
+  static void require_momentum_of(const Parameter& parameter, const at::Tensor& tensor, const char* where);
   void mix_own_momenta(const Job& job);
+  void add_own_updates(const Job& job);
+  void keep_averages(const Job& job);
+  OwnUpdate own_update(std::size_t index);
+  void keep_gradients(Job& job) const;
   AutoPlan::Turn choose_plan(Job& job);
   bool owes(std::size_t index);
   void tell(std::vector<std::int64_t>& numbers);
@@ -262,7 +311,10 @@ class OCTAVO_API Compressor {
   OwnMomentum own_betas_ = {};
   Sample sample_;
   float gradient_scale_ = 1.0F;
+  Exchange exchange_ = Exchange::planned;
   bool step_is_finite_ = true;
+  bool has_step_ = false;  // between begin_step() and settle()
+  bool last_step_was_finite_ = true;
   std::uint64_t step_ = 0;  // as saved and restored
   std::uint64_t seed_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;

@@ -97,7 +97,7 @@ void Compressor::use(const Plan& plan) {
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();
     if (is_mapped && same_map) kept = {kResidual, kMapMemory};
-    kept.push_back(kOwnMomentum);
+    kept.insert(kept.end(), {kOwnMomentum, kOwnUpdate});
     state_.clear(i, kept);
   }
   auto_.reset();
@@ -136,12 +136,7 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [name, momentum] : momenta) {
     const std::size_t index = state_.find(name, "comm.set_momentum");
     for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) {
-      const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
-                        static_cast<std::uint64_t>(tensor.numel()) == parameters_[index].info.count;
-      if (fits) continue;
-      fail(ErrorCode::invalid_argument, "comm.set_momentum", "expected dense float32 with ",
-           parameters_[index].info.count, " elements for ", name, ", got ", toString(tensor.scalar_type()), " on ",
-           tensor.device().str(), " with ", tensor.numel(), " and strides ", tensor.strides());
+      require_momentum_of(parameters_[index], tensor, "comm.set_momentum");
     }
     found.emplace_back(index, std::move(momentum));
   }
@@ -150,6 +145,38 @@ void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double be
   for (auto& [index, momentum] : found) parameters_[index].momentum = std::move(momentum);
   beta_ = beta;
   begin_momentum_phase();
+}
+
+void Compressor::require_momentum_of(const Parameter& parameter, const at::Tensor& tensor, const char* where) {
+  const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
+                    static_cast<std::uint64_t>(tensor.numel()) == parameter.info.count;
+  if (fits) return;
+  fail(ErrorCode::invalid_argument, where, "expected dense float32 with ", parameter.info.count, " elements for ",
+       parameter.info.name, ", got ", toString(tensor.scalar_type()), " on ", tensor.device().str(), " with ",
+       tensor.numel(), " and strides ", tensor.strides());
+}
+
+/// What ranks make of their own gradients they make of whole ones.
+void Compressor::require_whole_gradients(const char* where) const {
+  if (host_) {
+    fail(ErrorCode::unsupported, where,
+         "with ranks_per_host the means of hosts are sent, and nothing of a rank's own: leave ranks_per_host out");
+  }
+  if (!scatters() && !shards_) return;
+  fail(ErrorCode::unsupported, where,
+       "ranks of fully_shard have each a shard of the averages: this is for DistributedDataParallel");
+}
+
+void Compressor::set_exchange(Exchange exchange) {
+  const std::lock_guard lock(mutex_);
+  if (exchange != Exchange::planned) require_whole_gradients("comm.set_exchange");
+  settle();
+  exchange_ = exchange;
+}
+
+Exchange Compressor::exchange() const {
+  const std::lock_guard lock(mutex_);
+  return exchange_;
 }
 
 void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas) {
@@ -180,6 +207,7 @@ void Compressor::forget_momenta() {
   for (Parameter& parameter : parameters_) {
     parameter.momentum = {};
     parameter.keeps_momentum = false;
+    parameter.preconditioner = at::Tensor();
   }
 }
 
@@ -188,7 +216,8 @@ void Compressor::begin_momentum_phase() {
   in_momentum_phase_ = false;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     in_momentum_phase_ |= parameters_[i].sends_momentum();
-    if (!parameters_[i].keeps_momentum) state_.at(i, kOwnMomentum).clear();
+    if (!parameters_[i].sends_own()) state_.at(i, kOwnMomentum).clear();
+    if (!parameters_[i].keeps_updates()) state_.at(i, kOwnUpdate).clear();
   }
   sample_ = {};
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -216,7 +245,7 @@ void Compressor::set_gradient_scale(double scale) {
 void Compressor::drop_residuals() {
   const std::lock_guard lock(mutex_);
   settle();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum});
+  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
 }
 
 std::vector<float> Compressor::gradient_powers() const {

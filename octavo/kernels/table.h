@@ -14,6 +14,7 @@
 #include "octavo/rules/low_rank.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
+#include "octavo/rules/zero_one_adam.h"
 
 /// The kernel table: what a back end provides. Every entry is a plain function over raw memory of the back end's
 /// device.
@@ -152,6 +153,16 @@ struct KernelTable {
   void (*sign_step)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
   void (*lion)(Queue, float decay, float step_size, const rules::MomentumMix& mix, std::uint64_t count,
                const float* gradient, float* parameter, float* momentum);
+
+  // zero_one_adam: turns gradients in `values` into what is sent; a step that is not sent; the step after one that
+  // was, for which `anchor` may be `parameter`
+  void (*zero_one_send)(Queue, const rules::ZeroOneStep& step, std::uint64_t count, float* values,
+                        const float* preconditioner, const float* momentum, const float* update);
+  void (*zero_one_local)(Queue, const rules::ZeroOneStep& step, std::uint64_t count, const float* gradient,
+                         const float* preconditioner, const float* anchor, float* parameter, float* momentum,
+                         float* update);
+  void (*zero_one_sync)(Queue, float decay, float share, std::uint64_t count, float* anchor, float* parameter,
+                        float* momentum, float* update);
 };
 
 }  // namespace octavo

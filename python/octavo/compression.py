@@ -32,8 +32,9 @@ def compress(
     ``plan``: see ``octavo.Plan``. ``optimizer``: one that decides what is sent must be passed, built before or after
     the model was wrapped. With ``OneBitAdamW`` and ``OneBitLamb`` ``plan`` is that of their momentum, and their warm-up
     sends gradients by its own ``warmup_plan``; with ``Signum`` and ``DistributedLion`` it is that of the ranks' updates
-    (``sign-vote``). Any other optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must
-    have none of its own, and is refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the
+    (``sign-vote``); with ``ZeroOneAdam`` that of what ranks have moved since they last exchanged it. Any other
+    optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must have none of its own, and is
+    refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the
     loss, if one does; error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which
     parameters are sent in float32: a function of name and parameter, or names with ``*`` (default:
     ``is_exempt_by_default``). ``seed``: of the run, from which is drawn what plans draw, such as the places of

@@ -180,6 +180,8 @@ class Handle:
             )
         self._compressor.step = max(int(one["step"]) for one in states)
         self._compressor.seed = seeds.pop()
+        if self._optimizer is not None:
+            self._optimizer._after_load_of_handle()
         follows = self._optimizer is not None and self._optimizer.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:
             warnings.warn(
@@ -256,6 +258,61 @@ class Handle:
         name_of = self._names_of("keep_own_momenta", parameters)
         self._compressor.keep_own_momenta(list(name_of.values()), update_beta, kept_beta)
         self._guard_all(name_of)
+
+    @property
+    def step(self) -> int:
+        """How many steps ranks have made: backward passes that were not under ``no_sync``. Saved and loaded with the
+        state."""
+        return self._compressor.step
+
+    def end_step(self) -> bool:
+        """Whether the last step was finite: on all ranks alike, but for one in which nothing was sent, where a rank
+        knows its own gradients alone."""
+        return self._compressor.end_step()
+
+    def set_exchange(self, exchange: str) -> None:
+        """What the next backward passes send: ``planned``, by the plan, as at first; ``gradients``, averaged in their
+        own dtype whatever the plan; or ``nothing``: ``.grad`` then is the rank's own gradient, and a NaN is the rank's
+        own matter. What feedback remembers waits. Call it with the same argument on all ranks, between steps: ranks
+        that differ wait for one another, until the time limit. NotImplementedError for a model of FSDP2."""
+        known = _C.Exchange.__members__
+        if exchange not in known:
+            raise ValueError(f"[ddp.set_exchange] expected {', '.join(known)}, got '{exchange}'")
+        self._compressor.set_exchange(known[exchange])
+
+    @property
+    def exchange(self) -> str:
+        """What the next backward pass sends, as ``set_exchange`` says; after it, what it has sent."""
+        return self._compressor.exchange.name
+
+    def keep_own_updates(self, preconditioners: Mapping[nn.Parameter, Tensor], beta: float) -> None:
+        """From now on ranks make updates of their own of these parameters, which they average when the exchange is
+        planned: ``update + size * (beta * m + (1 - beta) * preconditioner * gradient)``. ``preconditioners``: as those
+        of ``set_momentum``. ``ZeroOneAdam`` is built on it.
+
+        The momenta ``m`` and the updates (``own_updates``) are kept here, float32 and zero at first, and saved in
+        ``state_dict``. After a finite step with a planned exchange the updates are their averages over ranks, the same
+        bits on all of them; who called this makes parameters of them, and sets them to zero. No preconditioners end
+        this. What comes back in ``.grad`` is guarded as ``set_momentum`` says.
+        """
+        name_of = self._names_of("keep_own_updates", preconditioners)
+        self._compressor.keep_own_updates({name_of[p]: tensor for p, tensor in preconditioners.items()}, beta)
+        self._guard_all(name_of)
+
+    def set_step_sizes(self, sizes: Mapping[nn.Parameter, float]) -> None:
+        """``size`` of ``keep_own_updates`` in the next steps."""
+        name_of = self._names_of("set_step_sizes", sizes)
+        self._compressor.set_step_sizes({name_of[parameter]: size for parameter, size in sizes.items()})
+
+    def own_updates(self) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
+        """Momenta and updates of ``keep_own_updates``, flat, in the memory order of the preconditioners: to be changed
+        in place, between steps. Ask again after every step that was sent, and after a load."""
+        return {self._parameters[name]: pair for name, pair in self._compressor.own_updates().items()}
+
+    def exchange_updates(self) -> bool:
+        """Averages the updates of ``keep_own_updates`` now, outside of backward, as a step with a planned exchange and
+        without gradients; returns whether it was finite. Call it on all ranks."""
+        return self._compressor.exchange_updates()
 
     def _follow(self, plan: Plan, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """Begins a phase of the joined optimizer: ``plan`` for momenta, or for gradients where there are none."""

@@ -116,6 +116,9 @@ constexpr auto lamb_direction = late<&KernelTable::lamb_direction>();
 constexpr auto mix_momentum = late<&KernelTable::mix_momentum>();
 constexpr auto sign_step = late<&KernelTable::sign_step>();
 constexpr auto lion = late<&KernelTable::lion>();
+constexpr auto zero_one_send = late<&KernelTable::zero_one_send>();
+constexpr auto zero_one_local = late<&KernelTable::zero_one_local>();
+constexpr auto zero_one_sync = late<&KernelTable::zero_one_sync>();
 // of the host's memory
 constexpr auto measure_words = [](auto... all) { reference().measure_words(all...); };
 constexpr auto pack_words = [](auto... all) { reference().pack_words(all...); };

@@ -36,7 +36,8 @@ pytestmark = pytest.mark.timeout(30)
         (dict(port=70000), "--port must be between 1 and 65535"),
         (
             dict(optimizer="sgd"),
-            "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, muon, signum or lion, not 'sgd'",
+            "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion, not "
+            "'sgd'",
         ),
         (dict(model="huge"), "a CONFIG.json, not 'huge'"),
         (dict(device="tpu"), "not 'tpu'"),
@@ -61,6 +62,8 @@ pytestmark = pytest.mark.timeout(30)
         ),
         (dict(optimizer="lion", compare=("sign-vote", "randomk:0.1")), "and randomk:0.1 leaves most values unsent"),
         (dict(optimizer="lion", plan="threshold:3"), "and threshold:3 leaves most values unsent"),
+        (dict(optimizer="zero-one-adam", clip_norm=1.0), "--clip-norm has no meaning for zero-one-adam, which sends"),
+        (dict(optimizer="zero-one-adam", plan="auto"), "--optimizer zero-one-adam needs a plan that keeps magnitudes"),
         (dict(optimizer="signum", clip_norm=1.0), "--clip-norm has no meaning for signum, whose steps have the size"),
         (dict(plan="sign-vote", beta2=0.99), "--beta2 has no meaning for signum, which has one momentum, --beta1"),
     ],
@@ -103,6 +106,12 @@ def test_one_bit_warm_up_is_15_percent_of_the_steps():
     assert TrainConfig(steps=400).onebit_warmup_steps == 60
     assert TrainConfig(steps=1).onebit_warmup_steps == 1
     assert TrainConfig(steps=400, plan="dense").onebit_warmup_steps == 0
+
+
+def test_the_schedule_of_zero_one_adam_is_a_share_of_the_steps():
+    schedule = TrainConfig(optimizer="zero-one-adam", steps=400).zero_one_schedule
+    assert schedule == dict(var_freeze_step=60, local_step_scaler=80, local_step_clipper=8)
+    assert TrainConfig(optimizer="zero-one-adam", steps=400).onebit_warmup_steps == 0
 
 
 def test_a_config_is_frozen():

@@ -37,8 +37,11 @@ struct Role {
 // Of a linear map with error feedback, what its images leave over of all elements, and what the map itself remembers.
 inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
-// The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta).
+// The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta,
+// keep_own_updates).
 inline constexpr Role kOwnMomentum = {"momentum", Extent::whole, at::kFloat, /*lives_unsent=*/true};
+// The updates that a rank has made by itself since the last that was sent (Compressor::keep_own_updates).
+inline constexpr Role kOwnUpdate = {"update", Extent::whole, at::kFloat, /*lives_unsent=*/true};
 
 /// Every tensor of a rank that lives from step to step, by parameter and role; made at its first use. Not thread-safe.
 class OCTAVO_API StateStore {

@@ -55,6 +55,9 @@ class JoinedOptimizer(Optimizer):
         """Tells the handle what to send, at the join and whenever the state has changed from outside."""
         raise NotImplementedError
 
+    def _after_load_of_handle(self) -> None:
+        """The handle's state was replaced by a saved one."""
+
     # ---- the handle
 
     def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:

@@ -37,8 +37,8 @@ def train(
     optimizer: Annotated[
         str,
         typer.Option(
-            help="adamw, onebit-adamw, onebit-lamb, muon, signum or lion; auto is onebit-adamw for sign and sign+ef, "
-            "signum for sign-vote, otherwise adamw."
+            help="adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; auto is onebit-adamw for sign "
+            "and sign+ef, signum for sign-vote, otherwise adamw."
         ),
     ] = _DEFAULT.optimizer,
     zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
@@ -63,9 +63,9 @@ def train(
     beta1: Annotated[
         float | None,
         typer.Option(
-            help="Momentum: of AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of Muon, not of the AdamW beside "
-            "it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for muon 0.95, for signum, "
-            "lion and dgc 0.9."
+            help="Momentum: of AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of 0/1 Adam; of Muon, not of the "
+            "AdamW beside it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for muon 0.95, "
+            "for signum, lion and dgc 0.9."
         ),
     ] = _DEFAULT.beta1,
     beta2: Annotated[

@@ -15,20 +15,43 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "muon", "signum", "lion")
+OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion")
 ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
 VOTED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
-LR = {"adamw": 3e-3, "onebit-adamw": 3e-3, "onebit-lamb": 1e-2, "muon": 3e-3, "signum": 6e-4, "lion": 6e-4}
+LR = {
+    "adamw": 3e-3,
+    "onebit-adamw": 3e-3,
+    "onebit-lamb": 1e-2,
+    "zero-one-adam": 3e-3,
+    "muon": 3e-3,
+    "signum": 6e-4,
+    "lion": 6e-4,
+}
 """The default of --lr for each optimizer: with BETA1 the best, or nearly so, on all data sets of `octavo bench
-quality`. Not tuned there: of those that step by signs it is a fifth, as the paper on Lion advises; LAMB's is a part of
-a tensor's own size."""
+quality`. Not tuned there: 0/1 Adam has AdamW's; of those that step by signs it is a fifth, as the paper on Lion
+advises; LAMB's is a part of a tensor's own size."""
 DGC_MOMENTUM = 0.9
 """The default of --beta1 under a plan with dgc, which keeps the momentum in the optimizer's place."""
-BETA1 = {"adamw": 0.5, "onebit-adamw": 0.5, "onebit-lamb": 0.5, "muon": 0.95, "signum": 0.9, "lion": 0.9}
+BETA1 = {
+    "adamw": 0.5,
+    "onebit-adamw": 0.5,
+    "onebit-lamb": 0.5,
+    "zero-one-adam": 0.5,
+    "muon": 0.95,
+    "signum": 0.9,
+    "lion": 0.9,
+}
 """The default of --beta1 for each optimizer. AdamW learns these short runs faster with 0.5 than with the usual 0.9."""
-BETA2 = {"adamw": 0.999, "onebit-adamw": 0.999, "onebit-lamb": 0.999, "muon": 0.999, "lion": 0.99}
+BETA2 = {
+    "adamw": 0.999,
+    "onebit-adamw": 0.999,
+    "onebit-lamb": 0.999,
+    "zero-one-adam": 0.999,
+    "muon": 0.999,
+    "lion": 0.99,
+}
 """The default of --beta2 for each optimizer that has one."""
 MODELS = ("tiny", "small", "220m")
 DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
@@ -38,7 +61,11 @@ RANKS_PER_CORE = 4
 _HINTS = {"clip_norm": "; leave it out for no clipping"}
 LR_WARMUP_SHARE = 0.05
 ONEBIT_WARMUP_SHARE = 0.15
-"""Share of the steps that a 1-bit optimizer spends on int4+ef before it freezes the variance."""
+"""Share of the steps that a 1-bit optimizer spends on int4+ef before it freezes the variance; of 0/1 Adam's steps, the
+share in which its variance learns."""
+LOCAL_STEP_SHARE = 0.2
+"""Share of the steps after which 0/1 Adam sends half as often; one in LOCAL_STEPS at least."""
+LOCAL_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -124,8 +151,18 @@ class TrainConfig:
     @property
     def onebit_warmup_steps(self) -> int:
         """Steps before a 1-bit optimizer freezes its variance; 0 for other optimizers."""
-        if self.optimizer_name not in ONEBIT:
-            return 0
+        return self._variance_steps if self.optimizer_name in ONEBIT else 0
+
+    @property
+    def zero_one_schedule(self) -> dict[str, int]:
+        """When 0/1 Adam sends what (`octavo.optim.ZeroOneAdam`)."""
+        doubled_after = max(1, round(LOCAL_STEP_SHARE * self.steps))
+        return dict(
+            var_freeze_step=self._variance_steps, local_step_scaler=doubled_after, local_step_clipper=LOCAL_STEPS
+        )
+
+    @property
+    def _variance_steps(self) -> int:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
     def for_plan(self, plan: str) -> TrainConfig:
@@ -256,6 +293,13 @@ def _check_optimizer(config: TrainConfig) -> None:
                 f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{plan}'; "
                 f"adamw and muon work with every plan"
             )
+        if name == "zero-one-adam" and config.clip_norm is not None:
+            _fail(
+                "--clip-norm has no meaning for zero-one-adam, which sends updates of several steps, not gradients: "
+                "leave it out, or take onebit-adamw"
+            )
+        if name == "zero-one-adam" and plan.split(":")[0] in ("sign-vote", "auto"):
+            _fail(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{plan}'")
         if name not in VOTED:
             continue
         if plan.startswith(("topk", "threshold", "randomk")):

@@ -34,8 +34,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.Optimizer:
     """The optimizer that the options ask for; all of them spare norms and biases from weight decay.
 
-    ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW and LAMB before and after their freeze; of Muon, whose AdamW
-    part keeps AdamW's default; of Signum; of the update of Lion. ``--beta2`` is that of the variance, and Lion's.
+    ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW and LAMB before and after their freeze; of 0/1 Adam; of Muon,
+    whose AdamW part keeps AdamW's default; of Signum; of the update of Lion. ``--beta2`` is that of the variance, and
+    Lion's.
     """
     name, lr, beta1 = config.optimizer_name, config.resolved_lr, config.resolved_beta1
     if name == "muon":
@@ -49,6 +50,8 @@ def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.
         return octavo.optim.Signum(groups, lr=lr, momentum=beta1)
     if name == "lion":
         return octavo.optim.DistributedLion(groups, lr=lr, betas=betas)
+    if name == "zero-one-adam":
+        return octavo.optim.ZeroOneAdam(groups, lr=lr, betas=betas, eps=ADAM_EPS, **config.zero_one_schedule)
     onebit = octavo.optim.OneBitLamb if name == "onebit-lamb" else octavo.optim.OneBitAdamW
     warmup = config.onebit_warmup_steps
     return onebit(groups, lr=lr, betas=betas, eps=ADAM_EPS, warmup_steps=warmup, frozen_beta=beta1)

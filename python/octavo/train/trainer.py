@@ -51,6 +51,8 @@ class Trainer:
         loss = self.world.mean(self._backward(step))
         skipped = not self._gradient_is_finite()
         norm = None if skipped else self._update()
+        if step == self.config.steps and hasattr(self.engine.optimizer, "synchronize"):
+            self.engine.optimizer.synchronize()
         self.engine.optimizer.zero_grad(set_to_none=True)
         record = self._account(step, loss, rate, skipped, late, time.perf_counter() - start)
         return record if norm is None else {**record, "grad_norm": norm}
@@ -100,11 +102,15 @@ class Trainer:
         return norm
 
     def _gradient_is_finite(self) -> bool:
-        # The reduced gradients are the same bits on every rank, so the ranks agree without another message.
+        # The reduced gradients are the same bits on every rank, so the ranks agree without another message; where
+        # nothing was reduced they need one.
         # The least and the greatest are NaN where any value is, and are found at the speed of memory.
         gradients = [p.grad for p in self.engine.model.parameters() if p.grad is not None]
         bounds = [bound for gradient in gradients for bound in torch.aminmax(gradient)]
-        return bool(torch.isfinite(torch.stack(bounds)).all())
+        finite = bool(torch.isfinite(torch.stack(bounds)).all())
+        if self.engine.handle.exchange == "nothing":
+            return self.world.mean(float(finite)) == 1.0
+        return finite
 
     def _account(
         self, step: int, loss: float, rate: float, skipped: bool, late: bool, seconds: float

@@ -80,6 +80,7 @@ JOINED = {
     "OneBitLamb": ("sign+ef", {"warmup_steps": 3}),
     "Signum": ("sign-vote", {}),
     "DistributedLion": ("int4+ef", {}),
+    "ZeroOneAdam": ("sign+ef", {"var_freeze_step": 4, "local_step_scaler": 2, "local_step_clipper": 2}),
 }
 
 

@@ -1,0 +1,414 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0/1 Adam: most steps send nothing, the others one bit a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo._C import Plan, ZeroOneKind, zero_one_kind
+from octavo.optim.checks import require_dense, require_real
+from octavo.optim.joined import JoinedOptimizer
+
+_VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
+_EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
+_SCHEDULE = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")
+
+
+class ZeroOneAdam(JoinedOptimizer):
+    """Adam whose ranks make steps of their own between those that are sent, after 0/1 Adam (Lu et al. 2022).
+
+    >>> options = dict(var_freeze_step=round(0.15 * steps), local_step_scaler=round(0.2 * steps))
+    >>> optimizer = octavo.optim.ZeroOneAdam(model.parameters(), lr=1e-3, **options)
+    >>> handle = octavo.compress(ddp, "sign+ef", optimizer=optimizer)
+
+    A step is of one of three kinds, and a pure function of its number says of which:
+
+    - *variance*: gradients are averaged in their own dtype, and momentum and variance learn from them. At first every
+      step, after ``var_update_scaler`` of these every second one, after as many again every fourth one, ..., until
+      ``var_freeze_step`` steps are made; then the variance stays as it is.
+    - *sync*: all other steps before ``var_freeze_step``, and after it one step in every interval. Ranks average, by the
+      plan of ``octavo.compress`` with its error feedback, the updates that each has made since the last sync, this
+      step's among them. From the average all make the same parameters and the same momentum.
+    - *local*: all others. Nothing is sent. Each rank moves by its own gradient and its own momentum; parameters differ
+      between ranks until the next sync. Intervals begin with 1 step, double after every ``local_step_scaler`` steps,
+      and end at ``local_step_clipper``.
+
+    After a sync step parameters have the same bits on all ranks. ``synchronize()`` averages what is under way outside
+    of backward: call it on all ranks after the last step, and wherever ranks must have the same parameters.
+
+    The learning rate of a step is the one in force when its forward pass began. After a local step ``parameter.grad``
+    is the rank's own gradient, clipped if the loop clips it; after a sync step it is the averaged update, which must
+    not be changed: RuntimeError. Weight decay is decoupled, and taken at sync steps for all steps since the last one.
+
+    A step with a NaN or an infinity is not made. Where ranks exchange something, all of them see it and none makes the
+    step; a sync is made up for in the next step. In a local step the rank that has it makes no step, and the others go
+    on without knowing: the average then has that much less of this rank. A GradScaler may therefore skip a step on one
+    rank alone, and its scales may differ between ranks afterwards. A parameter that had no gradient in any variance
+    step is moved by plain AdamW, at sync steps alone.
+
+    Four things differ from the paper. Variances and momenta are corrected for their start at zero, as Adam's are. A
+    variance step sends gradients alone, of which all ranks make the same momentum, and no momentum beside it. Updates
+    are sent as they move parameters, divided by the root of the variance before and not after, so that one scale suits
+    all of a tensor. And that root is at least ``variance_floor`` of its mean over 256 elements: rows of rare tokens,
+    which have no gradient while the variance learns, would otherwise move by 1 / ``eps``; 0 leaves it out.
+
+    State per parameter: ``exp_avg_sq`` while the variance learns; ``preconditioner``, 1 over its root; ``anchor``, the
+    parameter at the last sync, from the first local step on; scalars. All of it is equal on all ranks. Momenta and
+    updates since the last sync are per-rank state, float32: ``handle.state_dict()`` of each rank has them. A run that
+    is saved between two syncs resumes with the same bits, though the parameters of only one rank were saved; another
+    number of ranks goes on with the means. In a single process no handle is needed, and syncs have one rank to average.
+    """
+
+    _own_options = frozenset(_SCHEDULE)  # of parameter groups, by which a saved state is known
+    _heard = 0  # the handle's step of which the state knows
+    _kind = _VARIANCE  # of the step under way
+    _made: ZeroOneKind | None = None  # what step() is to make of the gradients
+    _rates: tuple[tuple[float, float], ...] = ()  # by group, of the step under way: learning rate and weight decay
+    _is_registered = _is_followed = False  # at the handle
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        var_freeze_step: int,
+        local_step_scaler: int,
+        var_update_scaler: int = 16,
+        local_step_clipper: int = 16,
+        variance_floor: float = 0.3,
+    ):
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "var_freeze_step": var_freeze_step,
+                "var_update_scaler": var_update_scaler,
+                "local_step_scaler": local_step_scaler,
+                "local_step_clipper": local_step_clipper,
+                "variance_floor": variance_floor,
+                # the position in the schedule, the same in all groups
+                "steps": 0,
+                "overdue": False,  # a sync failed
+            },
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group, first = self.param_groups[-1], self.param_groups[0]
+        for name in ("lr", "eps", "weight_decay", "variance_floor"):
+            self._require(group[name] >= 0, f"{name} of at least 0", group[name])
+        self._require(all(0 <= beta < 1 for beta in group["betas"]), "betas in [0, 1)", group["betas"])
+        for name in _SCHEDULE:
+            self._require(group[name] >= 1 and group[name] == int(group[name]), f"{name} of at least 1", group[name])
+        for name in ("betas", *_SCHEDULE):
+            same = group[name] == first[name]
+            self._require(same, f"the same {name} in all parameter groups", f"{first[name]} and {group[name]}")
+        group.update(steps=first["steps"], overdue=first["overdue"])
+        require_real(self, group["params"])
+        if self._handle is not None:
+            self._begin_step()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the variance has learnt all that it does."""
+        return self._position["steps"] >= self._position["var_freeze_step"]
+
+    @property
+    def next_kind(self) -> str:
+        """Of the next step: ``variance``, ``sync`` or ``local``."""
+        self._hear()
+        return self._next_kind().name
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._require_joined()
+        self._require_delivered(
+            "step",
+            "after a step in which ranks averaged their updates .grad holds the average, and it is not what came from "
+            "the wire any more. Clip gradients after other steps alone (optimizer.next_kind, before the forward pass, "
+            "says what a step is); a GradScaler must be given to octavo.compress(..., scaler=scaler) and must unscale "
+            "before",
+        )
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                require_dense(self, parameter.grad)
+        if self._handle is None:
+            self._step_alone()
+        self._hear()
+        made, self._made = self._made, None
+        if made == _VARIANCE:
+            self._learn_variance()
+        elif made == _LOCAL:
+            self._move_locally()
+        elif made == _SYNC:
+            self._move_without_preconditioner()
+        return loss
+
+    @torch.no_grad()
+    def synchronize(self) -> None:
+        """Makes parameters and momenta the same on all ranks, as a sync step does, but without a gradient and outside
+        of backward; sends nothing where they are the same. Call it on all ranks, between steps."""
+        self._hear()
+        if self._handle is None or not any(state.get("total") for state in self.state.values()):
+            return
+        finite = self._handle.exchange_updates()
+        self._heard = self._handle.step
+        if finite:
+            self._end_round()
+        self._set_position(overdue=not finite)
+        self._begin_step()
+
+    # ---- the schedule, which goes by the steps of the handle: a scaler may leave step() out on one rank
+
+    @property
+    def _position(self) -> dict[str, Any]:
+        return self.param_groups[0]
+
+    def _set_position(self, **values: Any) -> None:
+        for group in self.param_groups:
+            group.update(values)
+
+    def _next_kind(self) -> ZeroOneKind:
+        kind = zero_one_kind(self._position["steps"], *(self._position[name] for name in _SCHEDULE))
+        return _SYNC if kind == _LOCAL and self._position["overdue"] else kind
+
+    def _begin_step(self) -> None:
+        """Before the forward pass, or several of them: says what the next backward pass sends."""
+        self._hear()
+        self._kind = self._next_kind()
+        self._take_rates()
+        if self._handle is None:
+            return
+        self._handle.set_exchange(_EXCHANGES[self._kind])
+        if self._kind == _SYNC:
+            self._handle.set_step_sizes({p: self._step_size(state, lr) for p, state, lr, _ in self._known()})
+
+    def _take_rates(self) -> None:
+        self._rates = tuple((float(group["lr"]), group["weight_decay"]) for group in self.param_groups)
+
+    def _hear(self) -> None:
+        """Takes note of the handle's last step, if it has made one."""
+        if self._handle is None or self._handle.step == self._heard:
+            return
+        finite = self._handle.end_step()
+        self._heard = self._handle.step
+        self._take_note(finite)
+
+    @torch.no_grad()
+    def _take_note(self, finite: bool) -> None:
+        """Of a step of this kind: what all ranks do alike, whether they have gradients or not."""
+        kind = self._kind
+        self._made = kind if finite else None
+        self._set_position(steps=self._position["steps"] + 1, overdue=kind == _SYNC and not finite)
+        if kind == _VARIANCE or (kind == _SYNC and not finite):
+            return
+        for parameter, state, lr, weight_decay in self._known():
+            if "anchor" not in state and (kind == _LOCAL or self._handle is None):
+                state["anchor"] = parameter.detach().clone(memory_format=torch.preserve_format)
+            state["total"] += self._step_size(state, lr)
+            state["decay"] *= 1 - lr * weight_decay
+            state["step"] += 1
+        if kind == _SYNC and self._handle is not None:
+            self._end_round()
+
+    def _known(self) -> Iterable[tuple[Tensor, dict[str, Any], float, float]]:
+        """The parameters that have a preconditioner, their states, learning rates and weight decays."""
+        for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
+            for parameter in group["params"]:
+                state = self.state.get(parameter, {})
+                if "preconditioner" in state:
+                    yield parameter, state, lr, weight_decay
+
+    def _step_size(self, state: dict[str, Any], lr: float) -> float:
+        """Of the next step, with the correction of the momentum for its start at zero."""
+        return lr / (1 - self._position["betas"][0] ** (state["step"] + 1))
+
+    # ---- the steps
+
+    def _step_alone(self) -> None:
+        """A step of the single rank, whose syncs are local steps, after which a round ends."""
+        self._begin_step()
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        self._take_note(bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))))
+        if self._made == _SYNC:
+            self._move_locally()
+            self._end_round()
+
+    def _learn_variance(self) -> None:
+        moved = []
+        for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if "preconditioner" in self.state.get(parameter, {}) or parameter.grad.any():
+                    moved.append((parameter, group, lr, weight_decay))
+                else:  # AdamW's step by zeros
+                    parameter.mul_(1 - lr * weight_decay)
+        if any("preconditioner" not in self.state[parameter] for parameter, *_ in moved):
+            for parameter, *_ in moved:
+                if "preconditioner" not in self.state[parameter]:
+                    self._first_state(parameter)
+            self._register()
+        own = self._own()
+        for parameter, group, lr, weight_decay in moved:
+            state = self.state[parameter]
+            state["step"] += 1
+            state["variance_step"] += 1
+            steps, options = (state["step"], state["variance_step"]), (*group["betas"], group["eps"], weight_decay)
+            tensors = (own[parameter][0], state["exp_avg_sq"], state["preconditioner"])
+            torch.ops.octavo.zero_one_variance_(
+                parameter, parameter.grad, *tensors, *steps, lr, *options, group["variance_floor"]
+            )
+
+    def _move_locally(self) -> None:
+        own = self._own()
+        moved = [(p, state, lr) for p, state, lr, _ in self._known() if p.grad is not None]
+        beta = self._position["betas"][0]
+        torch.ops.octavo.zero_one_local_(
+            [parameter for parameter, *_ in moved],
+            [parameter.grad for parameter, *_ in moved],
+            [state["preconditioner"] for _, state, _ in moved],
+            [state["anchor"] for _, state, _ in moved],
+            [own[parameter][0] for parameter, *_ in moved],
+            [own[parameter][1] for parameter, *_ in moved],
+            beta,
+            [lr / (1 - beta ** state["step"]) for _, state, lr in moved],  # noted already: _step_size is the next one's
+        )
+
+    def _end_round(self) -> None:
+        """After updates were averaged: the parameters that all ranks have now, and the next round."""
+        own, ending = self._own(), [(parameter, state) for parameter, state, *_ in self._known()]
+        for with_anchor in (True, False):
+            part = [(parameter, state) for parameter, state in ending if ("anchor" in state) == with_anchor]
+            torch.ops.octavo.zero_one_sync_(
+                [parameter for parameter, _ in part],
+                [state["anchor"] for _, state in part] if with_anchor else [],
+                [own[parameter][0] for parameter, _ in part],
+                [own[parameter][1] for parameter, _ in part],
+                [state["decay"] for _, state in part],
+                [state["total"] for _, state in part],
+            )
+        for _, state in ending:
+            state.update(total=0.0, decay=1.0)
+            if self.frozen:
+                state.pop("exp_avg_sq", None)
+
+    def _move_without_preconditioner(self) -> None:
+        """Plain AdamW of the parameters whose gradients were averaged as they are, because the variance is frozen and
+        has not learnt from any."""
+        if not self.frozen:
+            return
+        for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
+            for parameter in group["params"]:
+                state = self.state.get(parameter, {})
+                if parameter.grad is None or "preconditioner" in state:
+                    continue
+                if not state:
+                    state = self.state[parameter]
+                    state.update(step=0, exp_avg=_zeros(parameter), exp_avg_sq=_zeros(parameter))
+                state["step"] += 1
+                moments, options = (state["exp_avg"], state["exp_avg_sq"]), (*group["betas"], group["eps"])
+                torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, state["step"], lr, *options, weight_decay)
+
+    def _first_state(self, parameter: Tensor) -> None:
+        state = self.state[parameter]
+        state.update(step=0, variance_step=0, total=0.0, decay=1.0)
+        state.update(exp_avg_sq=_zeros(parameter), preconditioner=_zeros(parameter))
+        if self._handle is None:
+            state.update(exp_avg=_zeros(parameter), update=_zeros(parameter))
+
+    def _own(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
+        """Momenta and updates since the last sync, in the shape and memory order of the preconditioner."""
+        if self._handle is None:
+            return {p: (state["exp_avg"], state["update"]) for p, state, *_ in self._known()}
+        flat = self._handle.own_updates() if self._is_registered else {}
+        views = {}
+        for parameter, pair in flat.items():
+            like = self.state[parameter]["preconditioner"]
+            views[parameter] = tuple(tensor.as_strided(like.size(), like.stride()) for tensor in pair)
+        return views
+
+    # ---- the handle of octavo.compress
+
+    @property
+    def phase(self) -> object:
+        schedule = [self._position[name] for name in _SCHEDULE]
+        return super().phase, self._position["betas"][0], schedule, self._position["steps"]
+
+    def require_plan(self, plan: Plan) -> None:
+        self._require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
+        self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
+        self._require(not plan.is_auto, "a plan that stays the same, such as sign+ef", plan)
+
+    def _enter_phase(self) -> None:
+        if self._handle is None:
+            return
+        if not self._is_followed:
+            self._is_followed = True
+            self._handle._ddp.register_forward_pre_hook(self._before_forward)
+        self._heard, self._made = self._handle.step, None
+        self._take_rates()
+        self._register()
+        self._restore_parameters()
+        self._begin_step()
+
+    def _before_forward(self, *_: object) -> None:
+        if torch.is_grad_enabled():  # else no backward pass follows
+            self._begin_step()
+
+    def _after_load_of_handle(self) -> None:
+        self._enter_phase()
+
+    def _register(self) -> None:
+        if self._handle is None:
+            return
+        known = {parameter: state["preconditioner"] for parameter, state, *_ in self._known()}
+        if known or self._is_registered:
+            self._handle.keep_own_updates(known, self._position["betas"][0])
+        self._is_registered = bool(known)
+
+    @torch.no_grad()
+    def _restore_parameters(self) -> None:
+        """Between two syncs the saved parameters are those of one rank; a rank's own follow from the anchor."""
+        own = self._own()
+        for parameter, state, *_ in self._known():
+            if "anchor" in state:
+                parameter.copy_(state["anchor"].float() - own[parameter][1])
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        self._hear()
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        name = type(self).__name__
+        if any(self._own_options - group.keys() for group in state_dict["param_groups"]):
+            raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
+        super().load_state_dict(state_dict)
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
+            for key, parameter in zip(saved["params"], group["params"], strict=True):
+                for what, value in state_dict["state"].get(key, {}).items():
+                    if isinstance(value, Tensor):  # torch casts it to the parameter's dtype
+                        dtype = parameter.dtype if what == "anchor" else torch.float32
+                        copy = torch.empty_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+                        self.state[parameter][what] = copy.copy_(value)
+        self._enter_phase()
+
+
+def _zeros(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/zero_one_adam.h"
+
+#include "tests/conformance/conformance.h"
+
+namespace octavo::conformance {
+
+namespace {
+
+constexpr rules::ZeroOneStep kStep = {0.9F, 0.1F, 1e-3F};
+constexpr float kDecay = 0.999F, kShare = 250.0F;
+
+struct Values {
+  Guarded<float> gradient, preconditioner, anchor, parameter, momentum, update;
+  Values(std::uint64_t count, std::uint64_t offset)
+      : gradient(count, offset),
+        preconditioner(count, offset),
+        anchor(count, offset),
+        parameter(count, offset),
+        momentum(count, offset),
+        update(count, offset) {
+    const auto values = finite_values(6 * count, 7);
+    std::uint64_t next = 0;
+    for (Guarded<float>* one : all()) {
+      for (std::uint64_t i = 0; i < count; ++i) one->data()[i] = values[next++];
+    }
+  }
+  std::vector<Guarded<float>*> all() { return {&gradient, &preconditioner, &anchor, &parameter, &momentum, &update}; }
+  void send(const KernelTable& table) {
+    table.zero_one_send({}, kStep, gradient.count(), gradient.data(), preconditioner.data(), momentum.data(),
+                        update.data());
+  }
+  void step(const KernelTable& table) {
+    table.zero_one_local({}, kStep, gradient.count(), gradient.data(), preconditioner.data(), anchor.data(),
+                         parameter.data(), momentum.data(), update.data());
+  }
+  void sync(const KernelTable& table, Guarded<float>& base) {
+    table.zero_one_sync({}, kDecay, kShare, gradient.count(), base.data(), parameter.data(), momentum.data(),
+                        update.data());
+  }
+};
+
+void expect_same_values(Values& got, Values& expected) {
+  for (std::size_t i = 0; i < got.all().size(); ++i) {
+    got.all()[i]->expect_same_bits(*expected.all()[i]);
+    got.all()[i]->expect_untouched_around();
+  }
+}
+
+TEST(ZeroOneAdam, EqualsReference) {
+  for (const std::uint64_t count : kCounts) {
+    for (const std::uint64_t offset : kOffsets) {
+      SCOPED_TRACE(count);
+      Values expected(count, 0), got(count, offset);
+      for (auto [table, values] : {std::pair(&reference(), &expected), std::pair(&tested(), &got)}) {
+        values->step(*table);
+        values->send(*table);
+      }
+      expect_same_values(got, expected);
+      for (auto [table, values] : {std::pair(&reference(), &expected), std::pair(&tested(), &got)}) {
+        values->sync(*table, values->anchor);
+        values->sync(*table, values->parameter);  // without an anchor
+      }
+      expect_same_values(got, expected);
+    }
+  }
+}
+
+/// A step that is sent by one rank alone, and the step after it, are a local step of that rank.
+TEST(ZeroOneAdam, WhatOneRankSendsIsItsLocalStep) {
+  constexpr std::uint64_t kCount = 1000;
+  Values local(kCount, 0), sent(kCount, 0);
+  local.step(tested());
+  sent.send(tested());
+  sent.gradient.expect_same_bits(local.update);
+  std::copy_n(sent.gradient.data(), kCount, sent.update.data());
+  tested().zero_one_sync({}, 1.0F, kShare, kCount, sent.anchor.data(), sent.parameter.data(), sent.momentum.data(),
+                         sent.update.data());
+  sent.parameter.expect_same_bits(local.parameter);
+  sent.anchor.expect_same_bits(local.parameter);
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    EXPECT_EQ(sent.update.data()[i], 0.0F);
+    EXPECT_EQ(sent.momentum.data()[i], kShare * local.update.data()[i]);
+  }
+}
+
+}  // namespace
+
+}  // namespace octavo::conformance
