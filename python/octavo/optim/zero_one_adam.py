@@ -268,6 +268,7 @@ class ZeroOneAdam(JoinedOptimizer):
             state = self.state[parameter]
             state["step"] += 1
             state["variance_step"] += 1
+            state.pop("anchor", None)  # all ranks move together: the next round begins elsewhere
             steps, options = (state["step"], state["variance_step"]), (*group["betas"], group["eps"], weight_decay)
             tensors = (own[parameter][0], state["exp_avg_sq"], state["preconditioner"])
             torch.ops.octavo.zero_one_variance_(
