@@ -75,6 +75,7 @@ add_library(octavo SHARED
   comm/schedule/linear_sum.cpp
   comm/schedule/hierarchical.cpp
   comm/verdict.cpp
+  comm/measured_loss.cpp
   comm/compressor.cpp
   comm/compressor_updates.cpp
   comm/compressor_state.cpp

@@ -267,7 +267,8 @@ py::list parameter_stats(Compressor& compressor) {
   for (const ParameterStats& one : all) {
     result.append(py::dict(py::arg("name") = one.name, py::arg("plan") = one.plan, py::arg("count") = one.count,
                            py::arg("wire_bytes") = one.wire_bytes, py::arg("dense_bytes") = one.dense_bytes,
-                           py::arg("gradient_rms") = one.gradient_rms, py::arg("residual_rms") = one.residual_rms));
+                           py::arg("gradient_rms") = one.gradient_rms, py::arg("residual_rms") = one.residual_rms,
+                           py::arg("relative_error") = one.loss.relative_error, py::arg("cosine") = one.loss.cosine));
   }
   return result;
 }
@@ -340,6 +341,7 @@ void bind_compressor(py::module_& m) {
       .def("set_gradient_scale", &Compressor::set_gradient_scale, no_gil)
       .def("drop_residuals", &Compressor::drop_residuals, no_gil)
       .def("stats", &stats)
+      .def("measure_next_step", &Compressor::measure_next_step, no_gil)
       .def("parameter_stats", &parameter_stats)
       .def("residuals", &Compressor::residuals, no_gil)
       .def("load_residuals", &Compressor::load_residuals, py::arg("residuals"), py::arg("of_momenta"), no_gil)

@@ -94,7 +94,11 @@ void Compressor::begin_step() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
   }
   residuals_are_of_momenta_ = in_momentum_phase_;
-  for (Parameter& parameter : parameters_) parameter.power = 0;
+  measures_ = std::exchange(measures_next_, false);
+  for (Parameter& parameter : parameters_) {
+    parameter.power = 0;
+    if (measures_) parameter.loss = {};
+  }
   sample_.values = at::Tensor();
   has_step_ = true;
   ++steps_;
@@ -175,6 +179,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
+  if (measures_ && job->is_encoded) job->contributed.emplace(job->values, tensors, *wire_);
   const PhaseSeconds before = seconds_;
   job->schedule->begin({bucket, std::move(tensors), job->divisor, digest});
   if (turn.is_alone) {
@@ -219,6 +224,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
   if (job->is_planned) keep_averages(*job);
+  if (measures_) measure(*job);
   if (job->is_encoded) {  // else the results are in the bucket, in its own units
     if (scale != 1.0F) result_of(job->values).mul_(scale);
     if (!job->values.is_same(job->bucket)) result_of(job->bucket).copy_(result_of(job->values));
@@ -227,6 +233,18 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   }
   if (job->schedule) idle(*job).push_back(std::move(job->schedule));
   last_done_ = Clock::now();
+}
+
+/// Before results are scaled as the gradients are.
+void Compressor::measure(Job& job) {
+  std::vector<MeasuredLoss> losses(job.slots.size(), {0.0F, 1.0F});  // of what travels as it is
+  if (job.contributed) losses = job.contributed->compare(*wire_, job.divisor, job.values);
+  for (std::size_t i = 0; i < job.slots.size(); ++i) {
+    Parameter& parameter = parameters_[job.slots[i].parameter];
+    if (parameter.plan->momentum() || parameter.power == 0) continue;
+    parameter.loss = losses[i];
+    if (!codec_of(parameter).traits().keeps_magnitude) parameter.loss.relative_error.reset();
+  }
 }
 
 void Compressor::reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) {
@@ -295,6 +313,7 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
 
 std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
   std::uint64_t digest = rules::seeded_key(rules::derive_key(step_, in_momentum_phase_ ? 1 : 0), seed_);
+  if (measures_) digest = rules::derive_key(digest, 1);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Parameter& parameter = parameters_[job.slots[i].parameter];
     if (parameter.sends_own()) digest = rules::derive_key(digest, parameter.keeps_momentum ? 1 : 2);

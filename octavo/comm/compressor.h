@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "octavo/comm/auto_plan.h"
+#include "octavo/comm/measured_loss.h"
 #include "octavo/comm/plan.h"
 #include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/state/state_store.h"
@@ -66,6 +67,7 @@ struct ParameterStats {
   std::uint64_t dense_bytes;  // what a ring sends for it in float32
   float gradient_rms;         // in the last step, over ranks
   float residual_rms;         // of what this rank still owes, as a sender and as an owner; 0 without feedback
+  MeasuredLoss loss;          // of the last step that was measured (Compressor::measure_next_step)
 };
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
@@ -115,7 +117,8 @@ class OCTAVO_API Compressor {
     bool is_planned = true;  // as its step's exchange
     bool is_owed = false;    // it sends residuals of an earlier plan
     std::unique_ptr<Schedule> schedule;
-    std::optional<Outcome> outcome;  // where begin() has done all
+    std::optional<ContributedBucket> contributed;  // in a step that is measured
+    std::optional<Outcome> outcome;                // where begin() has done all
   };
   using Clock = std::chrono::steady_clock;
   /// Starts the bucket's first transfer; advance(), transfers() - 1 times, and finish() then complete it. Several jobs
@@ -207,6 +210,14 @@ class OCTAVO_API Compressor {
   /// of the ParameterInfos; the same on all ranks. 0 for a sparse gradient.
   std::vector<float> gradient_powers() const;
 
+  /// In the next step the results are compared with the exact means of what the ranks contribute: their gradients, or
+  /// their momenta and own updates where these are sent. All ranks must call it before the same step, in which the
+  /// contributions to encoded buckets travel once more, in float32. What is not encoded loses nothing but a rounding
+  /// and is not measured. Where the plan keeps a momentum there are no figures, because results are then velocities;
+  /// where it votes, no relative error. What error feedback owes of earlier steps is part of a result, and what it owes
+  /// to later ones is missing from it: both count as an error of this step.
+  void measure_next_step();
+
   CompressorStats stats();
   /// Nothing under another plan than `auto`, or with one rank.
   std::optional<AutoStats> auto_stats() const;
@@ -250,6 +261,7 @@ class OCTAVO_API Compressor {
     double step_size = 0;            // of the next one
     float power = 0;
     std::uint64_t packed_bytes = 0;  // in the last step (Outcome)
+    MeasuredLoss loss = {};
     bool keeps_updates() const { return preconditioner.defined(); }
     bool sends_own() const { return keeps_momentum || keeps_updates(); }  // what it has made of its gradient
     bool sends_momentum() const { return momentum.mean.defined() || sends_own(); }
@@ -286,6 +298,7 @@ class OCTAVO_API Compressor {
   std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
   at::Tensor result_of(const at::Tensor& bucket) const;
   void hear_others();
+  void measure(Job& job);
   std::uint64_t wire_bytes(const Parameter& parameter) const;
   std::vector<Contribution> contributions(const Job& job);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
@@ -315,6 +328,7 @@ class OCTAVO_API Compressor {
   bool step_is_finite_ = true;
   bool has_step_ = false;  // between begin_step() and settle()
   bool last_step_was_finite_ = true;
+  bool measures_next_ = false, measures_ = false;  // the next step, this one
   std::uint64_t step_ = 0;  // as saved and restored
   std::uint64_t seed_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;

@@ -255,6 +255,11 @@ std::vector<float> Compressor::gradient_powers() const {
   return powers;
 }
 
+void Compressor::measure_next_step() {
+  const std::lock_guard lock(mutex_);
+  measures_next_ = true;
+}
+
 CompressorStats Compressor::stats() {
   const std::lock_guard lock(mutex_);
   hear_others();
@@ -316,7 +321,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, parameter.remembered_count)));
     const std::string plan = info.exempt ? ParameterPlan().text() : parameter.plan->text();
     all.push_back({info.name, plan, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
-                   std::sqrt(parameter.power), static_cast<float>(rms)});
+                   std::sqrt(parameter.power), static_cast<float>(rms), parameter.loss});
   }
   return all;
 }

@@ -94,12 +94,29 @@ class Handle:
         """
         return self._compressor.stats()
 
-    def parameter_stats(self) -> list[dict[str, int | float | str]]:
+    def measure_next_step(self) -> None:
+        """Measures in the next step how far the averages are from the exact ones: ``parameter_stats`` then tells it.
+
+        Call it on all ranks, or the step fails on all of them. In that step gradients travel a second time, in float32
+        and by the process group's own all-reduce, which ``wire_bytes`` counts; other steps cost nothing more.
+        """
+        self._compressor.measure_next_step()
+
+    def parameter_stats(self) -> list[dict[str, int | float | str | None]]:
         """What the plan does to each parameter: ``name``; ``plan`` in force; ``count`` of real numbers; ``wire_bytes``
         that this rank sends of it in a step (about: a sparse gradient, or one in bfloat16 under ``dense``, is smaller)
         and ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last step, averaged over
         ranks; ``residual_rms`` of what this rank still owes to later steps: beside the gradient's it tells how far a
-        parameter lags behind. Reads all residuals: call it now and then, not in every step."""
+        parameter lags behind. Reads all residuals: call it now and then, not in every step.
+
+        Of the last step that ``measure_next_step`` asked for: ``relative_error``, the norm of the difference between
+        the average that all ranks got and the exact average, in float32, of what they contributed, divided by the norm
+        of the exact one; and ``cosine``, of the angle between the two. Contributions are gradients, or momenta where an
+        optimizer has them sent, without what error feedback adds: what it owes of earlier steps, or to later ones,
+        counts as an error here. 0 and 1 where the bucket travelled as it was. None where nothing was measured, the
+        average is zero or not finite, the plan keeps a momentum (averages are velocities then) and, of the error, where
+        it votes. With ``fully_shard`` they are those of this rank's shard.
+        """
         return self._compressor.parameter_stats()
 
     @property
