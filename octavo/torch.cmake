@@ -57,6 +57,9 @@ add_library(octavo SHARED
   comm/feedback/ef14.cpp
   comm/feedback/dgc.cpp
   comm/feedback/ef21.cpp
+  comm/feedback/econtrol.cpp
+  comm/feedback/loco.cpp
+  comm/state/packed.cpp
   comm/state/redistribute.cpp
   comm/state/state_store.cpp
   comm/state/versioned.cpp

@@ -419,6 +419,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   if (!parameter.sends_own()) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
   tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
+  tensor.step = step_;
   tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);
   tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);
   return tensor;

@@ -7,7 +7,10 @@
 #include <utility>
 
 #include "octavo/comm/compressor.h"
+#include "octavo/comm/feedback/econtrol.h"
 #include "octavo/comm/feedback/ef14.h"
+#include "octavo/comm/feedback/loco.h"
+#include "octavo/comm/state/packed.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -314,9 +317,15 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
     double owed = 0;
-    for (const Role& role : {kWorkerResidual, kOwnerResidual, kResidual}) {
+    for (const Role& role : {kWorkerResidual, kOwnerResidual, kResidual, kOwed, kOwedToAll}) {
       const at::Tensor& residual = state_.at(i, role).tensor();
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
+    }
+    for (const Role& role : {kPackedOwed, kPackedOwedToAll}) {
+      const at::Tensor& packed = state_.at(i, role).tensor();
+      if (!packed.defined()) continue;
+      const at::Tensor residual = unpack(packed, role.extent, parameter.remembered_count, wire_->rank(), wire_->world_size(), info.ownership);
+      owed += residual.square().sum(at::kDouble).item<double>();
     }
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, parameter.remembered_count)));
     const std::string plan = info.exempt ? ParameterPlan().text() : parameter.plan->text();

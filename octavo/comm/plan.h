@@ -45,6 +45,10 @@ namespace octavo {
 ///
 ///   delta+CODEC       or CODEC+ef21: the difference to what the receivers took for the value before
 ///                     (comm/feedback/ef21.h): delta+int4, delta+topk:0.01, delta+randomk:0.01:unbiased
+///   CODEC+econtrol    such differences, and error feedback of what the receivers' estimates missed, a hundredth of it
+///                     in each step; +econtrol:0.1 sets the part (comm/feedback/econtrol.h)
+///   CODEC+loco        a moving average of past errors in 8 bits, which begins anew every 1024 steps;
+///                     +loco:0.8:1024 sets the share of the past and the period (comm/feedback/loco.h)
 ///   dgc:0.001         or topk:0.001+dgc: momentum before compression, under an optimizer without momentum
 ///                     (comm/feedback/dgc.h); +dgc:M sets it (0.9), +clip:N clips local gradients: dgc:0.01+clip:1;
 ///                     with rules all parameters have it: dgc:0.001;embed.*=dense+dgc

@@ -135,6 +135,13 @@ struct KernelTable {
   void (*add_to_estimate)(Queue, const float* sent, const float* estimate, std::uint64_t count, float share,
                           Store store, float* out, float* next, std::uint32_t* nonfinite);
 
+  // damped_feedback (rules/damped_feedback.h), of the input's values: with a part of what is owed and less the
+  // estimates (null: zeros); and what is owed then, where `received` was taken for the values
+  void (*add_owed)(Queue, const EncodeInput& input, float part, const float* owed, const float* estimate,
+                   std::uint64_t count, float* values);
+  void (*keep_owed)(Queue, const EncodeInput& input, const float* owed, const float* received, std::uint64_t count,
+                    float* next);
+
   // adamw
   void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);

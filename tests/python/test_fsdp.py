@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 import octavo
 
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign+ef", "sign-vote"]
-PLANS += ["topk:0.05+ef", "randomk:1/4:unbiased", "fp16:lossless", "threshold:3+ef"]
+PLANS += ["topk:0.05+ef", "randomk:1/4:unbiased", "fp16:lossless", "threshold:3+ef", "int4+loco:0.8:2"]
 
 
 class Block(nn.Module):

@@ -63,7 +63,7 @@ def compare_with_torch(rank: int, plan: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", ["int4", "sign+ef", "delta+topk:0.05", "powersgd:4+ef", "sketch:0.2:exact+ef"]
+    "plan", ["int4", "sign+ef", "delta+topk:0.05", "powersgd:4+ef", "sketch:0.2:exact+ef", "int4+loco", "sign+econtrol"]
 )
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
 def test_the_figures_are_torchs(three_ranks, plan, scale):

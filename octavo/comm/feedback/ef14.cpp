@@ -19,22 +19,27 @@ FeedbackPtr make_ef14(const CodecText& text) {
   return std::make_shared<Ef14>();
 }
 
-void Residuals::begin(c10::Device device, const Contribution& tensor) {
-  const auto open = [&](Versioned& residual, std::uint64_t size, const Codec& codec) -> Place {
-    if (size == 0 || !(codec.traits().leaves_error || residual.tensor().defined())) return {};
-    return {residual.now<rules::Residual>(device), residual.next<rules::Residual>(size, device)};
+template <class Element>
+void Owed<Element>::begin(c10::Device device, const Contribution& tensor) {
+  const auto open = [&](Versioned& owed, std::uint64_t size, const Codec& codec) -> Place {
+    if (size == 0 || !(codec.traits().leaves_error || owed.tensor().defined())) return {};
+    return {owed.now<Element>(device), owed.next<Element>(size, device)};
   };
   sent_ = sent_part(tensor.count, rank_, world_size_, tensor.ownership);
   up_ = open(worker_, sent_.count, *tensor.up);
   down_ = open(owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count, *tensor.down);
 }
 
-Residuals::Place Residuals::at(const SentPart& part) const {
+template <class Element>
+typename Owed<Element>::Place Owed<Element>::at(const SentPart& part) const {
   const bool up = part.way == Way::up;
   const std::uint64_t first = (up ? sent_.index(part.range.first) : 0) + part.payload.part.first;
   const Place& all = up ? up_ : down_;
   return {all.now ? all.now + first : nullptr, all.next ? all.next + first : nullptr};
 }
+
+template class Owed<rules::Residual>;
+template class Owed<float>;
 
 void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) { residuals_.begin(device, tensor); }
 

@@ -26,10 +26,12 @@ class OCTAVO_API Ef14 final : public Feedback {
 
 FeedbackPtr make_ef14(const CodecText& text);
 
-/// The residuals of one tensor, by way.
-class OCTAVO_API Residuals {
+/// What is owed of one tensor, by way: an element for each that is sent.
+template <class Element>
+class OCTAVO_API Owed {
  public:
-  Residuals(Versioned& worker, Versioned& owner, int rank, int world_size)
+  /// `worker`, `owner`: of Extent::sent and Extent::owned.
+  Owed(Versioned& worker, Versioned& owner, int rank, int world_size)
       : worker_(worker), owner_(owner), rank_(rank), world_size_(world_size) {}
 
   /// A way whose codec leaves no error has none, but where an earlier plan left some, which it then sends.
@@ -37,8 +39,8 @@ class OCTAVO_API Residuals {
 
   /// Those of a part: what the last step left over, and where to keep what this one does. Null: there is nothing yet.
   struct Place {
-    const rules::Residual* now = nullptr;
-    rules::Residual* next = nullptr;
+    const Element* now = nullptr;
+    Element* next = nullptr;
   };
   Place at(const SentPart& part) const;
 
@@ -48,6 +50,10 @@ class OCTAVO_API Residuals {
   Sent sent_;
   Place up_, down_;
 };
+
+extern template class Owed<rules::Residual>;
+extern template class Owed<float>;
+using Residuals = Owed<rules::Residual>;
 
 class OCTAVO_API Ef14Memory final : public Memory {
  public:

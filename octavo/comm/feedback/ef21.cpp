@@ -7,39 +7,12 @@
 
 namespace octavo {
 
-namespace {
-
-class Ef21Memory final : public Memory {
- public:
-  Ef21Memory(StateStore& store, std::size_t parameter)
-      : sent_(store.at(parameter, kSentEstimate)),
-        received_(store.at(parameter, kReceivedEstimates)),
-        shared_(store.at(parameter, kSharedEstimate)),
-        rank_(store.rank()),
-        world_size_(store.world_size()) {}
-
-  void begin(c10::Device device, const Contribution& tensor, float power) override;
-  void encode(const SentPart& part, const EncodeInput& input) override;
-  void decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) override;
-  /// A rank that has estimates where others have none would go on with another average.
-  std::uint64_t digest() const override { return shared_.tensor().defined() ? 2 : 1; }
-
- private:
-  struct Estimate {
-    const float* now = nullptr;  // null: zeros
-    float* next = nullptr;
-    Estimate from(std::uint64_t first) const { return {now ? now + first : nullptr, next + first}; }
-  };
-  static Estimate open(Versioned& state, std::uint64_t count, c10::Device device);
-  /// What this rank keeps of a part that it sends, or receives.
-  Estimate of_sent(const SentPart& part) const;
-  Estimate of_received(const SentPart& part) const;
-
-  Versioned &sent_, &received_, &shared_;
-  int rank_, world_size_;
-  Sent layout_;
-  Estimate to_owners_, of_others_, of_all_;
-};
+Ef21Memory::Ef21Memory(StateStore& store, std::size_t parameter)
+    : sent_(store.at(parameter, kSentEstimate)),
+      received_(store.at(parameter, kReceivedEstimates)),
+      shared_(store.at(parameter, kSharedEstimate)),
+      rank_(store.rank()),
+      world_size_(store.world_size()) {}
 
 Ef21Memory::Estimate Ef21Memory::open(Versioned& state, std::uint64_t count, c10::Device device) {
   if (count == 0) return {};
@@ -89,8 +62,6 @@ void Ef21Memory::decode(const SentPart& part, Store store, float* out, std::uint
   scope.kernels().add_to_estimate(scope.queue(), sent.data(), now, part.count(), part.codec->traits().learnt_share,
                                   store, out, next, nonfinite);
 }
-
-}  // namespace
 
 void Ef21::require_fit(const CodecText& plan, const Codec& codec) const {
   const CodecTraits& traits = codec.traits();

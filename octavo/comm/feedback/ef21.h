@@ -30,4 +30,36 @@ class OCTAVO_API Ef21 final : public Feedback {
 
 FeedbackPtr make_ef21(const CodecText& text);
 
+/// The estimates of one tensor, of both ways.
+class OCTAVO_API Ef21Memory : public Memory {
+ public:
+  /// Of a parameter of the store, which must outlive it.
+  Ef21Memory(StateStore& store, std::size_t parameter);
+
+  void begin(c10::Device device, const Contribution& tensor, float power) override;
+  void encode(const SentPart& part, const EncodeInput& input) override;
+  void decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) override;
+  /// A rank that has estimates where others have none would go on with another average.
+  std::uint64_t digest() const override { return shared_.tensor().defined() ? 2 : 1; }
+
+ protected:
+  struct Estimate {
+    const float* now = nullptr;  // null: zeros
+    float* next = nullptr;
+    Estimate from(std::uint64_t first) const { return {now ? now + first : nullptr, next + first}; }
+  };
+  /// What receivers believe of a part that this rank sends.
+  Estimate of_sent(const SentPart& part) const;
+
+ private:
+  static Estimate open(Versioned& state, std::uint64_t count, c10::Device device);
+  /// What this rank believes of a part that it receives.
+  Estimate of_received(const SentPart& part) const;
+
+  Versioned &sent_, &received_, &shared_;
+  int rank_, world_size_;
+  Sent layout_;
+  Estimate to_owners_, of_others_, of_all_;
+};
+
 }  // namespace octavo

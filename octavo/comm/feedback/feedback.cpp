@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "octavo/comm/feedback/dgc.h"
+#include "octavo/comm/feedback/econtrol.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/feedback/ef21.h"
+#include "octavo/comm/feedback/loco.h"
 
 namespace octavo {
 
@@ -40,12 +42,14 @@ FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
   if (wanted.name == "ef") return make_ef14(wanted);
   if (wanted.name == "ef21") return make_ef21(wanted);
   if (wanted.name == "dgc") return make_dgc(wanted);
+  if (wanted.name == "econtrol") return make_econtrol(wanted);
+  if (wanted.name == "loco") return make_loco(wanted);
   return nullptr;
 }
 
 std::vector<Role> feedback_roles() {
   std::vector<Role> all;
-  for (const auto& roles : {Ef14().roles(), Ef21().roles(), Dgc().roles()}) {
+  for (const auto& roles : {Ef14().roles(), Ef21().roles(), Dgc().roles(), EControl().roles(), Loco().roles()}) {
     for (const Role& role : roles) {
       const auto same = [&](const Role& other) { return std::string_view(other.name) == role.name; };
       if (std::none_of(all.begin(), all.end(), same)) all.push_back(role);

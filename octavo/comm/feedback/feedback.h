@@ -58,6 +58,8 @@ class OCTAVO_API Memory {
   /// Whether a rank without peers encodes, too, because more is remembered than errors.
   virtual bool acts_alone() const { return false; }
   virtual bool needs_whole_power() const { return false; }
+  /// Elements of a range that are encoded together, besides those of the codec.
+  virtual std::uint64_t granule() const { return 1; }
   /// Of what the ranks must agree on before a step.
   virtual std::uint64_t digest() const { return 0; }
 

@@ -42,6 +42,7 @@ struct Contribution {
   /// Of the random bits by which residuals and codes are rounded. To be another one in every step, for every parameter
   /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
+  std::uint64_t step = 0;        // counted from 1
   std::uint64_t shared_key = 0;  // of what all ranks draw alike: another one in every step and for every parameter
   Mapping mapping = {};
   std::optional<float> power = {};  // in place of the values' own (Outcome::power)

@@ -82,7 +82,8 @@ void ScatterSum::encode_all() {
     std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner.pieces) {
       places.push_back({&piece, message});
-      parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
+      const std::uint64_t granule = std::lcm(piece.codec->traits().granule, tensors_[piece.tensor].memory->granule());
+      parts_.add(device_, piece.range.count, granule, streamed_part(tensors_[piece.tensor]));
     }
     message += to_owner.bytes;
   }
@@ -139,8 +140,9 @@ void ScatterSum::reduce(double divisor, std::span<const Piece> down, std::uint8_
   const std::vector<Piece>& up = own().pieces;
   parts_.clear();
   for (std::size_t p = 0; p < down.size(); ++p) {
-    parts_.add(device_, down[p].range.count, std::lcm(up[p].codec->traits().granule, down[p].codec->traits().granule),
-               Parts::kSummed);
+    const std::uint64_t of_codecs = std::lcm(up[p].codec->traits().granule, down[p].codec->traits().granule);
+    const std::uint64_t of_memory = tensors_[down[p].tensor].memory->granule();
+    parts_.add(device_, down[p].range.count, std::lcm(of_codecs, of_memory), Parts::kSummed);
   }
   const auto passes = static_cast<std::uint64_t>(wire_.world_size());
   parts_.for_each(device_, passes, [&](const Parts::Part& part) {

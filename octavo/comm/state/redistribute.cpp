@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "octavo/comm/state/packed.h"
 #include "octavo/comm/state/state_store.h"
 
 namespace octavo {
@@ -89,6 +90,17 @@ at::Tensor owed(const Kept& kept, std::uint64_t count, int world_size, Ownership
 /// The mean over the senders of each element.
 at::Tensor mean_estimate(at::Tensor sum, const Kept& kept) { return sum.div_(std::max(1, size_of(kept) - 1)); }
 
+/// In the old world as floats, and so through redistribute().
+at::Tensor redistribute_packed(Extent extent, Kept kept, std::uint64_t count, int rank, int world_size,
+                               Ownership ownership) {
+  for (int old_rank = 0; old_rank < size_of(kept); ++old_rank) {
+    at::Tensor& values = kept[static_cast<std::size_t>(old_rank)];
+    if (values.defined()) values = unpack(values, extent, count, old_rank, size_of(kept), ownership);
+  }
+  const at::Tensor ours = redistribute(extent, kept, count, rank, world_size, ownership);
+  return pack(ours, extent, count, rank, world_size, ownership);
+}
+
 const at::Tensor& any_of(const Kept& kept) {
   return *std::find_if(kept.begin(), kept.end(), [](const at::Tensor& values) { return values.defined(); });
 }
@@ -112,6 +124,7 @@ std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_s
 at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, int rank, int world_size,
                         Ownership ownership) {
   const at::ScalarType dtype = any_of(kept).scalar_type();
+  if (dtype == at::kByte) return redistribute_packed(extent, kept, count, rank, world_size, ownership);
   const Range own = owned_range(count, rank, world_size, ownership);
   switch (extent) {
     case Extent::sent:

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "octavo/comm/state/packed.h"
 #include "octavo/comm/state/redistribute.h"
 #include "octavo/kernels/error.h"
 
@@ -117,9 +118,12 @@ void StateStore::require(const at::Tensor& values, const std::string& key, Place
                          int world_size) const {
   const Role& role = roles_[place.role];
   const ParameterInfo& info = parameters_[place.parameter];
-  const std::uint64_t count = role.extent == Extent::shared
-                                  ? static_cast<std::uint64_t>(values.numel())
-                                  : count_of(role.extent, info.count, rank, world_size, info.ownership);
+  const auto expected = [&](auto count_in) {
+    return count_in(role.extent, info.count, rank, world_size, info.ownership);
+  };
+  const std::uint64_t count = role.extent == Extent::shared ? static_cast<std::uint64_t>(values.numel())
+                              : role.dtype == at::kByte     ? expected(packed_bytes)
+                                                            : expected(count_of);
   if (values.scalar_type() == role.dtype && static_cast<std::uint64_t>(values.numel()) == count) return;
   fail(ErrorCode::invalid_argument, "comm.load_state", "expected ", toString(role.dtype), " with ", count,
        " elements for ", key, " on rank ", rank, " of ", world_size, ", got ", toString(values.scalar_type()), " with ",

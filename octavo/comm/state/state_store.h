@@ -30,7 +30,7 @@ enum class Extent {
 struct Role {
   const char* name;
   Extent extent;
-  at::ScalarType dtype;
+  at::ScalarType dtype;       // kByte: in 8 bits (packed.h)
   bool lives_unsent = false;  // is committed too where the step sent nothing of the parameter
 };
 
