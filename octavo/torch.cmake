@@ -58,6 +58,7 @@ add_library(octavo SHARED
   comm/feedback/dgc.cpp
   comm/feedback/ef21.cpp
   comm/feedback/econtrol.cpp
+  comm/feedback/fetchsgd.cpp
   comm/feedback/loco.cpp
   comm/state/packed.cpp
   comm/state/redistribute.cpp

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -80,8 +79,9 @@ rules::TopK CountSketch::taken_of(const Matrix& shape) const {
   return {count, std::clamp<std::uint64_t>(taken, 1, count)};
 }
 
-std::uint64_t CountSketch::memory_size(const Matrix& shape) const {
-  return is_exact_ ? rules::index_words(taken_of(shape), shape.count()) : kSketchRows * columns(shape);
+std::uint64_t CountSketch::memory_size(const MapInput& tensor) const {
+  if (is_exact_) return rules::index_words(taken_of(tensor.shape), tensor.shape.count());
+  return (tensor.momentum > 0 ? 2 : 1) * kSketchRows * columns(tensor.shape);
 }
 
 std::vector<std::uint64_t> CountSketch::image_sizes(const Matrix& shape, std::uint64_t) const {
@@ -105,7 +105,7 @@ void CountSketch::sketch_values(c10::Device device, const MapInput& tensor, floa
   const rules::CountSketch shape = sketch_of(tensor);
   floats_at(image, shape.cells(), device).zero_();
   insert_sketch(device, tensor.values, tensor.shape.count(), shape, image);
-  const std::uint64_t kept = memory_size(tensor.shape);
+  const std::uint64_t kept = memory_size(tensor);
   at::Tensor next = floats_at(tensor.next_memory, kept, device);
   const bool is_read = tensor.error_feedback && tensor.memory && !is_exact_;
   is_read ? next.copy_(floats_at(tensor.memory, kept, device)) : next.zero_();
@@ -121,8 +121,8 @@ void CountSketch::send_exact(c10::Device device, const MapInput& tensor, const f
   estimate_sketch(device, sketch, sketch_of(tensor), taken.tile, estimates.data());
   find_largest(scope, device, estimates.data(), taken, largest.data(), indices);
   scope.kernels().gather_top(scope.queue(), tensor.values, indices, taken.tile, taken, image, nullptr);
-  const at::Tensor is_nan = floats_at(largest.data(), taken.kept, device).isnan();
-  floats_at(image, taken.kept, device).masked_fill_(is_nan, std::numeric_limits<float>::quiet_NaN());
+  // 0 times a NaN is one; estimates are not infinite
+  floats_at(image, taken.kept, device).add_(floats_at(largest.data(), taken.kept, device), 0);
 }
 
 void CountSketch::reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images,
@@ -130,12 +130,22 @@ void CountSketch::reconstruct(c10::Device device, const MapInput& tensor, std::s
   if (is_exact_) return take_exact(device, tensor, images[1], out, next_residual, nonfinite);
   const rules::CountSketch shape = sketch_of(tensor);
   if (!tensor.error_feedback) return take_estimates(device, tensor, images[0], out, nonfinite);
-  at::Tensor owed = floats_at(tensor.next_memory, shape.cells(), device);
-  owed.add_(floats_at(images[0], shape.cells(), device));
-  take_estimates(device, tensor, tensor.next_memory, out, nonfinite);
-  const at::Tensor taken = at::zeros_like(owed);
-  insert_sketch(device, {out}, tensor.shape.count(), shape, taken.mutable_data_ptr<float>());
-  owed.masked_fill_(taken.ne(0), 0);
+  static thread_local at::Tensor taken_memory;
+  const LaunchScope scope(device);
+  const ScratchFloats taken(device, shape.cells(), taken_memory);
+  float *const owed = tensor.next_memory, *const velocity = tensor.momentum > 0 ? owed + shape.cells() : nullptr;
+  const float* owed_now = images[0];
+  if (velocity) {
+    scope.kernels().correct_momentum(scope.queue(), tensor.momentum, 1.0F, images[0], velocity, shape.cells(),
+                                     velocity);
+    owed_now = velocity;
+  }
+  floats_at(owed, shape.cells(), device).add_(floats_at(owed_now, shape.cells(), device));
+  take_estimates(device, tensor, owed, out, nonfinite);
+  floats_at(taken.data(), shape.cells(), device).zero_();
+  insert_sketch(device, {out}, tensor.shape.count(), shape, taken.data());
+  scope.kernels().mask_momentum(scope.queue(), taken.data(), shape.cells(), owed);
+  if (velocity) scope.kernels().mask_momentum(scope.queue(), taken.data(), shape.cells(), velocity);
 }
 
 void CountSketch::take_estimates(c10::Device device, const MapInput& tensor, const float* sketch, float* out,

@@ -21,7 +21,8 @@ OCTAVO_API void estimate_sketch(c10::Device device, const float* sketch, const r
 /// Either the result is the estimates (FetchSGD, Rothchild et al. 2020). With error feedback the error stays in the
 /// sketch, one for all ranks, and there is no residual for each element: sketches are added up from step to step, and
 /// the cells of what was taken are emptied. (To subtract what was taken, as the paper has it, diverges: what an
-/// estimate is wrong by is taken too.) All steps then hash alike.
+/// estimate is wrong by is taken too.) All steps then hash alike. A momentum is kept there, too, before the error; what
+/// was taken begins anew in both, as in dgc.h.
 ///
 /// Or, `exact`, each rank sends its own values of these elements in a second round (SketchedSGD, Ivkin et al. 2019): a
 /// top-k of the mean. Error feedback needs a residual for each element, and each step draws other hashes, so that no
@@ -33,8 +34,10 @@ class OCTAVO_API CountSketch final : public LinearMap {
 
   /// A tensor that would save less than half travels as it is.
   std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
-  /// Of the estimates' feedback the sketch; `exact` keeps the indices here from one round to the next.
-  std::uint64_t memory_size(const Matrix& shape) const override;
+  /// Of the estimates' feedback the sketch, and one of the momentum; `exact` keeps the indices here from one round to
+  /// the next.
+  std::uint64_t memory_size(const MapInput& tensor) const override;
+  bool keeps_momentum() const override { return !is_exact_; }
   bool needs_residual() const override { return is_exact_; }
   void project(c10::Device device, const MapInput& tensor, std::size_t round,
                std::span<float* const> images) const override;

@@ -27,6 +27,7 @@ struct MapInput {
   Matrix shape;
   EncodeInput values;
   bool error_feedback = false;
+  float momentum = 0;      // of the results, with error feedback, where the map keeps one; 0: none
   std::uint64_t step = 0;  // counted from 1
   std::uint64_t key = 0;   // equal on all ranks, another one in every step, for every parameter and for every seed
   std::uint64_t seed = 0;  // of the run, equal on all ranks
@@ -53,7 +54,9 @@ class OCTAVO_API LinearMap {
 
   /// Floats of the image in each round. Empty: it would save too little, and the tensor travels as it is.
   virtual std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const = 0;
-  virtual std::uint64_t memory_size(const Matrix& shape) const = 0;
+  virtual std::uint64_t memory_size(const MapInput& tensor) const = 0;
+  /// Whether a momentum may live in the memory.
+  virtual bool keeps_momentum() const { return false; }
   /// Whether error feedback needs a residual for each value; else the map keeps what it needs in its memory.
   virtual bool needs_residual() const = 0;
 

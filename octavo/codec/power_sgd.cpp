@@ -56,7 +56,7 @@ rules::LowRank PowerSgd::low_rank(const Matrix& shape) const {
   return {shape.rows, shape.columns, std::min({rank_, shape.rows, shape.columns})};
 }
 
-std::uint64_t PowerSgd::memory_size(const Matrix& shape) const {
+std::uint64_t PowerSgd::factors_size(const Matrix& shape) const {
   return low_rank(shape).rank * (shape.rows + shape.columns);
 }
 
@@ -66,7 +66,7 @@ bool PowerSgd::is_left(std::uint64_t step, std::size_t round) const {
 }
 
 std::vector<std::uint64_t> PowerSgd::image_sizes(const Matrix& shape, std::uint64_t step) const {
-  if (shape.count() == 0 || 2 * memory_size(shape) > shape.count()) return {};
+  if (shape.count() == 0 || 2 * factors_size(shape) > shape.count()) return {};
   const std::uint64_t rank = low_rank(shape).rank, left = rank * shape.rows, right = rank * shape.columns;
   if (!is_alternating_) return {left, right};
   return {is_left(step, 0) ? left : right};
@@ -76,7 +76,7 @@ void PowerSgd::project(c10::Device device, const MapInput& tensor, std::size_t r
                        std::span<float* const> images) const {
   const rules::LowRank shape = low_rank(tensor.shape);
   const Factors next(tensor.next_memory, shape);
-  if (round == 0 && tensor.memory) copy(next.left, tensor.memory, memory_size(tensor.shape), device);
+  if (round == 0 && tensor.memory) copy(next.left, tensor.memory, factors_size(tensor.shape), device);
   if (round > 0) copy(next.left, images[round - 1], shape.rank * shape.rows, device);
   const bool left = is_left(tensor.step, round);
   float* const other = left ? next.right : next.left;

@@ -17,7 +17,7 @@ class OCTAVO_API PowerSgd final : public LinearMap {
 
   std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
   /// The two factors, the left one first.
-  std::uint64_t memory_size(const Matrix& shape) const override;
+  std::uint64_t memory_size(const MapInput& tensor) const override { return factors_size(tensor.shape); }
   bool needs_residual() const override { return true; }
   void project(c10::Device device, const MapInput& tensor, std::size_t round,
                std::span<float* const> images) const override;
@@ -26,6 +26,7 @@ class OCTAVO_API PowerSgd final : public LinearMap {
 
  private:
   rules::LowRank low_rank(const Matrix& shape) const;
+  std::uint64_t factors_size(const Matrix& shape) const;
   bool is_left(std::uint64_t step, std::size_t round) const;
 
   std::uint64_t rank_;

@@ -48,7 +48,8 @@ std::vector<Role> all_roles() {
 std::uint64_t mapping_digest(const Mapping& mapping) {
   if (!mapping.map) return 0;
   const bool remembers = mapping.memory->tensor().defined();
-  return rules::derive_key(mapping.map->fingerprint(), 2 * (mapping.error_feedback ? 1 : 0) + (remembers ? 1 : 0));
+  const std::uint64_t kept = 2 * (mapping.error_feedback ? 1 : 0) + (remembers ? 1 : 0);
+  return rules::derive_key(mapping.map->fingerprint(), std::uint64_t{rules::to_bits(mapping.momentum)} << 2 | kept);
 }
 
 }  // namespace
@@ -399,7 +400,8 @@ Mapping Compressor::mapping(std::size_t index) {
   if (!map) return {};
   const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
-  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory), seed_};
+  const auto momentum = static_cast<float>(parameter.plan->momentum().value_or(0));
+  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory), seed_, momentum};
 }
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {

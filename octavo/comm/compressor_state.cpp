@@ -86,7 +86,7 @@ void Compressor::use(const Plan& plan) {
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     if (!of_one || !of_one->map) return std::string();
-    return of_one->map->text() + (of_one->feedback ? "+ef" : "");
+    return of_one->map->text() + (of_one->feedback ? "+" + of_one->feedback->text() : "");
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -95,11 +95,11 @@ void Compressor::use(const Plan& plan) {
     const ParameterPlan* const old = std::exchange(parameter.plan, now);
     const FeedbackPtr& feedback = of_this.feedback;
     const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
-    const bool remembers = feedback && !is_mapped && (!parameter.info.exempt || feedback->momentum());
+    const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();
-    if (is_mapped && same_map) kept = {kResidual, kMapMemory};
+    if (is_mapped && same_map) kept.insert(kept.end(), {kResidual, kMapMemory});
     kept.insert(kept.end(), {kOwnMomentum, kOwnUpdate});
     state_.clear(i, kept);
   }

@@ -67,7 +67,7 @@ ParameterPlan ParameterPlan::parse(std::string_view plan, std::string_view text)
 
 void ParameterPlan::set_feedback(const CodecText& text, FeedbackPtr wanted) {
   if (feedback) text.refuse("it has two kinds of feedback, and there is one at most");
-  if (map && !wanted->fits_maps()) text.refuse("of a linear map's error there is +ef alone");
+  if (map) wanted->require_fit(text, *map);
   feedback = std::move(wanted);
 }
 
@@ -144,7 +144,7 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
   } else if (part.starts_with(kDown)) {
     set_down(text, part.substr(kDown.size()));
   } else {
-    text.refuse("after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco or +dgc, and +warmup:STEPS");
+    text.refuse("after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco, +dgc or +fetchsgd, and +warmup:STEPS");
   }
 }
 

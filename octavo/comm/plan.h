@@ -52,6 +52,8 @@ namespace octavo {
 ///   dgc:0.001         or topk:0.001+dgc: momentum before compression, under an optimizer without momentum
 ///                     (comm/feedback/dgc.h); +dgc:M sets it (0.9), +clip:N clips local gradients: dgc:0.01+clip:1;
 ///                     with rules all parameters have it: dgc:0.001;embed.*=dense+dgc
+///   sketch:0.1+fetchsgd  momentum and error feedback inside the sketch, under an optimizer without momentum
+///                     (comm/feedback/fetchsgd.h); +fetchsgd:M sets it (0.9)
 ///   auto              for each bucket, by measurement (comm/auto_plan.h), one of dense, bf16, int8+ef and int4+ef,
 ///                     which train as dense does (docs/quality.md); auto:sign may also take sign+ef, which needs an
 ///                     optimizer made for it or a user's consent; auto:int8 and auto:bf16 end there

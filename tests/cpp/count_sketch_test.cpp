@@ -2,6 +2,7 @@
 #include "octavo/codec/count_sketch.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -92,6 +93,57 @@ TEST(CountSketchMap, TheResultIsTheEstimates) {
   });
 }
 
+/// FetchSGD in torch, from the mean of the sketches on.
+struct FetchSgdReference {
+  rules::CountSketch shape;
+  float momentum;
+  at::Tensor velocity = at::zeros({static_cast<std::int64_t>(shape.cells())}), owed = at::zeros_like(velocity);
+
+  at::Tensor sketch_of(const at::Tensor& values) const {
+    at::Tensor cells = at::zeros_like(owed);
+    insert_sketch(c10::kCPU, {values.const_data_ptr<float>()}, kSketched, shape, cells.mutable_data_ptr<float>());
+    return cells;
+  }
+  at::Tensor step(const std::vector<at::Tensor>& values, std::int64_t taken) {
+    at::Tensor mean = sketch_of(values[0]);
+    for (std::size_t rank = 1; rank < values.size(); ++rank) mean += sketch_of(values[rank]);
+    velocity = momentum * velocity + mean * (1.0F / static_cast<float>(values.size()));
+    owed = owed + velocity;
+    at::Tensor estimates = at::zeros({kSketched}), result = at::zeros({kSketched});
+    estimate_sketch(c10::kCPU, owed.const_data_ptr<float>(), shape, kSketched, estimates.mutable_data_ptr<float>());
+    const at::Tensor largest = std::get<1>(estimates.abs().topk(taken));
+    result.index_put_({largest}, estimates.index({largest}));
+    const at::Tensor is_taken = sketch_of(result).ne(0);
+    velocity = velocity.masked_fill(is_taken, 0);
+    owed = owed.masked_fill(is_taken, 0);
+    return result;
+  }
+};
+
+TEST(CountSketchMap, MomentumAndErrorLiveInTheSketch) {
+  for (const int world : {2, 3, 4}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      MapSteps steps(backend, sketch(/*is_exact=*/false), kSketchedShape, /*feedback=*/true, /*momentum=*/0.5F);
+      FetchSgdReference reference{{0x7F4A7C159E3779B9, 3, 96000 / 30 / 64 * 64}, 0.5F};
+      for (int step = 0; step < 4; ++step) {
+        std::vector<at::Tensor> values;
+        for (int of = 0; of < world; ++of) values.push_back(heavy_values(of, 10.0F + static_cast<float>(step)));
+        at::Tensor result = values[static_cast<std::size_t>(rank)].clone();
+        EXPECT_TRUE(steps.step(result).finite);
+        EXPECT_TRUE(at::allclose(result, reference.step(values, kSketched / 1000), 1e-4, 1e-5)) << "step " << step;
+        const at::Tensor memory = at::cat({reference.owed, reference.velocity});
+        EXPECT_TRUE(at::allclose(steps.memory(), memory, 1e-4, 1e-5)) << "step " << step;
+      }
+      at::Tensor zeros = at::zeros({kSketched}), poisoned = at::full({kSketched}, std::nanf(""));
+      const at::Tensor before = steps.memory().clone();
+      EXPECT_TRUE(steps.step(zeros).finite);
+      EXPECT_FALSE(zeros.any().item<bool>()) << "a tensor without gradients rests";
+      EXPECT_FALSE(steps.step(poisoned, /*commit=*/false).finite);
+      EXPECT_TRUE(at::equal(steps.memory(), before));
+    });
+  }
+}
+
 /// Elements that are never among the largest of one step are sent in the end.
 TEST(CountSketchMap, FeedbackSendsTheSmallerToo) {
   for (const bool is_exact : {false, true}) {
@@ -175,6 +227,40 @@ TEST(CountSketchMap, AZeroGradientKeepsTheState) {
   });
 }
 
+/// Counts what a thread asks torch's allocator of the CPU for, while it is there.
+class CountedAllocations final : public c10::Allocator {
+ public:
+  CountedAllocations() { c10::SetCPUAllocator(this); }
+  ~CountedAllocations() override { c10::SetCPUAllocator(inner_); }
+  c10::DataPtr allocate(std::size_t bytes) override {
+    ++of_thread;
+    return inner_->allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return inner_->raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { inner_->copy_data(to, from, bytes); }
+
+  static inline thread_local int of_thread = 0;
+
+ private:
+  c10::Allocator* inner_ = c10::GetCPUAllocator();
+};
+
+TEST(CountSketchMap, ASteadyStepAllocatesNothing) {
+  CountedAllocations counted;
+  for (const bool is_exact : {false, true}) {
+    run_ranks(2, [&](const BackendPtr& backend, int rank) {
+      MapSteps steps(backend, sketch(is_exact), kSketchedShape, /*feedback=*/true);
+      for (int step = 0; step < 4; ++step) {
+        at::Tensor values = heavy_values(rank);
+        CountedAllocations::of_thread = 0;
+        steps.step(values);
+        const int allocations = CountedAllocations::of_thread;
+        EXPECT_TRUE(step < 2 || allocations == 0) << allocations << (is_exact ? ", exact, step " : ", step ") << step;
+      }
+    });
+  }
+}
+
 /// In bytes, as the images' sizes say: 4 (W - 1) of each, both ways, of all ranks together.
 TEST(CountSketchMap, SendsTheSketchAlone) {
   for (const bool is_exact : {false, true}) {
@@ -205,7 +291,8 @@ TEST(CountSketchMap, SmallTensorsAreNotWorthIt) {
 }
 
 TEST(CountSketchMap, PlansNameIt) {
-  for (const char* text : {"sketch:0.1", "sketch:0.1:0.02", "sketch:0.05:exact", "sketch:0.05:0.001:exact+ef"}) {
+  for (const char* text : {"sketch:0.1", "sketch:0.1:0.02", "sketch:0.05:exact", "sketch:0.05:0.001:exact+ef",
+                           "sketch:0.1+fetchsgd", "sketch:0.1:0.02+fetchsgd:0.5+warmup:9"}) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   for (const char* text : {"sketch", "sketch:0.6", "sketch:0", "sketch:exact", "sketch:0.1:2", "sketch:0.1:0.1:0.1"}) {

@@ -18,12 +18,13 @@ class MapSteps {
  public:
   static constexpr auto kDeadline = std::chrono::milliseconds(20000);
 
-  MapSteps(const thread_ranks::BackendPtr& backend, LinearMapPtr map, Matrix shape, bool feedback)
+  MapSteps(const thread_ranks::BackendPtr& backend, LinearMapPtr map, Matrix shape, bool feedback, float momentum = 0)
       : wire_(backend, kDeadline),
         sum_(wire_, seconds_, c10::kCPU),
         map_(std::move(map)),
         shape_(shape),
-        feedback_(feedback) {}
+        feedback_(feedback),
+        momentum_(momentum) {}
 
   /// The result in the place of the values.
   Outcome step(at::Tensor& values, bool commit = true) {
@@ -38,7 +39,7 @@ class MapSteps {
     const Codec& exact = block_coding(BlockCodec::fp32);
     Contribution tensor{values.mutable_data_ptr<float>(), shape_.count(), &exact, &exact};
     const bool keeps_residual = feedback_ && map_->needs_residual();
-    tensor.mapping = {map_.get(), shape_, step_, feedback_, keeps_residual ? &residual_ : nullptr, &memory_};
+    tensor.mapping = {map_.get(), shape_, step_, feedback_, keeps_residual ? &residual_ : nullptr, &memory_, momentum_};
     tensor.shared_key = rules::derive_key(step_, 99);
     tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(wire_.rank()), step_);
     return tensor;
@@ -55,6 +56,7 @@ class MapSteps {
   LinearMapPtr map_;
   Matrix shape_;
   bool feedback_;
+  float momentum_;
   std::uint64_t step_ = 0;
   Versioned residual_ = Versioned(at::kBFloat16), memory_ = Versioned(at::kFloat);
 };

@@ -306,7 +306,7 @@ def move_bias(rank: int, plan: str) -> Tensor:
 
 
 def test_exempt_parameters_have_the_momentum_too(two_ranks):
-    for plan in ("dgc:0.05", "dgc:0.05:int4+warmup:2"):
+    for plan in ("dgc:0.05", "dgc:0.05:int4+warmup:2", "sketch:0.2+fetchsgd", "sketch:0.2+fetchsgd+warmup:2"):
         expected = torch.tensor([1, 1.9, 2.71])
         for sent in two_ranks.run(move_bias, plan):
             torch.testing.assert_close(sent, expected)
@@ -342,7 +342,14 @@ def resume(rank: int, plan: str) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    ["dgc:0.05+warmup:4", "delta+int4", "delta+randomk:0.25:unbiased", "topk:0.05+econtrol", "int4+loco:0.8:4"],
+    [
+        "dgc:0.05+warmup:4",
+        "delta+int4",
+        "delta+randomk:0.25:unbiased",
+        "topk:0.05+econtrol",
+        "int4+loco:0.8:4",
+        "sketch:0.2+fetchsgd",
+    ],
 )
 def test_a_run_resumes_with_the_same_bits(two_ranks, plan):
     two_ranks.run(resume, plan)
@@ -579,7 +586,7 @@ def test_two_momenta_are_refused(two_ranks):
 
 
 def refuse_calls(rank: int) -> None:
-    for plan in ("dgc:0.01", "delta+int4", "int4+econtrol", "int4+loco"):
+    for plan in ("dgc:0.01", "delta+int4", "int4+econtrol", "int4+loco", "sketch:0.1+fetchsgd"):
         with pytest.raises(ValueError, match="a single call keeps nothing"):
             octavo.all_reduce(torch.ones(100), plan)
 

@@ -30,6 +30,7 @@ class OCTAVO_API EControl final : public Feedback {
 
   std::string text() const override;
   std::vector<Role> roles() const override;
+  using Feedback::require_fit;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
 

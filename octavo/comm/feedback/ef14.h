@@ -19,7 +19,7 @@ class OCTAVO_API Ef14 final : public Feedback {
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual}; }
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
-  bool fits_maps() const override { return true; }
+  void require_fit(const CodecText&, const LinearMap&) const override {}
   bool fits_kept_sums() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
 };

@@ -7,6 +7,7 @@
 #include "octavo/comm/feedback/econtrol.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/feedback/ef21.h"
+#include "octavo/comm/feedback/fetchsgd.h"
 #include "octavo/comm/feedback/loco.h"
 
 namespace octavo {
@@ -19,6 +20,10 @@ void Memory::encode(const SentPart& part, const EncodeInput& input) {
 
 void Memory::decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) {
   part.codec->decode(part.device, part.payload, store, out, nonfinite);
+}
+
+void Feedback::require_fit(const CodecText& plan, const LinearMap&) const {
+  plan.refuse("of a linear map's error there is +ef alone, and of a sketch's +fetchsgd");
 }
 
 const std::shared_ptr<Memory>& Memory::none() {
@@ -43,13 +48,15 @@ FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
   if (wanted.name == "ef21") return make_ef21(wanted);
   if (wanted.name == "dgc") return make_dgc(wanted);
   if (wanted.name == "econtrol") return make_econtrol(wanted);
+  if (wanted.name == "fetchsgd") return make_fetchsgd(wanted);
   if (wanted.name == "loco") return make_loco(wanted);
   return nullptr;
 }
 
 std::vector<Role> feedback_roles() {
   std::vector<Role> all;
-  for (const auto& roles : {Ef14().roles(), Ef21().roles(), Dgc().roles(), EControl().roles(), Loco().roles()}) {
+  for (const auto& roles :
+       {Ef14().roles(), Ef21().roles(), Dgc().roles(), EControl().roles(), FetchSgd().roles(), Loco().roles()}) {
     for (const Role& role : roles) {
       const auto same = [&](const Role& other) { return std::string_view(other.name) == role.name; };
       if (std::none_of(all.begin(), all.end(), same)) all.push_back(role);

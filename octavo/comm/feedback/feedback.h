@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "octavo/codec/codec.h"
+#include "octavo/codec/linear_map.h"
 #include "octavo/codec/registry.h"
 #include "octavo/comm/state/state_store.h"
 #include "octavo/export.h"
@@ -79,8 +80,8 @@ class OCTAVO_API Feedback {
   virtual bool fits_exact_way() const { return false; }
   /// Refuses what makes no sense as the codecs of the two ways.
   void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
-  /// Whether linear maps do it, in their own way (LinearMap).
-  virtual bool fits_maps() const { return false; }
+  /// Refuses a linear map, or leaves it to do this in its own way (LinearMap).
+  virtual void require_fit(const CodecText& plan, const LinearMap& map) const;
   /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).
   virtual bool fits_kept_sums() const { return false; }
   /// Of a parameter of the store, which must outlive it.

@@ -27,6 +27,7 @@ class OCTAVO_API Loco final : public Feedback {
 
   std::string text() const override;
   std::vector<Role> roles() const override { return {kPackedOwed, kPackedOwedToAll}; }
+  using Feedback::require_fit;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_kept_sums() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;

@@ -24,6 +24,7 @@ struct Mapping {
   Versioned* residual = nullptr;  // kResidual (state_store.h); null: none
   Versioned* memory = nullptr;    // kMapMemory; null: nothing is kept
   std::uint64_t seed = 0;         // of the run
+  float momentum = 0.0F;          // MapInput::momentum
 };
 
 /// One tensor of a bucket, on this rank, which sends gradient_weight*(gradient*preconditioner) +

@@ -38,7 +38,7 @@ void LinearSum::find_mapped() {
     }
     const Mapping& mapping = tensor.mapping;
     MapInput input{mapping.shape, tensor.input(0, static_cast<const float*>(tensor.values)), mapping.error_feedback,
-                   mapping.step, tensor.shared_key};
+                   mapping.momentum, mapping.step, tensor.shared_key};
     input.seed = mapping.seed;
     input.values.rounding_key = tensor.rounding_key;
     if (mapping.residual) input.values.residual = mapping.residual->now<rules::Residual>(device_);
@@ -66,7 +66,7 @@ void LinearSum::place_images() {
 /// Where there is nothing to keep it in, a memory lasts as long as the bucket.
 void LinearSum::give_memory() {
   const auto size_of = [&](const Mapped& mapped) {
-    return bucket_.tensors[mapped.tensor].mapping.map->memory_size(mapped.input.shape);
+    return bucket_.tensors[mapped.tensor].mapping.map->memory_size(mapped.input);
   };
   std::uint64_t floats = 0;
   for (const Mapped& mapped : mapped_) floats += size_of(mapped);

@@ -33,7 +33,7 @@ LR = {
 quality`. Not tuned there: 0/1 Adam has AdamW's; of those that step by signs it is a fifth, as the paper on Lion
 advises; LAMB's is a part of a tensor's own size."""
 DGC_MOMENTUM = 0.9
-"""The default of --beta1 under a plan with dgc, which keeps the momentum in the optimizer's place."""
+"""The default of --beta1 under a plan with dgc or fetchsgd, which keep the momentum in the optimizer's place."""
 BETA1 = {
     "adamw": 0.5,
     "onebit-adamw": 0.5,
@@ -191,8 +191,8 @@ def is_sign_plan(plan: str) -> bool:
 
 
 def keeps_momentum(plan: str) -> bool:
-    """Whether `plan` has dgc, which keeps the momentum: the optimizer must then have none."""
-    return any(piece.split(":")[0] == "dgc" for piece in re.split("[+;=]", plan))
+    """Whether `plan` has dgc or fetchsgd, which keep the momentum: the optimizer must then have none."""
+    return any(piece.split(":")[0] in ("dgc", "fetchsgd") for piece in re.split("[+;=]", plan))
 
 
 def parse_compare(text: str | None) -> tuple[str, ...]:

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/comm/feedback/feedback.h"
+
+namespace octavo {
+
+/// `sketch:RATIO+fetchsgd[:MOMENTUM]`: momentum and error feedback inside the sketch (FetchSGD, Rothchild et al. 2020).
+/// The mean of the ranks' sketches is added to a momentum, which is added to the error; the largest elements are taken
+/// from that, and their cells emptied in both (codec/count_sketch.h). Nothing is kept for each element, and all ranks
+/// keep the same. The optimizer then must have no momentum.
+///
+/// Tensors that travel as they are, small ones, exempt ones and all in a dense warm-up, have plain momentum on each
+/// rank, as of `+dgc`; after a warm-up the one in the sketch begins with zeros. A tensor whose gradient is zero on
+/// every rank rests.
+class OCTAVO_API FetchSgd final : public Feedback {
+ public:
+  static constexpr double kMomentum = 0.9;
+  explicit FetchSgd(double momentum = kMomentum) : momentum_(momentum) {}
+
+  std::string text() const override;
+  std::vector<Role> roles() const override;
+  void require_fit(const CodecText& plan, const Codec& codec) const override;
+  void require_fit(const CodecText& plan, const LinearMap& map) const override;
+  /// Of tensors that travel as they are.
+  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  std::optional<double> momentum() const override { return momentum_; }
+  FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<FetchSgd>(momentum); }
+
+ private:
+  double momentum_;
+};
+
+/// fetchsgd[:MOMENTUM]
+FeedbackPtr make_fetchsgd(const CodecText& text);
+
+}  // namespace octavo
