@@ -349,10 +349,10 @@ std::unique_ptr<Schedule> Compressor::take_schedule(const Job& job) {
 
 /// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, others
 /// part by part. What looks at a whole tensor at a time needs all of it as float32, and so does what would lose digits
-/// of results that are scaled afterwards, or of hosts' means.
+/// of results that are scaled afterwards or compared, or of hosts' means.
 bool Compressor::takes_as_it_is(const Job& job) const {
   if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
-  return !host_ && job.gradient_scale == 1.0F &&
+  return !host_ && !measures_ && job.gradient_scale == 1.0F &&
          std::none_of(job.slots.begin(), job.slots.end(), [&](const Slot& slot) {
            const Parameter& parameter = parameters_[slot.parameter];
            const auto [up, down] = codecs_of(parameter);

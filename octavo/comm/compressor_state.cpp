@@ -260,6 +260,10 @@ std::vector<float> Compressor::gradient_powers() const {
 
 void Compressor::measure_next_step() {
   const std::lock_guard lock(mutex_);
+  if (host_) {
+    fail(ErrorCode::unsupported, "comm.measure_next_step",
+         "with ranks_per_host a rank has no bucket's whole average to compare: measure without ranks_per_host");
+  }
   measures_next_ = true;
 }
 
@@ -324,7 +328,8 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     for (const Role& role : {kPackedOwed, kPackedOwedToAll}) {
       const at::Tensor& packed = state_.at(i, role).tensor();
       if (!packed.defined()) continue;
-      const at::Tensor residual = unpack(packed, role.extent, parameter.remembered_count, wire_->rank(), wire_->world_size(), info.ownership);
+      const at::Tensor residual =
+          unpack(packed, role.extent, parameter.remembered_count, wire_->rank(), wire_->world_size(), info.ownership);
       owed += residual.square().sum(at::kDouble).item<double>();
     }
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, parameter.remembered_count)));

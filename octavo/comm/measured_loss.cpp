@@ -30,16 +30,20 @@ ContributedBucket::ContributedBucket(const at::Tensor& values, std::span<const C
   const c10::Device device = values.device();
   const auto* const start = values.const_data_ptr<float>();
   const at::Tensor copy = at::zeros_like(values);
+  const auto values_from = [](const Contribution& tensor, std::uint64_t first) {
+    return static_cast<const float*>(tensor.at(first));
+  };
   const LaunchScope scope(device);
   for (const Contribution& tensor : tensors) {
     for (std::uint64_t first = 0; first < tensor.count; first += tensor.share) {
       const std::uint64_t count = std::min(tensor.share, tensor.count - first);
-      float* const to = copy.mutable_data_ptr<float>() + (tensor.at(first) - start);
-      scope.kernels().subtract_estimate(scope.queue(), tensor.input(first), nullptr, count, to);
+      const float* const from = values_from(tensor, first);
+      float* const to = copy.mutable_data_ptr<float>() + (from - start);
+      scope.kernels().subtract_estimate(scope.queue(), tensor.input(first, from), nullptr, count, to);
     }
     Range result = {0, tensor.count};
     if (tensor.owner_keeps_sum) result = owned_range(tensor.count, wire.rank(), wire.world_size(), tensor.ownership);
-    if (result.count > 0) result.first = static_cast<std::uint64_t>(tensor.at(result.first) - start);
+    if (result.count > 0) result.first = static_cast<std::uint64_t>(values_from(tensor, result.first) - start);
     results_.push_back(result);
   }
   wait_for_current_stream(device);
