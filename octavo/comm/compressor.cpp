@@ -244,7 +244,7 @@ void Compressor::measure(Job& job) {
     Parameter& parameter = parameters_[job.slots[i].parameter];
     if (parameter.plan->momentum() || parameter.power == 0) continue;
     parameter.loss = losses[i];
-    if (!codec_of(parameter).traits().keeps_magnitude) parameter.loss.relative_error.reset();
+    if (!codecs_of(parameter).up->traits().keeps_magnitude) parameter.loss.relative_error.reset();
   }
 }
 
