@@ -169,9 +169,8 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     return job;
   }
   const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
-  job->is_encoded =
-      !bucket.is_sparse() &&
-      (host_ || (job->is_planned && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots))));
+  job->is_encoded = !bucket.is_sparse() &&
+                    (host_ || (job->is_planned && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots))));
   if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
   if (job->is_planned) {
     mix_own_momenta(*job);

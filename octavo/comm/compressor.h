@@ -329,7 +329,7 @@ class OCTAVO_API Compressor {
   bool has_step_ = false;  // between begin_step() and settle()
   bool last_step_was_finite_ = true;
   bool measures_next_ = false, measures_ = false;  // the next step, this one
-  std::uint64_t step_ = 0;  // as saved and restored
+  std::uint64_t step_ = 0;                         // as saved and restored
   std::uint64_t seed_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;
 };

@@ -5,6 +5,7 @@
 #include "octavo/comm/compressor.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
+#include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/optim/zero_one_adam.h"
 
@@ -102,7 +103,7 @@ void Compressor::keep_averages(const Job& job) {
     const auto count = static_cast<std::int64_t>(parameter.info.count);
     const c10::Device home = parameter.preconditioner.device();
     auto* const next = state_.at(slot.parameter, kOwnUpdate).next<float>(parameter.info.count, home);
-    at::from_blob(next, {count}, at::TensorOptions(at::kFloat).device(job.values.device()))
+    floats_at(next, parameter.info.count, job.values.device())
         .copy_(job.values.narrow(0, static_cast<std::int64_t>(slot.offset), count));
   }
 }

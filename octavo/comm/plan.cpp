@@ -144,7 +144,8 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
   } else if (part.starts_with(kDown)) {
     set_down(text, part.substr(kDown.size()));
   } else {
-    text.refuse("after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco, +dgc or +fetchsgd, and +warmup:STEPS");
+    text.refuse(
+        "after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco, +dgc or +fetchsgd, and +warmup:STEPS");
   }
 }
 

@@ -41,8 +41,11 @@ std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device) {
 }
 
 at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device) {
-  return at::from_blob(const_cast<float*>(data), {static_cast<std::int64_t>(count)},
-                       at::TensorOptions(at::kFloat).device(device));
+  const std::int64_t size = static_cast<std::int64_t>(count);
+  return at::for_blob(const_cast<float*>(data), size)
+      .options(at::TensorOptions(at::kFloat).device(device))
+      .target_device(device)  // else torch asks the device whose the address is, which may be inside an allocation
+      .make_tensor();
 }
 
 ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)

@@ -39,7 +39,8 @@ class MapSteps {
     const Codec& exact = block_coding(BlockCodec::fp32);
     Contribution tensor{values.mutable_data_ptr<float>(), shape_.count(), &exact, &exact};
     const bool keeps_residual = feedback_ && map_->needs_residual();
-    tensor.mapping = {map_.get(), shape_, step_, feedback_, keeps_residual ? &residual_ : nullptr, &memory_, momentum_};
+    tensor.mapping = {map_.get(), shape_, step_,    feedback_, keeps_residual ? &residual_ : nullptr,
+                      &memory_,   0,      momentum_};
     tensor.shared_key = rules::derive_key(step_, 99);
     tensor.rounding_key = rules::derive_key(static_cast<std::uint64_t>(wire_.rank()), step_);
     return tensor;

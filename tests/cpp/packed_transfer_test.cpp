@@ -240,8 +240,8 @@ TEST(PackedTransfer, PayloadsThatAreNoneAreRefused) {
     const at::Tensor values = values_of(1, 512);
     codec->encode(c10::kCPU, {values.const_data_ptr<float>()}, {payload.data(), 512, {0, 512}}, nullptr);
     packed.resize((codec->pack(payload.data(), 512, packed.data()) + 3) / 4 * 4);
-    std::vector<std::uint8_t> message(sizeof(MessageHeader) + 4);
-    message.insert(message.end(), packed.begin(), packed.end());
+    std::vector<std::uint8_t> message(sizeof(MessageHeader) + 4 + packed.size());
+    std::copy(packed.rbegin(), packed.rend(), message.rbegin());
     EXPECT_EQ(error_of(*codec, message.size(), message, /*is_taken=*/true), "") << text;
 
     std::vector<std::uint8_t> longer = message, shorter = message, empty = message, forged = message;

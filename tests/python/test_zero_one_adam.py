@@ -222,7 +222,9 @@ def poison(rank: int, at: int, bad: float) -> list[str]:
             assert digest(model) == before
             made_up = kind == "s"
         require_close(model.module, published, rank, f"step {step}, {now}")
-        is_common = now != "l" and (step != at or KINDS[at - 1] != "l")  # a sync that failed leaves ranks where they were
+        is_common = now != "l" and (
+            step != at or KINDS[at - 1] != "l"
+        )  # a sync that failed leaves ranks where they were
         digests.append(digest(model) if is_common else "")
     nonfinite = handle.stats()["nonfinite_steps"]
     assert nonfinite == (0 if KINDS[at] == "l" and rank == 0 else 1)

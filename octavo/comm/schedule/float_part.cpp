@@ -10,7 +10,11 @@ namespace {
 
 at::Tensor elements_of(c10::Device device, const Contribution& tensor, std::uint64_t first, at::IntArrayRef sizes,
                        at::IntArrayRef strides) {
-  return at::from_blob(tensor.at(first), sizes, strides, at::TensorOptions(tensor.dtype).device(device));
+  return at::for_blob(tensor.at(first), sizes)
+      .strides(strides)
+      .options(at::TensorOptions(tensor.dtype).device(device))
+      .target_device(device)
+      .make_tensor();
 }
 
 /// Without what autograd would look at: there is one of these calls for every part.

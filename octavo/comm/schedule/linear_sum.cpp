@@ -37,8 +37,9 @@ void LinearSum::find_mapped() {
       continue;
     }
     const Mapping& mapping = tensor.mapping;
-    MapInput input{mapping.shape, tensor.input(0, static_cast<const float*>(tensor.values)), mapping.error_feedback,
-                   mapping.momentum, mapping.step, tensor.shared_key};
+    MapInput input{mapping.shape,          tensor.input(0, static_cast<const float*>(tensor.values)),
+                   mapping.error_feedback, mapping.momentum,
+                   mapping.step,           tensor.shared_key};
     input.seed = mapping.seed;
     input.values.rounding_key = tensor.rounding_key;
     if (mapping.residual) input.values.residual = mapping.residual->now<rules::Residual>(device_);
