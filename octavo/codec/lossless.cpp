@@ -70,7 +70,8 @@ Lossless::Lossless(BlockCodec words)
     : Codec(plan_name(words) + ":" + std::string(kLossless), packing(block_coding(words).traits())), words_(words) {}
 
 std::uint64_t Lossless::payload_bytes(std::uint64_t count) const {
-  return words_.payload_bytes(count) + rules::word_blocks(count) * sizeof(WordBlock);
+  const std::uint64_t planes = count + 8 * rules::packed_sign_bytes(count);  // at worst 8 of them, of whole bytes
+  return std::max(words_.payload_bytes(count), (planes + 3) / 4 * 4) + rules::word_blocks(count) * sizeof(WordBlock);
 }
 
 std::uint64_t Lossless::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {

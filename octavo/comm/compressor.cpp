@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
+#include "octavo/comm/feedback/dgc.h"
 #include "octavo/comm/feedback/ef14.h"
 #include "octavo/comm/schedule/all_reduce_sum.h"
 #include "octavo/comm/schedule/gradient_power.h"
@@ -88,9 +89,10 @@ Compressor::~Compressor() = default;
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
   settle();
-  if (auto_ && exchange_ == Exchange::planned)
-    auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
-  first_ready_ = Clock::time_point::max();
+  if (exchange_ == Exchange::planned) {
+    if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
+    first_ready_ = Clock::time_point::max();
+  }
   if (residuals_are_of_momenta_ != in_momentum_phase_) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
   }
@@ -144,7 +146,7 @@ void Compressor::settle() {
 std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
                                                    std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
-  first_ready_ = std::min(first_ready_, ready);
+  if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   if (host_ && bucket.is_sparse()) {
     fail(ErrorCode::unsupported, "comm.compressor",
@@ -232,7 +234,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     take_sample(*job);
   }
   if (job->schedule) idle(*job).push_back(std::move(job->schedule));
-  last_done_ = Clock::now();
+  if (job->is_planned) last_done_ = Clock::now();
 }
 
 /// Before results are scaled as the gradients are.
@@ -397,6 +399,7 @@ Mapping Compressor::mapping(std::size_t index) {
   const Parameter& parameter = parameters_[index];
   const LinearMap* const map = map_of(parameter);
   if (!map) return {};
+  if (Versioned& of_warm_up = state_.at(index, kVelocity); of_warm_up.tensor().defined()) of_warm_up.clear();
   const bool error_feedback = parameter.plan->feedback != nullptr;
   Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
   const auto momentum = static_cast<float>(parameter.plan->momentum().value_or(0));
@@ -405,7 +408,7 @@ Mapping Compressor::mapping(std::size_t index) {
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  const bool owed = parameter.has_sent_owed = owes(index);
+  const bool owed = parameter.has_sent_owed = exchange_ == Exchange::planned && owes(index);
   auto [up, down] = codecs_of(parameter);
   if (owed) up = down = &block_coding(BlockCodec::fp32);
   Contribution tensor{values, parameter.info.count, up, down};

@@ -43,8 +43,9 @@ Plan Compressor::plan() const {
 
 void Compressor::set_plan(const Plan& plan) {
   const std::lock_guard lock(mutex_);
-  const bool averages_momenta = std::any_of(parameters_.begin(), parameters_.end(),
-                                            [](const Parameter& one) { return one.momentum.mean.defined(); });
+  const bool averages_momenta = std::any_of(parameters_.begin(), parameters_.end(), [](const Parameter& one) {
+    return one.momentum.mean.defined() || one.keeps_updates();
+  });
   if (averages_momenta) require_magnitudes(plan, "comm.set_plan");
   if (in_momentum_phase_) require_fits_momenta(plan, "comm.set_plan");
   settle();
@@ -96,6 +97,7 @@ void Compressor::use(const Plan& plan) {
     const FeedbackPtr& feedback = of_this.feedback;
     const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
     const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
+    parameter.packed_bytes = 0;
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();

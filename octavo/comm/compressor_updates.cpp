@@ -39,6 +39,9 @@ void Compressor::keep_own_updates(const std::map<std::string, at::Tensor>& preco
     require_momentum_of(parameters_[found.back().first], preconditioner, kWhere);
   }
   settle();
+  for (const auto& [index, _] : found) {  // what codes left of a gradient is not owed to an update
+    if (in_momentum_phase_ && !parameters_[index].sends_momentum()) state_.clear(index, {kOwnMomentum, kOwnUpdate});
+  }
   forget_momenta();
   for (auto& [index, preconditioner] : found) parameters_[index].preconditioner = std::move(preconditioner);
   own_betas_ = {beta, beta};

@@ -82,9 +82,9 @@ class Handle:
     def stats(self) -> dict[str, Any]:
         """``wire_bytes`` sent by this rank so far (with ``ranks_per_host`` to other hosts, and ``host_bytes`` to ranks
         of its own), ``dense_bytes`` that a ring all-reduce of the gradients would have sent, ``steps``, and
-        ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals were rolled back; where
-        the hook's time went, in seconds: ``encode_s``, ``reduce_s``, ``decode_s``, and waiting for the peers,
-        ``wait_up_s`` and ``wait_down_s``.
+        ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals were rolled back (this
+        rank, where nothing was sent); where the hook's time went, in seconds: ``encode_s``, ``reduce_s``, ``decode_s``,
+        and waiting for the peers, ``wait_up_s`` and ``wait_down_s``.
 
         Under the plan ``auto``, on several ranks, ``auto`` says what was chosen and why. ``settled``: whether it has
         chosen. ``measurements``, and the ``measured_steps`` and ``measured_s`` that they took so far. ``buckets``, in
@@ -416,7 +416,7 @@ def compress_ddp(
     if joined is not None:
         joined.require_joinable(plan, parameters.values())
         first_plan = joined.first_plan(plan)
-    host_size = _host_size(ranks_per_host)
+    host_size = _host_size(ranks_per_host, model.process_group)
     if host_size > 1 and joined is not None and joined.keeps_own_momenta:
         raise ValueError(
             f"[ddp.compress] {type(joined).__name__} sends the update that each rank's own momentum makes, and with "
@@ -458,8 +458,8 @@ def compress_ddp(
     return handle
 
 
-def _host_size(ranks_per_host: int | str | None) -> int:
-    """The number of ranks that share a host; 1 where hosts are of no account."""
+def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> int:
+    """The number of the group's ranks that share a host; 1 where hosts are of no account."""
     if ranks_per_host is None:
         return 1
     size = ranks_per_host
@@ -470,12 +470,21 @@ def _host_size(ranks_per_host: int | str | None) -> int:
                 "[ddp.compress] ranks_per_host='auto' reads LOCAL_WORLD_SIZE, which torchrun sets, and it is not set "
                 "here: pass the number of ranks that each host has"
             )
-        size = int(size)
+        size = _members_per_host(int(size), dist.get_process_group_ranks(group))
     if isinstance(size, int) and size >= 1:
         return size
     raise ValueError(
         f"[ddp.compress] ranks_per_host must be 'auto' or the number of ranks that each host has, got {size!r}"
     )
+
+
+def _members_per_host(processes: int, members: list[int]) -> int:
+    """How many members of a group each host has, whose hosts have so many processes; as many where hosts differ, which
+    makes no hosts of the group."""
+    hosts = [member // processes for member in members] if processes > 0 else []
+    each = hosts.count(hosts[0]) if hosts else processes
+    is_even = hosts == sorted(hosts) and all(hosts.count(host) == each for host in hosts)
+    return each if is_even else processes
 
 
 def _compressor(

@@ -117,6 +117,24 @@ TEST(Threshold, WhatIsNotFiniteIsSent) {
 }
 
 /// As many values as there may be, and every number below: words are rounded up in each part of a payload.
+TEST(Lossless, NoNumberOfValuesNeedsMoreThanTheBound) {
+  std::mt19937 random(3);
+  for (const char* text : {"bf16:lossless", "fp16:lossless"}) {
+    const CodecPtr codec = packing_codec(text);
+    for (std::int64_t count = 1; count <= 200; ++count) {
+      for (const double spread : {1.0, 1e3, 1e6}) {  // exponents that differ cost most
+        at::Tensor values = at::empty({count});
+        std::uniform_real_distribution<double> exponent(-std::log(spread), std::log(spread));
+        for (std::int64_t i = 0; i < count; ++i) {
+          values.mutable_data_ptr<float>()[i] =
+              static_cast<float>(std::exp(exponent(random)) * (random() % 2 ? 1 : -1));
+        }
+        EXPECT_LE(through(*codec, values).bytes, codec->payload_bytes(static_cast<std::uint64_t>(count))) << count;
+      }
+    }
+  }
+}
+
 TEST(Threshold, NoNumberOfValuesNeedsMoreThanTheBound) {
   for (const std::int64_t count : {1, 31, 64, 1000, 4097}) {
     for (const char* text : {"threshold:1", "threshold:2:sign", "threshold:1.3:int4"}) {

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
+from octavo.ddp import _members_per_host
 
 Run = tuple[DistributedDataParallel, octavo.Handle, torch.optim.Optimizer]
 
@@ -49,6 +50,26 @@ def train(rank: int, plan: str, dtype: torch.dtype) -> list[str]:
 def test_replicas_are_bit_identical_on_all_hosts(four_ranks, plan, dtype):
     results = four_ranks.run(train, plan, dtype)
     assert all(result == results[0] for result in results)
+
+
+def train_small_tensors(rank: int) -> str:
+    """Of which one rank of a host owns nothing, where they are not exempt."""
+    model, _, optimizer = make("int8+ef21", exempt=[])
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    return digest(model)
+
+
+def test_a_rank_that_owns_nothing_of_a_tensor_goes_on(four_ranks):
+    assert len(set(four_ranks.run(train_small_tensors))) == 1
+
+
+def test_a_group_of_a_part_of_each_hosts_processes():
+    """LOCAL_WORLD_SIZE counts all of them."""
+    assert _members_per_host(8, [*range(16)]) == 8
+    assert _members_per_host(8, [*range(0, 16, 2)]) == 4  # tensor-parallel pairs
+    assert _members_per_host(8, [0, 8, 16]) == 1
+    assert _members_per_host(4, [0, 1, 4]) == 4  # uneven: refused, as three ranks make no hosts of four
 
 
 def train_by_one_bit(rank: int) -> str:
@@ -132,6 +153,12 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="Signum sends the update that each rank's own momentum makes"):
         octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=2)
     octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=1)  # the model is as it was
+    schedule = dict(var_freeze_step=2, local_step_scaler=2)
+    model = DistributedDataParallel(Odd())
+    zero_one = octavo.optim.ZeroOneAdam(model.parameters(), lr=1e-3, **schedule)
+    with pytest.raises(ValueError, match="ZeroOneAdam sends the update that each rank's own momentum makes"):
+        octavo.compress(model, "sign+ef", optimizer=zero_one, ranks_per_host=2)
+    octavo.compress(model, "sign+ef", optimizer=zero_one)  # the model is as it was
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(30, 80, sparse=True), nn.Linear(80, 80)))
     octavo.compress(sparse, "sign+ef", ranks_per_host=2)
     with pytest.raises(RuntimeError, match="a sparse gradient is not cut into the ranges"):

@@ -470,6 +470,8 @@ def go_on_in_another_world(rank: int, saved: list[tuple[dict, dict, dict]]) -> s
     model.module.load_state_dict(saved[0][2])
     optimizer.load_state_dict(copy.deepcopy(saved[0][1]))
     handle.load_state_dict([state for state, *_ in saved])
+    with torch.no_grad():
+        model(*gradients_of(rank, 23))  # parameters follow at the next forward pass
     for name, parameter in model.module.named_parameters():
         mean = sum(state[f"update/{name}"] for state, *_ in saved) / len(saved)
         assert mean.abs().max() > 0
@@ -478,6 +480,37 @@ def go_on_in_another_world(rank: int, saved: list[tuple[dict, dict, dict]]) -> s
     for step in range(23, 32):
         run_step(model, optimizer, gradients_of(rank, step))
     return digest(model)
+
+
+def roll_back(rank: int) -> None:
+    model, handle, optimizer = wrap("sign+ef")
+    for step in range(3):
+        run_step(model, optimizer, gradients_of(rank, step))
+    saved = copy.deepcopy((model.module.state_dict(), handle.state_dict(), optimizer.state_dict()))
+    for step in range(3, 15):
+        run_step(model, optimizer, gradients_of(rank, step))
+    for one, state in zip((model.module, handle, optimizer), saved, strict=True):
+        one.load_state_dict(state)
+    with torch.no_grad():
+        model(*gradients_of(rank, 3))
+    for name, parameter in model.module.named_parameters():
+        assert torch.equal(parameter, saved[0][name])
+
+
+def test_a_state_of_before_the_local_steps_brings_its_parameters_back(two_ranks):
+    two_ranks.run(roll_back)
+
+
+def test_a_single_process_goes_on_from_the_last_sync_of_several_ranks(two_ranks):
+    _, of_optimizer, of_model = two_ranks.run(save, 15)[0]
+    module = Given()
+    module.load_state_dict(of_model)
+    optimizer = build(module.parameters())
+    optimizer.load_state_dict(copy.deepcopy(of_optimizer))
+    for parameter in module.parameters():
+        assert torch.equal(parameter, optimizer.state[parameter]["anchor"])
+    run_step(module, optimizer, gradients_of(0, 15))
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
 
 
 def test_another_number_of_ranks_goes_on_with_the_mean_of_the_updates(two_ranks, three_ranks):

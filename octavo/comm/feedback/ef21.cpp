@@ -23,7 +23,8 @@ void Ef21Memory::begin(c10::Device device, const Contribution& tensor, float) {
   layout_ = sent_part(tensor.count, rank_, world_size_);
   to_owners_ = open(sent_, layout_.count, device);
   of_others_ = open(received_, layout_.own.count * static_cast<std::uint64_t>(world_size_ - 1), device);
-  of_all_ = open(shared_, tensor.count, device);
+  // even where this rank has no elements of it, so that digest() is the same on all ranks of a host
+  of_all_ = {shared_.now<float>(device), shared_.next<float>(tensor.count, device)};
 }
 
 Ef21Memory::Estimate Ef21Memory::of_sent(const SentPart& part) const {

@@ -15,7 +15,7 @@ void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t dig
   digest_ = digest;
   packs_ = packs(tensors_, &Contribution::down, wire_.world_size());
   messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), sizeof(MessageHeader));
-  const std::uint64_t receivers = std::max<std::uint64_t>(1, messages_.size() - 1);
+  const std::uint64_t receivers = packs_ ? 1 : std::max<std::uint64_t>(1, messages_.size() - 1);
   reserve_on_host(sent_, own().bytes * receivers, device_);
 }
 

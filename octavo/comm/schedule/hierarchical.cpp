@@ -17,11 +17,14 @@ Hierarchical::Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10
       device_(device),
       sums_(host, seconds, device),
       between_(between, seconds, device),
+      hosts_(between.world_size()),
       results_(host, device) {}
 
 void Hierarchical::begin(Bucket bucket) {
   bucket_ = std::move(bucket);
   begun_ = 0;
+  const auto phase = [&](const Codec* Contribution::* codec) { return packs(bucket_.tensors, codec, hosts_) ? 2 : 1; };
+  transfers_ = 2 + phase(&Contribution::up) + phase(&Contribution::down);
   const bool is_bf16 = bucket_.gradients.scalar_type() == at::kBFloat16;
   const Codec& exact = block_coding(is_bf16 ? BlockCodec::bf16 : BlockCodec::fp32);
   std::vector<Contribution> summed;
@@ -51,7 +54,8 @@ void Hierarchical::exchange_between_hosts() {
   begun_ = 1;
 }
 
-/// The gradient's weight and the momentum come in here: inside the host gradients were summed as they are.
+/// The gradient's weight and the momentum come in here: inside the host gradients were summed as they are. The parts of
+/// a host's ranks draw the same random bits, each for its own elements.
 Contribution Hierarchical::own_range(const Contribution& tensor, float power) const {
   const Range own = owned_range(tensor.count, host_.rank(), host_.world_size());
   Contribution part = tensor;

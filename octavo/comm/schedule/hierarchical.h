@@ -31,7 +31,7 @@ class OCTAVO_API Hierarchical final : public Schedule {
   /// hosts. `device`: where the contributions lie.
   Hierarchical(Wire& host, Wire& between, PhaseSeconds& seconds, c10::Device device);
 
-  int transfers() const override { return 2 + between_.transfers(); }
+  int transfers() const override { return transfers_; }
   /// The bucket is dense, and no tensor has a Mapping.
   void begin(Bucket bucket) override;
   void advance() override;
@@ -47,10 +47,12 @@ class OCTAVO_API Hierarchical final : public Schedule {
   c10::Device device_;
   OnePhase sums_;
   TwoPhase between_;
+  int hosts_;
   GatherCodes results_;
   Bucket bucket_;
   std::vector<Contribution> gathered_;  // as the bucket's tensors travel inside the host
   Outcome outcome_;                     // between hosts
+  int transfers_ = 0;                   // of the bucket
   int begun_ = 0;                       // transfers between hosts
   Parts parts_;
   at::Tensor nonfinite_;  // one word, on the host

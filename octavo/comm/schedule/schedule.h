@@ -30,12 +30,12 @@ struct Bucket {
   std::uint64_t digest = 0;
 };
 
+/// `finite` and `power` are the same on all ranks that get the same results.
 struct Outcome {
   bool finite;  // every result is finite
   /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never
   /// otherwise. An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
-  // these two are the same on all ranks
   /// By tensor: the bytes of packed payloads that this rank has sent of it; empty where no codec of the bucket packs.
   std::vector<std::uint64_t> packed_bytes = {};
 };

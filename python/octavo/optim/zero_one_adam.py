@@ -69,6 +69,7 @@ class ZeroOneAdam(JoinedOptimizer):
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
     _rates: tuple[tuple[float, float], ...] = ()  # by group, of the step under way: learning rate and weight decay
     _is_registered = _is_followed = False  # at the handle
+    _must_restore = False  # parameters, from a state that was loaded
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class ZeroOneAdam(JoinedOptimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self._hear()  # of a step that the groups of before have made
         super().add_param_group(param_group)
         group, first = self.param_groups[-1], self.param_groups[0]
         for name in ("lr", "eps", "weight_decay", "variance_floor"):
@@ -136,6 +138,7 @@ class ZeroOneAdam(JoinedOptimizer):
             with torch.enable_grad():
                 loss = closure()
         self._require_joined()
+        self._restore_parameters()
         self._require_delivered(
             "step",
             "after a step in which ranks averaged their updates .grad holds the average, and it is not what came from "
@@ -162,6 +165,7 @@ class ZeroOneAdam(JoinedOptimizer):
     def synchronize(self) -> None:
         """Makes parameters and momenta the same on all ranks, as a sync step does, but without a gradient and outside
         of backward; sends nothing where they are the same. Call it on all ranks, between steps."""
+        self._restore_parameters()
         self._hear()
         if self._handle is None or not any(state.get("total") for state in self.state.values()):
             return
@@ -350,6 +354,10 @@ class ZeroOneAdam(JoinedOptimizer):
         schedule = [self._position[name] for name in _SCHEDULE]
         return super().phase, self._position["betas"][0], schedule, self._position["steps"]
 
+    @property
+    def keeps_own_momenta(self) -> bool:
+        return True
+
     def require_plan(self, plan: Plan) -> None:
         self._require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
         self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
@@ -364,10 +372,11 @@ class ZeroOneAdam(JoinedOptimizer):
         self._heard, self._made = self._handle.step, None
         self._take_rates()
         self._register()
-        self._restore_parameters()
+        self._must_restore = True  # when all is loaded: the model, the optimizer and the handle, in any order
         self._begin_step()
 
     def _before_forward(self, *_: object) -> None:
+        self._restore_parameters()
         if torch.is_grad_enabled():  # else no backward pass follows
             self._begin_step()
 
@@ -385,6 +394,9 @@ class ZeroOneAdam(JoinedOptimizer):
     @torch.no_grad()
     def _restore_parameters(self) -> None:
         """Between two syncs the saved parameters are those of one rank; a rank's own follow from the anchor."""
+        if not self._must_restore:
+            return
+        self._must_restore = False
         own = self._own()
         for parameter, state, *_ in self._known():
             if "anchor" in state:
@@ -408,7 +420,20 @@ class ZeroOneAdam(JoinedOptimizer):
                         dtype = parameter.dtype if what == "anchor" else torch.float32
                         copy = torch.empty_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
                         self.state[parameter][what] = copy.copy_(value)
+                if self._handle is None and "preconditioner" in self.state[parameter]:
+                    self._begin_round_alone(parameter)
         self._enter_phase()
+
+    @torch.no_grad()
+    def _begin_round_alone(self, parameter: Tensor) -> None:
+        """With the state of a run on several ranks, whose momenta and updates its handles have, a single process begins
+        at their last sync."""
+        state = self.state[parameter]
+        if "update" in state:
+            return
+        state.update(exp_avg=_zeros(parameter), update=_zeros(parameter), total=0.0, decay=1.0)
+        if "anchor" in state:
+            parameter.copy_(state["anchor"])
 
 
 def _zeros(parameter: Tensor) -> Tensor:
