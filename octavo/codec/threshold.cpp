@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/codec/threshold.h"
 
-#include <ATen/ops/from_blob.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -27,14 +25,8 @@ std::string text_of(double factor, BlockCodec values) {
   return values == BlockCodec::fp32 ? text : text + ":" + plan_name(values);
 }
 
-/// Words of a device's memory, which stay its owner's, as a tensor. They may lie inside a message: torch is told the
-/// device, which it can ask of the start of an allocation alone.
 at::Tensor words_at(const void* data, std::uint64_t count, c10::Device device) {
-  const auto size = static_cast<std::int64_t>(count);
-  return at::for_blob(const_cast<void*>(data), size)
-      .options(at::TensorOptions(at::kInt).device(device))
-      .target_device(device)
-      .make_tensor();
+  return elements_at(data, at::kInt, count, device);
 }
 
 std::uint32_t first_word(const std::uint8_t* payload) {

@@ -40,12 +40,16 @@ std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device) {
   return word;
 }
 
-at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device) {
-  const std::int64_t size = static_cast<std::int64_t>(count);
-  return at::for_blob(const_cast<float*>(data), size)
-      .options(at::TensorOptions(at::kFloat).device(device))
-      .target_device(device)  // else torch asks the device whose the address is, which may be inside an allocation
+at::Tensor elements_at(const void* data, at::ScalarType dtype, std::uint64_t count, c10::Device device) {
+  const auto size = static_cast<std::int64_t>(count);
+  return at::for_blob(const_cast<void*>(data), size)
+      .options(at::TensorOptions(dtype).device(device))
+      .target_device(device)
       .make_tensor();
+}
+
+at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device) {
+  return elements_at(data, at::kFloat, count, device);
 }
 
 ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)

@@ -21,7 +21,9 @@ OCTAVO_API std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes
 /// A word of the host's memory that the device's kernels write, as reserve_on_host has it; 0.
 OCTAVO_API std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device);
 
-/// Floats at an address of the device, which stay their owner's, as a tensor.
+/// Elements at an address of the device, which stay their owner's, as a tensor. The address may lie anywhere inside an
+/// allocation: torch is told the device, which it could ask of the start of one alone.
+OCTAVO_API at::Tensor elements_at(const void* data, at::ScalarType dtype, std::uint64_t count, c10::Device device);
 OCTAVO_API at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device);
 
 /// Floats of a device for one call. On the CPU the calling thread keeps its memory, `kept_by_thread`, from call to

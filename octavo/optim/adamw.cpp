@@ -18,11 +18,16 @@ constexpr std::int64_t kFloorBlock = 256;
 
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
             const AdamWOptions& options, std::int64_t step) {
+  adamw_(parameter, gradient, mean, square, options, step, step);
+}
+
+void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
+            const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
   constexpr const char* kWhere = "optim.adamw";
   require_state(mean, parameter, kWhere, "mean");
   require_state(square, parameter, kWhere, "square");
   require_shape(gradient, parameter, kWhere, "gradient");
-  const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, step);
+  const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, square_step);
   const rules::AdamWStep rule = {
       .decay = static_cast<float>(1 - options.lr * options.weight_decay),
       .step_size = static_cast<float>(options.lr / bias1),

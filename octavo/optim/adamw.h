@@ -21,6 +21,9 @@ struct AdamWOptions {
 /// of another floating dtype: they are then converted); `step` counts from 1. Throws Error invalid_argument otherwise.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step);
+/// The same where the square has made fewer steps than the mean: `square_step`, counted from 1.
+OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
+                       const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
 
 /// Freezes the variance of 1-bit Adam: turns `square` into the preconditioner of all later steps, the reciprocal of
 /// max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that never had a

@@ -72,28 +72,8 @@ void zero_one_variance_(at::Tensor& parameter, const at::Tensor& gradient, at::T
   } else {
     momentum.div_(preconditioner);
   }
-  const rules::AdamWStep rule = {
-      .decay = static_cast<float>(1 - options.lr * options.weight_decay),
-      .step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, options.step))),
-      .beta1_complement = static_cast<float>(1 - options.beta1),
-      .beta2 = static_cast<float>(options.beta2),
-      .beta2_complement = static_cast<float>(1 - options.beta2),
-      .sqrt_bias2 = static_cast<float>(std::sqrt(1 - std::pow(options.beta2, options.update))),
-      .eps = static_cast<float>(options.eps),
-  };
-  const at::Tensor order = order_of(parameter);
-  {
-    Flat p(parameter, order), g(gradient, order), m(momentum, order), v(square, order);
-    float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
-    const LaunchScope scope(parameter.device());
-    for_parts(parameter.device(), parameter.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-      scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first,
-                            md + first, vd + first);
-    });
-    p.write_back();
-    m.write_back();
-    v.write_back();
-  }
+  const AdamWOptions adamw = {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay};
+  adamw_(parameter, gradient, momentum, square, adamw, options.step, options.update);
   preconditioner.copy_(square);
   freeze_variance_(preconditioner, options.beta2, options.eps, options.floor, options.update);
   momentum.mul_(preconditioner);

@@ -51,7 +51,7 @@ LocoMemory::Place LocoMemory::open(Versioned& owed, Extent extent, const Contrib
   const Place place = {begins_anew ? nullptr : owed.now<std::uint8_t>(device), owed.next<std::uint8_t>(bytes, device)};
   const std::uint64_t share = tensor.ownership.share(tensor.count, world_size_);
   if ((tensor.count | share) % 4 != 0) {  // payloads end in padding: equal states have equal bytes
-    at::from_blob(place.next, {static_cast<std::int64_t>(bytes)}, at::TensorOptions(at::kByte).device(device)).zero_();
+    elements_at(place.next, at::kByte, bytes, device).zero_();
   }
   return place;
 }

@@ -2,20 +2,10 @@
 #include "octavo/comm/schedule/float_part.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/from_blob.h>
 
 namespace octavo {
 
 namespace {
-
-at::Tensor elements_of(c10::Device device, const Contribution& tensor, std::uint64_t first, at::IntArrayRef sizes,
-                       at::IntArrayRef strides) {
-  return at::for_blob(tensor.at(first), sizes)
-      .strides(strides)
-      .options(at::TensorOptions(tensor.dtype).device(device))
-      .target_device(device)
-      .make_tensor();
-}
 
 /// Without what autograd would look at: there is one of these calls for every part.
 void convert(const at::Tensor& from, at::Tensor to) {
@@ -32,7 +22,7 @@ FloatPart::FloatPart(c10::Device device, const Contribution& tensor, std::uint64
     data_ = static_cast<float*>(tensor.at(first));
     return;
   }
-  elements_ = elements_of(device, tensor, first, {static_cast<std::int64_t>(count)}, {1});
+  elements_ = elements_at(tensor.at(first), tensor.dtype, count, device);
   data_ = copy_.emplace(device, count, kept_by_thread).data();
 }
 
@@ -48,7 +38,9 @@ void FloatPart::store() const {
 void load_rows(c10::Device device, const Contribution& tensor, std::uint64_t first, std::uint64_t rows,
                std::uint64_t count, std::uint64_t stride, float* to) {
   const std::int64_t sizes[] = {static_cast<std::int64_t>(rows), static_cast<std::int64_t>(count)};
-  const at::Tensor from = elements_of(device, tensor, first, sizes, {static_cast<std::int64_t>(stride), 1});
+  const std::int64_t strides[] = {static_cast<std::int64_t>(stride), 1};
+  const std::uint64_t spanned = (rows - 1) * stride + count;
+  const at::Tensor from = elements_at(tensor.at(first), tensor.dtype, spanned, device).as_strided(sizes, strides);
   convert(from, floats_at(to, rows * count, device).view(sizes));
 }
 

@@ -36,10 +36,14 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   if (stays_here()) return;
   for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
-  encode_all();
+  reserve_on_host(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
+  const std::vector<PlacedMessage> out = outgoing();
+  encode_all(out);
   wait_for_current_stream(device_);
-  if (packs_) return packed_.send_sizes(outgoing(), tensors_.size(), digest_);
-  seal_all();
+  if (packs_) return packed_.send_sizes(out, tensors_.size(), digest_);
+  for (const PlacedMessage& to_owner : out) {
+    if (to_owner.message != &own()) seal(to_owner.bytes, to_owner.message->bytes, digest_);
+  }
   const std::vector<std::uint64_t> received(messages_.size(), own().bytes);
   transfer_ = exchange_with_others(wire_, device_, sent_, sizes(messages_), got_, received);
 }
@@ -69,23 +73,21 @@ void ScatterSum::wait() {
   merge_powers();
 }
 
-void ScatterSum::encode_all() {
+void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
   struct Place {
     const Piece* piece;
     std::uint8_t* message;
   };
-  std::uint8_t* message = reserve_on_host(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
   std::vector<Place> places;
   parts_.clear();
-  for (const Message& to_owner : messages_) {
-    if (&to_owner == &own()) continue;
+  for (const auto& [to_owner, message] : out) {
+    if (to_owner == &own()) continue;
     std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
-    for (const Piece& piece : to_owner.pieces) {
+    for (const Piece& piece : to_owner->pieces) {
       places.push_back({&piece, message});
       const std::uint64_t granule = std::lcm(piece.codec->traits().granule, tensors_[piece.tensor].memory->granule());
       parts_.add(device_, piece.range.count, granule, streamed_part(tensors_[piece.tensor]));
     }
-    message += to_owner.bytes;
   }
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const Place& place = places[part.piece];
@@ -93,6 +95,7 @@ void ScatterSum::encode_all() {
   });
 }
 
+/// By owner; its own has no place.
 std::vector<PlacedMessage> ScatterSum::outgoing() const {
   std::vector<PlacedMessage> placed;
   std::uint8_t* message = sent_.mutable_data_ptr<std::uint8_t>();
@@ -101,15 +104,6 @@ std::vector<PlacedMessage> ScatterSum::outgoing() const {
     if (&to_owner != &own()) message += to_owner.bytes;
   }
   return placed;
-}
-
-void ScatterSum::seal_all() const {
-  std::uint8_t* message = sent_.mutable_data_ptr<std::uint8_t>();
-  for (const Message& to_owner : messages_) {
-    if (&to_owner == &own()) continue;
-    seal(message, to_owner.bytes, digest_);
-    message += to_owner.bytes;
-  }
 }
 
 void ScatterSum::encode_part(const Piece& piece, Range part, std::uint8_t* message) const {

@@ -48,11 +48,10 @@ class ScatterSum {
     at::Tensor sum, signs, votes;  // of a part, as bytes: float32, float32, codes
   };
 
-  void encode_all();
+  void encode_all(std::span<const PlacedMessage> out);
   void encode_part(const Piece& piece, Range part, std::uint8_t* message) const;
   void reduce_part(double divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
                    Scratch& scratch) const;
-  void seal_all() const;
   std::vector<PlacedMessage> outgoing() const;
   void merge_powers();
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;

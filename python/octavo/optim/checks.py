@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no optimizer of Octavo takes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,3 +22,10 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
         raise RuntimeError(
             f"[optim.{type(optimizer).__name__}] sparse gradients are not supported: use torch.optim.SparseAdam"
         )
+
+
+def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options: Set[str]) -> None:
+    """Raises ValueError for a state whose parameter groups lack one of ``options``."""
+    if any(options - group.keys() for group in state_dict["param_groups"]):
+        name = type(optimizer).__name__
+        raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")

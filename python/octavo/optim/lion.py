@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Plan
-from octavo.optim.checks import require_dense, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.joined import JoinedOptimizer
 
 
@@ -81,10 +81,7 @@ class Lion(Optimizer):
         return group["betas"]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if any(self._own_options - group.keys() for group in state_dict["param_groups"]):
-            raise ValueError(
-                f"[optim.{type(self).__name__}] this is the state of another optimizer, not of a {type(self).__name__}"
-            )
+        require_own_state(self, state_dict, self._own_options)
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):

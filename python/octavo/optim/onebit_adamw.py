@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import require_dense, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan
 
@@ -286,9 +286,7 @@ class OneBitAdamW(JoinedOptimizer):
     # ---- state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        name = type(self).__name__
-        if any(self._own_options - group.keys() for group in state_dict["param_groups"]):
-            raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
+        require_own_state(self, state_dict, self._own_options)
         warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
-from octavo.optim.checks import require_dense, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.joined import JoinedOptimizer
 
 _VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
@@ -409,9 +409,7 @@ class ZeroOneAdam(JoinedOptimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        name = type(self).__name__
-        if any(self._own_options - group.keys() for group in state_dict["param_groups"]):
-            raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
+        require_own_state(self, state_dict, self._own_options)
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
