@@ -65,7 +65,7 @@ def fork_rank(rank: int, config: TrainConfig, reader: int, writer: int) -> int:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT_STORE: "1"}
         os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(config.nproc))
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        os._exit(run_rank(config))
+        run_rank(config)
     return pid
 
 

@@ -43,6 +43,26 @@ def test_a_job_whose_ranks_all_end_well_ends_well(play):
     assert (status, said) == (0, "hello from 0\n")
 
 
+def test_a_rank_that_is_done_ends_without_tearing_the_interpreter_down(play):
+    """There a thread of Gloo that releases a tensor of Python's aborts the process: once in some 40 jobs."""
+    script = """
+        import atexit
+        from octavo.train.config import TrainConfig
+        from octavo.train.launch import rank_main
+
+        class Torn:
+            def __del__(self):
+                os.write(1, b"torn down")
+
+        kept = Torn()
+        atexit.register(lambda: print("at exit"))
+        rank_main.run_job = lambda *_: print("trained")
+        rank_main.run_rank(TrainConfig())
+    """
+    status, said, _ = play(script, nproc=1)
+    assert (status, said) == (0, "trained\nat exit\n")
+
+
 def test_a_killed_rank_ends_the_job_at_once_with_its_name_and_signal(play):
     status, said, seconds = play("time.sleep(60) if rank != 1 else os.kill(os.getpid(), signal.SIGKILL)", nproc=3)
     assert (status, said) == (EXIT_JOB, "error: rank 1 was killed by SIGKILL\n")

@@ -122,7 +122,7 @@ def _run(config: TrainConfig) -> int:
         with quick_imports():
             from octavo.train.launch.rank_main import run_rank
 
-        return run_rank(config)
+        run_rank(config)
     with quick_imports():
         from octavo.train.launch.launcher import launch
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import signal
 import sys
+from typing import NoReturn
 
 from rich.console import Console
 
@@ -16,8 +18,8 @@ from octavo.train.job import run_job
 from octavo.train.launch import world
 
 
-def run_rank(config: TrainConfig) -> int:
-    """Runs this process's part of the job. Returns 0, or ends the process with an exit code of `errors`."""
+def run_rank(config: TrainConfig) -> NoReturn:
+    """Runs this process's part of the job and ends the process, with 0 or an exit code of `errors`."""
     faulthandler.enable()  # a crash in native code then shows where Python was
     try:
         here = world.join(config.timeout_s)
@@ -31,17 +33,27 @@ def run_rank(config: TrainConfig) -> int:
         os._exit(128 + signal.SIGINT)
     except Exception as error:
         _fail(error)
-    return 0
+    atexit._run_exitfuncs()
+    _end(0)
 
 
-def _fail(error: Exception) -> None:
+def _fail(error: Exception) -> NoReturn:
     errors.show_traceback(error)
     code = errors.exit_code(error)
     shared = isinstance(error, errors.JobError)
     if not shared or os.environ.get("RANK") == "0":
         lead = "lost another rank: " if code == errors.EXIT_PEER else ""
         print(f"{errors.ERROR_MARK}{lead}{errors.sentence(error)}", file=sys.stderr)
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process without tearing the interpreter down.
+
+    A thread of Gloo may still be about to release a tensor that Python made, for which it takes the GIL: an interpreter
+    that is being torn down ends that thread inside of a destructor, and with it the process by SIGABRT. After a failure
+    the process group would also wait for peers that are gone.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: tearing down a process group whose peers are gone may wait for them.
     os._exit(code)
