@@ -7,4 +7,5 @@
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
 #include "octavo/optim.h"
+#include "octavo/outer.h"
 #include "octavo/packbits.h"

@@ -11,6 +11,7 @@ endif()
 add_library(octavo SHARED
   device/dispatch.cpp
   device/stream_event.cpp
+  device/side_streams.cpp
   device/host_alias.cpp
   device/host_memory.cpp
   device/huge_pages.cpp
@@ -88,7 +89,9 @@ add_library(octavo SHARED
   comm/ddp_hook.cpp
   comm/fsdp_hook.cpp
   comm/host_backend.cpp
-  comm/host_work.cpp)
+  comm/host_work.cpp
+  outer/fragment.cpp
+  outer/outer.cpp)
 octavo_target(octavo)
 set_target_properties(octavo PROPERTIES DEFINE_SYMBOL "")  # its tests share its precompiled header
 target_link_libraries(octavo PUBLIC octavo_core octavo::torch)
@@ -106,7 +109,7 @@ set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
   Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/comm.cpp
-    bindings/host.cpp bindings/sycl.cpp)
+    bindings/host.cpp bindings/outer.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -4,6 +4,7 @@
 
 #include "octavo/bindings/comm.h"
 #include "octavo/bindings/host.h"
+#include "octavo/bindings/outer.h"
 #include "octavo/bindings/sycl.h"
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
@@ -62,5 +63,6 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_backends(m);
   octavo::bind_comm(m);
   octavo::bind_host(m);
+  octavo::bind_outer(m);
   octavo::bind_sycl(m);
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/ddp_hook.h"
 
-#include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
@@ -17,7 +15,7 @@
 #include "octavo/comm/serial_queue.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/device/huge_pages.h"
-#include "octavo/device/stream_event.h"
+#include "octavo/device/side_streams.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -36,13 +34,12 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    const c10::Device device = bucket.getBuffer().device();
-    queue_.push([this, future, filled = mark_filled(device), stream = stream_of(device), buffer = bucket.getBuffer(),
+    // backward's stream has been given by now what fills the bucket
+    queue_.push([this, future, filled = streams_.hand_over(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
                  slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
                  ready = Compressor::Clock::now()] {
       guarded(future, [&] {
-        const c10::OptionalStreamGuard on_own_stream(stream);
-        if (stream) filled->block(*stream);
+        const auto on_own_stream = filled.take();
         advance(future, buffer, slots, ready, is_first, is_last);
       });
     });
@@ -111,22 +108,6 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     }
   }
 
-  /// Marks the work that backward's stream was given so far, which fills the bucket.
-  static std::shared_ptr<StreamEvent> mark_filled(c10::Device device) {
-    std::shared_ptr<StreamEvent> filled = make_event(device.type(), /*timing=*/false);
-    filled->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-    return filled;
-  }
-
-  /// The stream of the queue's thread on that device, not backward's own; none on the CPU.
-  std::optional<c10::Stream> stream_of(c10::Device device) {
-    if (device.is_cpu()) return std::nullopt;
-    const auto found = streams_.find(device);
-    if (found != streams_.end()) return found->second;
-    const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
-    return streams_.emplace(device, stream).first->second;
-  }
-
   /// A bucket's memory is DDP's, and stays the same from step to step.
   void prepare(const at::Tensor& buffer) {
     if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(where_kernels_run(buffer));
@@ -152,7 +133,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
   std::unordered_set<const void*> buffers_;  // seen so far
-  std::unordered_map<c10::Device, c10::Stream> streams_;
+  SideStreams streams_;
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;

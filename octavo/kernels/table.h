@@ -12,6 +12,7 @@
 #include "octavo/rules/lion.h"
 #include "octavo/rules/lossless.h"
 #include "octavo/rules/low_rank.h"
+#include "octavo/rules/outer_step.h"
 #include "octavo/rules/random_k.h"
 #include "octavo/rules/top_k.h"
 #include "octavo/rules/zero_one_adam.h"
@@ -170,6 +171,10 @@ struct KernelTable {
                          float* update);
   void (*zero_one_sync)(Queue, float decay, float share, std::uint64_t count, float* anchor, float* parameter,
                         float* momentum, float* update);
+
+  // outer_step: ends a round of local steps
+  void (*outer_step)(Queue, const rules::OuterStep& step, std::uint64_t count, const float* difference, float* momentum,
+                     float* anchor, float* parameter);
 };
 
 }  // namespace octavo

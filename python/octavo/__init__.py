@@ -20,6 +20,7 @@ from octavo.collectives import all_reduce
 from octavo.compression import compress
 from octavo.ddp import Handle
 from octavo.ops.xpu_packbits import packbits, unpackbits
+from octavo.outer import Outer
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
 from octavo.sycl_kernel import SyclKernel
 
@@ -27,6 +28,7 @@ __all__ = [
     "CompressedGradientAccumulator",
     "ErrorFeedbackSignSGD",
     "Handle",
+    "Outer",
     "Plan",
     "SignSGDCompressor",
     "SyclKernel",

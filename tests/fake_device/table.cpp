@@ -121,6 +121,7 @@ constexpr auto lion = late<&KernelTable::lion>();
 constexpr auto zero_one_send = late<&KernelTable::zero_one_send>();
 constexpr auto zero_one_local = late<&KernelTable::zero_one_local>();
 constexpr auto zero_one_sync = late<&KernelTable::zero_one_sync>();
+constexpr auto outer_step = late<&KernelTable::outer_step>();
 // of the host's memory
 constexpr auto measure_words = [](auto... all) { reference().measure_words(all...); };
 constexpr auto pack_words = [](auto... all) { reference().pack_words(all...); };

@@ -19,6 +19,10 @@ struct PhaseSeconds {
     return {encode - other.encode, wait_up - other.wait_up, reduce - other.reduce, wait_down - other.wait_down,
             decode - other.decode};
   }
+  PhaseSeconds operator+(const PhaseSeconds& other) const {
+    return {encode + other.encode, wait_up + other.wait_up, reduce + other.reduce, wait_down + other.wait_down,
+            decode + other.decode};
+  }
 };
 
 struct Bucket {

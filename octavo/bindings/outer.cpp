@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/bindings/outer.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <tuple>
+#include <utility>
+
+#include "octavo/outer/outer.h"
+
+namespace py = pybind11;
+
+namespace octavo {
+
+namespace {
+
+using OuterTuples = std::vector<std::tuple<std::string, at::Tensor, bool>>;
+
+std::unique_ptr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s, const Plan& plan,
+                                  const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
+  std::vector<OuterParameter> all;
+  for (const auto& [name, tensor, exempt] : parameters) all.push_back({name, tensor, exempt});
+  const std::chrono::milliseconds deadline(static_cast<std::int64_t>(deadline_s * 1000));
+  return std::make_unique<Outer>(backend, deadline, plan, std::move(all), options, seed);
+}
+
+py::list as_list(const std::vector<Outer::Skipped>& skipped) {
+  py::list all;
+  for (const auto& [fragment, round, ranks, returned] : skipped) {
+    all.append(py::make_tuple(fragment, round, ranks, returned));
+  }
+  return all;
+}
+
+/// With the GIL released while ranks wait for one another.
+template <std::vector<Outer::Skipped> (Outer::*call)()>
+py::list skipped_by(Outer& outer) {
+  const std::vector<Outer::Skipped> skipped = [&] {
+    const py::gil_scoped_release no_gil;
+    return (outer.*call)();
+  }();
+  return as_list(skipped);
+}
+
+py::dict stats_of(Outer& outer) {
+  const OuterStats stats = [&] {
+    const py::gil_scoped_release no_gil;
+    return outer.stats();
+  }();
+  return py::dict(py::arg("wire_bytes") = stats.wire_bytes, py::arg("dense_bytes") = stats.dense_bytes,
+                  py::arg("steps") = stats.steps, py::arg("rounds") = stats.rounds,
+                  py::arg("skipped_rounds") = stats.skipped_rounds, py::arg("waited_s") = stats.waited_s,
+                  py::arg("encode_s") = stats.seconds.encode, py::arg("wait_up_s") = stats.seconds.wait_up,
+                  py::arg("reduce_s") = stats.seconds.reduce, py::arg("wait_down_s") = stats.seconds.wait_down,
+                  py::arg("decode_s") = stats.seconds.decode);
+}
+
+using PositionTuples = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+
+std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
+  std::vector<Outer::Position> all;
+  for (const auto& [rounds, waiting] : positions) all.push_back({rounds, waiting});
+  return all;
+}
+
+}  // namespace
+
+void bind_outer(py::module_& m) {
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<OuterOptions>(m, "OuterOptions")
+      .def(py::init([](std::uint64_t every, std::uint64_t delay, std::uint64_t fragments, double lr, double momentum,
+                       double mix) { return OuterOptions{every, delay, fragments, lr, momentum, mix}; }),
+           py::kw_only(), py::arg("every"), py::arg("delay"), py::arg("fragments"), py::arg("lr"), py::arg("momentum"),
+           py::arg("mix"));
+  py::class_<Outer>(m, "Outer")
+      .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
+           py::arg("options"), py::arg("seed"))
+      .def("after_step", &skipped_by<&Outer::after_step>)
+      .def("synchronize", &skipped_by<&Outer::synchronize>)
+      .def_property_readonly("steps", &Outer::steps)
+      .def("stats", &stats_of)
+      .def("anchors", &Outer::anchors, no_gil)
+      .def("tensors", &Outer::tensors, no_gil)
+      .def("positions",
+           [](Outer& outer) {
+             PositionTuples all;
+             const py::gil_scoped_release released;
+             for (const auto& [rounds, waiting] : outer.positions()) all.emplace_back(rounds, waiting);
+             return all;
+           })
+      .def(
+          "load",
+          [](Outer& outer, const std::map<std::string, at::Tensor>& own, const PositionTuples& positions,
+             std::uint64_t steps) { outer.load(own, positions_of(positions), steps); },
+          py::arg("own"), py::arg("positions"), py::arg("steps"), no_gil)
+      .def(
+          "load_world",
+          [](Outer& outer, const std::vector<std::map<std::string, at::Tensor>>& world, const PositionTuples& positions,
+             std::uint64_t steps) { outer.load_world(world, positions_of(positions), steps); },
+          py::arg("world"), py::arg("positions"), py::arg("steps"), no_gil);
+}
+
+}  // namespace octavo

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/outer/fragment.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/comm/schedule/gradient_power.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/host_alias.h"
+#include "octavo/kernels/error.h"
+#include "octavo/optim/flat.h"
+
+namespace octavo {
+
+namespace {
+
+std::uint64_t rows_of(const at::Tensor& tensor) {
+  return tensor.dim() > 1 && tensor.numel() > 0 ? static_cast<std::uint64_t>(tensor.size(0)) : 1;
+}
+
+std::uint64_t count_of(const at::Tensor& tensor) { return static_cast<std::uint64_t>(tensor.numel()); }
+
+std::vector<ParameterInfo> infos_of(const std::vector<OuterParameter>& parameters,
+                                    const std::vector<FragmentPart>& parts) {
+  std::vector<ParameterInfo> infos;
+  for (const FragmentPart& part : parts) {
+    const OuterParameter& whole = parameters[part.parameter];
+    infos.push_back({whole.name, part.range.count, whole.exempt, part.rows});
+  }
+  return infos;
+}
+
+}  // namespace
+
+at::Tensor flat_memory(const at::Tensor& parameter) {
+  return parameter.detach().as_strided({parameter.numel()}, {1}, parameter.storage_offset());
+}
+
+std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<OuterParameter>& parameters,
+                                                          std::uint64_t count) {
+  std::uint64_t total = 0, before = 0;
+  for (const OuterParameter& parameter : parameters) total += count_of(parameter.tensor);
+  const auto begin_of = [&](std::uint64_t fragment) { return (fragment * total + count - 1) / count; };
+  std::vector<std::vector<FragmentPart>> fragments(count);
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const std::uint64_t rows = rows_of(parameters[p].tensor), row = count_of(parameters[p].tensor) / rows;
+    const auto first_row_in = [&](std::uint64_t fragment) {
+      const std::uint64_t begin = begin_of(fragment);
+      return begin <= before || row == 0 ? 0 : std::min(rows, (begin - before + row - 1) / row);
+    };
+    for (std::uint64_t f = 0; f < count; ++f) {
+      const std::uint64_t first = first_row_in(f), last = f + 1 < count ? first_row_in(f + 1) : rows;
+      if (first < last && row > 0) fragments[f].push_back({p, {first * row, (last - first) * row}, last - first});
+    }
+    before += rows * row;
+  }
+  for (const auto& parts : fragments) {
+    if (!parts.empty()) continue;
+    fail(ErrorCode::invalid_argument, "outer", "the rows of these ", parameters.size(), " parameters make no ", count,
+         " fragments of equal size: ask for fewer");
+  }
+  return fragments;
+}
+
+Fragment::Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts,
+                   std::unique_ptr<Wire> wire, const Plan& plan, std::uint64_t seed, bool has_momentum)
+    : parameters_(parameters),
+      parts_(std::move(parts)),
+      compressor_(std::make_unique<Compressor>(std::move(wire), plan, infos_of(parameters_, parts_))) {
+  compressor_->set_seed(seed);
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    offsets_.push_back(count);
+    slots_.push_back({i, static_cast<std::uint64_t>(count)});
+    count += static_cast<std::int64_t>(parts_[i].range.count);
+  }
+  const auto like = at::TensorOptions(at::kFloat).device(parameters_[parts_[0].parameter].tensor.device());
+  anchor_ = at::empty({count}, like);
+  if (has_momentum) momentum_ = at::zeros({count}, like);
+  for (std::size_t i = 0; i < parts_.size(); ++i) all_of(anchor_, i).copy_(own(parts_[i]));
+}
+
+at::Tensor Fragment::own(const FragmentPart& part) const {
+  return flat_memory(parameters_[part.parameter].tensor)
+      .narrow(0, static_cast<std::int64_t>(part.range.first), static_cast<std::int64_t>(part.range.count));
+}
+
+at::Tensor Fragment::all_of(const at::Tensor& flat, std::size_t part) const {
+  return flat.narrow(0, offsets_[part], static_cast<std::int64_t>(parts_[part].range.count));
+}
+
+at::Tensor& Fragment::difference() {
+  if (!difference_.defined()) difference_ = at::empty_like(anchor_);
+  return difference_;
+}
+
+void Fragment::begin_round() {
+  at::Tensor& all = difference();
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    at::Tensor to = all_of(all, i);
+    const at::Tensor anchor = all_of(anchor_, i), mine = own(parts_[i]);
+    if (mine.scalar_type() == at::kFloat) {
+      at::sub_out(to, anchor, mine);
+    } else {  // from the anchor as the rank had it: what rounding took from it is no step of the rank's
+      to.copy_(anchor.to(mine.scalar_type())).sub_(mine);
+    }
+  }
+}
+
+bool Fragment::exchange() {
+  gave_finite_values_ = all_finite(difference_);
+  compressor_->begin_step();
+  try {
+    compressor_->reduce(where_kernels_run(difference_), slots_);
+  } catch (...) {
+    compressor_->abandon_step();
+    throw;
+  }
+  return compressor_->end_step();
+}
+
+void Fragment::end_round(const rules::OuterStep& step) {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    at::Tensor mine = own(parts_[i]);
+    Flat parameter(mine, mine);
+    const float* const difference = all_of(difference_, i).const_data_ptr<float>();
+    float* const anchor = all_of(anchor_, i).mutable_data_ptr<float>();
+    // without a momentum the step writes the difference to its place: that may be where it is
+    float* const momentum = all_of(momentum_.defined() ? momentum_ : difference_, i).mutable_data_ptr<float>();
+    float* const values = parameter.data();
+    const LaunchScope scope(mine.device());
+    for_parts(mine.device(), mine.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+      scope.kernels().outer_step(scope.queue(), step, static_cast<std::uint64_t>(last - first), difference + first,
+                                 momentum + first, anchor + first, values + first);
+    });
+    parameter.write_back();
+    mine.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void Fragment::return_to_anchor() {
+  for (std::size_t i = 0; i < parts_.size(); ++i) own(parts_[i]).copy_(all_of(anchor_, i));
+}
+
+bool Fragment::own_values_are_finite() const {
+  return std::all_of(parts_.begin(), parts_.end(), [&](const FragmentPart& part) { return all_finite(own(part)); });
+}
+
+Fragment::Views Fragment::differences() { return views_of(difference()); }
+
+Fragment::Views Fragment::views_of(const at::Tensor& flat) const {
+  Views views;
+  for (std::size_t i = 0; i < parts_.size(); ++i) views.emplace_back(parts_[i], all_of(flat, i));
+  return views;
+}
+
+std::uint64_t Fragment::dense_bytes() const {
+  std::uint64_t bytes = 0;
+  for (const FragmentPart& part : parts_) {
+    bytes += part.range.count * parameters_[part.parameter].tensor.element_size();
+  }
+  const auto ranks = static_cast<std::uint64_t>(compressor_->world_size());
+  return 2 * (ranks - 1) * bytes / ranks;
+}
+
+}  // namespace octavo

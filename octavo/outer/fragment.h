@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/comm/compressor.h"
+#include "octavo/export.h"
+#include "octavo/rules/outer_step.h"
+
+namespace octavo {
+
+/// A parameter that ranks move by themselves between rounds.
+struct OuterParameter {
+  std::string name;
+  at::Tensor tensor;  // of a floating dtype, dense in any memory order; the caller's, changed in place
+  bool exempt;        // travels in float32
+};
+
+/// Consecutive elements of a parameter, in the order of its memory, that are whole rows of it.
+struct FragmentPart {
+  std::size_t parameter;  // index
+  Range range;
+  std::uint64_t rows;
+};
+
+/// The parameters, one after another, cut at rows into `count` fragments of equal size. A parameter of one dimension is
+/// one row. Throws Error invalid_argument where a fragment would get nothing.
+OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<OuterParameter>& parameters,
+                                                                     std::uint64_t count);
+
+/// A part of the model that is exchanged in rounds of its own: its anchor, the outer optimizer's momentum, and the
+/// compressor of what ranks have made of the anchor. Not thread-safe, but for exchange() between begin_round() and
+/// end_round().
+class Fragment {
+ public:
+  /// `parameters` must outlive it. Their values now are the anchor.
+  Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts, std::unique_ptr<Wire> wire,
+           const Plan& plan, std::uint64_t seed, bool has_momentum);
+
+  /// Takes the difference between the anchor and this rank's values.
+  void begin_round();
+  /// Makes it the mean over ranks; returns whether that is finite, the same on all ranks: else nothing was sent that
+  /// counts. Throws what Wire throws.
+  bool exchange();
+  /// Whether what this rank gave to the last exchange was finite.
+  bool gave_finite_values() const { return gave_finite_values_; }
+  /// Moves the anchor along it, and to the anchor what `step` does not leave to this rank.
+  void end_round(const rules::OuterStep& step);
+  /// This rank's values become the anchor's.
+  void return_to_anchor();
+  bool own_values_are_finite() const;
+
+  /// Of each part: float32, one dimension. No momenta where there is no momentum. Differences are those of the last
+  /// begin_round(), or, after exchange(), the means.
+  using Views = std::vector<std::pair<FragmentPart, at::Tensor>>;
+  Views anchors() const { return views_of(anchor_); }
+  Views momenta() const { return momentum_.defined() ? views_of(momentum_) : Views(); }
+  Views differences();
+
+  Compressor& compressor() { return *compressor_; }
+  const std::vector<FragmentPart>& parts() const { return parts_; }
+  std::uint64_t dense_bytes() const;  // that a ring sends for its gradients
+
+ private:
+  Views views_of(const at::Tensor& flat) const;
+  at::Tensor own(const FragmentPart& part) const;
+  at::Tensor& difference();
+  at::Tensor all_of(const at::Tensor& flat, std::size_t part) const;
+
+  const std::vector<OuterParameter>& parameters_;
+  std::vector<FragmentPart> parts_;
+  std::vector<std::int64_t> offsets_;  // of the parts in the flat tensors
+  std::vector<Slot> slots_;
+  std::unique_ptr<Compressor> compressor_;
+  at::Tensor anchor_, momentum_, difference_;  // float32, flat; momentum_ undefined without one
+  bool gave_finite_values_ = true;
+};
+
+/// A parameter's memory as one dimension.
+OCTAVO_API at::Tensor flat_memory(const at::Tensor& parameter);
+
+}  // namespace octavo

@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/outer/outer.h"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/comm/schedule/stopwatch.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
+#include "octavo/rules/counter_random.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr const char* kWhere = "outer";
+
+void require(const OuterOptions& options) {
+  const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kWhere, why...); };
+  if (options.every == 0) refuse("every must be at least 1 step");
+  if (options.delay >= options.every) {
+    refuse("a round must arrive before the next one is sent: delay must be below every, got ", options.delay, " of ",
+           options.every);
+  }
+  if (options.fragments == 0 || options.fragments > options.every) {
+    refuse("fragments must be between 1 and every, ", options.every, ", got ", options.fragments);
+  }
+  if (!(options.lr > 0)) refuse("lr must be above 0, got ", options.lr);
+  if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum must be in [0, 1), got ", options.momentum);
+  if (!(options.mix >= 0 && options.mix < 1)) refuse("mix must be in [0, 1), got ", options.mix);
+}
+
+void require(const std::vector<OuterParameter>& parameters) {
+  if (parameters.empty()) fail(ErrorCode::invalid_argument, kWhere, "the model has no parameters that are trained");
+  const c10::Device device = parameters[0].tensor.device();
+  kernels_for(device);
+  for (const auto& [name, tensor, exempt] : parameters) {
+    if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
+      fail(ErrorCode::invalid_argument, kWhere, name, " is ", toString(tensor.scalar_type()), " with strides ",
+           tensor.strides(), ": parameters must be real floating numbers in dense memory");
+    }
+    if (tensor.device() == device) continue;
+    fail(ErrorCode::unsupported, kWhere, "all parameters must be on one device: ", name, " is on ",
+         tensor.device().str(), ", ", parameters[0].name, " on ", device.str());
+  }
+}
+
+void require(const Plan& plan) {
+  const auto refuse = [&](auto... why) {
+    fail(ErrorCode::invalid_argument, kWhere, "the plan ", plan.text(), " ", why...);
+  };
+  if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
+  if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
+  if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
+}
+
+/// "fragment 3/"
+std::string prefix_of(std::size_t fragment) { return "fragment " + std::to_string(fragment) + "/"; }
+
+/// What of `tensors` has keys that begin with the prefix, without it.
+std::map<std::string, at::Tensor> below(const std::string& prefix, const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, at::Tensor> found;
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it) {
+    found[it->first.substr(prefix.size())] = it->second;
+  }
+  return found;
+}
+
+}  // namespace
+
+Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline, const Plan& plan,
+             std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed)
+    : parameters_(std::move(parameters)), options_(options), wire_(backend, deadline) {
+  require(options_);
+  require(parameters_);
+  require(plan);
+  auto fragments = cut_into_fragments(parameters_, options_.fragments);
+  for (std::size_t f = 0; f < fragments.size(); ++f) {
+    // each draws other bits; those of a model in one piece are those of the seed
+    const std::uint64_t own_seed = f == 0 ? seed : rules::derive_key(seed, f);
+    auto wire = std::make_unique<Wire>(backend, deadline);
+    rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
+                                                                 plan, own_seed, options_.momentum > 0);
+  }
+}
+
+Outer::~Outer() = default;
+
+bool Outer::arrives(std::size_t fragment, std::uint64_t step) const {
+  const std::uint64_t first = (fragment + 1) * options_.every / options_.fragments;
+  return step >= first && (step - first) % options_.every == 0;
+}
+
+std::vector<Outer::Skipped> Outer::after_step() {
+  throw_if_failed();
+  ++steps_;
+  ++steps_here_;
+  std::vector<Skipped> skipped;
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    if (arrives(f, steps_ + options_.delay)) send(rounds_[f]);
+  }
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    if (arrives(f, steps_)) arrive(f, options_.mix, skipped);
+  }
+  return skipped;
+}
+
+std::vector<Outer::Skipped> Outer::synchronize() {
+  throw_if_failed();
+  std::vector<Skipped> skipped;
+  for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, options_.mix, skipped);
+  for (Round& round : rounds_) send(round);
+  for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
+  for (const Round& round : rounds_) round.fragment->return_to_anchor();
+  return skipped;
+}
+
+void Outer::send(Round& round) {
+  Fragment& fragment = *round.fragment;
+  fragment.begin_round();
+  const auto promise = std::make_shared<std::promise<Arrival>>();
+  round.travelling = promise->get_future();
+  queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
+    try {
+      throw_if_failed();  // the ranks no longer agree on which transfer is next
+      const auto on_own_stream = ready.take();
+      promise->set_value(exchange(fragment));
+    } catch (...) {
+      const std::lock_guard lock(failure_mutex_);
+      failure_ = std::current_exception();
+      promise->set_exception(failure_);
+    }
+  });
+}
+
+Outer::Arrival Outer::exchange(Fragment& fragment) {
+  if (fragment.exchange()) return {};
+  return {false, ranks_without(fragment.gave_finite_values())};
+}
+
+/// Of all ranks, those whose values are not finite.
+std::vector<int> Outer::ranks_without(bool finite) {
+  at::Tensor all = at::zeros({wire_.world_size()}, at::kLong);
+  all.mutable_data_ptr<std::int64_t>()[wire_.rank()] = finite ? 0 : 1;
+  if (wire_.world_size() > 1) wire_.all_reduce(all);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    if (all.const_data_ptr<std::int64_t>()[rank] != 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void Outer::throw_if_failed() {
+  const std::lock_guard lock(failure_mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void Outer::wait_for(Round& round) {
+  if (!round.travelling) return;
+  Stopwatch watch;
+  auto travelling = std::exchange(round.travelling, std::nullopt);
+  round.waiting = travelling->get();
+  watch.lap(waited_s_);
+}
+
+void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped) {
+  Round& round = rounds_[index];
+  wait_for(round);
+  if (!round.waiting) return;
+  const Arrival arrival = *std::exchange(round.waiting, std::nullopt);
+  ++rounds_here_;
+  if (arrival.finite) {
+    return round.fragment->end_round(
+        {static_cast<float>(-options_.lr), static_cast<float>(options_.momentum), static_cast<float>(own_share)});
+  }
+  ++skipped_;
+  skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_anchor()});
+}
+
+/// Where this rank has a NaN or an infinity anywhere: it would spread with the next step.
+bool Outer::return_to_anchor() {
+  const bool finite = std::all_of(rounds_.begin(), rounds_.end(),
+                                  [](const Round& round) { return round.fragment->own_values_are_finite(); });
+  if (finite) return false;
+  for (const Round& round : rounds_) round.fragment->return_to_anchor();
+  return true;
+}
+
+OuterStats Outer::stats() {
+  OuterStats stats = {wire_.sent_bytes(), 0, steps_here_, rounds_here_, skipped_, waited_s_, {}};
+  for (const Round& round : rounds_) {
+    const CompressorStats of_one = round.fragment->compressor().stats();
+    stats.wire_bytes += of_one.wire_bytes;
+    stats.dense_bytes += round.fragment->dense_bytes() * steps_here_;
+    stats.seconds = stats.seconds + of_one.seconds;
+  }
+  return stats;
+}
+
+// ---- state
+
+std::map<std::string, at::Tensor> Outer::anchors() const {
+  Tensors all;
+  for (const Round& round : rounds_) gather(all, "", round.fragment->anchors());
+  return all;
+}
+
+/// Into tensors of the parameters' shapes.
+void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views& views) const {
+  for (const auto& [part, values] : views) {
+    const auto& [name, tensor, exempt] = parameters_[part.parameter];
+    at::Tensor& whole = into[role + name];
+    if (!whole.defined()) whole = at::zeros_like(tensor.detach(), at::kFloat);
+    flat_memory(whole)
+        .narrow(0, static_cast<std::int64_t>(part.range.first), static_cast<std::int64_t>(part.range.count))
+        .copy_(values);
+  }
+}
+
+/// From tensors of the parameters' shapes, in any memory order.
+void Outer::scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const {
+  for (const auto& [part, values] : views) {
+    const auto& [name, tensor, exempt] = parameters_[part.parameter];
+    const at::Tensor ordered = at::empty_like(tensor.detach(), at::kFloat).copy_(from.at(role + name));
+    values.copy_(flat_memory(ordered).narrow(0, static_cast<std::int64_t>(part.range.first),
+                                             static_cast<std::int64_t>(part.range.count)));
+  }
+}
+
+std::map<std::string, at::Tensor> Outer::tensors() {
+  throw_if_failed();
+  for (Round& round : rounds_) wait_for(round);
+  Tensors all;
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    Fragment& fragment = *rounds_[f].fragment;
+    gather(all, "anchor/", fragment.anchors());
+    gather(all, "momentum/", fragment.momenta());
+    if (rounds_[f].waiting) gather(all, "arrived/", fragment.differences());
+    for (const auto& [key, values] : fragment.compressor().residuals()) all[prefix_of(f) + key] = values.clone();
+  }
+  return all;
+}
+
+std::vector<Outer::Position> Outer::positions() {
+  std::vector<Position> all;
+  for (Round& round : rounds_) {
+    wait_for(round);
+    const std::uint64_t waiting = !round.waiting ? 0 : round.waiting->finite ? 1 : 2;
+    all.push_back({round.fragment->compressor().step(), waiting});
+  }
+  return all;
+}
+
+void Outer::require_fits(const Tensors& own, const std::vector<Position>& positions) const {
+  if (positions.size() != rounds_.size()) {
+    fail(ErrorCode::invalid_argument, "outer.load", "the state has ", positions.size(), " fragments, this outer loop ",
+         rounds_.size(), ": make it with as many");
+  }
+  std::vector<std::string> roles = {"anchor/"};
+  if (options_.momentum > 0) roles.emplace_back("momentum/");
+  const bool waits = std::any_of(positions.begin(), positions.end(), [](const Position& one) { return one.waiting; });
+  if (waits) roles.emplace_back("arrived/");
+  for (const std::string& role : roles) {
+    for (const auto& [name, tensor, exempt] : parameters_) {
+      const auto found = own.find(role + name);
+      if (found != own.end() && found->second.sizes() == tensor.sizes()) continue;
+      if (role == "arrived/" && found == own.end()) continue;  // its fragment does not wait
+      fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, name, " with the shape ", tensor.sizes(),
+           found == own.end() ? ", which the state does not have" : ", the state has another shape");
+    }
+  }
+}
+
+void Outer::restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps) {
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    Round& round = rounds_[f];
+    scatter(own, "anchor/", round.fragment->anchors());
+    scatter(own, "momentum/", round.fragment->momenta());
+    round.waiting.reset();
+    if (positions[f].waiting != 0) {
+      scatter(own, "arrived/", round.fragment->differences());
+      round.waiting = Arrival{positions[f].waiting == 1};
+    }
+    round.fragment->compressor().set_step(positions[f].rounds);
+  }
+  steps_ = steps;
+}
+
+void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions,
+                 std::uint64_t steps) {
+  load_with(own, positions, steps,
+            [&](std::size_t f, Compressor& compressor) { compressor.load_residuals(below(prefix_of(f), own)); });
+}
+
+void Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
+                       const std::vector<Position>& positions, std::uint64_t steps) {
+  load_with(world.at(0), positions, steps, [&](std::size_t f, Compressor& compressor) {
+    std::vector<Tensors> residuals;
+    for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
+    compressor.load_residuals_of(residuals);
+  });
+}
+
+/// Where a fragment's residuals do not fit, those of the fragments before it are put back.
+void Outer::load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
+                      const std::function<void(std::size_t, Compressor&)>& load_residuals) {
+  throw_if_failed();
+  require_fits(own, positions);
+  std::vector<Tensors> before;
+  try {
+    for (std::size_t f = 0; f < rounds_.size(); ++f) {
+      wait_for(rounds_[f]);
+      Compressor& compressor = rounds_[f].fragment->compressor();
+      before.push_back(compressor.residuals());
+      load_residuals(f, compressor);
+    }
+  } catch (const Error&) {
+    for (std::size_t f = 0; f < before.size(); ++f) {
+      rounds_[f].fragment->compressor().load_residuals(before[f]);
+    }
+    throw;
+  }
+  restore(own, positions, steps);
+}
+
+}  // namespace octavo

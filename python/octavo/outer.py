@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local steps with a compressed outer loop (DiLoCo): ranks exchange not gradients, but now and then how far they have
+moved."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from octavo import _C
+from octavo._C import Plan
+from octavo.ddp import Exempt, exemption, require_same_on_all_ranks
+from octavo.plan import as_plan, require_seed
+from octavo.rendezvous import Rendezvous
+
+FEWEST_ROUNDS = 50
+"""Runs with fewer rounds than this end well behind a run that exchanges gradients in every step."""
+_SCHEMA = 1
+_AVERAGES = ("ranks", "hits")
+
+
+def default_rates(every: int) -> tuple[float, float]:
+    """Learning rate and momentum of the outer optimizer for rounds of so many steps.
+
+    A momentum counts the same direction several times: the shorter a round, the more alike are the directions of one
+    and the next, and the more it overshoots.
+    """
+    if every >= 100:
+        return 0.7, 0.9
+    return (0.7, 0.6) if every > 1 else (1.0, 0.0)
+
+
+class Outer(Optimizer):
+    """An optimizer with which ranks train by steps of their own, and come together every ``every`` steps.
+
+    >>> outer = octavo.Outer(model, torch.optim.AdamW(model.parameters()), plan="sign+ef", every=20)
+    >>> for batch in batches:            # each rank has its own
+    ...     loss(model, batch).backward()
+    ...     outer.step()
+    ...     outer.zero_grad()
+    >>> outer.synchronize()              # at the end: the same parameters on all ranks
+
+    ``step()`` is that of ``inner_optimizer``, on this rank's own gradient, and counts. In a round the ranks average, by
+    ``plan``, how far each has moved from the anchor, which is the same on all of them (float32), and Nesterov's step of
+    ``lr`` and ``momentum`` along that average moves the anchor, from which they go on (DiLoCo, Douillard et al. 2023).
+    With a plan that has error feedback both ways, from ranks to owners and back, make up later for what codes leave
+    out. Norms, biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
+
+    ``model``: a plain module, not wrapped in ``DistributedDataParallel``, on one device; rank 0's parameters and
+    buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any; its state stays on
+    its rank, and a schedule or a ``GradScaler`` may be that of this object.
+
+    ``every``: steps from one round to the next. ``fragments``: parts of equal size into which the model is cut, whose
+    rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
+    travels while the rank goes on (Streaming DiLoCo, 2025); ``mix``: the share of its own values that the rank then
+    keeps when the round arrives, by default 0 without a delay and 0.5 with one. ``lr`` and ``momentum``: by default
+    those of ``default_rates(every)``. ``decay``: what is kept of the error feedback of ranks from round to round; 0.9
+    to 0.95 suit plans that leave most values unsent. ``average``: over all ``ranks``, or for such plans over ``hits``,
+    the ranks that have sent the value. ``group``: the ranks. ``steps``: of the whole run, if it is known: a warning
+    tells where it makes too few rounds. ``timeout_s``: how long a round waits for the peers.
+
+    A round in which some rank has a NaN or an infinity is skipped by all, with a warning that names the rank; that rank
+    goes back to the anchor, and forgets what its inner optimizer remembers with a NaN in it.
+
+    The parameters of ranks differ between rounds: evaluate, and save the model, ``with outer.at_anchor():``. Call all
+    methods on all ranks. ValueError for arguments that make no sense or differ between ranks; ``step`` and
+    ``synchronize`` raise TimeoutError and RuntimeError where a peer is lost: start again from a saved state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inner_optimizer: Optimizer,
+        plan: str | Plan = "sign+ef",
+        every: int = 20,
+        delay: int = 0,
+        mix: float | None = None,
+        fragments: int = 1,
+        lr: float | None = None,
+        momentum: float | None = None,
+        decay: float = 1.0,
+        average: str = "ranks",
+        group: dist.ProcessGroup | None = None,
+        *,
+        exempt: Exempt = None,
+        seed: int = 0,
+        steps: int | None = None,
+        timeout_s: float = 300.0,
+    ):
+        # Not Optimizer's own __init__: parameters, groups and state are the inner optimizer's.
+        _require_plain(model)
+        require_seed(seed, "outer")
+        self.inner, self._model = inner_optimizer, model
+        self.plan = _plan_of(plan, decay, average)
+        self.every = every
+        own_lr, own_momentum = default_rates(every)
+        self.lr = own_lr if lr is None else lr
+        self.momentum = own_momentum if momentum is None else momentum
+        mix = (0.5 if delay else 0.0) if mix is None else mix
+        options = dict(every=every, delay=delay, fragments=fragments, lr=self.lr, momentum=self.momentum, mix=mix)
+        _require_whole(every=every, delay=delay, fragments=fragments)
+        group = group if group is not None else dist.group.WORLD
+        if group is None:
+            raise ValueError("[outer] there is no process group: call init_process_group() first")
+        self._rank, self._size, self._seed = group.rank(), group.size(), seed
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        is_exempt = exemption(exempt, self._parameters, "outer")
+        table = [(name, p.detach(), bool(is_exempt(name, p))) for name, p in self._parameters.items()]
+        rendezvous = Rendezvous(group, "outer", timeout_s)
+        ours = {
+            "plan": str(self.plan),
+            "options": options,
+            "seed": seed,
+            "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
+        }
+        require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
+        _send_around(model, group)
+        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self.plan, table, _C.OuterOptions(**options), seed)
+        if steps is not None and self._rank == 0:
+            warn_of_few_rounds(steps, every)
+
+    # ---- an optimizer
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of the inner optimizer, as ``state`` and ``defaults`` are."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        return self.inner.defaults
+
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Any:
+        """The inner optimizer's step, and a round where one is due."""
+        result = self.inner.step() if closure is None else self.inner.step(closure)
+        self.count_step()
+        return result
+
+    def count_step(self) -> None:
+        """Counts a step that was made, or skipped, by the inner optimizer itself; ``step()`` does both. Ranks must
+        count alike: with a ``GradScaler``, which leaves out the step of a rank alone, call ``scaler.step(outer.inner)``
+        and this."""
+        self._tell(self._outer.after_step())
+
+    def synchronize(self) -> None:
+        """Makes a round at once, so that all ranks have the same parameters: the anchor's."""
+        self._tell(self._outer.synchronize())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        raise ValueError("[outer] what is exchanged is fixed: build the inner optimizer with all groups, then Outer")
+
+    def __repr__(self) -> str:
+        return f"Outer(plan='{self.plan}', every={self.every}, lr={self.lr}, momentum={self.momentum}, {self.inner!r})"
+
+    # ---- the anchor
+
+    @contextmanager
+    def at_anchor(self) -> Iterator[None]:
+        """Inside, the model's parameters are the anchor, the same on all ranks; afterwards this rank's own again."""
+        own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._set_parameters(self._outer.anchors())
+        try:
+            yield
+        finally:
+            self._set_parameters(own)
+
+    @torch.no_grad()
+    def _set_parameters(self, values: Mapping[str, Tensor]) -> None:
+        for name, parameter in self._parameters.items():
+            parameter.copy_(values[name])
+
+    def stats(self) -> dict[str, Any]:
+        """``wire_bytes`` sent by this rank, ``dense_bytes`` that ring all-reduces of a gradient in each step would have
+        sent, ``steps``, ``rounds``, ``skipped_rounds``; in seconds ``waited_s`` for rounds in ``step``, and of the
+        exchanges ``encode_s``, ``reduce_s``, ``decode_s``, ``wait_up_s`` and ``wait_down_s``. Since this object was
+        made."""
+        return self._outer.stats()
+
+    def _tell(self, skipped: list[tuple[int, int, list[int], bool]]) -> None:
+        for fragment, round_, ranks, returned in skipped:
+            names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+            warnings.warn(
+                f"[outer.step] round {round_} of fragment {fragment} was skipped by all ranks, because "
+                f"{names if ranks else 'a sum over ranks'} had a NaN or an infinity in it; this rank, {self._rank}, "
+                f"{'goes back to the anchor' if returned else 'goes on from its own parameters'}",
+                stacklevel=3,
+            )
+            if returned:
+                self._forget_what_is_not_finite()
+
+    def _forget_what_is_not_finite(self) -> None:
+        """Of the inner optimizer's state: with a NaN in it, its next step would make the parameter one."""
+        state = getattr(self.inner, "state", {})
+        for parameter, of_one in list(state.items()):
+            tensors = [t for t in of_one.values() if isinstance(t, Tensor) and t.is_floating_point()]
+            if not all(bool(torch.isfinite(t).all()) for t in tensors):
+                del state[parameter]
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs to go on exactly where it is, also inside of a round: save one per rank. ``shared``, the
+        anchor, the momentum and what has arrived, is the same on all ranks; ``own`` are this rank's residuals and
+        parameters, and ``inner`` its inner optimizer's state. The tensors are copies, but for ``inner``'s."""
+        tensors = self._outer.tensors()
+        own = {key: values for key, values in tensors.items() if key.startswith("fragment ")}
+        own |= {f"parameter/{name}": p.detach().clone() for name, p in self._parameters.items()}
+        return {
+            "schema": _SCHEMA,
+            "plan": str(self.plan),
+            "rank": self._rank,
+            "world_size": self._size,
+            "seed": self._seed,
+            "step": self._outer.steps,
+            "positions": [list(position) for position in self._outer.positions()],
+            "shared": {key: values for key, values in tensors.items() if key not in own},
+            "own": own,
+            "inner": self.inner.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Restores what this rank saved, and goes on to the last digit; or what all ranks of any world saved, in any
+        order. In another world what ranks still owed is redistributed, and a rank beyond those that saved begins at the
+        anchor, with the inner optimizer's state of one of them. ValueError where a state does not fit; nothing has
+        changed then."""
+        states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
+        by_rank = self._checked(states)
+        size, first = int(states[0]["world_size"]), states[0]
+        place = (first["positions"], int(first["step"]))
+        own = by_rank.get(self._rank)
+        if size == self._size and own is not None:
+            self._outer.load({**own["shared"], **own["own"]}, *place)
+        else:
+            self._outer.load_world(
+                [{**by_rank[rank]["shared"], **by_rank[rank]["own"]} for rank in range(size)], *place
+            )
+        if own is not None:
+            self._set_parameters({name: own["own"][f"parameter/{name}"] for name in self._parameters})
+        else:
+            self._set_parameters(self._outer.anchors())
+        self.inner.load_state_dict(by_rank[self._rank % size]["inner"] if own is None else own["inner"])
+
+    def _checked(self, states: list[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+        where = "[outer.load_state_dict]"
+        if not states or any(one.get("schema") != _SCHEMA for one in states):
+            raise ValueError(
+                f"{where} expected what state_dict() of this version returned (schema {_SCHEMA}), on this rank or all"
+            )
+        by_rank = {int(one["rank"]): one for one in states}
+        size = int(states[0]["world_size"])
+        is_own = size == self._size and self._rank in by_rank
+        if {int(one["world_size"]) for one in states} != {size} or not (is_own or set(by_rank) == set(range(size))):
+            raise ValueError(
+                f"{where} this is rank {self._rank} of {self._size}, the states are of ranks {sorted(by_rank)} of "
+                f"{size}: load the state that this rank saved, or the states of all {size} ranks"
+            )
+        for what, ours in (("seed", self._seed), ("plan", str(self.plan))):
+            if states[0][what] != ours:
+                raise ValueError(
+                    f"{where} the state was saved with {what} {states[0][what]}, this outer loop has {what} {ours}: "
+                    f"build it as the one that was saved"
+                )
+        missing = [n for n in self._parameters if any(f"parameter/{n}" not in one["own"] for one in states)]
+        if missing:
+            raise ValueError(f"{where} the state is of another model: it has no {missing[0]}")
+        return by_rank
+
+
+def warn_of_few_rounds(steps: int, every: int) -> None:
+    """Warns where a run of ``steps`` makes too few rounds to come near to one that exchanges gradients."""
+    rounds = steps // every
+    if rounds >= FEWEST_ROUNDS:
+        return
+    warnings.warn(
+        f"[outer] {steps} steps make {rounds} rounds of {every}, and what counts is the number of rounds: with fewer "
+        f"than {FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer, or take "
+        f"every={max(1, steps // FEWEST_ROUNDS)}",
+        stacklevel=3,
+    )
+
+
+def _require_plain(model: nn.Module) -> None:
+    if isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            "[outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "
+            "wrapped in DistributedDataParallel (ddp.module), and train that"
+        )
+    sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
+    if sharded:
+        raise NotImplementedError(
+            f"[outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer takes "
+            f"models of which every rank has all parameters"
+        )
+
+
+def _require_whole(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"[outer] {name} must be a whole number of 0 or more, got {number!r}")
+
+
+def _plan_of(plan: str | Plan, decay: float, average: str) -> Plan:
+    plan = as_plan(plan)
+    if average not in _AVERAGES:
+        raise ValueError(f"[outer] average must be 'ranks' or 'hits', got {average!r}")
+    if decay != 1.0:
+        plan = plan.with_decay(decay)
+    return plan.averaged_over_hits() if average == "hits" else plan
+
+
+@torch.no_grad()
+def _send_around(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Rank 0's parameters and buffers, as DistributedDataParallel does."""
+    source = dist.get_global_rank(group, 0)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), source, group=group)

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/outer_step.h"
+
+#include "tests/conformance/conformance.h"
+
+namespace octavo::conformance {
+
+namespace {
+
+struct OuterValues {
+  Guarded<float> difference, momentum, anchor, parameter;
+  OuterValues(std::uint64_t count, std::uint64_t offset)
+      : difference(count, offset), momentum(count, offset), anchor(count, offset), parameter(count, offset) {
+    const auto values = finite_values(4 * count, 7);
+    std::uint64_t next = 0;
+    for (Guarded<float>* one : all()) {
+      for (std::uint64_t i = 0; i < count; ++i) one->data()[i] = values[next++];
+    }
+  }
+  std::vector<Guarded<float>*> all() { return {&difference, &momentum, &anchor, &parameter}; }
+  void step(const KernelTable& table, const rules::OuterStep& how, float* its_momentum) {
+    table.outer_step({}, how, difference.count(), difference.data(), its_momentum, anchor.data(), parameter.data());
+  }
+};
+
+TEST(OuterStep, EqualsReference) {
+  for (const rules::OuterStep& how : {rules::OuterStep{-0.7F, 0.6F, 0.0F}, rules::OuterStep{-0.7F, 0.9F, 0.5F}}) {
+    for (const std::uint64_t count : kCounts) {
+      for (const std::uint64_t offset : kOffsets) {
+        SCOPED_TRACE(count);
+        OuterValues expected(count, 0), got(count, offset);
+        expected.step(reference(), how, expected.momentum.data());
+        got.step(tested(), how, got.momentum.data());
+        for (std::size_t i = 0; i < got.all().size(); ++i) {
+          got.all()[i]->expect_same_bits(*expected.all()[i]);
+          got.all()[i]->expect_untouched_around();
+        }
+      }
+    }
+  }
+}
+
+/// Without a momentum the difference itself may stand in its place.
+TEST(OuterStep, WithoutMomentumIsAPlainStep) {
+  constexpr std::uint64_t kCount = 1000;
+  OuterValues values(kCount, 0), before(kCount, 0);
+  values.step(tested(), {-1.0F, 0.0F, 0.0F}, values.difference.data());
+  values.difference.expect_same_bits(before.difference);
+  values.anchor.expect_same_bits(values.parameter);
+  for (std::uint64_t i = 0; i < kCount; ++i) {
+    EXPECT_EQ(values.anchor.data()[i], before.anchor.data()[i] - before.difference.data()[i]);
+  }
+}
+
+/// A rank that keeps nothing of its own comes back from a NaN.
+TEST(OuterStep, TheAnchorReplacesNan) {
+  OuterValues values(10, 0);
+  values.parameter.data()[3] = std::numeric_limits<float>::quiet_NaN();
+  values.step(tested(), {-0.7F, 0.6F, 0.0F}, values.momentum.data());
+  values.parameter.expect_same_bits(values.anchor);
+}
+
+}  // namespace
+
+}  // namespace octavo::conformance

@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer loop: what its rounds compute, what they send, and what they survive."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from train_runs import solo_world
+
+import octavo
+
+pytestmark = pytest.mark.timeout(120)
+
+
+class Net(nn.Module):
+    """Of several sizes and memory orders; `scale` makes ranks begin differently, which Outer must undo."""
+
+    def __init__(self, scale: float = 1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(48, 96)
+        self.conv = nn.Conv2d(4, 8, 3).to(memory_format=torch.channels_last)
+        self.last = nn.Linear(96, 50)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("count", torch.ones(2) * scale)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.mul_(scale)
+
+
+def give_gradients(model: nn.Module, rank: int, step: int) -> None:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+
+def values_of(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def train(rank: int, steps: int, model: nn.Module | None = None, **options) -> tuple[nn.Module, octavo.Outer]:
+    model = Net(1.0 + rank) if model is None else model
+    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.01), timeout_s=30, **options)
+    for step in range(steps):
+        give_gradients(model, rank, step)
+        outer.step()
+    return model, outer
+
+
+# ---- the arithmetic
+
+
+def plain_diloco(rank: int, world: int, steps: int, every: int, lr: float, momentum: float) -> list[torch.Tensor]:
+    model = Net()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    inner = torch.optim.AdamW(trained, lr=0.01)
+    anchor = [p.detach().clone() for p in trained]
+    sgd = torch.optim.SGD(anchor, lr=lr, momentum=momentum, nesterov=momentum > 0)
+    for step in range(steps):
+        give_gradients(model, rank, step)
+        inner.step()
+        if (step + 1) % every == 0:
+            for a, p in zip(anchor, trained, strict=True):
+                a.grad = (a - p.detach()) / world
+                dist.all_reduce(a.grad)
+            sgd.step()
+            for a, p in zip(anchor, trained, strict=True):
+                p.data.copy_(a)
+    return values_of(model)
+
+
+def differences_from_plain(rank: int, world: int, fragments: int, lr: float, momentum: float) -> list[str]:
+    ours, _ = train(rank, 9, plan="dense", every=3, fragments=fragments, lr=lr, momentum=momentum)
+    theirs = plain_diloco(rank, world, 9, 3, lr, momentum)
+    names = [name for name, _ in ours.named_parameters()]
+    return [n for n, a, b in zip(names, values_of(ours), theirs, strict=True) if not torch.equal(a, b)]
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.6), (1.0, 0.0), (0.4, 0.9)])
+def test_dense_is_plain_diloco_bit_by_bit(two_ranks, lr, momentum):
+    assert two_ranks.run(differences_from_plain, 2, 1, lr, momentum) == [[], []]
+
+
+def differs_from_parameter_averaging(rank: int, world: int) -> float:
+    ours, _ = train(rank, 4, plan="dense", every=1, lr=1.0, momentum=0.0)
+    model = Net()
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(4):
+        give_gradients(model, rank, step)
+        inner.step()
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                dist.all_reduce(parameter.data.div_(world))
+    return max(float((a - b).abs().max()) for a, b in zip(values_of(ours), values_of(model), strict=True))
+
+
+def test_rounds_of_one_step_without_momentum_are_parameter_averaging(two_ranks):
+    assert max(two_ranks.run(differs_from_parameter_averaging, 2)) < 1e-6
+
+
+def fragment_masks(model: nn.Module, fragments: int) -> list[list[torch.Tensor]]:
+    """By fragment, of each trained parameter, the rows that are in it: those that begin in that part of the model."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    total, before, rows_of_all = sum(p.numel() for p in trained), 0, []
+    for p in trained:
+        row = p.numel() // p.shape[0] if p.ndim > 1 else p.numel()
+        starts = before + row * torch.arange(p.numel() // row)
+        rows_of_all.append(starts * fragments // total)
+        before += p.numel()
+    return [
+        [(rows == f).view(-1, *[1] * (p.ndim - 1)).expand_as(p) for rows, p in zip(rows_of_all, trained, strict=True)]
+        for f in range(fragments)
+    ]
+
+
+def plain_streaming(rank: int, world: int, steps: int, every: int, fragments: int, delay: int, mix: float):
+    """Streaming DiLoCo as torchft publishes it: sent `delay` steps before it arrives, then mixed in."""
+    model, lr, momentum = Net(), 0.7, 0.6
+    trained = [p for p in model.parameters() if p.requires_grad]
+    masks = fragment_masks(model, fragments)
+    inner = torch.optim.AdamW(trained, lr=0.01)
+    anchor = [p.detach().clone() for p in trained]
+    buffers = [torch.zeros_like(p) for p in trained]
+    sent: dict[int, list[torch.Tensor]] = {}
+    for step in range(1, steps + 1):
+        give_gradients(model, rank, step - 1)
+        inner.step()
+        for f in range(fragments):
+            first = (f + 1) * every // fragments
+            if step + delay >= first and (step + delay - first) % every == 0:
+                sent[f] = [(a - p.detach()) / world for a, p in zip(anchor, trained, strict=True)]
+                for difference in sent[f]:
+                    dist.all_reduce(difference)
+        for f in range(fragments):
+            first = (f + 1) * every // fragments
+            if step < first or (step - first) % every or f not in sent:
+                continue
+            for i, (p, mask, mean) in enumerate(zip(trained, masks[f], sent.pop(f), strict=True)):
+                moved = momentum * buffers[i] + mean
+                buffers[i] = torch.where(mask, moved, buffers[i])
+                target = anchor[i].add(mean.add(moved, alpha=momentum), alpha=-lr)
+                anchor[i] = torch.where(mask, target, anchor[i])
+                p.data = torch.where(mask, target + mix * (p.data - target), p.data)
+    return values_of(model)
+
+
+def differences_from_streaming(rank: int, world: int, fragments: int, delay: int, mix: float) -> list[str]:
+    options = dict(every=6, fragments=fragments, delay=delay, mix=mix)
+    ours, _ = train(rank, 20, plan="dense", lr=0.7, momentum=0.6, **options)
+    theirs = plain_streaming(rank, world, 20, **options)
+    names = [name for name, _ in ours.named_parameters()]
+    return [n for n, a, b in zip(names, values_of(ours), theirs, strict=True) if not torch.equal(a, b)]
+
+
+@pytest.mark.parametrize(
+    ("fragments", "delay", "mix"), [(1, 0, 0.0), (2, 0, 0.0), (3, 1, 0.0), (2, 2, 0.5), (2, 4, 0.25), (1, 5, 0.5)]
+)
+def test_fragments_delay_and_mix_are_those_of_streaming_diloco(two_ranks, fragments, delay, mix):
+    assert two_ranks.run(differences_from_streaming, 2, fragments, delay, mix) == [[], []]
+
+
+def alone(rank: int) -> bool:
+    ours, outer = train(rank, 9, plan="sign+ef", every=3, lr=0.7, momentum=0.6)
+    theirs = plain_diloco(rank, 1, 9, 3, 0.7, 0.6)
+    return all(map(torch.equal, values_of(ours), theirs)) and outer.stats()["wire_bytes"] == 0
+
+
+def test_one_rank_makes_outer_steps_of_its_own_and_sends_nothing():
+    with solo_world():
+        assert alone(0)
+
+
+def anchor_after_standing_still(rank: int) -> bool:
+    model = Net().bfloat16()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = octavo.Outer(model, inner, plan="dense", every=1, lr=0.5, momentum=0.0)
+    give_gradients(model, rank, 0)
+    outer.step()
+    moved = outer.state_dict()["shared"]
+    inner.param_groups[0]["lr"] = 0.0
+    outer.step()
+    still = outer.state_dict()["shared"]
+    between = any(not torch.equal(values, values.bfloat16().float()) for values in moved.values())
+    return between and all(torch.equal(values, still[key]) for key, values in moved.items())
+
+
+def test_rounding_a_bf16_parameter_does_not_move_the_anchor():
+    with solo_world():
+        assert anchor_after_standing_still(0)
+
+
+# ---- several ranks
+
+
+def digest_of_anchors(rank: int, plan: str, options: dict) -> tuple[list[float], float, dict]:
+    model, outer = train(rank, 12, plan=plan, every=4, **options)
+    anchors = [values for _, values in sorted(outer.state_dict()["shared"].items())]
+    with outer.at_anchor():
+        inside = values_of(model)
+    exact = [float(a.double().sum()) for a in anchors] + [float(a.double().pow(2).sum()) for a in anchors]
+    return exact, float(sum(v.double().sum() for v in inside)), outer.stats()
+
+
+@pytest.mark.parametrize("plan", ["sign+ef", "int4+ef", "topk:0.05+ef", "powersgd:2+ef", "threshold:2+ef", "bf16"])
+def test_anchors_are_the_same_on_all_ranks(three_ranks, plan):
+    results = three_ranks.run(digest_of_anchors, plan, dict(fragments=2, delay=1))
+    assert results[0][:2] == results[1][:2] == results[2][:2]
+
+
+def learn(rank: int, plan: str, options: dict) -> float:
+    """Ranks fit one linear map, each with data of its own; returns the loss on new data at the anchor."""
+    torch.manual_seed(5)
+    truth = torch.randn(64, 64)
+    model = nn.Linear(64, 64, bias=False)
+    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.02), plan=plan, every=5, **options)
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(300):
+        x = torch.randn(32, 64, generator=generator)
+        nn.functional.mse_loss(model(x), x @ truth.T).backward()
+        outer.step()
+        outer.zero_grad()
+    x = torch.randn(512, 64, generator=torch.Generator().manual_seed(99))
+    with outer.at_anchor(), torch.no_grad():
+        return float(nn.functional.mse_loss(model(x), x @ truth.T))
+
+
+@pytest.mark.parametrize("plan", ["int4+ef", "sign+ef"])
+def test_compressed_rounds_learn_what_dense_ones_do(two_ranks, plan):
+    ours = two_ranks.run(learn, plan, {})[0]
+    assert ours < 0.2  # of 64 at first
+    assert two_ranks.run(learn, "dense", {})[0] < 0.05
+    assert two_ranks.run(learn, plan, {})[0] == ours
+
+
+def test_the_ratio_of_bytes_is_that_of_the_plan_times_the_steps_of_a_round(two_ranks, three_ranks, four_ranks):
+    for ranks in (two_ranks, three_ranks, four_ranks):
+        stats = ranks.run(digest_of_anchors, "dense", {})[0][2]
+        assert stats["dense_bytes"] / stats["wire_bytes"] == pytest.approx(4, rel=0.02)
+        assert (stats["steps"], stats["rounds"]) == (12, 3)
+
+
+# ---- what goes wrong
+
+
+def poison(rank: int, fragments: int, delay: int):
+    """Rank 1's gradient at step 5 is NaN; rounds of 4 steps. What the ranks were told, and where they end."""
+    model = Net()
+    outer = octavo.Outer(
+        model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4, fragments=fragments, delay=delay
+    )
+    told = []
+    for step in range(12 if fragments == 1 else 16):
+        give_gradients(model, rank, step)
+        if (rank, step) == (1, 4):
+            model.last.weight.grad[3, 3] = float("nan")
+            for parameter in model.parameters():  # as a backward pass through a NaN
+                if parameter.grad is not None:
+                    parameter.grad.fill_(float("nan"))
+        if step == 5:
+            before = {key: value.clone() for key, value in outer.state_dict()["shared"].items()}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outer.step()
+        told += [f"{step}: {one.message}" for one in caught if "[outer" in str(one.message)]
+        if step == 7 and fragments == 1 and delay == 0:
+            after = outer.state_dict()["shared"]
+            assert all(torch.equal(before[key], after[key]) for key in before)
+    anchors = outer.state_dict()["shared"]
+    assert all(bool(torch.isfinite(values).all()) for values in [*anchors.values(), *values_of(model)])
+    return (
+        told,
+        [float(values.double().sum()) for _, values in sorted(anchors.items())],
+        outer.stats()["skipped_rounds"],
+    )
+
+
+def test_a_nan_on_one_rank_skips_that_round_on_all_and_the_next_is_clean(two_ranks):
+    (told_0, anchors_0, skipped_0), (told_1, anchors_1, skipped_1) = two_ranks.run(poison, 1, 0)
+    assert anchors_0 == anchors_1
+    assert skipped_0 == skipped_1 == 1
+    said = (
+        "7: [outer.step] round 2 of fragment 0 was skipped by all ranks, because rank 1 had a NaN or an infinity in it"
+    )
+    assert told_0 == [f"{said}; this rank, 0, goes on from its own parameters"]
+    assert told_1 == [f"{said}; this rank, 1, goes back to the anchor"]
+
+
+def test_a_nan_does_not_spread_from_fragment_to_fragment(two_ranks):
+    (told_0, anchors_0, _), (told_1, anchors_1, _) = two_ranks.run(poison, 2, 1)
+    assert anchors_0 == anchors_1
+    assert 1 <= len(told_0) == len(told_1) <= 2
+    assert all("because rank 1 had" in one for one in told_0 + told_1)
+
+
+def refusal(rank: int, options: dict) -> str:
+    model = Net()
+    try:
+        octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=20, **options)
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(plan="auto"), "measures the exchanges of every step: name the plan of rounds"),
+        (dict(plan="sign-vote"), "keeps no magnitudes"),
+        (dict(plan="dgc:0.01"), "has a momentum of its own"),
+        (dict(every=0), "every must be at least 1"),
+        (dict(every=2.5), "every must be a whole number"),
+        (dict(every=4, delay=4), "delay must be below every"),
+        (dict(every=4, fragments=5), "fragments must be between 1 and every"),
+        (dict(every=4000, fragments=900), "make no 900 fragments"),
+        (dict(mix=1.0), "mix must be in [0, 1)"),
+        (dict(lr=0.0), "lr must be above 0"),
+        (dict(momentum=1.0), "momentum must be in [0, 1)"),
+        (dict(average="votes"), "average must be 'ranks' or 'hits'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):
+    with solo_world():
+        said = refusal(0, options)
+    assert said.startswith("[outer]")
+    assert words in said
+
+
+def refusal_by_rank(rank: int) -> str:
+    return refusal(rank, dict(every=4 + rank))
+
+
+def test_ranks_that_differ_are_told(two_ranks):
+    assert all(
+        "all ranks must have the same options; rank 1 differs" in said for said in two_ranks.run(refusal_by_rank)
+    )
+
+
+def test_a_model_that_averages_gradients_already_is_refused():
+    with solo_world():
+        wrapped = nn.parallel.DistributedDataParallel(Net())
+        with pytest.raises(TypeError, match=r"ddp\.module"):
+            octavo.Outer(wrapped, torch.optim.SGD(wrapped.parameters()))
+
+
+def test_a_run_of_few_rounds_is_told_so():
+    with solo_world():
+        model = Net()
+        with pytest.warns(UserWarning, match=r"400 steps make 20 rounds of 20.*every=8"):
+            octavo.Outer(model, torch.optim.SGD(model.parameters()), every=20, steps=400)
+
+
+# ---- beside other parts of torch
+
+
+def test_it_is_an_optimizer_to_schedules_and_scalers():
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=2)
+        schedule = torch.optim.lr_scheduler.StepLR(outer, step_size=1, gamma=0.5)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for _ in range(2):
+            scaler.scale(model.first(torch.ones(1, 48)).sum()).backward()
+            scaler.step(outer)
+            scaler.update()
+            outer.zero_grad()
+            schedule.step()
+        assert outer.param_groups is outer.inner.param_groups
+        assert outer.param_groups[0]["lr"] == 0.025
+        assert outer.stats()["rounds"] == 1
+
+
+def at_the_anchor(rank: int) -> tuple[bool, bool, bool]:
+    model, outer = train(rank, 5, plan="sign+ef", every=4)
+    own = values_of(model)
+    with outer.at_anchor():
+        inside = values_of(model)
+    outside = values_of(model)
+    outer.synchronize()
+    exact = [value.double().sum().item() for value in inside]
+    gathered: list = [None, None]
+    dist.all_gather_object(gathered, exact)
+    after: list = [None, None]
+    dist.all_gather_object(after, [value.double().sum().item() for value in values_of(model)])
+    back = all(map(torch.equal, own, outside)) and not all(map(torch.equal, own, inside))
+    return back, gathered[0] == gathered[1], after[0] == after[1] != gathered[0]
+
+
+def test_the_anchor_is_shown_and_left_again_and_a_synchronized_model_is_the_same_everywhere(two_ranks):
+    assert two_ranks.run(at_the_anchor) == [(True, True, True)] * 2
+
+
+# ---- state
+
+
+def save_at(rank: int, steps: int, options: dict, folder: str) -> None:
+    _, outer = train(rank, steps, **options)
+    torch.save(outer.state_dict(), f"{folder}/{rank}.pt")
+
+
+def go_on(rank: int, begin: int, end: int, options: dict, states: list[str]) -> list[torch.Tensor]:
+    model = Net(3.0)
+    model.frozen.data.fill_(1.0)  # no part of the state
+    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.02), timeout_s=30, **options)
+    loaded = [torch.load(path) for path in states]
+    outer.load_state_dict(loaded if len(loaded) > 1 else loaded[0])
+    for step in range(begin, end):
+        give_gradients(model, rank, step)
+        outer.step()
+    shared = [value for _, value in sorted(outer.state_dict()["shared"].items())]
+    return [*values_of(model), *shared]
+
+
+def resumed(rank: int, at: int, options: dict, folder: str) -> bool:
+    save_at(rank, at, options, folder)
+    model, outer = train(rank, 20, **options)
+    expected = [*values_of(model), *(value for _, value in sorted(outer.state_dict()["shared"].items()))]
+    return all(map(torch.equal, expected, go_on(rank, at, 20, options, [f"{folder}/{rank}.pt"])))
+
+
+@pytest.mark.parametrize("at", [4, 5, 7, 8, 9])
+@pytest.mark.parametrize("plan", ["sign+ef", "topk:0.05+ef"])
+def test_a_saved_state_goes_on_to_the_last_bit(two_ranks, tmp_path, plan, at):
+    options = dict(plan=plan, every=6, fragments=2, delay=2, seed=7)
+    assert two_ranks.run(resumed, at, options, str(tmp_path)) == [True, True]
+
+
+@pytest.mark.parametrize("new_ranks", [1, 3])
+def test_states_of_another_world_are_redistributed(two_ranks, three_ranks, tmp_path, new_ranks):
+    options = dict(plan="int4+ef", every=4, fragments=2)
+    two_ranks.run(save_at, 9, options, str(tmp_path))
+    states = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
+    saved = torch.load(states[0])["shared"]
+    if new_ranks == 1:
+        with solo_world():
+            ends = [go_on(0, 9, 9, options, states)]
+    else:
+        ends = three_ranks.run(go_on, 9, 9, options, states)
+        further = three_ranks.run(go_on, 9, 21, options, states)
+        count = len(saved)
+        for end in further[1:]:
+            assert all(map(torch.equal, end[-count:], further[0][-count:]))
+    for end in ends:
+        assert all(map(torch.equal, end[-len(saved) :], [value for _, value in sorted(saved.items())]))
+    if new_ranks == 3:  # a rank that joins begins at the anchor
+        anchors = [saved[f"anchor/{name}"] for name, p in Net().named_parameters() if p.requires_grad]
+        trained = [v for v, (_, p) in zip(ends[2], Net().named_parameters(), strict=False) if p.requires_grad]
+        assert all(map(torch.equal, trained, anchors))
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+    with solo_world():
+        _, outer = train(0, 5, plan="dense", every=4)
+        before = copy.deepcopy(outer.state_dict())
+        strange = copy.deepcopy(before)
+        strange["shared"]["anchor/first.weight"] = torch.zeros(2)
+        strange["shared"]["anchor/last.weight"].zero_()
+        for wrong, words in (
+            (strange, "anchor/first.weight with the shape"),
+            ({**before, "schema": 0}, "schema 1"),
+            ({**before, "plan": "int4+ef"}, "saved with plan int4"),
+            ({**before, "world_size": 2}, "this is rank 0 of 1"),
+            ({**before, "positions": [[1, 0], [1, 0]]}, "the state has 2 fragments"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                outer.load_state_dict(wrong)
+        after = outer.state_dict()
+        for part in ("shared", "own"):
+            assert all(torch.equal(before[part][key], after[part][key]) for key in before[part])
