@@ -57,11 +57,11 @@ py::dict stats_of(Outer& outer) {
                   py::arg("decode_s") = stats.seconds.decode);
 }
 
-using PositionTuples = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>;
 
 std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
   std::vector<Outer::Position> all;
-  for (const auto& [rounds, waiting] : positions) all.push_back({rounds, waiting});
+  for (const auto& [rounds, waiting, wire_bytes] : positions) all.push_back({rounds, waiting, wire_bytes});
   return all;
 }
 
@@ -87,7 +87,9 @@ void bind_outer(py::module_& m) {
            [](Outer& outer) {
              PositionTuples all;
              const py::gil_scoped_release released;
-             for (const auto& [rounds, waiting] : outer.positions()) all.emplace_back(rounds, waiting);
+             for (const auto& [rounds, waiting, wire_bytes] : outer.positions()) {
+               all.emplace_back(rounds, waiting, wire_bytes);
+             }
              return all;
            })
       .def(

@@ -98,6 +98,7 @@ std::vector<Outer::Skipped> Outer::after_step() {
   throw_if_failed();
   ++steps_;
   ++steps_here_;
+  for (Round& round : rounds_) round.is_at_anchor = false;
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     if (arrives(f, steps_ + options_.delay)) send(rounds_[f]);
@@ -112,7 +113,9 @@ std::vector<Outer::Skipped> Outer::synchronize() {
   throw_if_failed();
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, options_.mix, skipped);
-  for (Round& round : rounds_) send(round);
+  for (Round& round : rounds_) {
+    if (!round.is_at_anchor) send(round);
+  }
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
   for (const Round& round : rounds_) round.fragment->return_to_anchor();
   return skipped;
@@ -137,8 +140,12 @@ void Outer::send(Round& round) {
 }
 
 Outer::Arrival Outer::exchange(Fragment& fragment) {
-  if (fragment.exchange()) return {};
-  return {false, ranks_without(fragment.gave_finite_values())};
+  const auto sent = [&] { return fragment.compressor().stats().wire_bytes + wire_.sent_bytes(); };
+  const std::uint64_t before = sent();
+  Arrival arrival{fragment.exchange()};
+  if (!arrival.finite) arrival.culprits = ranks_without(fragment.gave_finite_values());
+  arrival.wire_bytes = sent() - before;
+  return arrival;
 }
 
 /// Of all ranks, those whose values are not finite.
@@ -172,7 +179,9 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
   if (!round.waiting) return;
   const Arrival arrival = *std::exchange(round.waiting, std::nullopt);
   ++rounds_here_;
+  wire_bytes_ += arrival.wire_bytes;
   if (arrival.finite) {
+    round.is_at_anchor = own_share == 0;
     return round.fragment->end_round(
         {static_cast<float>(-options_.lr), static_cast<float>(options_.momentum), static_cast<float>(own_share)});
   }
@@ -190,12 +199,10 @@ bool Outer::return_to_anchor() {
 }
 
 OuterStats Outer::stats() {
-  OuterStats stats = {wire_.sent_bytes(), 0, steps_here_, rounds_here_, skipped_, waited_s_, {}};
+  OuterStats stats = {wire_bytes_, 0, steps_here_, rounds_here_, skipped_, waited_s_, {}};
   for (const Round& round : rounds_) {
-    const CompressorStats of_one = round.fragment->compressor().stats();
-    stats.wire_bytes += of_one.wire_bytes;
     stats.dense_bytes += round.fragment->dense_bytes() * steps_here_;
-    stats.seconds = stats.seconds + of_one.seconds;
+    stats.seconds = stats.seconds + round.fragment->compressor().stats().seconds;
   }
   return stats;
 }
@@ -249,7 +256,8 @@ std::vector<Outer::Position> Outer::positions() {
   for (Round& round : rounds_) {
     wait_for(round);
     const std::uint64_t waiting = !round.waiting ? 0 : round.waiting->finite ? 1 : 2;
-    all.push_back({round.fragment->compressor().step(), waiting});
+    const std::uint64_t wire_bytes = round.waiting ? round.waiting->wire_bytes : 0;
+    all.push_back({round.fragment->compressor().step(), waiting, wire_bytes});
   }
   return all;
 }
@@ -280,9 +288,10 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
     scatter(own, "anchor/", round.fragment->anchors());
     scatter(own, "momentum/", round.fragment->momenta());
     round.waiting.reset();
+    round.is_at_anchor = false;
     if (positions[f].waiting != 0) {
       scatter(own, "arrived/", round.fragment->differences());
-      round.waiting = Arrival{positions[f].waiting == 1};
+      round.waiting = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes};
     }
     round.fragment->compressor().set_step(positions[f].rounds);
   }

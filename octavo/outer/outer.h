@@ -32,7 +32,7 @@ struct OuterOptions {
 };
 
 struct OuterStats {
-  std::uint64_t wire_bytes;      // sent by this rank
+  std::uint64_t wire_bytes;      // sent by this rank, of rounds that have arrived
   std::uint64_t dense_bytes;     // what rings would have sent for a gradient in each step
   std::uint64_t steps;           // of this object, as all of these
   std::uint64_t rounds;          // that were exchanged, of all fragments
@@ -82,10 +82,10 @@ class OCTAVO_API Outer {
   /// "arrived/NAME" (means that wait for their step), in the parameter's shape, float32, are the same on all ranks;
   /// "fragment F/worker/NAME" and so on (Compressor::residuals) the rank's own. Waits for rounds under way.
   std::map<std::string, at::Tensor> tensors();
-  /// Of each fragment: the number of its rounds, and whether one waits for its step: 0, 1, or 2 where that was not
-  /// finite.
+  /// Of each fragment: the number of its rounds; whether one waits for its step (0, 1, or 2 where that was not finite),
+  /// and the bytes that it sent.
   struct Position {
-    std::uint64_t rounds, waiting;
+    std::uint64_t rounds, waiting, wire_bytes;
   };
   std::vector<Position> positions();
   /// Restores what tensors() and positions() gave on this rank, in a world of as many ranks, after `steps` steps.
@@ -100,12 +100,14 @@ class OCTAVO_API Outer {
   struct Arrival {
     bool finite = true;
     std::vector<int> culprits = {};
+    std::uint64_t wire_bytes = 0;
   };
   /// A fragment, and what became of its last round: nothing, or one of the two.
   struct Round {
     std::unique_ptr<Fragment> fragment;
     std::optional<std::future<Arrival>> travelling;
     std::optional<Arrival> waiting;
+    bool is_at_anchor = false;  // on all ranks: no step was made since it arrived
   };
   using Tensors = std::map<std::string, at::Tensor>;
 
@@ -130,6 +132,7 @@ class OCTAVO_API Outer {
   std::vector<Round> rounds_;
   SideStreams streams_;
   std::uint64_t steps_ = 0, steps_here_ = 0, rounds_here_ = 0, skipped_ = 0;
+  std::uint64_t wire_bytes_ = 0;
   double waited_s_ = 0;
   std::mutex failure_mutex_;
   std::exception_ptr failure_;

@@ -124,8 +124,9 @@ class Outer(Optimizer):
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
         _send_around(model, group)
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self.plan, table, _C.OuterOptions(**options), seed)
-        if steps is not None and self._rank == 0:
-            warn_of_few_rounds(steps, every)
+        trouble = None if steps is None or self._rank else few_rounds(steps, every)
+        if trouble:
+            warnings.warn(f"[outer] {trouble}", stacklevel=2)
 
     # ---- an optimizer
 
@@ -281,16 +282,15 @@ class Outer(Optimizer):
         return by_rank
 
 
-def warn_of_few_rounds(steps: int, every: int) -> None:
-    """Warns where a run of ``steps`` makes too few rounds to come near to one that exchanges gradients."""
+def few_rounds(steps: int, every: int) -> str | None:
+    """What to tell where a run of ``steps`` makes too few rounds to come near to one that exchanges gradients."""
     rounds = steps // every
     if rounds >= FEWEST_ROUNDS:
-        return
-    warnings.warn(
-        f"[outer] {steps} steps make {rounds} rounds of {every}, and what counts is the number of rounds: with fewer "
-        f"than {FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer, or take "
-        f"every={max(1, steps // FEWEST_ROUNDS)}",
-        stacklevel=3,
+        return None
+    return (
+        f"{steps} steps make {rounds} rounds of {every}, and what counts is the number of rounds: with fewer than "
+        f"{FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer, or exchange "
+        f"every {max(1, steps // FEWEST_ROUNDS)} steps"
     )
 
 

@@ -96,6 +96,12 @@ def test_ranks_killed_at_random_moments_resume_to_the_last_digit(tmp_path):
     kill_loop(tmp_path, kills=int(os.environ.get("OCTAVO_KILLS", "12")), last=0)
 
 
+@pytest.mark.timeout(600)
+def test_ranks_killed_inside_of_rounds_resume_to_the_last_digit(tmp_path):
+    kills = int(os.environ.get("OCTAVO_KILLS", "4"))
+    kill_loop(tmp_path, kills=kills, last=10, plan="sign+ef", outer=6, outer_delay=2, outer_fragments=2)
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("plan", "ranks"), [("dense", 4), ("sign+ef", 3)])
 def test_several_buckets_and_ranks_resume_to_the_last_digit(tmp_path, plan, ranks):

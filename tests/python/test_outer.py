@@ -351,7 +351,7 @@ def test_a_model_that_averages_gradients_already_is_refused():
 def test_a_run_of_few_rounds_is_told_so():
     with solo_world():
         model = Net()
-        with pytest.warns(UserWarning, match=r"400 steps make 20 rounds of 20.*every=8"):
+        with pytest.warns(UserWarning, match=r"400 steps make 20 rounds of 20.*every 8 steps"):
             octavo.Outer(model, torch.optim.SGD(model.parameters()), every=20, steps=400)
 
 
@@ -465,7 +465,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
             ({**before, "schema": 0}, "schema 1"),
             ({**before, "plan": "int4+ef"}, "saved with plan int4"),
             ({**before, "world_size": 2}, "this is rank 0 of 1"),
-            ({**before, "positions": [[1, 0], [1, 0]]}, "the state has 2 fragments"),
+            ({**before, "positions": [[1, 0, 0], [1, 0, 0]]}, "the state has 2 fragments"),
         ):
             with pytest.raises(ValueError, match=words):
                 outer.load_state_dict(wrong)

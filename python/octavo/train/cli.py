@@ -10,7 +10,7 @@ import typer
 
 import octavo
 from octavo.startup import quick_imports
-from octavo.train.config import TrainConfig, parse_compare
+from octavo.train.config import TrainConfig, parse_compare, split_outer
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
 
 _DEFAULT = TrainConfig()
@@ -43,6 +43,25 @@ def train(
     ] = _DEFAULT.optimizer,
     zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not supported yet.")] = False,
+    outer: Annotated[
+        int,
+        typer.Option(
+            help="Local steps: ranks step by themselves, and exchange by --plan how far they have moved every so many "
+            "steps; 0 exchanges gradients in every step."
+        ),
+    ] = _DEFAULT.outer,
+    outer_delay: Annotated[
+        int, typer.Option(help="Steps for which a round of --outer travels while ranks go on.")
+    ] = _DEFAULT.outer_delay,
+    outer_fragments: Annotated[
+        int, typer.Option(help="Parts of the model with rounds of their own, one after another.")
+    ] = _DEFAULT.outer_fragments,
+    outer_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the step that ends a round; by the steps of a round.")
+    ] = _DEFAULT.outer_lr,
+    outer_momentum: Annotated[
+        float | None, typer.Option(help="Its Nesterov momentum; by the steps of a round.")
+    ] = _DEFAULT.outer_momentum,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[
         str, typer.Option(help="cpu, sycl, or auto: octavo.get_accelerator(), or the CPU where that has no kernels.")
@@ -93,7 +112,9 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Remove an earlier run in --out and start over.")] = False,
     compare: Annotated[
         str | None,
-        typer.Option(help="Plans separated by commas: trains with each of them and plots them together."),
+        typer.Option(
+            help="Plans separated by commas, or outer:H/PLAN: trains with each of them and plots them together."
+        ),
     ] = None,
     port: Annotated[int | None, typer.Option(help="Port at which local ranks meet; a free one if left out.")] = None,
     timeout_s: Annotated[
@@ -114,7 +135,7 @@ def train(
 
 def _run(config: TrainConfig) -> int:
     for plan in config.compare or (config.resolved_plan,):
-        octavo.Plan(plan)  # says in its own words what is wrong with it
+        octavo.Plan(split_outer(plan)[1])  # says in its own words what is wrong with it
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 

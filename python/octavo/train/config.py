@@ -18,6 +18,8 @@ from typing import NoReturn
 OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion")
 ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
+OF_EACH_RANK = ("adamw", "muon")
+"""Optimizers that a rank can step by itself, between the rounds of --outer."""
 VOTED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 LR = {
@@ -73,7 +75,9 @@ class TrainConfig:
     """Everything that decides a run.
 
     `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. `plan`, `lr`, `beta1` and `beta2`
-    None are the optimizer's own defaults, `clip_norm` None does not clip.
+    None are the optimizer's own defaults, `clip_norm` None does not clip. `outer`: steps from one round of
+    `octavo.Outer` to the next, with its delay, fragments, learning rate and momentum (None: by its own rule); 0: ranks
+    exchange gradients in every step.
     """
 
     data: str | None = None
@@ -82,6 +86,11 @@ class TrainConfig:
     optimizer: str = "auto"
     zero: int = 0
     compile: bool = False
+    outer: int = 0
+    outer_delay: int = 0
+    outer_fragments: int = 1
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
     model: str = "tiny"
     device: str = "auto"
     precision: str = "auto"
@@ -108,6 +117,7 @@ class TrainConfig:
         _check_names(self)
         _check_compare(self)
         _refuse_what_is_not_supported(self)
+        _check_outer(self)
         _check_optimizer(self)
 
     @property
@@ -115,6 +125,8 @@ class TrainConfig:
         """The optimizer after `auto` is resolved from the plan."""
         if self.optimizer != "auto":
             return self.optimizer
+        if self.outer:
+            return "adamw"
         if is_sign_plan(self.resolved_plan):
             return "onebit-adamw"
         return "signum" if self.resolved_plan == "sign-vote" else "adamw"
@@ -166,8 +178,10 @@ class TrainConfig:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
     def for_plan(self, plan: str) -> TrainConfig:
-        """The same run with another plan, in a folder of its own: one run of `--compare`."""
-        return dataclasses.replace(self, plan=plan, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
+        """The same run with another plan, or "outer:H/PLAN", in a folder of its own: one run of `--compare`."""
+        every, plan_of_run = split_outer(plan)
+        out = str(Path(self.out) / plan.replace(":", "-"))
+        return dataclasses.replace(self, plan=plan_of_run, outer=every or self.outer, compare=(), out=out)
 
     def to_args(self) -> list[str]:
         """The command line that gives this configuration again."""
@@ -195,13 +209,26 @@ def keeps_momentum(plan: str) -> bool:
     return any(piece.split(":")[0] in ("dgc", "fetchsgd") for piece in re.split("[+;=]", plan))
 
 
+def split_outer(text: str) -> tuple[int, str]:
+    """The steps of a round and the plan of "outer:20/sign+ef"; of a plan alone 0 and the plan. Raises ValueError."""
+    if not text.startswith("outer:"):
+        return 0, text
+    every, slash, plan = text.removeprefix("outer:").partition("/")
+    if not (every.isdecimal() and int(every) > 0 and slash and plan):
+        _fail(f"'{text}' must be outer:H/PLAN, such as outer:20/sign+ef for rounds of 20 steps")
+    return int(every), plan
+
+
 def parse_compare(text: str | None) -> tuple[str, ...]:
     """`"dense,sign+ef"` as a tuple of plans. Raises ValueError where a plan is empty or named twice."""
     if text is None:
         return ()
     plans = tuple(part.strip() for part in text.split(","))
     if not all(plans) or len(set(plans)) != len(plans):
-        _fail(f"--compare must be different plans separated by commas, such as dense,sign+ef, not '{text}'")
+        _fail(
+            f"--compare must be different plans separated by commas, such as dense,sign+ef,outer:20/sign+ef, "
+            f"not '{text}'"
+        )
     return plans
 
 
@@ -226,23 +253,28 @@ def _fail(sentence: str) -> NoReturn:
 
 
 def _check_ranges(config: TrainConfig) -> None:
-    for name in ("nproc", "steps", "batch_size", "grad_accum", "eval_every", "checkpoint_every"):
+    for name in ("nproc", "steps", "batch_size", "grad_accum", "eval_every", "checkpoint_every", "outer_fragments"):
         if getattr(config, name) < 1:
             _fail(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
+    if config.outer < 0 or not 0 <= config.outer_delay < max(1, config.outer or config.outer_delay + 1):
+        _fail(
+            f"--outer must be the steps of a round, and --outer-delay fewer, not {config.outer} and "
+            f"{config.outer_delay}"
+        )
     if config.seq_len < 8:
         _fail(f"--seq-len must be at least 8 tokens, not {config.seq_len}")
     if not 0 <= config.seed < 2**63:
         _fail(f"--seed must be between 0 and 2^63-1, not {config.seed}")
     if config.port is not None and not 1 <= config.port <= 65535:
         _fail(f"--port must be between 1 and 65535, not {config.port}")
-    for name in ("lr", "timeout_s", "clip_norm"):
+    for name in ("lr", "outer_lr", "timeout_s", "clip_norm"):
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             _fail(f"--{name.replace('_', '-')} must be finite and above 0, not {value}{_HINTS.get(name, '')}")
-    for name in ("beta1", "beta2"):
+    for name in ("beta1", "beta2", "outer_momentum"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < 1:
-            _fail(f"--{name} must be at least 0 and below 1, not {value}; 0.9 or 0.99 are usual")
+            _fail(f"--{name.replace('_', '-')} must be at least 0 and below 1, not {value}; 0.9 or 0.99 are usual")
     if not (math.isfinite(config.weight_decay) and config.weight_decay >= 0):
         _fail(f"--weight-decay must be finite and at least 0, not {config.weight_decay}")
 
@@ -278,6 +310,20 @@ def _refuse_what_is_not_supported(config: TrainConfig) -> None:
         _fail("--compile is not supported yet; leave it out")
     if config.device not in ("auto", "cpu", "sycl"):
         _fail(f"--device {config.device} is not supported yet; auto, cpu and sycl are")
+
+
+def _check_outer(config: TrainConfig) -> None:
+    for run in [config.for_plan(plan) for plan in config.compare] or [config]:
+        if run.outer and run.optimizer_name not in OF_EACH_RANK:
+            _fail(
+                f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
+                f"themselves: use {' or '.join(OF_EACH_RANK)}"
+            )
+    if config.outer or any(split_outer(plan)[0] for plan in config.compare):
+        return
+    for name in ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum"):
+        if getattr(config, name) != getattr(TrainConfig, name):
+            _fail(f"--{name.replace('_', '-')} needs --outer, the steps of a round")
 
 
 def _check_optimizer(config: TrainConfig) -> None:

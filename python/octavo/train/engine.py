@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaForCausalLM
 
@@ -18,6 +20,7 @@ from octavo.train.data.training_data import Data
 from octavo.train.launch.world import World
 from octavo.train.model import build_model, model_config
 from octavo.train.optimizer import build_optimizer
+from octavo.train.report.memory import tensor_bytes
 
 BF16_WIDTH = 256
 """From this hidden size on bf16 pays on a CPU that multiplies it in hardware.
@@ -30,18 +33,80 @@ saves 40 %.
 
 @dataclass
 class Engine:
-    """What turns batches into steps: the replica, its wire and its optimizer."""
+    """What turns batches into steps: the replica, its wire and its optimizer. Ranks exchange gradients in each step."""
 
     model: LlamaForCausalLM
-    ddp: DistributedDataParallel
+    forward: nn.Module  # the model as it is called
     handle: Any
     optimizer: torch.optim.Optimizer
     precision: str
     device: torch.device
 
+    #: Whether a rank's step is a matter of its own, of which the others do not hear.
+    steps_alone = False
+
     def loss(self, batch: dict[str, torch.Tensor], tokens: float) -> torch.Tensor:
         """The losses of the batch's answer tokens, summed and divided by `tokens`, with a graph for backward."""
-        return _loss(self.ddp, batch, tokens, self.precision, self.device)
+        return _loss(self.forward, batch, tokens, self.precision, self.device)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Inside, a backward pass sends nothing."""
+        return self.forward.no_sync()
+
+    def skip_step(self) -> None:
+        """In the place of the optimizer's step."""
+
+    def common_parameters(self) -> AbstractContextManager[None]:
+        """Inside, the model's parameters are those that all ranks have alike."""
+        return nullcontext()
+
+    def common_state(self) -> Any:
+        """Of what is saved besides the model, that which all ranks have alike."""
+        return self.optimizer.state_dict()
+
+    def own_state(self) -> Any:
+        """What this rank alone has."""
+        return self.handle.state_dict()
+
+    def load(self, common: Any, own: Any | list[Any]) -> None:
+        """Takes back both; `own`: this rank's, or those of all ranks of another world."""
+        self.handle.load_state_dict(own)
+        self.optimizer.load_state_dict(common)
+
+    def state_bytes(self) -> tuple[int, int]:
+        """Of the optimizer's state, and of what the exchange remembers."""
+        return tensor_bytes(self.optimizer.state_dict()), tensor_bytes(self.handle.state_dict())
+
+
+class OuterEngine(Engine):
+    """That of local steps: handle and optimizer are the same octavo.Outer."""
+
+    steps_alone = True
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def skip_step(self) -> None:
+        self.optimizer.count_step()
+
+    def common_parameters(self) -> AbstractContextManager[None]:
+        return self.optimizer.at_anchor()
+
+    def common_state(self) -> Any:
+        return self.optimizer.state_dict()["shared"]
+
+    def own_state(self) -> Any:
+        state = self.optimizer.state_dict()
+        return {name: state[name] for name in state if name != "shared"}
+
+    def load(self, common: Any, own: Any | list[Any]) -> None:
+        each = own if isinstance(own, list) else [own]
+        states = [{**state, "shared": common} for state in each]
+        self.optimizer.load_state_dict(states if isinstance(own, list) else states[0])
+
+    def state_bytes(self) -> tuple[int, int]:
+        inner = tensor_bytes(self.optimizer.inner.state_dict())
+        return inner, tensor_bytes(self.optimizer.state_dict()) - inner
 
 
 def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
@@ -60,7 +125,10 @@ def build_engine(
     """
     device = world.agree(lambda: devices.choose(config.device))
     devices.reset_peak(device)
-    ddp = DistributedDataParallel(model.to(device), process_group=devices.group_for(device, config.timeout_s))
+    group = devices.group_for(device, config.timeout_s)
+    if config.outer:
+        return _build_outer_engine(config, world, model.to(device), kept, group)
+    ddp = DistributedDataParallel(model.to(device), process_group=group)
     chosen = kept or _choose_precision(config, world, model)
     if resumed:
         _rehearse(ddp, data, chosen, device)
@@ -72,6 +140,29 @@ def build_engine(
     return Engine(model, ddp, handle, optimizer, chosen, device)
 
 
+def _build_outer_engine(
+    config: TrainConfig, world: World, model: LlamaForCausalLM, kept: str | None, group: dist.ProcessGroup | None
+) -> Engine:
+    inner = world.agree(lambda: build_optimizer(config, model))
+    outer = world.agree(
+        lambda: octavo.Outer(
+            model,
+            inner,
+            config.resolved_plan,
+            config.outer,
+            config.outer_delay,
+            fragments=config.outer_fragments,
+            lr=config.outer_lr,
+            momentum=config.outer_momentum,
+            group=group,
+            seed=config.seed,
+            timeout_s=config.timeout_s,
+        )
+    )
+    chosen = kept or _choose_precision(config, world, model)
+    return OuterEngine(model, model, outer, outer, chosen, next(model.parameters()).device)
+
+
 def _plan(config: TrainConfig) -> octavo.Plan:
     """``--plan``, with ``--beta1`` as its momentum where it keeps one and the option is given."""
     plan = octavo.Plan(config.resolved_plan)
@@ -79,11 +170,11 @@ def _plan(config: TrainConfig) -> octavo.Plan:
 
 
 def _loss(
-    ddp: DistributedDataParallel, batch: dict[str, torch.Tensor], tokens: float, kind: str, device: torch.device
+    forward: nn.Module, batch: dict[str, torch.Tensor], tokens: float, kind: str, device: torch.device
 ) -> torch.Tensor:
     moved = {name: value.to(device) for name, value in batch.items()}
     with _autocast(kind, device):
-        return ddp(**moved, use_cache=False, num_items_in_batch=tokens).loss
+        return forward(**moved, use_cache=False, num_items_in_batch=tokens).loss
 
 
 def _choose_precision(config: TrainConfig, world: World, model: LlamaForCausalLM) -> str:

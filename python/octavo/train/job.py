@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
+from octavo.outer import few_rounds
 from octavo.train import device, evaluate
 from octavo.train.checkpoint import durable_files, restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
@@ -145,6 +146,8 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.fingerprint(run.identity), totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))
+    if config.outer and world.is_main and (trouble := few_rounds(config.steps, config.outer)):
+        _warn(trouble)
     try:
         while totals.step < config.steps:
             record = trainer.step()
@@ -185,12 +188,13 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
 def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
     where = device.describe(trainer.engine.device, config.device)
+    rounds = f" every {config.outer} steps" if config.outer else ""
     begin = f"resuming after step {run.step}" if run.step else "starting"
     if run.found and run.found.world_size != run.world.size:
         begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.resolved_plan}, "
+        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.resolved_plan}{rounds}, "
         f"{config.optimizer_name}"
     )
 

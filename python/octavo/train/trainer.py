@@ -48,9 +48,15 @@ class Trainer:
         late = getattr(self.engine.optimizer, "frozen", True)  # what this step sends is of the phase before it
         rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.resolved_lr)
         set_learning_rate(self.engine.optimizer, rate)
-        loss = self.world.mean(self._backward(step))
+        loss = self._backward(step)
+        if not self.engine.steps_alone:  # else rank 0's own is what is reported
+            loss = self.world.mean(loss)
         skipped = not self._gradient_is_finite()
-        norm = None if skipped else self._update()
+        norm = None
+        if skipped:
+            self.engine.skip_step()
+        else:
+            norm = self._update()
         if step == self.config.steps and hasattr(self.engine.optimizer, "synchronize"):
             self.engine.optimizer.synchronize()
         self.engine.optimizer.zero_grad(set_to_none=True)
@@ -60,7 +66,8 @@ class Trainer:
     def evaluate(self) -> float:
         """The mean loss over the held-out rows, each rank having done its share of them."""
         share = _Share(self.data.held_out, self.world, EVAL_ROWS)
-        mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
+        with self.engine.common_parameters():
+            mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
         total, tokens = _sum(mean * share.tokens, share.tokens)
         self.totals.eval_loss = total / tokens
         return self.totals.eval_loss
@@ -81,12 +88,12 @@ class Trainer:
         Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
         DDP averages over ranks what each has summed over its tokens and divided by the mean number of tokens per rank.
         """
-        ddp, parts = self.engine.ddp, self.config.grad_accum
+        parts = self.config.grad_accum
         tokens_per_rank = self.data.train.answer_tokens(step - 1, self.world.size) / self.world.size
         total = 0.0
         for micro in range(parts):
             batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
-            waits = ddp.no_sync() if micro + 1 < parts else contextlib.nullcontext()
+            waits = self.engine.accumulating() if micro + 1 < parts else contextlib.nullcontext()
             with waits:
                 loss = self.engine.loss(batch, tokens_per_rank)
                 loss.backward()
@@ -108,7 +115,7 @@ class Trainer:
         gradients = [p.grad for p in self.engine.model.parameters() if p.grad is not None]
         bounds = [bound for gradient in gradients for bound in torch.aminmax(gradient)]
         finite = bool(torch.isfinite(torch.stack(bounds)).all())
-        if self.engine.handle.exchange == "nothing":
+        if not self.engine.steps_alone and self.engine.handle.exchange == "nothing":
             return self.world.mean(float(finite)) == 1.0
         return finite
 
@@ -130,7 +137,9 @@ class Trainer:
 
     def _stop_if_diverged(self) -> None:
         if self.totals.skipped_in_a_row >= MOST_SKIPPED:
-            raise JobError(
+            # where ranks step alone the others do not know, and will lose this one
+            failure = RuntimeError if self.engine.steps_alone else JobError
+            raise failure(
                 f"[train.trainer] none of the last {MOST_SKIPPED} steps, up to step {self.totals.step}, had a finite "
                 f"gradient: {DIVERGED}; try a smaller --lr or --clip-norm 1"
             )

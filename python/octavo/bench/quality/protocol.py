@@ -101,7 +101,7 @@ class Bench:
             seed=seed,
             eval_every=steps,
         )
-        asked = {"data": data, "precision": setting.precision}
+        asked = {"data": data, "precision": setting.precision, "outer": contender.outer}
         return Run(out, {**options, **{name: value for name, value in asked.items() if value}, **point})
 
 

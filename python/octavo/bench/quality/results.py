@@ -53,7 +53,7 @@ def _contender(bench: Bench, name: str) -> dict[str, Any]:
     tuned = is_tuned(name, trials)
     runs = list(bench.report(name, chosen(trials), Run.outcome, bench.setting.seeds)) if tuned else []
     return {
-        "plan": CONTENDERS[name].plan,
+        "plan": CONTENDERS[name].text,
         "optimizer": CONTENDERS[name].optimizer,
         "trials_each": trials_each(name),
         "trials": [{**trial.point, "eval_loss": _number(trial.loss)} for trial in trials],

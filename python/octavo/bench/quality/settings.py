@@ -15,18 +15,27 @@ TRIAL_SHARE = 0.25
 
 MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
 """The knob of each trial after the first (see `search`)."""
+OUTER_MOVES = ("beta1", "lr", "lr", "outer_momentum", "beta2")
+"""Those of local steps."""
 
 
 @dataclass(frozen=True)
 class Contender:
     """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one.
 
-    `plan`: in it, `STEPS/4` stands for a quarter of a run's steps, `STEPS/10` for a tenth.
+    `plan`: in it, `STEPS/4` stands for a quarter of a run's steps, `STEPS/10` for a tenth. `outer`: the steps of a
+    round; 0: gradients are exchanged in every step.
     """
 
     plan: str
     optimizer: str
     moves: tuple[str, ...] = MOVES
+    outer: int = 0
+
+    @property
+    def text(self) -> str:
+        """As `octavo train --compare` takes it."""
+        return f"outer:{self.outer}/{self.plan}" if self.outer else self.plan
 
     def plan_for(self, steps: int) -> str:
         return re.sub(r"STEPS/(\d+)", lambda share: str(max(1, steps // int(share[1]))), self.plan)
@@ -47,7 +56,11 @@ CONTENDERS = {
     "int8+ef": Contender("int8+ef", "adamw"),
     "fp8": Contender("fp8", "adamw"),
     "bf16": Contender("bf16", "adamw"),
+    "outer int4": Contender("int4+ef", "adamw", OUTER_MOVES, outer=20),
+    "outer sign": Contender("sign+ef", "adamw", OUTER_MOVES, outer=20),
+    "outer sign 40": Contender("sign+ef", "adamw", OUTER_MOVES, outer=40),
 }
+EVERY_STEP = tuple(name for name, contender in CONTENDERS.items() if not contender.outer)
 BASELINE = "dense"
 
 
@@ -70,7 +83,7 @@ class Setting:
     batch_size: int
     seq_len: int
     step_s: float
-    contenders: tuple[str, ...] = tuple(CONTENDERS)
+    contenders: tuple[str, ...] = EVERY_STEP
     seeds: tuple[int, ...] = (0, 1, 2)
     tuning_seed: int = 1000
     ranks: int = 2
@@ -130,6 +143,21 @@ SETTINGS = {
         seq_len=128,
         step_s=0.11,
     ),
+    "rounds": Setting(
+        name="rounds",
+        title="bundled tasks, long enough for rounds",
+        data=BUNDLED,
+        reported_on="the bundled tasks, a tenth held out by the seed",
+        tuned_on="the same kinds of tasks drawn anew (`--data tasks:1000`, in which about a sixth of the questions are "
+        "the same), seed 1000",
+        model="tiny",
+        steps=2000,
+        batch_size=8,
+        seq_len=128,
+        step_s=0.1,
+        contenders=("dense", "outer int4", "outer sign", "outer sign 40"),
+        also_ranks=(4,),
+    ),
     "corpus": Setting(
         name="corpus",
         title="Python sources",
@@ -143,7 +171,7 @@ SETTINGS = {
         seq_len=256,
         step_s=0.5,
         precision="bf16",
-        contenders=("dense", "sign+ef"),
+        contenders=("dense", "sign+ef", "outer int4", "outer sign"),
         seeds=(0, 1),
         start_s=60.0,
     ),

@@ -26,18 +26,20 @@ def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: To
 
     def write(folder: Path) -> None:
         disable_progress_bar()  # a bar for one file of a second
-        engine.model.save_pretrained(folder)
+        with engine.common_parameters():
+            engine.model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        state_file.save_tree(folder / OPTIMIZER, engine.optimizer.state_dict(), "optimizer")
+        state_file.save_tree(folder / OPTIMIZER, engine.common_state(), "optimizer")
         durable_files.write_json(folder / TRAINER, totals.to_dict())
 
     return write
 
 
 def rank_state(engine: Engine) -> dict[str, Any]:
-    """This rank's own state: its error-feedback residuals and its random streams."""
+    """This rank's own state: its error-feedback residuals, with local steps its parameters and its optimizer, and its
+    random streams."""
     rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(engine.device)}
-    return {"handle": engine.handle.state_dict(), **rng}
+    return {"handle": engine.own_state(), **rng}
 
 
 def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
@@ -54,13 +56,13 @@ def restore(
     ranks that saved, where their number was another: the mean of their error-feedback residuals is redistributed, and
     a rank without a predecessor keeps the random streams that it was seeded with.
     """
+    common = broadcast_tree(world, optimizer_state, source=0)
     if isinstance(rank_states, list):
         own = rank_states[world.rank] if world.rank < len(rank_states) else None
-        engine.handle.load_state_dict([state["handle"] for state in rank_states])
+        engine.load(common, [state["handle"] for state in rank_states])
     else:
         own = rank_states
-        engine.handle.load_state_dict(own["handle"])
-    engine.optimizer.load_state_dict(broadcast_tree(world, optimizer_state, source=0))
+        engine.load(common, own["handle"])
     if own is not None:
         torch.set_rng_state(own["rng"])
         device.set_rng_state(engine.device, own.get("device_rng"))

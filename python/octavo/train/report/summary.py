@@ -25,9 +25,11 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     """
     config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in engine.model.parameters())
+    optimizer_bytes, wire_bytes = engine.state_bytes()
     return {
         "plan": config.resolved_plan,
         "optimizer": config.optimizer_name,
+        "outer": config.outer,
         "zero_stage": config.zero,
         "compile": config.compile,
         "device": engine.device.type,
@@ -55,8 +57,8 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
         "peak_device_bytes": max(world.gather(device.peak_bytes(engine.device))),
         "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
-        "state_bytes_per_param": memory.tensor_bytes(engine.optimizer.state_dict()) / parameters,
-        "wire_state_bytes_per_param": memory.tensor_bytes(engine.handle.state_dict()) / parameters,
+        "state_bytes_per_param": optimizer_bytes / parameters,
+        "wire_state_bytes_per_param": wire_bytes / parameters,
         "replicas_sha256": check_replicas(trainer),
         "octavo": octavo.__version__,
         "torch": torch.__version__,
@@ -64,10 +66,11 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
 
 
 def check_replicas(trainer: Trainer) -> str:
-    """The SHA-256 of the parameters. Raises JobError where a rank's bits differ from rank 0's."""
+    """The SHA-256 of the parameters that all ranks have. Raises JobError where a rank's bits differ from rank 0's."""
     digest = hashlib.sha256()
-    for parameter in trainer.engine.model.parameters():
-        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
+    with trainer.engine.common_parameters():
+        for parameter in trainer.engine.model.parameters():
+            digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
     digests = trainer.world.gather(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[0]:

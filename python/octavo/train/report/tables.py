@@ -43,8 +43,9 @@ def _line(text: str) -> str:
 
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    rounds = f" every {summary['outer']} steps" if summary["outer"] else ""
     rows = [
-        ("plan, optimizer", f"{summary['plan']}, {summary['optimizer']}"),
+        ("plan, optimizer", f"{summary['plan']}{rounds}, {summary['optimizer']}"),
         ("ranks, device", f"{summary['world_size']}, {summary['device']} ({summary['precision']})"),
         ("parameters", f"{summary['parameters']:,}"),
         ("steps", f"{summary['steps']:,} ({summary['skipped_steps']} skipped)"),

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo train --outer`: local steps in a whole job, on one rank and on several."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from test_train_job import Stop, stop_after_step
+from train_runs import nano_config, read_curve, solo_world
+
+from octavo.train import trainer
+from octavo.train.compare import run_comparison
+from octavo.train.config import TrainConfig
+from octavo.train.job import run_job
+from octavo.train.launch.world import World
+from octavo.train.report.metrics import read_metrics
+
+pytestmark = pytest.mark.timeout(120)
+
+DELAYED = dict(outer=4, outer_delay=2, outer_fragments=2)
+
+
+@pytest.fixture(scope="module")
+def world():
+    with solo_world() as one:
+        yield one
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_killed_in_a_round_resumes_exactly(world, tmp_path, monkeypatch, optimizer):
+    options = dict(plan="int4+ef", optimizer=optimizer, **DELAYED)
+    whole = nano_config(tmp_path, out=str(tmp_path / "whole"), **options)
+    broken = nano_config(tmp_path, out=str(tmp_path / "broken"), **options)
+    summary = run_job(whole, world, None)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 7)
+        run_job(broken, world, None)
+    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
+    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
+
+
+def run_on_each(rank: int, world_size: int, config: TrainConfig) -> dict:
+    return run_job(config, World(rank, world_size), None)
+
+
+def test_ranks_send_once_a_round_and_end_with_the_same_model(two_ranks, tmp_path):
+    config = nano_config(tmp_path, plan="dense", outer=4)
+    summaries = two_ranks.run(run_on_each, 2, config, timeout_s=90)
+    assert summaries[0]["replicas_sha256"] == summaries[1]["replicas_sha256"]
+    assert summaries[0]["compression_ratio"] == pytest.approx(4, rel=0.01)
+    records = read_metrics(tmp_path / "out" / "metrics.jsonl")
+    assert [record["step"] for record in records if record["wire_bytes"]] == [4, 8]
+
+
+def test_another_number_of_ranks_goes_on_from_the_anchor(world, two_ranks, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, plan="int4+ef", **DELAYED)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 5)
+        run_job(config, world, None)
+    summaries = two_ranks.run(run_on_each, 2, config, timeout_s=90)
+    assert summaries[0]["replicas_sha256"] == summaries[1]["replicas_sha256"]
+    assert summaries[0]["steps"] == 8
+
+
+def test_a_step_with_a_nan_is_left_out_and_counts(world, tmp_path, monkeypatch):
+    real = trainer.Trainer._backward
+
+    def backward(self, step):
+        loss = real(self, step)
+        if step == 3:
+            next(self.engine.model.parameters()).grad.fill_(float("nan"))
+        return loss
+
+    monkeypatch.setattr(trainer.Trainer, "_backward", backward)
+    config = nano_config(tmp_path, plan="int4+ef", outer=4)
+    summary = run_job(config, world, None)
+    assert summary["skipped_steps"] == 1
+    assert torch.isfinite(torch.tensor(summary["eval_loss"]))
+
+
+def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "outer:2/sign+ef"))
+    screen = io.StringIO()
+    summaries = run_comparison(config, world, Console(file=screen, width=160))
+    assert [(s["plan"], s["optimizer"], s["outer"]) for s in summaries.values()] == [
+        ("dense", "adamw", 0),
+        ("sign+ef", "adamw", 2),
+    ]
+    assert "outer:2/sign+ef" in screen.getvalue()
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == summaries
+    assert "warning: 4 steps make 2 rounds of 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(outer=-1), "--outer must be the steps of a round"),
+        (dict(outer=4, outer_delay=4), "--outer-delay fewer, not 4 and 4"),
+        (dict(outer=4, outer_fragments=0), "--outer-fragments must be at least 1"),
+        (dict(outer=4, outer_momentum=1.0), "--outer-momentum must be at least 0 and below 1"),
+        (dict(outer=4, outer_lr=0.0), "--outer-lr must be finite and above 0"),
+        (dict(outer_delay=1), "--outer-delay needs --outer"),
+        (dict(outer=4, optimizer="onebit-adamw"), "with --outer ranks step by themselves: use adamw or muon"),
+        (dict(compare=("dense", "outer:x/sign+ef")), "must be outer:H/PLAN"),
+        (dict(compare=("dense", "outer:4")), "must be outer:H/PLAN"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(change, words):
+    with pytest.raises(ValueError, match=words):
+        TrainConfig(**change)
+
+
+def test_the_options_survive_the_command_line():
+    config = TrainConfig(outer=20, outer_delay=3, outer_fragments=2, outer_lr=0.5, outer_momentum=0.3)
+    assert config.to_args()[:2] == ["--outer", "20"]
+    assert config.optimizer_name == "adamw"
+    leg = dataclasses.replace(config, compare=("dense", "outer:40/sign+ef")).for_plan("outer:40/sign+ef")
+    assert (leg.outer, leg.plan) == (40, "sign+ef")
