@@ -34,6 +34,13 @@ def test_the_fastest_plan_is_named_with_its_figures():
     assert "8.33 times as fast as torch's" in said and "60.0 ms with it, 20.0 ms without" in said
 
 
+def test_local_steps_are_told_of_and_not_advised():
+    report = report_of(row(TORCH, 500), row("sign+ef", 60, 4_000_000, 8), row("outer:20/sign+ef", 22, 200_000, 1))
+    assert advise.fastest(report).plan == "sign+ef"
+    assert "every 20 steps by sign+ef (octavo.Outer), a step takes 22.0 ms" in advise.sentences(report)[2]
+    assert "in runs of 1,000 steps and more" in advise.sentences(report)[2]
+
+
 @pytest.mark.parametrize("milliseconds", [25.0, 24.5, 30.0])
 def test_dense_wins_where_no_plan_is_much_faster(milliseconds):
     report = report_of(row(TORCH, 25.2), row("int4+ef", milliseconds, 14_000_000, 9))

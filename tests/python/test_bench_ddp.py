@@ -53,6 +53,15 @@ def test_the_table_has_every_number_of_rows(tmp_path):
 
 
 @pytest.mark.timeout(180)
+def test_rounds_are_rows_whose_bytes_are_the_average_steps(tmp_path):
+    path = tmp_path / "rows.json"
+    done = run_ranks(2, BENCH, "ddp", "outer:4:1:2/dense", *SMALL, f"--json={path}", timeout_s=150, OMP_NUM_THREADS="1")
+    assert [exit_code for exit_code, *_ in done] == [0, 0], done
+    rows = {row["plan"]: Row(**row) for row in json.loads(path.read_text())}
+    assert rows["outer:4:1:2/dense"].wire_bytes == pytest.approx(rows["torch"].wire_bytes / 4, rel=0.01)
+
+
+@pytest.mark.timeout(180)
 def test_what_a_hook_of_torchs_raises_is_its_line(tmp_path):
     (row,) = bench_ddp(tmp_path, "torch-int8")
     assert (row.plan, row.milliseconds) == ("torch-int8", None)

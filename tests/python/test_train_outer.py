@@ -120,5 +120,5 @@ def test_the_options_survive_the_command_line():
     config = TrainConfig(outer=20, outer_delay=3, outer_fragments=2, outer_lr=0.5, outer_momentum=0.3)
     assert config.to_args()[:2] == ["--outer", "20"]
     assert config.optimizer_name == "adamw"
-    leg = dataclasses.replace(config, compare=("dense", "outer:40/sign+ef")).for_plan("outer:40/sign+ef")
-    assert (leg.outer, leg.plan) == (40, "sign+ef")
+    leg = dataclasses.replace(config, compare=("dense",)).for_plan("outer:40:5:4/topk:64/4096:sign+ef")
+    assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.plan) == (40, 5, 4, "topk:64/4096:sign+ef")

@@ -62,7 +62,8 @@ def ddp(
     plans: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Plans (dense, bf16, int4+ef, sign+ef, ...) and torch's own hooks ({', '.join(DOUBTFUL)}).",
+            help=f"Plans (dense, bf16, int4+ef, ...), rounds of local steps (outer:20/sign+ef) and torch's own "
+            f"hooks ({', '.join(DOUBTFUL)}).",
             show_default="dense bf16 int4+ef sign+ef torch-powersgd:4 torch-int8",
         ),
     ] = None,
@@ -116,7 +117,10 @@ advise_app = typer.Typer(add_completion=False)
 def advise(
     plans: Annotated[
         list[str] | None,
-        typer.Argument(help="Plans to choose from.", show_default="dense bf16 int8+ef int4+ef sign+ef topk:0.01+ef"),
+        typer.Argument(
+            help="Plans to choose from.",
+            show_default="dense bf16 int8+ef int4+ef sign+ef topk:0.01+ef outer:20/sign+ef",
+        ),
     ] = None,
     nproc: Annotated[int, typer.Option(min=2, help="Local ranks; torchrun's own number counts instead.")] = 2,
     rows: Annotated[int, typer.Option(min=1, help="Rows (tokens) per step and rank.")] = 4,

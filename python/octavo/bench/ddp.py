@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 import octavo
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.torch_hooks import FP16, HOOKS
+from octavo.train.config import Rounds, split_rounds
 
 DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
 ALONE, TORCH = "alone", "torch"  # alone: without communication
@@ -112,10 +113,15 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     """The rows of one size, as a rank."""
     steps: dict[str, _Alone] = {ALONE: _Alone(size), TORCH: _Step(size), FP16: _Step(size)}
     HOOKS[FP16](steps[FP16].model)
-    handles = {}
+    handles: dict[str, octavo.Handle | octavo.Outer] = {}
     for plan in plans:
-        steps[plan] = _Step(size)
-        handles[plan] = octavo.compress(steps[plan].model, plan)
+        rounds_of_plan, plan_of_rounds = split_rounds(plan)
+        if rounds_of_plan:
+            steps[plan] = _Rounds(size, rounds_of_plan, plan_of_rounds)
+            handles[plan] = steps[plan].outer
+        else:
+            steps[plan] = _Step(size)
+            handles[plan] = octavo.compress(steps[plan].model, plan)
     remarks = {plan: _settle(steps[plan], handle) for plan, handle in handles.items()}
     before = {plan: handle.stats() for plan, handle in handles.items()}
     seconds = _measure(steps, rounds)
@@ -128,7 +134,7 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     ]
 
 
-def _settle(step: _Alone, handle: octavo.Handle) -> str:
+def _settle(step: _Alone, handle: octavo.Handle | octavo.Outer) -> str:
     """Makes steps until a plan that chooses has done so; says what and how, or nothing of other plans."""
     for _ in range(MOST_STEPS_TO_SETTLE):
         choice = handle.stats().get("auto")
@@ -197,7 +203,8 @@ def _measure(steps: dict[str, _Alone], rounds: int) -> Seconds:
         steps[name].model.zero_grad(set_to_none=False)
         dist.barrier()
 
-    return take_turns(steps, rounds, warmup=WARMUP_ROUNDS, before=line_up)
+    seconds = take_turns(steps, rounds, warmup=WARMUP_ROUNDS, before=line_up)
+    return {name: [one / steps[name].count for one in taken] for name, taken in seconds.items()}
 
 
 @contextmanager
@@ -237,6 +244,8 @@ def _row(size: Size, seconds: Seconds, name: str, **account: Any) -> Row:
 class _Alone:
     """One step of the model without communication."""
 
+    count = 1  # of steps in a turn
+
     def __init__(self, size: Size):
         torch.manual_seed(0)
         layers = [nn.Linear(size.width, size.width, bias=False) for _ in range(size.layers)]
@@ -253,6 +262,23 @@ class _Step(_Alone):
     def __init__(self, size: Size):
         super().__init__(size)
         self.model = DistributedDataParallel(self.model, bucket_cap_mb=25, gradient_as_bucket_view=True)
+
+
+class _Rounds(_Alone):
+    """The steps of one round of local steps."""
+
+    def __init__(self, size: Size, rounds: Rounds, plan: str):
+        super().__init__(size)
+        self.count = rounds.every
+        inner = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.outer = octavo.Outer(self.model, inner, plan, rounds.every, delay=rounds.delay, fragments=rounds.fragments)
+
+    def __call__(self) -> None:
+        super().__call__()
+        self.outer.step()  # there must be something to exchange; the other contenders have no optimizer either
+        for _ in range(self.count - 1):
+            super().__call__()
+            self.outer.count_step()
 
 
 class _Watched(_Step):

@@ -17,6 +17,7 @@ from octavo.bench import ddp
 from octavo.bench.ddp import UNSHAPED, Row, Size
 from octavo.bench.hosts import RATES, Hosts, why_no_hosts
 from octavo.bench.torch_hooks import DOUBTFUL
+from octavo.train.config import split_rounds
 
 DEADLINE_S = 3600.0
 PORT = 29511
@@ -64,7 +65,7 @@ def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:
     """Plans, and torch's hooks. Raises ValueError for what is neither."""
     plans = [name for name in contenders if name not in DOUBTFUL]
     for plan in plans:
-        octavo.Plan(plan)
+        octavo.Plan(split_rounds(plan)[1])
     return plans, [name for name in contenders if name in DOUBTFUL]
 
 

@@ -10,7 +10,7 @@ import typer
 
 import octavo
 from octavo.startup import quick_imports
-from octavo.train.config import TrainConfig, parse_compare, split_outer
+from octavo.train.config import TrainConfig, parse_compare, split_rounds
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
 
 _DEFAULT = TrainConfig()
@@ -135,7 +135,7 @@ def train(
 
 def _run(config: TrainConfig) -> int:
     for plan in config.compare or (config.resolved_plan,):
-        octavo.Plan(split_outer(plan)[1])  # says in its own words what is wrong with it
+        octavo.Plan(split_rounds(plan)[1])  # says in its own words what is wrong with it
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 

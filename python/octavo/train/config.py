@@ -178,10 +178,12 @@ class TrainConfig:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
     def for_plan(self, plan: str) -> TrainConfig:
-        """The same run with another plan, or "outer:H/PLAN", in a folder of its own: one run of `--compare`."""
-        every, plan_of_run = split_outer(plan)
-        out = str(Path(self.out) / plan.replace(":", "-"))
-        return dataclasses.replace(self, plan=plan_of_run, outer=every or self.outer, compare=(), out=out)
+        """The same run with another plan, or rounds (`Rounds`), in a folder of its own: one run of `--compare`."""
+        rounds, plan_of_run = split_rounds(plan)
+        own = dict(plan=plan_of_run, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
+        if rounds:
+            own |= dict(outer=rounds.every, outer_delay=rounds.delay, outer_fragments=rounds.fragments)
+        return dataclasses.replace(self, **own)
 
     def to_args(self) -> list[str]:
         """The command line that gives this configuration again."""
@@ -209,14 +211,27 @@ def keeps_momentum(plan: str) -> bool:
     return any(piece.split(":")[0] in ("dgc", "fetchsgd") for piece in re.split("[+;=]", plan))
 
 
-def split_outer(text: str) -> tuple[int, str]:
-    """The steps of a round and the plan of "outer:20/sign+ef"; of a plan alone 0 and the plan. Raises ValueError."""
+@dataclass(frozen=True)
+class Rounds:
+    """Those of `octavo.Outer`, as a text names them: "outer:EVERY/PLAN", "outer:EVERY:DELAY:FRAGMENTS/PLAN"."""
+
+    every: int
+    delay: int = 0
+    fragments: int = 1
+
+
+def split_rounds(text: str) -> tuple[Rounds | None, str]:
+    """The rounds and the plan of "outer:20/sign+ef"; None and the plan of a plan alone. Raises ValueError."""
     if not text.startswith("outer:"):
-        return 0, text
-    every, slash, plan = text.removeprefix("outer:").partition("/")
-    if not (every.isdecimal() and int(every) > 0 and slash and plan):
-        _fail(f"'{text}' must be outer:H/PLAN, such as outer:20/sign+ef for rounds of 20 steps")
-    return int(every), plan
+        return None, text
+    numbers, slash, plan = text.removeprefix("outer:").partition("/")
+    parts = numbers.split(":")
+    if not (slash and plan and len(parts) <= 3 and all(part.isdecimal() for part in parts) and int(parts[0]) > 0):
+        _fail(
+            f"'{text}' must be outer:H/PLAN, such as outer:20/sign+ef for rounds of 20 steps, or "
+            f"outer:H:DELAY:FRAGMENTS/PLAN"
+        )
+    return Rounds(*map(int, parts)), plan
 
 
 def parse_compare(text: str | None) -> tuple[str, ...]:
@@ -319,7 +334,7 @@ def _check_outer(config: TrainConfig) -> None:
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
                 f"themselves: use {' or '.join(OF_EACH_RANK)}"
             )
-    if config.outer or any(split_outer(plan)[0] for plan in config.compare):
+    if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
         return
     for name in ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum"):
         if getattr(config, name) != getattr(TrainConfig, name):
