@@ -131,7 +131,7 @@ def test_the_innermost_cause_is_named():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--link 2gbit", "--link is one of 100mbit, 1gbit, 10gbit, not '2gbit'"),
+        ("--link 2gbit", "--link is one of 10mbit, 100mbit, 1gbit, 10gbit, not '2gbit'"),
         ("--link 1gbit", "only root can make network namespaces"),
         ("torch-int9", "torch-int9"),
     ],

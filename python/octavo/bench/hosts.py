@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-RATES = ("100mbit", "1gbit", "10gbit")
+RATES = ("10mbit", "100mbit", "1gbit", "10gbit")
 STOP_S = 10.0
 _numbers = itertools.count()
 
