@@ -235,10 +235,11 @@ class Outer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Restores what this rank saved, and goes on to the last digit; or what all ranks of any world saved, in any
-        order. In another world what ranks still owed is redistributed, and a rank beyond those that saved begins at the
-        anchor, with the inner optimizer's state of one of them. ValueError where a state does not fit; nothing has
-        changed then."""
+        """Restores what this rank saved, and goes on to the last digit; or what the ranks of another world saved, in any
+        order and the same on all ranks. What they still owed is then redistributed, and a rank beyond those that saved
+        begins at the anchor, with the inner optimizer's state of one of them. The states of some may be missing, as
+        that of a host that was lost: what these still owed is lost with them. ValueError where a state does not fit;
+        nothing has changed then."""
         states = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
         by_rank = self._checked(states)
         size, first = int(states[0]["world_size"]), states[0]
@@ -247,14 +248,13 @@ class Outer(Optimizer):
         if size == self._size and own is not None:
             self._outer.load({**own["shared"], **own["own"]}, *place)
         else:
-            self._outer.load_world(
-                [{**by_rank[rank]["shared"], **by_rank[rank]["own"]} for rank in range(size)], *place
-            )
+            owns = [by_rank[rank]["own"] if rank in by_rank else {} for rank in range(size)]
+            self._outer.load_world([{**first["shared"], **of_rank} for of_rank in owns], *place)
         if own is not None:
             self._set_parameters({name: own["own"][f"parameter/{name}"] for name in self._parameters})
         else:
             self._set_parameters(self._outer.anchors())
-        self.inner.load_state_dict(by_rank[self._rank % size]["inner"] if own is None else own["inner"])
+        self.inner.load_state_dict((own or states[self._rank % len(states)])["inner"])
 
     def _checked(self, states: list[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
         where = "[outer.load_state_dict]"
@@ -264,11 +264,15 @@ class Outer(Optimizer):
             )
         by_rank = {int(one["rank"]): one for one in states}
         size = int(states[0]["world_size"])
-        is_own = size == self._size and self._rank in by_rank
-        if {int(one["world_size"]) for one in states} != {size} or not (is_own or set(by_rank) == set(range(size))):
+        steps = {(int(one["world_size"]), int(one["step"])) for one in states}
+        if len(steps) > 1:
             raise ValueError(
-                f"{where} this is rank {self._rank} of {self._size}, the states are of ranks {sorted(by_rank)} of "
-                f"{size}: load the state that this rank saved, or the states of all {size} ranks"
+                f"{where} expected states of one moment, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
+            )
+        if size == self._size and len(states) == 1 and self._rank not in by_rank:
+            raise ValueError(
+                f"{where} this is rank {self._rank} of {self._size}, the state is of rank {next(iter(by_rank))}: load "
+                f"what this rank saved, or the states of all ranks"
             )
         for what, ours in (("seed", self._seed), ("plan", str(self.plan))):
             if states[0][what] != ours:

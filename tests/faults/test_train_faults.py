@@ -128,9 +128,9 @@ def test_a_whole_job_killed_and_started_again_ends_as_if_unbroken(tmp_path):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, rank):
-    config = nano_config(tmp_path, steps=5000, checkpoint_every=500, eval_every=5000)
+@pytest.mark.parametrize(("rank", "outer"), [(0, 0), (1, 0), (1, 1000)])
+def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, rank, outer):
+    config = nano_config(tmp_path, steps=5000, checkpoint_every=500, eval_every=5000, outer=outer)
     job = start(config)
     wait_for_step(job, config, 3)
     ranks = ranks_of(job)

@@ -453,6 +453,15 @@ def test_states_of_another_world_are_redistributed(two_ranks, three_ranks, tmp_p
         assert all(map(torch.equal, trained, anchors))
 
 
+def test_the_state_of_a_lost_rank_costs_what_it_owed(two_ranks, tmp_path):
+    options = dict(plan="int4+ef", every=4)
+    two_ranks.run(save_at, 9, options, str(tmp_path))
+    saved = torch.load(tmp_path / "1.pt")["shared"]
+    with solo_world():
+        end = go_on(0, 9, 9, options, [str(tmp_path / "1.pt")])
+    assert all(map(torch.equal, end[-len(saved) :], [value for _, value in sorted(saved.items())]))
+
+
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
     with solo_world():
         _, outer = train(0, 5, plan="dense", every=4)
@@ -464,7 +473,8 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
             (strange, "anchor/first.weight with the shape"),
             ({**before, "schema": 0}, "schema 1"),
             ({**before, "plan": "int4+ef"}, "saved with plan int4"),
-            ({**before, "world_size": 2}, "this is rank 0 of 1"),
+            ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1"),
+            ([before, {**before, "step": 6}], r"of one moment, got those of .*\(1, 5\), \(1, 6\)"),
             ({**before, "positions": [[1, 0, 0], [1, 0, 0]]}, "the state has 2 fragments"),
         ):
             with pytest.raises(ValueError, match=words):
