@@ -235,7 +235,7 @@ class Outer(Optimizer):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Restores what this rank saved, and goes on to the last digit; or what the ranks of another world saved, in any
+        """Restores what this rank saved, and goes on to the last digit; or what ranks of another world saved, in any
         order and the same on all ranks. What they still owed is then redistributed, and a rank beyond those that saved
         begins at the anchor, with the inner optimizer's state of one of them. The states of some may be missing, as
         that of a host that was lost: what these still owed is lost with them. ValueError where a state does not fit;
