@@ -267,7 +267,7 @@ class Outer(Optimizer):
         steps = {(int(one["world_size"]), int(one["step"])) for one in states}
         if len(steps) > 1:
             raise ValueError(
-                f"{where} expected states of one moment, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
+                f"{where} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
             )
         if size == self._size and len(states) == 1 and self._rank not in by_rank:
             raise ValueError(

@@ -474,7 +474,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
             ({**before, "schema": 0}, "schema 1"),
             ({**before, "plan": "int4+ef"}, "saved with plan int4"),
             ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1"),
-            ([before, {**before, "step": 6}], r"of one moment, got those of .*\(1, 5\), \(1, 6\)"),
+            ([before, {**before, "step": 6}], r"of one step, got those of .*\(1, 5\), \(1, 6\)"),
             ({**before, "positions": [[1, 0, 0], [1, 0, 0]]}, "the state has 2 fragments"),
         ):
             with pytest.raises(ValueError, match=words):
