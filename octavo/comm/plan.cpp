@@ -267,4 +267,24 @@ Plan Plan::with_momentum(double momentum) const {
   return plan;
 }
 
+Plan Plan::with_decay(double decay) const {
+  if (!(decay > 0 && decay <= 1))
+    fail(ErrorCode::invalid_argument, "comm.plan", "a decay must be above 0 and at most 1, got ", decay);
+  Plan plan = *this;
+  bool has_decay = false;
+  const auto set = [&](ParameterPlan& one) {
+    FeedbackPtr decayed = one.feedback && !one.map && !one.choices ? one.feedback->with_decay(decay) : nullptr;
+    if (!decayed) return;
+    one.feedback = std::move(decayed);
+    has_decay = true;
+  };
+  set(plan);
+  for (Rule& rule : plan.rules) set(rule.plan);
+  if (!has_decay) {
+    fail(ErrorCode::invalid_argument, "comm.plan", "decay needs error feedback such as topk:64/4096:sign+ef, and ",
+         text(), " has none that decays");
+  }
+  return plan;
+}
+
 }  // namespace octavo

@@ -39,7 +39,9 @@ namespace octavo {
 ///                     part, as in sketch:0.1:exact, their exact mean is sent in a second round
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
-/// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); `:N` sets the block, in elements,
+/// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); with `+ef:DECAY`, above 0 and at most 1
+/// (which `+ef` means), what a rank could not send decays from step to step, as in topk:64/4096:sign+ef:0.95
+/// (comm/feedback/ef14.h). `:N` sets the block, in elements,
 /// `:stochastic` rounds codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
 /// In its place there may be
 ///
@@ -140,6 +142,9 @@ struct OCTAVO_API Plan : ParameterPlan {
   Plan for_momentum() const;
   /// Where it keeps a momentum: with another one for all parameters.
   Plan with_momentum(double momentum) const;
+  /// Where it has `+ef`: with another decay for all parameters. Throws Error invalid_argument for a decay that is not
+  /// above 0 and at most 1, and where it has `+ef` nowhere.
+  Plan with_decay(double decay) const;
 };
 
 }  // namespace octavo

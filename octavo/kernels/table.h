@@ -122,6 +122,10 @@ struct KernelTable {
   // multiple of `stride` below `count`
   void (*chunk_powers)(Queue, const float* values, std::uint64_t count, std::uint64_t stride, float* powers);
 
+  // residual: residuals times a decay, rounded by the random bits that elements from number `first` on draw of the key
+  void (*decay_residual)(Queue, const rules::Residual* residual, float decay, std::uint64_t key, std::uint64_t first,
+                         std::uint64_t count, rules::Residual* decayed);
+
   // dgc (rules/dgc.h): the velocities of gradient_weight*gradient, before which `velocity` was (null: zeros), to next
   // (may be the same memory); those of what was sent begin anew
   void (*correct_momentum)(Queue, float momentum, float gradient_weight, const float* gradient, const float* velocity,

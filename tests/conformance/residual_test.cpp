@@ -47,6 +47,43 @@ TEST(Residual, AFiniteOneStaysFinite) {
   }
 }
 
+std::vector<rules::Residual> residuals_of(std::uint64_t count) {
+  std::vector<rules::Residual> residuals;
+  for (const float value : finite_values(count, 3)) residuals.push_back(rules::to_residual(value, kLeast));
+  return residuals;
+}
+
+void expect_decay_equals_reference(std::uint64_t count, std::uint64_t offset, std::uint64_t first) {
+  SCOPED_TRACE(::testing::Message() << "count " << count << " offset " << offset << " first " << first);
+  const std::vector<rules::Residual> residual = residuals_of(count + offset);
+  Guarded<rules::Residual> want(count), have(count, offset);
+  reference().decay_residual({}, residual.data() + offset, 0.95F, 77, first, count, want.data());
+  tested().decay_residual({}, residual.data() + offset, 0.95F, 77, first, count, have.data());
+  have.expect_same_bits(want);
+  have.expect_untouched_around();
+}
+
+TEST(Residual, DecayEqualsReference) {
+  for (const std::uint64_t count : kCounts) {
+    for (const std::uint64_t offset : kOffsets) expect_decay_equals_reference(count, offset, 64 * offset);
+    expect_decay_equals_reference(count, 0, 3);
+  }
+  expect_decay_equals_reference(kLargeCount, 0, 1U << 20);
+}
+
+TEST(Residual, ADecayNearOneIsNotLostInRounding) {
+  constexpr std::uint64_t kCount = 1U << 16;
+  const std::vector<rules::Residual> ones(kCount, rules::to_residual(-1.0F, kLeast));
+  std::vector<rules::Residual> decayed(kCount);
+  tested().decay_residual({}, ones.data(), 0.9998F, 5, 0, kCount, decayed.data());
+  double sum = 0;
+  for (const rules::Residual residual : decayed) sum += rules::from_residual(residual);
+  EXPECT_NEAR(sum / kCount, -0.9998, 0.00002);  // three of its standard deviations are 0.00001
+  std::vector<rules::Residual> halved(kCount);
+  tested().decay_residual({}, ones.data(), 0.5F, 5, 0, kCount, halved.data());
+  for (const rules::Residual residual : halved) ASSERT_EQ(rules::from_residual(residual), -0.5F);
+}
+
 /// One huge value in a large block: its scale is far below, and nearly all of it is left over.
 TEST(Residual, WhatASignLeavesOfAHugeValueStaysFinite) {
   constexpr std::uint64_t kCount = 4096;

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "octavo/codec/block_coding.h"
 #include "octavo/codec/registry.h"
 #include "octavo/comm/all_reduce.h"
@@ -33,6 +35,8 @@ TEST(Plan, TextsRoundTrip) {
                            "topk:64/4096:sign2+ef",
                            "randomk:1/100+ef",
                            "topk:0.001+ef+warmup:200",
+                           "topk:64/4096:sign+ef:0.95",
+                           "int4+down:int8+ef:0.5;a=topk:0.01+ef:0.9+warmup:7",
                            "randomk:1/10:unbiased:bf16",
                            "int4+ef21",
                            "randomk:1/10:unbiased+ef21",
@@ -59,6 +63,7 @@ TEST(Plan, TextsRoundTrip) {
     EXPECT_EQ(Plan::parse(text).text(), text);
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
+  EXPECT_EQ(Plan::parse("sign+ef:1").text(), "sign+ef");
   EXPECT_EQ(Plan::parse("delta+int4:128").text(), "int4:128+ef21");
   EXPECT_EQ(Plan::parse("delta+topk:0.01+warmup:3").text(), "topk:0.01+ef21+warmup:3");
   EXPECT_EQ(Plan::parse("dgc:0.001+warmup:3").text(), "topk:0.001+dgc+warmup:3");
@@ -109,7 +114,15 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "1bit",
                            "sign+",
                            "sign+ef14",
-                           "sign+ef:1",
+                           "sign+ef:0",
+                           "sign+ef:-0.5",
+                           "sign+ef:1.5",
+                           "sign+ef:nan",
+                           "sign+ef:x",
+                           "sign+ef:",
+                           "sign+ef:0.5:0.5",
+                           "dense+ef:0.5",
+                           "powersgd:4+ef:0.5",
                            "sign+ef21:1",
                            "dense+ef21",
                            "sign-vote+ef21",
@@ -291,6 +304,28 @@ TEST(Plan, MomentumTakesWideBlocksUnlessABlockWasChosen) {
   EXPECT_EQ(Plan::parse("sign:512+ef").for_momentum().text(), "sign:512+ef");
   EXPECT_EQ(Plan::parse("int4+ef").for_momentum().text(), "int4+ef");
   EXPECT_EQ(Plan::parse("int4+down:sign+ef").for_momentum().text(), "int4+down:sign:262144+ef");
+}
+
+TEST(Plan, AnotherDecayIsThatOfAllParametersWithErrorFeedback) {
+  const auto decayed = [](const char* text, double decay) { return Plan::parse(text).with_decay(decay).text(); };
+  EXPECT_EQ(decayed("int4+ef", 0.95), "int4+ef:0.95");
+  EXPECT_EQ(decayed("int4+ef:0.5", 1), "int4+ef");
+  EXPECT_EQ(decayed("bf16;a=topk:0.01+ef;b=int4+ef:0.9;c=int4+loco", 0.5),
+            "bf16;a=topk:0.01+ef:0.5;b=int4+ef:0.5;c=int4+loco");
+  const auto refusal = [&](const char* text, double decay) -> std::string {
+    try {
+      return decayed(text, decay);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      return error.what();
+    }
+  };
+  for (const double decay : {0.0, 1.5, -0.1, std::nan("")}) {
+    EXPECT_NE(refusal("int4+ef", decay).find("above 0 and at most 1"), std::string::npos) << decay;
+  }
+  for (const char* text : {"int4", "dgc:0.01", "delta+int4", "powersgd:4+ef", "auto", "dense;a=bf16"}) {
+    EXPECT_NE(refusal(text, 0.9).find("decay needs error feedback such as"), std::string::npos) << text;
+  }
 }
 
 /// Halves what is sent: the payload is the values.

@@ -105,6 +105,7 @@ constexpr auto find_left_factor = late<&KernelTable::find_left_factor>();
 constexpr auto find_right_factor = late<&KernelTable::find_right_factor>();
 constexpr auto multiply_factors = late<&KernelTable::multiply_factors>();
 constexpr auto chunk_powers = late<&KernelTable::chunk_powers>();
+constexpr auto decay_residual = late<&KernelTable::decay_residual>();
 constexpr auto correct_momentum = late<&KernelTable::correct_momentum>();
 constexpr auto mask_momentum = late<&KernelTable::mask_momentum>();
 constexpr auto subtract_estimate = late<&KernelTable::subtract_estimate>();

@@ -61,16 +61,16 @@ class Dgc:
 class Ef14:
     """Error feedback on both ways, each with its codec: by rank what it owes to owners, and what these owe to all."""
 
-    def __init__(self, world: int, up: str, down: str):
+    def __init__(self, world: int, up: str, down: str, decay: float = 1):
         self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.world, self.up, self.down = world, up, down
+        self.world, self.up, self.down, self.decay = world, up, down, decay
 
     def step(self, gradients: list[Tensor]) -> Tensor:
         result = torch.empty(COUNT)
         for owner, own in enumerate(owned_ranges(self.world)):
             others = torch.zeros_like(result[own])
             for rank in set(range(self.world)) - {owner}:
-                self.owed[rank, own] += gradients[rank][own]
+                self.owed[rank, own] = self.decay * self.owed[rank, own] + gradients[rank][own]
                 sent = sent_by(self.up, self.owed[rank, own])
                 self.owed[rank, own] -= sent
                 others += sent
@@ -173,6 +173,82 @@ def test_each_way_feeds_back_the_errors_of_its_own_codec(two_ranks, ways):
     up, down = ways
     results = two_ranks.run(results_of, 2, f"{up}+down:{down}+ef", small_numbers, 4)
     require_same(results, small_numbers, Ef14(2, up, down))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_what_ranks_owe_decays_and_what_owners_owe_does_not(request, world):
+    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+    results = ranks.run(results_of, world, "topk:0.03+ef:0.5", small_numbers, 5)
+    require_same(results, small_numbers, Ef14(world, "topk:0.03", "topk:0.03", decay=0.5))
+
+
+def owe(rank: int, plan: str, steps: int) -> Tensor:
+    """What a rank still owes of gradients of 1, of which nothing is sent, since some others are larger."""
+    ddp, handle = make_weight(plan)
+    gradient, large = torch.ones(COUNT), torch.arange(COUNT) % (COUNT // 2) < 3
+    for _ in range(steps):
+        averaged(ddp, torch.where(large, 1000.0, gradient))
+    return handle.state_dict()["worker/weight"].float()[3:]
+
+
+def test_a_decay_that_bfloat16_does_not_hold_is_one_on_average(two_ranks):
+    decay, steps = 0.95, 20
+    for unsent in two_ranks.run(owe, f"topk:0.001+ef:{decay}", steps):
+        expected = (1 - decay**steps) / (1 - decay)
+        assert float(unsent.min()) > 0.9 * expected
+        assert abs(float(unsent.mean()) - expected) < 0.001 * expected, "rounded without bias"
+
+
+def roll_back(rank: int, plan: str) -> None:
+    ddp, handle = make_weight(plan)
+    twin, twin_handle = make_weight(plan)
+    for step in range(3):
+        averaged(ddp, normal_gradient(rank, step, 2))
+    before = copy.deepcopy(handle.state_dict())
+    twin_handle.load_state_dict(before)
+    bad = normal_gradient(rank, 3, 2)
+    bad[5 + rank * (COUNT - 10)] = float("nan")
+    assert not torch.isfinite(averaged(ddp, bad)).all()
+    for key, value in handle.state_dict().items():
+        assert torch.equal(value, before[key]) if isinstance(value, Tensor) else True, key
+    twin_handle.load_state_dict(handle.state_dict())
+    for step in range(4, 6):
+        assert torch.equal(
+            averaged(ddp, normal_gradient(rank, step, 2)), averaged(twin, normal_gradient(rank, step, 2))
+        )
+
+
+@pytest.mark.parametrize("plan", ["topk:0.03+ef:0.9", "int4+ef:0.5"])
+def test_a_step_that_is_rolled_back_decays_nothing(two_ranks, plan):
+    two_ranks.run(roll_back, plan)
+
+
+def with_threads(rank: int, plan: str, threads: int) -> tuple[Tensor, dict]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.zeros(1024, 2048))  # of which each rank sends two parts
+        model.forward = lambda gradient: (model.weight * gradient).sum()
+        ddp = DistributedDataParallel(model)
+        handle = octavo.compress(ddp, plan)
+        for step in range(3):
+            ddp.zero_grad()
+            random = torch.Generator().manual_seed(10 * step + rank)
+            ddp(torch.randn(1024, 2048, generator=random)).backward()
+        return model.weight.grad, handle.state_dict()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("plan", ["topk:64/4096:sign+ef:0.9"])
+def test_threads_change_no_bit(two_ranks, plan):
+    for (one, state), (three, state_of_three) in zip(
+        two_ranks.run(with_threads, plan, 1), two_ranks.run(with_threads, plan, 3), strict=True
+    ):
+        assert torch.equal(one, three)
+        for key, value in state.items():
+            assert torch.equal(value, state_of_three[key]) if isinstance(value, Tensor) else True, key
 
 
 @pytest.mark.parametrize("codec", ["topk:0.05", "int4", "sign"])
@@ -349,6 +425,7 @@ def resume(rank: int, plan: str) -> None:
         "topk:0.05+econtrol",
         "int4+loco:0.8:4",
         "sketch:0.2+fetchsgd",
+        "topk:0.05+ef:0.9",
     ],
 )
 def test_a_run_resumes_with_the_same_bits(two_ranks, plan):

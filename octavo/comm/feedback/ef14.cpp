@@ -2,8 +2,17 @@
 #include "octavo/comm/feedback/ef14.h"
 
 #include "octavo/comm/schedule/contribution.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
 
 namespace octavo {
+
+std::string Ef14::text() const { return decay_ == 1 ? "ef" : "ef:" + shortest(decay_); }
+
+void Ef14::require_fit(const CodecText& plan, const LinearMap&) const {
+  if (decay_ == 1) return;
+  plan.refuse("what a linear map leaves over does not decay: leave the decay out, as in powersgd:4+ef");
+}
 
 void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
@@ -11,12 +20,14 @@ void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
 
 std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {
   return std::make_shared<Ef14Memory>(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual),
-                                      store.rank(), store.world_size());
+                                      store.rank(), store.world_size(), static_cast<float>(decay_));
 }
 
 FeedbackPtr make_ef14(const CodecText& text) {
-  if (!text.options.empty()) text.refuse("+ef takes no options");
-  return std::make_shared<Ef14>();
+  constexpr auto kExpected = "+ef takes a decay above 0, at most 1, as in topk:64/4096:sign+ef:0.95";
+  if (text.options.empty()) return std::make_shared<Ef14>();
+  if (text.options.size() > 1) text.refuse(kExpected);
+  return std::make_shared<Ef14>(text.fraction(text.options[0], kExpected));
 }
 
 template <class Element>
@@ -47,6 +58,17 @@ void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
   const auto [now, next] = residuals_.at(part);
   EncodeInput with_residual = input;
   with_residual.residual = now;
+  if (!now || part.way == Way::down || decay_ == 1) {
+    return part.codec->encode(part.device, with_residual, part.payload, next);
+  }
+  constexpr std::uint64_t kOfDecay = 4;  // the bits that it is rounded by
+  static thread_local at::Tensor memory;
+  const LaunchScope scope(part.device);
+  const ScratchFloats scratch(part.device, part.count() / 2 + 1, memory);  // two residuals each
+  auto* const decayed = reinterpret_cast<rules::Residual*>(scratch.data());
+  const std::uint64_t key = rules::derive_key(input.rounding_key, kOfDecay);
+  scope.kernels().decay_residual(scope.queue(), now, decay_, key, input.first, part.count(), decayed);
+  with_residual.residual = decayed;
   part.codec->encode(part.device, with_residual, part.payload, next);
 }
 

@@ -13,17 +13,29 @@ inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
 /// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual). Of a way whose
 /// codec leaves no error nothing is kept.
+///
+/// `+ef:DECAY` multiplies what a rank could not send, e, before it adds it to its contribution d: it sends a code of
+/// v = DECAY*e + d and keeps v less what the code decodes to (SparseLoCo: Sarfi et al. 2025, with 0.95). What is not
+/// sent for long is forgotten, so that a sparse codec does not send what has become stale. What an owner could not send
+/// of its sums does not decay.
 class OCTAVO_API Ef14 final : public Feedback {
  public:
-  std::string text() const override { return "ef"; }
+  /// `decay`: above 0, at most 1.
+  explicit Ef14(double decay = 1) : decay_(decay) {}
+  std::string text() const override;
   std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual}; }
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
-  void require_fit(const CodecText&, const LinearMap&) const override {}
+  void require_fit(const CodecText& plan, const LinearMap& map) const override;
   bool fits_kept_sums() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay); }
+
+ private:
+  double decay_;
 };
 
+/// ef[:DECAY]
 FeedbackPtr make_ef14(const CodecText& text);
 
 /// What is owed of one tensor, by way: an element for each that is sent.
@@ -57,13 +69,15 @@ using Residuals = Owed<rules::Residual>;
 
 class OCTAVO_API Ef14Memory final : public Memory {
  public:
-  Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size)
-      : residuals_(worker, owner, rank, world_size) {}
+  /// `decay`: of what the worker owes.
+  Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size, float decay = 1.0F)
+      : residuals_(worker, owner, rank, world_size), decay_(decay) {}
   void begin(c10::Device device, const Contribution& tensor, float power) override;
   void encode(const SentPart& part, const EncodeInput& input) override;
 
  private:
   Residuals residuals_;
+  float decay_;
 };
 
 }  // namespace octavo

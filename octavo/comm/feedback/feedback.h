@@ -91,6 +91,9 @@ class OCTAVO_API Feedback {
   virtual std::optional<double> momentum() const { return std::nullopt; }
   /// The same with another one; null where there is none.
   virtual std::shared_ptr<const Feedback> with_momentum(double /*momentum*/) const { return nullptr; }
+  /// The same where what a rank could not send decays from step to step by this factor, above 0 and at most 1; null
+  /// where this makes no sense.
+  virtual std::shared_ptr<const Feedback> with_decay(double /*decay*/) const { return nullptr; }
   /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
   virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
 };

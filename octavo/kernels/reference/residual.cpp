@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/rules/residual.h"
+
+#include "octavo/kernels/reference/table.h"
+
+namespace octavo::reference {
+
+void decay_residual(Queue, const rules::Residual* residual, float decay, std::uint64_t key, std::uint64_t first,
+                    std::uint64_t count, rules::Residual* decayed) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    decayed[i] = rules::decayed_residual(residual[i], decay, rules::random_bits(key, first + i));
+  }
+}
+
+}  // namespace octavo::reference
