@@ -38,6 +38,7 @@ void bind_plan(py::module_& m) {
       .def_property_readonly("error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; })
       .def_property_readonly("momentum", [](const Plan& plan) { return plan.momentum(); })
       .def("with_momentum", &Plan::with_momentum, py::arg("momentum"))
+      .def("averaged_over_hits", &Plan::averaged_over_hits)
       .def("with_decay", &Plan::with_decay, py::arg("decay"))
       .def_property_readonly("votes", &Plan::votes)
       .def_property_readonly("is_auto", [](const Plan& plan) { return plan.choices != nullptr; })

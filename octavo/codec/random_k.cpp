@@ -27,6 +27,7 @@ RandomK::RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values)
             {.granule = stride * block_coding(values).traits().granule,
              .leaves_error = !is_unbiased,
              .learnt_share = is_unbiased ? 1.0F / static_cast<float>(stride) : 1.0F,
+             .leaves_unsent = true,
              .draws_places = true}),
       stride_(stride),
       unweighted_(is_unbiased ? std::make_shared<RandomK>(stride, false, values) : nullptr),

@@ -49,10 +49,11 @@ void decode_largest(c10::Device device, const LargestPlace& from, std::uint64_t 
 }
 
 TopK::TopK(double ratio, BlockCodec values)
-    : Codec(text_of(shortest(ratio), values), {}), ratio_(ratio), values_(values) {}
+    : Codec(text_of(shortest(ratio), values), {.leaves_unsent = true}), ratio_(ratio), values_(values) {}
 
 TopK::TopK(std::uint64_t kept, std::uint64_t tile, BlockCodec values)
-    : Codec(text_of(std::to_string(kept) + "/" + std::to_string(tile), values), {.granule = tile}),
+    : Codec(text_of(std::to_string(kept) + "/" + std::to_string(tile), values),
+            {.granule = tile, .leaves_unsent = true}),
       tiles_{tile, kept},
       values_(values, kept) {}
 

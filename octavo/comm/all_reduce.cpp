@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint64_t kOnlyStep = 1;
 
-void require_reducible(const at::Tensor& tensor, const Plan& plan) {
+void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) {
   if (plan.choices) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " measures over many steps, and a single call has none: name the plan, such as ",
@@ -31,6 +31,11 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan) {
   if (plan.warm_up) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " begins with a warm-up, and a single call has no steps: use the plan without +warmup, or octavo.compress");
+  }
+  if (plan.over_hits && op == ReduceOp::sum) {
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
+         " averages over the ranks that sent a value, and a sum is no average: ask for the average, or use the plan ",
+         "without +hits");
   }
   if (!plan.rules.empty()) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
@@ -57,7 +62,7 @@ Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
                 std::chrono::milliseconds deadline, std::uint64_t call, std::uint64_t seed) {
-  require_reducible(result, plan);
+  require_reducible(result, plan, op);
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), deadline);
   const double weight = op == ReduceOp::average ? 1.0 / wire.world_size() : 1.0;
@@ -73,6 +78,8 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), up, down};
   all.shared_key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
   if (plan.down) all.shared_key = rules::derive_key(all.shared_key, plan.down->fingerprint());
+  if (plan.over_hits) all.shared_key = rules::derive_key(all.shared_key, 1);
+  all.over_hits = plan.over_hits;
   all.shared_key = rules::seeded_key(all.shared_key, seed);
   all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;

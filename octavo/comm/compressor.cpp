@@ -245,7 +245,8 @@ void Compressor::measure(Job& job) {
     Parameter& parameter = parameters_[job.slots[i].parameter];
     if (parameter.plan->momentum() || parameter.power == 0) continue;
     parameter.loss = losses[i];
-    if (!codecs_of(parameter).up->traits().keeps_magnitude) parameter.loss.relative_error.reset();
+    const bool is_mean = codecs_of(parameter).up->traits().keeps_magnitude && !parameter.plan->over_hits;
+    if (!is_mean) parameter.loss.relative_error.reset();
   }
 }
 
@@ -322,6 +323,7 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
     for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
       digest = rules::derive_key(digest, codec->fingerprint());
     }
+    if (tensors[i].over_hits) digest = rules::derive_key(digest, 1);
     digest = rules::derive_key(digest, mapping_digest(tensors[i].mapping));
     digest = rules::derive_key(digest, job.slots[i].parameter);
     digest = rules::derive_key(digest, tensors[i].memory->digest());
@@ -423,6 +425,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   if (!parameter.sends_own()) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
   tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
+  tensor.over_hits = parameter.plan->over_hits && !parameter.info.exempt;
   tensor.step = step_;
   tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);
   tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);

@@ -214,8 +214,8 @@ class OCTAVO_API Compressor {
   /// their momenta and own updates where these are sent. All ranks must call it before the same step, in which the
   /// contributions to encoded buckets travel once more, in float32. What is not encoded loses nothing but a rounding
   /// and is not measured. Where the plan keeps a momentum there are no figures, because results are then velocities;
-  /// where it votes, no relative error. What error feedback owes of earlier steps is part of a result, and what it owes
-  /// to later ones is missing from it: both count as an error of this step.
+  /// where it votes or averages over hits, no relative error. What error feedback owes of earlier steps is part of a
+  /// result, and what it owes to later ones is missing from it: both count as an error of this step.
   void measure_next_step();
 
   CompressorStats stats();
@@ -224,8 +224,8 @@ class OCTAVO_API Compressor {
   /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
   std::vector<ParameterStats> parameter_stats();
 
-  /// Residuals and own momenta by key, "worker/NAME", "owner/NAME" and "momentum/NAME", where they were last used. The
-  /// tensors are this object's own: copy them before the next step.
+  /// Residuals and own momenta by key, "worker/NAME", "owner/NAME", "own/NAME" and "momentum/NAME", where they were
+  /// last used. The tensors are this object's own: copy them before the next step.
   std::map<std::string, at::Tensor> residuals();
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);

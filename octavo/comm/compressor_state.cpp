@@ -104,6 +104,7 @@ void Compressor::use(const Plan& plan) {
     if (is_mapped && same_map) kept.insert(kept.end(), {kResidual, kMapMemory});
     kept.insert(kept.end(), {kOwnMomentum, kOwnUpdate});
     state_.clear(i, kept);
+    if (!now->over_hits) state_.at(i, kOwnResidual).clear();  // own values are no longer sent as codes
   }
   auto_.reset();
   if (plan_->choices && world_size() > 1) {
@@ -323,7 +324,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
     double owed = 0;
-    for (const Role& role : {kWorkerResidual, kOwnerResidual, kResidual, kOwed, kOwedToAll}) {
+    for (const Role& role : {kWorkerResidual, kOwnerResidual, kOwnResidual, kResidual, kOwed, kOwedToAll}) {
       const at::Tensor& residual = state_.at(i, role).tensor();
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }

@@ -107,6 +107,23 @@ void ParameterPlan::require_legal(const CodecText& text) const {
         "both ways draw alike, or name a codec that draws none, as in randomk:0.01+down:int8");
   }
   if (feedback && !map) feedback->require_ways_fit(text, *codec, down ? *down : *codec);
+  if (over_hits) require_fits_hits(text);
+}
+
+bool ParameterPlan::fits_hits() const {
+  return !map && codec->traits().leaves_unsent && (!feedback || feedback->fits_hits());
+}
+
+void ParameterPlan::require_fits_hits(const CodecText& text) const {
+  if (fits_hits()) return;
+  if (!map && codec->traits().leaves_unsent) {
+    text.refuse(
+        "+hits encodes what a rank owns itself, too, and +ef alone keeps what that leaves out: use +ef or no feedback, "
+        "as in topk:64/4096:sign+ef+hits");
+  }
+  text.refuse(
+      "+hits divides each sum by the number of ranks that sent a value there, and all ranks send all values of this: "
+      "it is for topk, threshold and randomk, as in topk:64/4096:sign+ef+hits");
 }
 
 ParameterPlan ParameterPlan::automatic(const CodecText& text) {
@@ -126,7 +143,7 @@ ParameterPlan ParameterPlan::automatic(const CodecText& text) {
 }
 
 void ParameterPlan::add(const CodecText& text, std::string_view part) {
-  constexpr std::string_view kWarmUp = "warmup:", kClip = "clip:", kDown = "down:";
+  constexpr std::string_view kWarmUp = "warmup:", kClip = "clip:", kDown = "down:", kHits = "hits";
   constexpr auto kLongest = std::uint64_t{1} << 40;
   if (FeedbackPtr wanted = make_feedback(text, part)) {
     set_feedback(text, std::move(wanted));
@@ -136,6 +153,9 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
     FeedbackPtr clipped = feedback ? feedback->clipped(norm) : nullptr;
     if (!clipped || !(norm > 0)) text.refuse(clipped ? kExpected : "only dgc clips, and +clip follows it");
     feedback = std::move(clipped);
+  } else if (part == kHits) {
+    if (over_hits) text.refuse("it has two +hits");
+    over_hits = true;
   } else if (part.starts_with(kWarmUp)) {
     const std::uint64_t steps =
         text.whole_number(part.substr(kWarmUp.size()), 1, kLongest, "a warm-up has a number of steps");
@@ -145,7 +165,8 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
     set_down(text, part.substr(kDown.size()));
   } else {
     text.refuse(
-        "after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco, +dgc or +fetchsgd, and +warmup:STEPS");
+        "after the codec there may be +down:CODEC, +ef, +ef21, +econtrol, +loco, +dgc or +fetchsgd, +hits, and "
+        "+warmup:STEPS");
   }
 }
 
@@ -157,6 +178,7 @@ std::string ParameterPlan::text() const {
   std::string text = map ? map->text() : codec->text();
   if (down) text.append("+down:").append(down->text());
   if (feedback) text.append("+").append(feedback->text());
+  if (over_hits) text.append("+hits");
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
@@ -283,6 +305,19 @@ Plan Plan::with_decay(double decay) const {
   if (!has_decay) {
     fail(ErrorCode::invalid_argument, "comm.plan", "decay needs error feedback such as topk:64/4096:sign+ef, and ",
          text(), " has none that decays");
+  }
+  return plan;
+}
+
+Plan Plan::averaged_over_hits() const {
+  Plan plan = *this;
+  plan.over_hits = fits_hits();
+  bool any = plan.over_hits;
+  for (Rule& rule : plan.rules) any |= rule.plan.over_hits = rule.plan.fits_hits();
+  if (!any) {
+    fail(ErrorCode::invalid_argument, "comm.plan",
+         "an average over hits needs a codec that leaves most values unsent, ",
+         "with +ef or without feedback, such as topk:64/4096:sign+ef, and ", text(), " has none");
   }
   return plan;
 }

@@ -65,6 +65,11 @@ namespace octavo {
 /// With FSDP2's shards, of which owners keep the sums, nothing goes down. Votes and linear maps have no other codec
 /// down.
 ///
+/// `+hits` (topk, threshold, randomk; with +ef or without feedback) averages over hits: owners divide each sum by the
+/// number of ranks that sent a value there, and not by that of all ranks, as in topk:64/4096:sign+ef:0.95+hits. What
+/// one rank of many sends then counts whole (rules/hits.h). An owner's own values are sent as the others' are: as
+/// codes, to itself.
+///
 /// Codecs that were registered (codec/registry.h) are plans by their names. `+warmup:N` (topk, threshold, randomk)
 /// sends a quarter of the values in the first of N steps of the run, then a sixteenth, and so on:
 /// `topk:0.01+ef+warmup:200`. Of powersgd and sketch these steps are dense.
@@ -78,6 +83,7 @@ struct OCTAVO_API ParameterPlan {
   CodecPtr down;                          // another one for what owners send to all; null: the same
   LinearMapPtr map;                       // null: none
   FeedbackPtr feedback;                   // null: none
+  bool over_hits = false;                 // +hits
   std::shared_ptr<const WarmUp> warm_up;  // null: none
   /// auto: the plans to choose from, dense first and each with fewer bits than the one before; null otherwise. The
   /// codec is then dense, and the feedback +ef: a choice without it sends what is owed first.
@@ -91,6 +97,7 @@ struct OCTAVO_API ParameterPlan {
 
   bool dense() const;
   bool votes() const { return !codec->traits().keeps_magnitude; }
+  bool fits_hits() const;
   /// That which the plan keeps in the optimizer's place; none where the optimizer keeps it.
   std::optional<double> momentum() const { return feedback ? feedback->momentum() : std::nullopt; }
   /// Of what ranks send to owners, and of what owners send to all.
@@ -118,6 +125,7 @@ struct OCTAVO_API ParameterPlan {
   /// What depends on all that the text says.
   void complete(const CodecText& text);
   void require_legal(const CodecText& text) const;
+  void require_fits_hits(const CodecText& text) const;
   const Codec& way_at(std::uint64_t step, std::vector<CodecPtr> WarmUp::* stages, const CodecPtr& after) const;
 };
 
@@ -145,6 +153,8 @@ struct OCTAVO_API Plan : ParameterPlan {
   /// Where it has `+ef`: with another decay for all parameters. Throws Error invalid_argument for a decay that is not
   /// above 0 and at most 1, and where it has `+ef` nowhere.
   Plan with_decay(double decay) const;
+  /// With `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
+  Plan averaged_over_hits() const;
 };
 
 }  // namespace octavo

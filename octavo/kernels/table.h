@@ -147,6 +147,11 @@ struct KernelTable {
   void (*keep_owed)(Queue, const EncodeInput& input, const float* owed, const float* received, std::uint64_t count,
                     float* next);
 
+  // hits (rules/hits.h): decoded values of one rank to sums and to the numbers of hits; Store::assign for those of the
+  // first rank. Then the sums, in their place, divided
+  void (*add_hits)(Queue, const float* values, std::uint64_t count, Store how, float* sum, float* hits);
+  void (*divide_by_hits)(Queue, const float* hits, float weight, std::uint64_t count, float* sum);
+
   // adamw
   void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
                 float* mean, float* square);

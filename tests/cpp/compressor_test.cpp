@@ -49,6 +49,17 @@ TEST(Compressor, ANaNStepLeavesNoTraceOnAnyRank) {
   });
 }
 
+TEST(Compressor, OneRankAloneSendsItselfNoCodes) {
+  run_ranks(1, [&](const BackendPtr& backend, int rank) {
+    Compressor compressor = make(backend, "topk:0.1+ef:0.9+hits");
+    at::Tensor bucket = bucket_of(rank, 0);
+    compressor.begin_step();
+    compressor.reduce(bucket, kSlots);
+    EXPECT_TRUE(at::equal(bucket, bucket_of(rank, 0)));
+    EXPECT_TRUE(compressor.residuals().empty());
+  });
+}
+
 TEST(Compressor, ANaNInOneBucketRollsBackTheStepsOtherBuckets) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = make(backend, "int4+ef");
@@ -76,10 +87,12 @@ TEST(Compressor, AStepThatWasBrokenOffLeavesNoTrace) {
 
 /// As where a rank went on from another checkpoint, or with a plan of the same size.
 TEST(Compressor, RanksOfAnotherStepOrPlanAreTold) {
-  for (const bool of_another_plan : {false, true}) {
+  constexpr const char* kPlans[][2] = {
+      {"sign2:64", "sign2:64"}, {"sign2:64", "ternary:64"}, {"topk:0.1", "topk:0.1+hits"}};
+  for (const auto& plans : kPlans) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      Compressor compressor = make(backend, of_another_plan && rank == 1 ? "ternary:64" : "sign2:64");
-      if (!of_another_plan) compressor.set_step(rank == 1 ? 7 : 6);
+      Compressor compressor = make(backend, plans[rank]);
+      if (std::string_view(plans[0]) == plans[1]) compressor.set_step(rank == 1 ? 7 : 6);
       compressor.begin_step();
       at::Tensor bucket = bucket_of(rank, 0);
       try {

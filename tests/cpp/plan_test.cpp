@@ -36,6 +36,11 @@ TEST(Plan, TextsRoundTrip) {
                            "randomk:1/100+ef",
                            "topk:0.001+ef+warmup:200",
                            "topk:64/4096:sign+ef:0.95",
+                           "topk:64/4096:sign+ef:0.95+hits",
+                           "topk:0.01+hits+warmup:9",
+                           "threshold:10:sign+ef+hits",
+                           "randomk:1/10:unbiased+hits;a=int4",
+                           "topk:0.01+down:int8+ef+hits",
                            "int4+down:int8+ef:0.5;a=topk:0.01+ef:0.9+warmup:7",
                            "randomk:1/10:unbiased:bf16",
                            "int4+ef21",
@@ -64,6 +69,7 @@ TEST(Plan, TextsRoundTrip) {
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
   EXPECT_EQ(Plan::parse("sign+ef:1").text(), "sign+ef");
+  EXPECT_EQ(Plan::parse("topk:0.01+hits+warmup:3+ef").text(), "topk:0.01+ef+hits+warmup:3");
   EXPECT_EQ(Plan::parse("delta+int4:128").text(), "int4:128+ef21");
   EXPECT_EQ(Plan::parse("delta+topk:0.01+warmup:3").text(), "topk:0.01+ef21+warmup:3");
   EXPECT_EQ(Plan::parse("dgc:0.001+warmup:3").text(), "topk:0.001+dgc+warmup:3");
@@ -123,6 +129,19 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "sign+ef:0.5:0.5",
                            "dense+ef:0.5",
                            "powersgd:4+ef:0.5",
+                           "int4+hits",
+                           "dense+hits",
+                           "sign-vote+hits",
+                           "int4+down:topk:0.01+hits",
+                           "powersgd:4+hits",
+                           "sketch:0.1+ef+hits",
+                           "auto+hits",
+                           "dgc:0.01+hits",
+                           "delta+topk:0.01+hits",
+                           "topk:0.01+econtrol+hits",
+                           "topk:0.01+loco+hits",
+                           "topk:0.01+hits+hits",
+                           "topk:0.01+hits:1",
                            "sign+ef21:1",
                            "dense+ef21",
                            "sign-vote+ef21",
@@ -325,6 +344,23 @@ TEST(Plan, AnotherDecayIsThatOfAllParametersWithErrorFeedback) {
   }
   for (const char* text : {"int4", "dgc:0.01", "delta+int4", "powersgd:4+ef", "auto", "dense;a=bf16"}) {
     EXPECT_NE(refusal(text, 0.9).find("decay needs error feedback such as"), std::string::npos) << text;
+  }
+}
+
+TEST(Plan, AnAverageOverHitsIsThatOfAllParametersThatLeaveMostUnsent) {
+  const auto over_hits = [](const char* text) { return Plan::parse(text).averaged_over_hits().text(); };
+  EXPECT_EQ(over_hits("topk:0.01+ef"), "topk:0.01+ef+hits");
+  EXPECT_EQ(over_hits("topk:0.01+hits"), "topk:0.01+hits");
+  EXPECT_EQ(over_hits("int4;a=randomk:1/10;b=threshold:3+ef:0.9;c=topk:0.1+loco"),
+            "int4;a=randomk:1/10+hits;b=threshold:3+ef:0.9+hits;c=topk:0.1+loco");
+  for (const char* text : {"int4+ef", "sign-vote", "dgc:0.01", "sketch:0.1+ef", "auto", "dense;a=bf16"}) {
+    try {
+      over_hits(text);
+      ADD_FAILURE() << text << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(std::string(error.what()).find("an average over hits needs a codec"), std::string::npos);
+    }
   }
 }
 

@@ -114,6 +114,55 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
   EXPECT_TRUE(at::allclose(accounted, sum.view(-1), 0, 0.02));
 }
 
+/// Of each element one rank alone has a value.
+TEST(ReduceScatter, AnAverageOverHitsCountsWhatOneRankSendsWhole) {
+  for (const int world : {2, 3}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      const at::Tensor whole = at::arange(kWeightRows * kWeightColumns).remainder(200) + 1;
+      const auto part_of = [&](int of_rank) {
+        const at::Tensor numbers = at::arange(kWeightRows * kWeightColumns);
+        return at::where(numbers.remainder(world) == of_rank, whole, 0).to(at::kFloat).view({kWeightRows, -1});
+      };
+      const auto reduced = [&](const char* plan, double divisor) {
+        const auto compressor = make(backend, plan);
+        const at::Tensor bucket = bucket_of({part_of(rank), at::ones({kBias})}, world);
+        const auto shard = static_cast<std::uint64_t>((kWeightRows + world - 1) / world * kWeightColumns);
+        compressor->begin_step();
+        compressor->reduce(bucket, {{0, 0}, {1, shard}}, divisor);
+        return bucket.view({world, -1})[rank].clone();
+      };
+      const at::Tensor expected =
+          bucket_of({whole.to(at::kFloat).view({kWeightRows, -1}), at::ones({kBias})}, world).view({world, -1})[rank];
+      EXPECT_TRUE(at::equal(reduced("topk:0.5+ef+hits", world), expected)) << "world " << world << " rank " << rank;
+      const auto weight = static_cast<std::int64_t>(
+          owned_range(static_cast<std::uint64_t>(whole.numel()), rank, world, Ownership::rows(kWeightColumns)).count);
+      const at::Tensor over_ranks = reduced("topk:0.5+ef", world).slice(0, 0, weight);
+      EXPECT_TRUE(at::allclose(over_ranks * world, expected.slice(0, 0, weight))) << "the factor is W";
+      const at::Tensor sums = reduced("topk:0.5+ef+hits", 1).slice(0, 0, weight);
+      EXPECT_TRUE(at::equal(sums, expected.slice(0, 0, weight) * world)) << "W times the average";
+    });
+  }
+}
+
+TEST(ReduceScatter, OverHitsWhatWasSentAndWhatIsOwedAddUpOfOwnRowsToo) {
+  constexpr int kWorld = 3;
+  run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
+    const auto compressor = make(backend, "topk:0.05+ef+hits");
+    const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
+    compressor->begin_step();
+    compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
+    const auto residuals = compressor->residuals();
+    EXPECT_EQ(residuals.size(), 2U) << "worker and own";
+    const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
+    const auto first = static_cast<std::int64_t>(sent.own.first), count = static_cast<std::int64_t>(sent.own.count);
+    const at::Tensor own = gradients_of(rank)[0].view(-1).slice(0, first, first + count);
+    const at::Tensor owed = residuals.at("own/weight").to(at::kFloat);
+    const auto selected = static_cast<std::int64_t>(std::ceil(0.05 * static_cast<double>(count)));
+    EXPECT_EQ(owed.eq(0).logical_and(own.ne(0)).sum().item<std::int64_t>(), selected) << "sent exactly";
+    EXPECT_TRUE(at::allclose(owed, at::where(owed == 0, at::zeros({}), own), 0.01, 0)) << "the rest is owed";
+  });
+}
+
 TEST(ReduceScatter, AnUnbiasedChoiceIsWeightedOnceThoughNothingGoesDown) {
   constexpr int kSteps = 400;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {

@@ -80,6 +80,35 @@ class Ef14:
         return result
 
 
+class OverHits:
+    """Error feedback where owners encode their own values, too, and divide by the number of ranks that sent one."""
+
+    def __init__(self, world: int, up: str, down: str, decay: float = 1):
+        self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
+        self.world, self.up, self.down, self.decay = world, up, down, decay
+
+    def step(self, gradients: list[Tensor]) -> Tensor:
+        result = torch.empty(COUNT)
+        for own in owned_ranges(self.world):
+            total, hits = torch.zeros_like(result[own]), torch.zeros_like(result[own])
+            for rank in range(self.world):
+                value = self.decay * self.owed[rank, own] + gradients[rank][own]
+                sent = sent_by(self.up, value)
+                self.owed[rank, own] = value - sent
+                total += sent
+                hits += sent != 0
+            value = total * (1 / hits.clamp(min=1)) + self.owed_by_owners[own]
+            result[own] = sent_by(self.down, value)
+            self.owed_by_owners[own] = value - result[own]
+        return result
+
+    def owed_by(self, rank: int, role: str) -> Tensor:
+        own = owned_ranges(self.world)[rank]
+        if role == "worker":
+            return torch.cat([self.owed[rank, : own.start], self.owed[rank, own.stop :]])
+        return (self.owed[rank] if role == "own" else self.owed_by_owners)[own]
+
+
 class Ef21:
     """Richtarik et al. (2021) on both ways: by rank what owners believe of it, and what all believe of the average."""
 
@@ -182,6 +211,90 @@ def test_what_ranks_owe_decays_and_what_owners_owe_does_not(request, world):
     require_same(results, small_numbers, Ef14(world, "topk:0.03", "topk:0.03", decay=0.5))
 
 
+def results_and_state(rank: int, world: int, plan: str, gradient_of, steps: int) -> tuple[list[Tensor], dict]:
+    ddp, handle = make_weight(plan)
+    results = [averaged(ddp, gradient_of(rank, step, world)) for step in range(steps)]
+    return results, handle.state_dict()
+
+
+HITS = [("topk:0.03", "topk:0.03", 1), ("topk:64/1024", "topk:0.1", 0.5), ("threshold:2.5", "dense", 1)]
+
+
+@pytest.mark.parametrize("ways", HITS, ids=str)
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_average_over_hits_is_its_float_reference(request, world, ways):
+    """And of every value that a rank has, its own range's too, what was not sent is owed."""
+    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+    up, down, decay = ways
+    plan = f"{up}+down:{down}+ef:{decay}+hits"
+    results = ranks.run(results_and_state, world, plan, small_numbers, 4)
+    reference = OverHits(world, up, down, decay)
+    require_same([result for result, _ in results], small_numbers, reference)
+    for rank, (_, state) in enumerate(results):
+        for role in ("worker", "own") + (("owner",) if down != "dense" else ()):
+            assert torch.equal(state[f"{role}/weight"].float(), reference.owed_by(rank, role)), (rank, role)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_bits_of_values_are_sent_over_hits_too(request, world):
+    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+    codec = "topk:64/1024:sign"
+    results = ranks.run(results_and_state, world, f"{codec}+ef:0.95+hits", normal_gradient, 1)
+    reference = OverHits(world, codec, codec)
+    require_same([result for result, _ in results], normal_gradient, reference)
+    for rank, (_, state) in enumerate(results):
+        for role in ("worker", "own", "owner"):
+            kept, exact = state[f"{role}/weight"].float(), reference.owed_by(rank, role)
+            torch.testing.assert_close(kept, exact, rtol=2**-7, atol=0), (rank, role)
+
+
+def averages_of_disjoint(rank: int, world: int) -> None:
+    """Every value is one rank's alone: divided by the ranks that sent it, it comes whole."""
+    whole = (torch.arange(COUNT) % 100 + 1.0) * 3
+    own = torch.where(torch.arange(COUNT) % world == rank, whole, 0.0)
+    over_hits, over_ranks = own.clone(), own.clone()
+    octavo.all_reduce(over_hits, "topk:0.5+down:dense+hits", op=torch.distributed.ReduceOp.AVG)
+    octavo.all_reduce(over_ranks, "topk:0.5+down:dense", op=torch.distributed.ReduceOp.AVG)
+    assert torch.equal(over_hits, whole)
+    torch.testing.assert_close(over_ranks * world, whole)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_of_disjoint_values_the_two_averages_differ_by_the_number_of_ranks(request, world):
+    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
+    ranks.run(averages_of_disjoint, world)
+
+
+def same_places(rank: int) -> None:
+    values = normal_gradient(rank, 0, 2)
+    over_hits, over_ranks = values.clone(), values.clone()
+    octavo.all_reduce(over_hits, "topk:1+hits", op=torch.distributed.ReduceOp.AVG)
+    octavo.all_reduce(over_ranks, "topk:1", op=torch.distributed.ReduceOp.AVG)
+    assert torch.equal(over_hits, over_ranks), "all ranks sent all values"
+    with pytest.raises(ValueError, match="a sum is no average"):
+        octavo.all_reduce(over_hits, "topk:0.5+hits")
+
+
+def test_where_all_ranks_send_a_value_the_two_averages_are_one(two_ranks):
+    two_ranks.run(same_places)
+
+
+def leave_hits(rank: int) -> None:
+    ddp, handle = make_weight("topk:0.1+ef+hits")
+    averaged(ddp, normal_gradient(rank, 0, 2))
+    assert {"worker/weight", "owner/weight", "own/weight"} <= set(handle.state_dict())
+    handle.set_plan("topk:0.1+ef")
+    assert "own/weight" not in handle.state_dict(), "own values are taken as they are now"
+    averaged(ddp, normal_gradient(rank, 1, 2))
+    handle.set_plan(octavo.Plan("topk:0.1+ef").averaged_over_hits().with_decay(0.5))
+    assert str(handle.plan) == "topk:0.1+ef:0.5+hits"
+    averaged(ddp, normal_gradient(rank, 2, 2))
+
+
+def test_a_plan_over_ranks_drops_what_is_owed_to_the_own_range(two_ranks):
+    two_ranks.run(leave_hits)
+
+
 def owe(rank: int, plan: str, steps: int) -> Tensor:
     """What a rank still owes of gradients of 1, of which nothing is sent, since some others are larger."""
     ddp, handle = make_weight(plan)
@@ -218,7 +331,7 @@ def roll_back(rank: int, plan: str) -> None:
         )
 
 
-@pytest.mark.parametrize("plan", ["topk:0.03+ef:0.9", "int4+ef:0.5"])
+@pytest.mark.parametrize("plan", ["topk:0.03+ef:0.9", "int4+ef:0.5", "topk:0.03+ef:0.9+hits"])
 def test_a_step_that_is_rolled_back_decays_nothing(two_ranks, plan):
     two_ranks.run(roll_back, plan)
 
@@ -241,7 +354,7 @@ def with_threads(rank: int, plan: str, threads: int) -> tuple[Tensor, dict]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("plan", ["topk:64/4096:sign+ef:0.9"])
+@pytest.mark.parametrize("plan", ["topk:64/4096:sign+ef:0.9", "topk:64/4096:sign+ef:0.9+hits"])
 def test_threads_change_no_bit(two_ranks, plan):
     for (one, state), (three, state_of_three) in zip(
         two_ranks.run(with_threads, plan, 1), two_ranks.run(with_threads, plan, 3), strict=True
@@ -426,6 +539,7 @@ def resume(rank: int, plan: str) -> None:
         "int4+loco:0.8:4",
         "sketch:0.2+fetchsgd",
         "topk:0.05+ef:0.9",
+        "topk:0.05:int4+ef:0.9+hits",
     ],
 )
 def test_a_run_resumes_with_the_same_bits(two_ranks, plan):
@@ -670,3 +784,16 @@ def refuse_calls(rank: int) -> None:
 
 def test_a_single_call_remembers_nothing(two_ranks):
     two_ranks.run(refuse_calls)
+
+
+def test_what_ranks_owe_to_their_own_ranges_survives_two_three_and_two_ranks(two_ranks, three_ranks):
+    plan = "topk:0.03+ef+hits"
+    first = two_ranks.run(state_after, 2, plan, None, 4)
+    three = three_ranks.run(state_after, 3, plan, first, 0)
+    again = two_ranks.run(state_after, 2, plan, three, 0)
+    own = torch.cat([one["own/weight"] for one in first])
+    assert own.count_nonzero() > 0
+    for states in (three, again):
+        assert torch.equal(torch.cat([one["own/weight"] for one in states]), own)
+        torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.03)
+    three_ranks.run(state_after, 3, plan, first, 2)  # and goes on

@@ -20,7 +20,8 @@ void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
 
 std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {
   return std::make_shared<Ef14Memory>(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual),
-                                      store.rank(), store.world_size(), static_cast<float>(decay_));
+                                      store.rank(), store.world_size(), static_cast<float>(decay_),
+                                      &store.at(parameter, kOwnResidual));
 }
 
 FeedbackPtr make_ef14(const CodecText& text) {
@@ -30,15 +31,21 @@ FeedbackPtr make_ef14(const CodecText& text) {
   return std::make_shared<Ef14>(text.fraction(text.options[0], kExpected));
 }
 
+namespace {
+
+template <class Element>
+typename Owed<Element>::Place open_owed(c10::Device device, Versioned& owed, std::uint64_t size, const Codec& codec) {
+  if (size == 0 || !(codec.traits().leaves_error || owed.tensor().defined())) return {};
+  return {owed.now<Element>(device), owed.next<Element>(size, device)};
+}
+
+}  // namespace
+
 template <class Element>
 void Owed<Element>::begin(c10::Device device, const Contribution& tensor) {
-  const auto open = [&](Versioned& owed, std::uint64_t size, const Codec& codec) -> Place {
-    if (size == 0 || !(codec.traits().leaves_error || owed.tensor().defined())) return {};
-    return {owed.now<Element>(device), owed.next<Element>(size, device)};
-  };
   sent_ = sent_part(tensor.count, rank_, world_size_, tensor.ownership);
-  up_ = open(worker_, sent_.count, *tensor.up);
-  down_ = open(owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count, *tensor.down);
+  up_ = open_owed<Element>(device, worker_, sent_.count, *tensor.up);
+  down_ = open_owed<Element>(device, owner_, tensor.owner_keeps_sum ? 0 : sent_.own.count, *tensor.down);
 }
 
 template <class Element>
@@ -52,10 +59,22 @@ typename Owed<Element>::Place Owed<Element>::at(const SentPart& part) const {
 template class Owed<rules::Residual>;
 template class Owed<float>;
 
-void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) { residuals_.begin(device, tensor); }
+void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) {
+  residuals_.begin(device, tensor);
+  own_range_ = owned_range(tensor.count, rank_, world_size_, tensor.ownership);
+  of_own_ = {};
+  if (own_ && tensor.over_hits && world_size_ > 1)
+    of_own_ = open_owed<rules::Residual>(device, *own_, own_range_.count, *tensor.up);
+}
+
+Residuals::Place Ef14Memory::at(const SentPart& part) const {
+  if (part.way == Way::down || part.range.first != own_range_.first) return residuals_.at(part);
+  const std::uint64_t first = part.payload.part.first;
+  return {of_own_.now ? of_own_.now + first : nullptr, of_own_.next ? of_own_.next + first : nullptr};
+}
 
 void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
-  const auto [now, next] = residuals_.at(part);
+  const auto [now, next] = at(part);
   EncodeInput with_residual = input;
   with_residual.residual = now;
   if (!now || part.way == Way::down || decay_ == 1) {

@@ -9,6 +9,8 @@ namespace octavo {
 // What a rank could not send of its contributions, and what it could not send of the sums that it owns.
 inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
 inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
+// Over hits, what codes left out of its contributions to the sums that it owns.
+inline constexpr Role kOwnResidual = {"own", Extent::owned, at::kBFloat16};
 
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
 /// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual). Of a way whose
@@ -23,11 +25,12 @@ class OCTAVO_API Ef14 final : public Feedback {
   /// `decay`: above 0, at most 1.
   explicit Ef14(double decay = 1) : decay_(decay) {}
   std::string text() const override;
-  std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual}; }
+  std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual, kOwnResidual}; }
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
   void require_fit(const CodecText& plan, const LinearMap& map) const override;
   bool fits_kept_sums() const override { return true; }
+  bool fits_hits() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay); }
 
@@ -69,15 +72,22 @@ using Residuals = Owed<rules::Residual>;
 
 class OCTAVO_API Ef14Memory final : public Memory {
  public:
-  /// `decay`: of what the worker owes.
-  Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size, float decay = 1.0F)
-      : residuals_(worker, owner, rank, world_size), decay_(decay) {}
+  /// `decay`: of what the worker owes. `own`: of kOwnResidual; null: no tensor is averaged over hits.
+  Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size, float decay = 1.0F,
+             Versioned* own = nullptr)
+      : residuals_(worker, owner, rank, world_size), own_(own), rank_(rank), world_size_(world_size), decay_(decay) {}
   void begin(c10::Device device, const Contribution& tensor, float power) override;
   void encode(const SentPart& part, const EncodeInput& input) override;
 
  private:
+  Residuals::Place at(const SentPart& part) const;
+
   Residuals residuals_;
+  Versioned* own_;
+  int rank_, world_size_;
   float decay_;
+  Range own_range_;
+  Residuals::Place of_own_;
 };
 
 }  // namespace octavo

@@ -40,8 +40,9 @@ struct SentPart {
 /// What this rank remembers of one tensor. This class remembers nothing: what codes leave out is lost.
 ///
 /// begin() is called once for every bucket with the tensor; encode() and decode() for its parts, on several threads at
-/// once, on the device's current stream; each part of what this rank sends up, receives, sends down and gets back comes
-/// once. What is written belongs to the step, and is committed or rolled back with it (StateStore).
+/// once, on the device's current stream; each part of what this rank sends up (over hits to itself, too), receives,
+/// sends down and gets back comes once. What is written belongs to the step, and is committed or rolled back with it
+/// (StateStore).
 class OCTAVO_API Memory {
  public:
   Memory() = default;
@@ -84,6 +85,8 @@ class OCTAVO_API Feedback {
   virtual void require_fit(const CodecText& plan, const LinearMap& map) const;
   /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).
   virtual bool fits_kept_sums() const { return false; }
+  /// Whether it keeps account of a rank's own values where these are encoded, too (Contribution::over_hits).
+  virtual bool fits_hits() const { return false; }
   /// Of a parameter of the store, which must outlive it.
   virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;
 

@@ -49,6 +49,9 @@ struct Contribution {
   std::optional<float> power = {};  // in place of the values' own (Outcome::power)
 
   at::ScalarType dtype = at::kFloat;  // what FloatPart converts; of a mapped tensor float32
+  /// Each sum is divided by the number of ranks that sent a value there, times Bucket::divisor / W (rules/hits.h). Read
+  /// where there are several ranks.
+  bool over_hits = false;
   Ownership ownership = Ownership::even();
   bool owner_keeps_sum = false;  // nothing is sent down
   /// The values lie in parts of `share` elements, whose starts are `stride` elements apart: the ranges of the owners,

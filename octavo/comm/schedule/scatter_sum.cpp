@@ -37,6 +37,8 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
   reserve_on_host(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
+  const bool encodes_own = std::any_of(tensors_.begin(), tensors_.end(), [](const auto& one) { return one.over_hits; });
+  if (encodes_own) reserve_on_host(to_itself_, own().bytes, device_);
   const std::vector<PlacedMessage> out = outgoing();
   encode_all(out);
   wait_for_current_stream(device_);
@@ -81,9 +83,10 @@ void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
   std::vector<Place> places;
   parts_.clear();
   for (const auto& [to_owner, message] : out) {
-    if (to_owner == &own()) continue;
-    std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
+    const bool is_own = to_owner == &own();
+    if (!is_own) std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner->pieces) {
+      if (is_own && !tensors_[piece.tensor].over_hits) continue;
       places.push_back({&piece, message});
       const std::uint64_t granule = std::lcm(piece.codec->traits().granule, tensors_[piece.tensor].memory->granule());
       parts_.add(device_, piece.range.count, granule, streamed_part(tensors_[piece.tensor]));
@@ -95,13 +98,14 @@ void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
   });
 }
 
-/// By owner; its own has no place.
+/// By owner; its own does not travel.
 std::vector<PlacedMessage> ScatterSum::outgoing() const {
   std::vector<PlacedMessage> placed;
   std::uint8_t* message = sent_.mutable_data_ptr<std::uint8_t>();
   for (const Message& to_owner : messages_) {
-    placed.push_back({&to_owner, message});
-    if (&to_owner != &own()) message += to_owner.bytes;
+    const bool is_own = &to_owner == &own();
+    placed.push_back({&to_owner, is_own ? to_itself() : message});
+    if (!is_own) message += to_owner.bytes;
   }
   return placed;
 }
@@ -152,11 +156,16 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
   const bool votes = !up.codec->traits().keeps_magnitude;
   const SentPart sent = tensor.sent(Way::down, wire_.rank(), down, part, out, device_);
   const FloatPart gradient(device_, tensor, sent.first(), sent.count());
-  EncodeInput input = tensor.input(sent.first(), gradient.load());
-  if (votes) input = own_votes(tensor, input, up, part, scratch);
+  EncodeInput input{};
+  if (tensor.over_hits && wire_.world_size() > 1) {
+    input = mean_over_hits(divisor, up, part, scratch);
+  } else {
+    input = tensor.input(sent.first(), gradient.load());
+    if (votes) input = own_votes(tensor, input, up, part, scratch);
+    input.others = sum_of_others(up, part, scratch);
+    input.sum_weight = 1.0F / static_cast<float>(divisor);
+  }
   input.rounding_key = rounding_key(tensor, sent.way);
-  input.others = sum_of_others(up, part, scratch);
-  input.sum_weight = 1.0F / static_cast<float>(divisor);
   tensor.memory->encode(sent, input);
 }
 
@@ -168,10 +177,31 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput&
                              part.count,
                              {0, part.count},
                              tensor.range_key(piece.range.first)};
-  auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.signs, part.count * sizeof(float), device_));
+  auto* signs = reinterpret_cast<float*>(reserve_on_device(scratch.values, part.count * sizeof(float), device_));
   piece.codec->encode(device_, input, votes, nullptr);
   piece.codec->decode(device_, votes, Store::assign, signs, nullptr);
   return {signs};
+}
+
+/// Of all ranks, in their order.
+EncodeInput ScatterSum::mean_over_hits(double divisor, const Piece& piece, Range part, Scratch& scratch) const {
+  const LaunchScope scope(device_);
+  const auto floats = [&](at::Tensor& buffer) {
+    return reinterpret_cast<float*>(reserve_on_device(buffer, part.count * sizeof(float), device_));
+  };
+  float *const sum = floats(scratch.sum), *const values = floats(scratch.values), *const hits = floats(scratch.hits);
+  const Contribution& tensor = tensors_[piece.tensor];
+  for (int rank = 0; rank < wire_.world_size(); ++rank) {
+    std::uint8_t* const message = rank == wire_.rank() ? to_itself() : received_from(rank);
+    const SentPart sent = tensor.sent(Way::up, rank, piece, part, message, device_);
+    tensor.memory->decode(sent, Store::assign, values, nullptr);
+    scope.kernels().add_hits(scope.queue(), values, part.count, rank == 0 ? Store::assign : Store::add, sum, hits);
+  }
+  const auto weight = static_cast<float>(wire_.world_size() / divisor);
+  scope.kernels().divide_by_hits(scope.queue(), hits, weight, part.count, sum);
+  EncodeInput mean{sum};
+  mean.first = piece.range.first + part.first;
+  return mean;
 }
 
 /// Null: there are no others.
@@ -192,6 +222,11 @@ const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& 
 std::uint8_t* ScatterSum::received_from(int sender) const {
   const int place = sender - (sender > wire_.rank() ? 1 : 0);  // nothing came from this rank itself
   return got_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own().bytes;
+}
+
+/// Null: no tensor has been averaged over hits yet.
+std::uint8_t* ScatterSum::to_itself() const {
+  return to_itself_.defined() ? to_itself_.mutable_data_ptr<std::uint8_t>() : nullptr;
 }
 
 }  // namespace octavo

@@ -16,7 +16,8 @@
 namespace octavo {
 
 /// Compressed reduce-scatter: each rank sends every owner the codes of the range that it owns; the owner adds them up
-/// in float32, in rank order, its own values last and as they are, and encodes the sum. Not thread-safe, as a Schedule.
+/// in float32, in rank order, its own values last and as they are, and encodes the sum. Of a tensor that is averaged
+/// over hits it takes codes of its own values, too, in their place by rank. Not thread-safe, as a Schedule.
 class ScatterSum {
  public:
   ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device), packed_(wire) {}
@@ -45,7 +46,7 @@ class ScatterSum {
 
  private:
   struct Scratch {
-    at::Tensor sum, signs, votes;  // of a part, as bytes: float32, float32, codes
+    at::Tensor sum, values, hits, votes;  // of a part, as bytes: float32 thrice, codes
   };
 
   void encode_all(std::span<const PlacedMessage> out);
@@ -54,11 +55,13 @@ class ScatterSum {
                    Scratch& scratch) const;
   std::vector<PlacedMessage> outgoing() const;
   void merge_powers();
+  EncodeInput mean_over_hits(double divisor, const Piece& piece, Range part, Scratch& scratch) const;
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
   EncodeInput own_votes(const Contribution& tensor, const EncodeInput& input, const Piece& piece, Range part,
                         Scratch& scratch) const;
   const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
   std::uint8_t* received_from(int sender) const;
+  std::uint8_t* to_itself() const;
 
   Wire& wire_;
   c10::Device device_;
@@ -67,6 +70,7 @@ class ScatterSum {
   std::vector<float> power_;
   std::vector<Message> messages_;  // by owner
   at::Tensor sent_, got_;          // uint8, on the host
+  at::Tensor to_itself_;           // the same, own() as the others' are; where a tensor is averaged over hits
   at::Tensor chunk_powers_;
   std::vector<Scratch> scratch_;  // by thread
   Parts parts_;
