@@ -41,6 +41,7 @@ void bind_plan(py::module_& m) {
       .def("averaged_over_hits", &Plan::averaged_over_hits)
       .def("with_decay", &Plan::with_decay, py::arg("decay"))
       .def_property_readonly("votes", &Plan::votes)
+      .def_property_readonly("leaves_unsent", [](const Plan& plan) { return plan.codec->traits().leaves_unsent; })
       .def_property_readonly("is_auto", [](const Plan& plan) { return plan.choices != nullptr; })
       .def("for_momentum", &Plan::for_momentum)
       .def("require_rules_fit", &Plan::require_rules_fit, py::arg("parameters"))

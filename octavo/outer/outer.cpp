@@ -57,6 +57,24 @@ void require(const Plan& plan) {
   if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
 }
 
+/// What a rank could not send of its difference it owes; but the share `mix` of the difference stays in its own values,
+/// is part of its next one, and is therefore not owed.
+Plan without_what_stays(Plan plan, double mix) {
+  if (mix == 0) return plan;
+  const auto leave = [&](ParameterPlan& one) {
+    if (!one.feedback) return;
+    const FeedbackPtr less = one.map ? nullptr : one.feedback->with_decay(one.feedback->decay() * (1 - mix));
+    if (!less) {
+      fail(ErrorCode::invalid_argument, kWhere, "a rank that keeps a share of its own values, mix, owes less, and ",
+           one.text(), " does not know how: use error feedback of values, such as sign+ef, or mix=0");
+    }
+    one.feedback = less;
+  };
+  leave(plan);
+  for (Plan::Rule& rule : plan.rules) leave(rule.plan);
+  return plan;
+}
+
 /// "fragment 3/"
 std::string prefix_of(std::size_t fragment) { return "fragment " + std::to_string(fragment) + "/"; }
 
@@ -77,13 +95,14 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
   require(options_);
   require(parameters_);
   require(plan);
+  const Plan owed = without_what_stays(plan, options_.mix);
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     // each draws other bits; those of a model in one piece are those of the seed
     const std::uint64_t own_seed = f == 0 ? seed : rules::derive_key(seed, f);
     auto wire = std::make_unique<Wire>(backend, deadline);
     rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
-                                                                 plan, own_seed, options_.momentum > 0);
+                                                                 owed, own_seed, options_.momentum > 0);
   }
 }
 

@@ -27,12 +27,15 @@ _SCHEMA = 1
 _AVERAGES = ("ranks", "hits")
 
 
-def default_rates(every: int) -> tuple[float, float]:
-    """Learning rate and momentum of the outer optimizer for rounds of so many steps.
+def default_rates(every: int, plan: Plan) -> tuple[float, float]:
+    """Learning rate and momentum of the outer optimizer for rounds of so many steps by that plan.
 
     A momentum counts the same direction several times: the shorter a round, the more alike are the directions of one
-    and the next, and the more it overshoots.
+    and the next, and the more it overshoots. Where most values are not sent, error feedback sends a direction over and
+    over, as a momentum does.
     """
+    if plan.leaves_unsent:
+        return 1.0, 0.0
     if every >= 100:
         return 0.7, 0.9
     return (0.7, 0.6) if every > 1 else (1.0, 0.0)
@@ -61,8 +64,8 @@ class Outer(Optimizer):
     ``every``: steps from one round to the next. ``fragments``: parts of equal size into which the model is cut, whose
     rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
     travels while the rank goes on (Streaming DiLoCo, 2025); ``mix``: the share of its own values that the rank then
-    keeps when the round arrives, by default 0 without a delay and 0.5 with one. ``lr`` and ``momentum``: by default
-    those of ``default_rates(every)``. ``decay``: what is kept of the error feedback of ranks from round to round; 0.9
+    keeps when the round arrives, by default 0 without a delay and 0.5 with one, and does then not owe. ``lr`` and ``momentum``: by default
+    those of ``default_rates``. ``decay``: what is kept of the error feedback of ranks from round to round; 0.9
     to 0.95 suit plans that leave most values unsent. ``average``: over all ``ranks``, or for such plans over ``hits``,
     the ranks that have sent the value. ``group``: the ranks. ``steps``: of the whole run, if it is known: a warning
     tells where it makes too few rounds. ``timeout_s``: how long a round waits for the peers.
@@ -101,7 +104,7 @@ class Outer(Optimizer):
         self.inner, self._model = inner_optimizer, model
         self.plan = _plan_of(plan, decay, average)
         self.every = every
-        own_lr, own_momentum = default_rates(every)
+        own_lr, own_momentum = default_rates(every, self.plan)
         self.lr = own_lr if lr is None else lr
         self.momentum = own_momentum if momentum is None else momentum
         mix = (0.5 if delay else 0.0) if mix is None else mix
