@@ -245,7 +245,7 @@ void Compressor::measure(Job& job) {
     Parameter& parameter = parameters_[job.slots[i].parameter];
     if (parameter.plan->momentum() || parameter.power == 0) continue;
     parameter.loss = losses[i];
-    const bool is_mean = codecs_of(parameter).up->traits().keeps_magnitude && !parameter.plan->over_hits;
+    const bool is_mean = codecs_of(parameter).up->traits().keeps_magnitude && !parameter.over_hits();
     if (!is_mean) parameter.loss.relative_error.reset();
   }
 }
@@ -425,7 +425,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   if (!parameter.sends_own()) tensor.gradient_weight /= gradient_scale_;
   tensor.mapping = mapping(index);
   tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
-  tensor.over_hits = parameter.plan->over_hits && !parameter.info.exempt;
+  tensor.over_hits = parameter.over_hits();
   tensor.step = step_;
   tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);
   tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);

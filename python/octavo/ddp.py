@@ -116,7 +116,7 @@ class Handle:
         optimizer has them sent, without what error feedback adds: what it owes of earlier steps, or to later ones,
         counts as an error here. 0 and 1 where the bucket travelled as it was. None where nothing was measured, the
         average is zero or not finite, the plan keeps a momentum (averages are velocities then) and, of the error, where
-        it votes. With ``fully_shard`` they are those of this rank's shard.
+        it votes or averages over hits. With ``fully_shard`` they are those of this rank's shard.
         """
         return self._compressor.parameter_stats()
 

@@ -82,6 +82,8 @@ def test_what_has_no_figures_says_so(two_ranks):
         assert (error, cosine) == (0, 1)
     for error, cosine in two_ranks.run(measured_once, "sign-vote"):
         assert error is None and 0.4 < cosine < 0.9, "a vote has a direction and no size"
+    for error, cosine in two_ranks.run(measured_once, "topk:0.1+hits"):
+        assert error is None and 0.4 < cosine < 0.9, "an average over hits is none over ranks"
     for error, cosine in two_ranks.run(measured_once, "dgc:0.1"):
         assert error is None and cosine is None, "velocities are no gradients"
 
