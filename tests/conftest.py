@@ -2,7 +2,11 @@
 """In a parallel run (pytest-xdist, `--dist loadgroup`) all tests whose processes are ranks run in one worker.
 
 They use every core and have deadlines: two of them at a time would make those deadlines a matter of luck.
+What test modules import, torch and transformers with it, stays to the end: the garbage collector does not look at it.
 """
+
+import gc
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,3 +18,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ranks") or RANK_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("ranks"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

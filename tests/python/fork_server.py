@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that begin with torch imported and nothing else done: forked from one that has, since importing torch takes
-more than a second of a core, and torch._dynamo, which torch imports at the first step of any optimizer, as much again.
-Of what torch reads while it is imported they heed OMP_NUM_THREADS alone.
+more than a second of a core. So do torch._dynamo, which torch imports at the first step of any optimizer, and the model
+that jobs train; these too are imported. Of what torch reads while it is imported they heed OMP_NUM_THREADS alone.
 """
 
 import gc
@@ -18,6 +18,9 @@ from typing import Any
 
 import torch
 
+# No test asks a hub. It is read where transformers is imported: in the fork server.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 
 def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **environment: str) -> ForkServerProcess:
     """Starts a process for `function(*args)`, with this process's environment and `environment`.
@@ -25,7 +28,7 @@ def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **envi
     `function` must be importable (top level of a module). The end of this process waits for it, or kills a `daemon`.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "transformers.models.llama.modeling_llama"])
     process = context.Process(target=_call, args=(function, args, {**os.environ, **environment}), daemon=daemon)
     process.start()
     return process

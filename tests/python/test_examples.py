@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.ranks]
 )
 def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options, tmp_path):
     script = EXAMPLES / framework / "train.py"
-    environment = dict(TORCHRUN, OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TORCH_EXTENSIONS_DIR=str(tmp_path))
+    environment = dict(TORCHRUN, OMP_NUM_THREADS="1", TORCH_EXTENSIONS_DIR=str(tmp_path))
     done = run_ranks(2, RUN, tmp_path, script, *options, timeout_s=230, **environment)
     assert [exit_code for exit_code, *_ in done] == [0, 0], done
     said = "".join(said for _, said, _ in done)
