@@ -31,6 +31,7 @@ add_library(octavo SHARED
   codec/registry.cpp
   codec/block_coding.cpp
   codec/lossless.cpp
+  codec/lsh.cpp
   codec/top_k.cpp
   codec/threshold.cpp
   codec/orthonormal.cpp

@@ -257,6 +257,7 @@ py::dict stats(Compressor& compressor) {
   result["reduce_s"] = stats.seconds.reduce;
   result["wait_down_s"] = stats.seconds.wait_down;
   result["decode_s"] = stats.seconds.decode;
+  if (stats.reused_share) result["reused_share"] = *stats.reused_share;
   if (automatic) result["auto"] = auto_stats(*automatic);
   return result;
 }
@@ -271,6 +272,7 @@ py::list parameter_stats(Compressor& compressor) {
     result.append(py::dict(py::arg("name") = one.name, py::arg("plan") = one.plan, py::arg("count") = one.count,
                            py::arg("wire_bytes") = one.wire_bytes, py::arg("dense_bytes") = one.dense_bytes,
                            py::arg("gradient_rms") = one.gradient_rms, py::arg("residual_rms") = one.residual_rms,
+                           py::arg("reused_share") = one.reused_share,
                            py::arg("relative_error") = one.loss.relative_error, py::arg("cosine") = one.loss.cosine));
   }
   return result;

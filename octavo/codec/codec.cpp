@@ -44,4 +44,6 @@ std::optional<std::uint64_t> Codec::unpack(std::span<const std::uint8_t> packed,
   return bytes;
 }
 
+std::uint64_t Codec::reused(const std::uint8_t*, std::uint64_t) const { return 0; }
+
 }  // namespace octavo

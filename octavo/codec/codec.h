@@ -54,6 +54,7 @@ struct CodecTraits {
   bool packs = false;              // what travels of a payload depends on the values (Codec::pack)
   float learnt_share = 1.0F;       // of what is sent, what a memory of it learns: less than 1 where codes vary (DIANA)
   bool leaves_unsent = false;      // most values, which decode to 0
+  bool needs_estimate = false;  // encode() needs EncodeInput::estimate, so a feedback that keeps one
   bool draws_places = false;  // which values are sent is drawn from PayloadPart::key, by each such codec its own way
 };
 
@@ -86,6 +87,9 @@ class OCTAVO_API Codec {
   /// wire: no more is read than there is. Returns how many bytes it took; none where pack() does not make such bytes.
   virtual std::optional<std::uint64_t> unpack(std::span<const std::uint8_t> packed, std::uint64_t count,
                                               std::uint8_t* payload) const;
+
+  /// Of the values of a payload in the host's memory, how many receivers are told to take as they took them before.
+  virtual std::uint64_t reused(const std::uint8_t* payload, std::uint64_t count) const;
 
   /// The codec of what ranks send to owners; this one is that of what owners send to all.
   virtual const Codec& upward() const { return *this; }

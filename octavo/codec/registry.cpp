@@ -10,6 +10,7 @@
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/codec/count_sketch.h"
+#include "octavo/codec/lsh.h"
 #include "octavo/codec/power_sgd.h"
 #include "octavo/codec/random_k.h"
 #include "octavo/codec/threshold.h"
@@ -34,6 +35,7 @@ std::vector<Entry> own_codecs() {
   entries.push_back({"topk", make_top_k});
   entries.push_back({"threshold", make_threshold});
   entries.push_back({"randomk", make_random_k});
+  entries.push_back({"lsh", make_lsh});
   return entries;
 }
 

@@ -25,16 +25,6 @@ std::string text_of(double factor, BlockCodec values) {
   return values == BlockCodec::fp32 ? text : text + ":" + plan_name(values);
 }
 
-at::Tensor words_at(const void* data, std::uint64_t count, c10::Device device) {
-  return elements_at(data, at::kInt, count, device);
-}
-
-std::uint32_t first_word(const std::uint8_t* payload) {
-  std::uint32_t word;
-  std::memcpy(&word, payload, kWord);
-  return word;
-}
-
 /// What kernels write to `count` words of the device, which the host then reads.
 class Figures {
  public:
@@ -44,7 +34,7 @@ class Figures {
   /// Waits for the kernels.
   const void* read() {
     if (device_.is_cpu()) return memory_.data();
-    on_host_ = words_at(memory_.data(), count_, device_).to(at::kCPU);
+    on_host_ = elements_at(memory_.data(), at::kInt, count_, device_).to(at::kCPU);
     return on_host_.const_data_ptr();
   }
 
@@ -99,7 +89,7 @@ std::uint64_t Threshold::sent_bytes(std::uint64_t kept, std::uint64_t count) con
 std::uint64_t Threshold::payload_bytes(std::uint64_t count) const { return sent_bytes(most(count), count) + kWord; }
 
 std::uint64_t Threshold::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {
-  const std::uint64_t bytes = sent_bytes(std::min<std::uint64_t>(first_word(payload), most(count)), count);
+  const std::uint64_t bytes = sent_bytes(std::min<std::uint64_t>(read_word(payload, c10::kCPU), most(count)), count);
   std::memcpy(packed, payload, bytes);
   return bytes;
 }
@@ -107,7 +97,7 @@ std::uint64_t Threshold::pack(const std::uint8_t* payload, std::uint64_t count, 
 std::optional<std::uint64_t> Threshold::unpack(std::span<const std::uint8_t> packed, std::uint64_t count,
                                                std::uint8_t* payload) const {
   if (packed.size() < kWord) return std::nullopt;
-  const std::uint64_t kept = first_word(packed.data());
+  const std::uint64_t kept = read_word(packed.data(), c10::kCPU);
   if (kept == 0 || kept > most(count) || packed.size() < sent_bytes(kept, count)) return std::nullopt;
   std::memcpy(payload, packed.data(), sent_bytes(kept, count));
   return sent_bytes(kept, count);
@@ -144,24 +134,13 @@ void Threshold::encode(c10::Device device, const EncodeInput& input, const Paylo
   worked_out.rounding_key = input.rounding_key;
   worked_out.first = input.first;
   encode_largest(device, worked_out, count, place(to.payload, kept, count), values_, next_residual);
-  const auto word = static_cast<std::uint32_t>(kept);
-  if (device.is_cpu()) {
-    std::memcpy(to.payload, &word, kWord);
-  } else {
-    words_at(to.payload, 1, device).copy_(words_at(&word, 1, c10::kCPU));
-  }
+  write_word(to.payload, static_cast<std::uint32_t>(kept), device);
 }
 
 void Threshold::decode(c10::Device device, const PayloadPart& from, Store store, float* out,
                        std::uint32_t* nonfinite) const {
   if (from.count == 0) return;
-  std::uint32_t word = 0;
-  if (device.is_cpu()) {
-    word = first_word(from.payload);
-  } else {
-    words_at(&word, 1, c10::kCPU).copy_(words_at(from.payload, 1, device));
-  }
-  const std::uint64_t kept = std::min<std::uint64_t>(word, most(from.count));
+  const std::uint64_t kept = std::min<std::uint64_t>(read_word(from.payload, device), most(from.count));
   decode_largest(device, place(from.payload, kept, from.count), from.count, values_, store, out, nonfinite);
 }
 

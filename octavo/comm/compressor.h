@@ -48,6 +48,9 @@ struct CompressorStats {
   std::uint64_t steps;
   std::uint64_t nonfinite_steps;  // rolled back
   PhaseSeconds seconds;           // of all buckets, on the thread that they are worked on
+  /// Of the values sent by codecs that compare them with what was sent before (CodecTraits::needs_estimate), the share
+  /// that others were told to reuse; none where there were no such values.
+  std::optional<double> reused_share;
 };
 
 /// What `auto` has measured and chosen, and the names of its numbers.
@@ -64,10 +67,11 @@ struct ParameterStats {
   // about what this rank sends of it in a step: of a dense gradient in float32; what it sent in the last one where that
   // depends on the values
   std::uint64_t wire_bytes;
-  std::uint64_t dense_bytes;  // what a ring sends for it in float32
-  float gradient_rms;         // in the last step, over ranks
-  float residual_rms;         // of what this rank still owes, as a sender and as an owner; 0 without feedback
-  MeasuredLoss loss;          // of the last step that was measured (Compressor::measure_next_step)
+  std::uint64_t dense_bytes;           // what a ring sends for it in float32
+  float gradient_rms;                  // in the last step, over ranks
+  float residual_rms;                  // of what this rank still owes, as a sender and as an owner; 0 without feedback
+  std::optional<double> reused_share;  // in the last step, as of CompressorStats
+  MeasuredLoss loss;                   // of the last step that was measured (Compressor::measure_next_step)
 };
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
@@ -260,7 +264,7 @@ class OCTAVO_API Compressor {
     at::Tensor preconditioner = {};  // of its own updates
     double step_size = 0;            // of the next one
     float power = 0;
-    std::uint64_t packed_bytes = 0;  // in the last step (Outcome)
+    PackedFigures packed = {};  // in the last step (Outcome)
     MeasuredLoss loss = {};
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool keeps_updates() const { return preconditioner.defined(); }
@@ -291,6 +295,7 @@ class OCTAVO_API Compressor {
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool takes_as_it_is(const Job& job) const;
   ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
+  bool compares(const Parameter& parameter) const;
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);
@@ -333,6 +338,7 @@ class OCTAVO_API Compressor {
   std::uint64_t step_ = 0;                         // as saved and restored
   std::uint64_t seed_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;
+  PackedFigures compared_;  // of parameters whose codecs need an estimate, in all steps
 };
 
 }  // namespace octavo

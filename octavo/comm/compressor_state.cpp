@@ -19,6 +19,11 @@ namespace {
 
 constexpr std::uint64_t kSampleSize = 64;  // elements
 
+std::optional<double> reused_share(const PackedFigures& sent) {
+  if (sent.values == 0) return std::nullopt;
+  return static_cast<double>(sent.reused) / static_cast<double>(sent.values);
+}
+
 void require_scatterable(const Plan& plan, const std::vector<std::string>& parameters) {
   for (const std::string& parameter : parameters) {
     const ParameterPlan& of_one = plan.of(parameter);
@@ -97,7 +102,7 @@ void Compressor::use(const Plan& plan) {
     const FeedbackPtr& feedback = of_this.feedback;
     const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
     const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
-    parameter.packed_bytes = 0;
+    parameter.packed = {};
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
     std::vector<Role> kept;
     if (remembers) kept = feedback->roles();
@@ -278,7 +283,8 @@ CompressorStats Compressor::stats() {
           dense_bytes_,
           steps_,
           nonfinite_steps_ + (step_is_finite_ ? 0 : 1),
-          seconds_};
+          seconds_,
+          reused_share(compared_)};
 }
 
 /// Of a payload that a ring sends for the same result.
@@ -305,7 +311,7 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
   const auto size_of = [](const Codec& codec, std::uint64_t owned) {
     return codec.traits().packs ? 0 : codec.payload_bytes(owned);
   };
-  std::uint64_t bytes = parameter.packed_bytes;
+  std::uint64_t bytes = parameter.packed.bytes;
   const auto receivers = static_cast<std::uint64_t>(scatters() ? 0 : world - 1);  // of a sum
   for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_) : std::vector{count}) {
     for (int owner = 0; owner < world; ++owner) {
@@ -338,7 +344,8 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, parameter.remembered_count)));
     const std::string plan = info.exempt ? ParameterPlan().text() : parameter.plan->text();
     all.push_back({info.name, plan, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
-                   std::sqrt(parameter.power), static_cast<float>(rms), parameter.loss});
+                   std::sqrt(parameter.power), static_cast<float>(rms),
+                   compares(parameter) ? reused_share(parameter.packed) : std::nullopt, parameter.loss});
   }
   return all;
 }

@@ -37,6 +37,10 @@ namespace octavo {
 ///   sketch:0.1        a count sketch of a tenth as many cells as values, from which the largest values are estimated,
 ///                     an eighth as many as cells; sketch:0.1:0.01 takes a hundredth of the values, and with a last
 ///                     part, as in sketch:0.1:exact, their exact mean is sent in a second round
+///   lsh:int4          another codec, here int4, of which values that have hardly changed are not sent: where a hash of
+///                     16384 of them says so receivers take for them what they did before (codec/lsh.h); lsh:0.4:int4
+///                     sets the share of the hash's bits that may differ (0.25). With +ef21, which it has where nothing
+///                     else is said, or +econtrol. Experimental
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///
 /// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); with `+ef:DECAY`, above 0 and at most 1

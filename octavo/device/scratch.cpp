@@ -5,6 +5,8 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <cstring>
+
 #include "octavo/device/dispatch.h"
 #include "octavo/device/pinned.h"
 
@@ -50,6 +52,24 @@ at::Tensor elements_at(const void* data, at::ScalarType dtype, std::uint64_t cou
 
 at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device) {
   return elements_at(data, at::kFloat, count, device);
+}
+
+std::uint32_t read_word(const std::uint8_t* from, c10::Device device) {
+  std::uint32_t word = 0;
+  if (device.is_cpu()) {
+    std::memcpy(&word, from, sizeof word);
+  } else {
+    elements_at(&word, at::kInt, 1, c10::kCPU).copy_(elements_at(from, at::kInt, 1, device));
+  }
+  return word;
+}
+
+void write_word(std::uint8_t* to, std::uint32_t word, c10::Device device) {
+  if (device.is_cpu()) {
+    std::memcpy(to, &word, sizeof word);
+  } else {
+    elements_at(to, at::kInt, 1, device).copy_(elements_at(&word, at::kInt, 1, c10::kCPU));
+  }
 }
 
 ScratchFloats::ScratchFloats(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)

@@ -26,6 +26,11 @@ OCTAVO_API std::uint32_t* cleared_word(at::Tensor& buffer, c10::Device device);
 OCTAVO_API at::Tensor elements_at(const void* data, at::ScalarType dtype, std::uint64_t count, c10::Device device);
 OCTAVO_API at::Tensor floats_at(const float* data, std::uint64_t count, c10::Device device);
 
+/// A word in memory that the device's kernels reach, at any address, read and written by the host: both wait for the
+/// device's current stream.
+OCTAVO_API std::uint32_t read_word(const std::uint8_t* from, c10::Device device);
+OCTAVO_API void write_word(std::uint8_t* to, std::uint32_t word, c10::Device device);
+
 /// Floats of a device for one call. On the CPU the calling thread keeps its memory, `kept_by_thread`, from call to
 /// call; a device's memory comes from its stream's pool and goes back in the stream's order.
 class OCTAVO_API ScratchFloats {

@@ -25,6 +25,9 @@ struct EncodeInput {
   std::uint64_t rounding_key = 0;  // of the random bits by which residuals, and codes, are rounded
   std::uint64_t first = 0;         // the number of the first element, by which it draws them
   bool stochastic = false;         // rounds codes without bias, by codecs that dither
+  /// What receivers take for values of which these are the differences to it; for codecs that need it (CodecTraits),
+  /// not for kernels.
+  const float* estimate = nullptr;
 
   EncodeInput from(std::uint64_t offset) const {
     EncodeInput rest = *this;
@@ -33,6 +36,7 @@ struct EncodeInput {
     if (momentum) rest.momentum += offset;
     if (preconditioner) rest.preconditioner += offset;
     if (others) rest.others += offset;
+    if (estimate) rest.estimate += offset;
     rest.first += offset;
     return rest;
   }

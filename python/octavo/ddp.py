@@ -84,7 +84,8 @@ class Handle:
         of its own), ``dense_bytes`` that a ring all-reduce of the gradients would have sent, ``steps``, and
         ``nonfinite_steps``: steps in which some rank had a NaN or an infinity, whose residuals were rolled back (this
         rank, where nothing was sent); where the hook's time went, in seconds: ``encode_s``, ``reduce_s``, ``decode_s``,
-        and waiting for the peers, ``wait_up_s`` and ``wait_down_s``.
+        and waiting for the peers, ``wait_up_s`` and ``wait_down_s``. Under a plan with ``lsh`` ``reused_share``: of the
+        values that this rank had to send so far, those that receivers were told to take as before.
 
         Under the plan ``auto``, on several ranks, ``auto`` says what was chosen and why. ``settled``: whether it has
         chosen. ``measurements``, and the ``measured_steps`` and ``measured_s`` that they took so far. ``buckets``, in
@@ -108,7 +109,8 @@ class Handle:
         that this rank sends of it in a step (about: a sparse gradient, or one in bfloat16 under ``dense``, is smaller)
         and ``dense_bytes`` that a ring all-reduce in float32 sends; ``gradient_rms`` of the last step, averaged over
         ranks; ``residual_rms`` of what this rank still owes to later steps: beside the gradient's it tells how far a
-        parameter lags behind. Reads all residuals: call it now and then, not in every step.
+        parameter lags behind; ``reused_share`` of the last step, under ``lsh``, else None. Reads all residuals: call it
+        now and then, not in every step.
 
         Of the last step that ``measure_next_step`` asked for: ``relative_error``, the norm of the difference between
         the average that all ranks got and the exact average, in float32, of what they contributed, divided by the norm

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <random>
 
 #include "octavo/codec/registry.h"
@@ -148,20 +149,56 @@ TEST(Threshold, NoNumberOfValuesNeedsMoreThanTheBound) {
   }
 }
 
+/// Of each codec; OCTAVO_FUZZ_ROUNDS says how many.
+int fuzz_rounds() {
+  const char* const wanted = std::getenv("OCTAVO_FUZZ_ROUNDS");
+  return wanted ? std::atoi(wanted) : 2000;
+}
+
+/// What `codec` packs of some values, cut off, made longer, or with some bytes changed.
+std::vector<std::uint8_t> nearly_packed(const Codec& codec, std::uint64_t count, std::mt19937& random) {
+  std::vector<float> values(count);
+  for (float& value : values)
+    value = static_cast<float>(static_cast<int>(random())) * (random() % 50 == 0 ? 1e-4F : 1e-8F);
+  std::vector<std::uint32_t> payload(codec.payload_bytes(count) / 4 + 1), packed(payload.size());
+  EncodeInput input = {values.data()};
+  input.estimate = random() % 2 == 0 ? values.data() : nullptr;
+  codec.encode(c10::kCPU, input, {reinterpret_cast<std::uint8_t*>(payload.data()), count, {0, count}}, nullptr);
+  auto* const begin = reinterpret_cast<std::uint8_t*>(packed.data());
+  std::vector<std::uint8_t> bytes(begin,
+                                  begin + codec.pack(reinterpret_cast<std::uint8_t*>(payload.data()), count, begin));
+  if (random() % 4 == 0) bytes.resize(random() % (bytes.size() + 8));
+  for (std::uint32_t changes = random() % 6; changes > 0 && !bytes.empty(); --changes) {
+    const std::size_t place =
+        random() % 2 == 0 ? random() % std::min<std::size_t>(bytes.size(), 16) : random() % bytes.size();
+    bytes[place] = static_cast<std::uint8_t>(random() % 3 == 0 ? random() : random() % 3);
+  }
+  return bytes;
+}
+
 /// Bytes that nobody packed: either refused, or a payload that decodes to something.
-TEST(PackingCodecs, AnyBytesAreRefusedOrDecoded) {
+TEST(PackingFuzz, AnyBytesAreRefusedOrDecoded) {
   std::mt19937 random(8);
-  for (const char* text : {"bf16:lossless", "fp16:lossless", "threshold:2", "threshold:1:sign"}) {
+  for (const char* text : {"bf16:lossless", "fp16:lossless", "threshold:2", "threshold:1:sign", "lsh:int4",
+                           "lsh:topk:0.05", "lsh:bf16:lossless", "lsh:threshold:3:int8"}) {
     const CodecPtr codec = packing_codec(text);
-    for (int round = 0; round < 2000; ++round) {
-      const std::uint64_t count = 1 + random() % 3000;
-      std::vector<std::uint8_t> packed(random() % (codec->payload_bytes(count) + 8));
-      for (std::uint8_t& byte : packed) byte = static_cast<std::uint8_t>(random() % 3 == 0 ? random() : 1);
-      if (packed.size() > 4 && text[0] == 't') packed[2] = packed[3] = 0;
+    const std::uint64_t most = text[0] == 'l' ? 3 : 1;  // several tiles now and then
+    for (int round = fuzz_rounds(); round > 0; --round) {
+      const std::uint64_t count = 1 + random() % (random() % 64 == 0 ? most * 12000 : 3000);
+      std::vector<std::uint8_t> packed;
+      if (round % 2 == 0) {
+        packed = nearly_packed(*codec, count, random);
+      } else {
+        packed.resize(random() % (codec->payload_bytes(count) + 8));
+        for (std::uint8_t& byte : packed) byte = static_cast<std::uint8_t>(random() % 3 == 0 ? random() : 1);
+        if (packed.size() > 4 && text[0] != 'b' && text[0] != 'f') packed[1] = packed[2] = packed[3] = 0;
+      }
+      packed.shrink_to_fit();
       std::vector<std::uint8_t> payload(codec->payload_bytes(count));
       const auto bytes = codec->unpack(packed, count, payload.data());
       if (!bytes) continue;
       EXPECT_LE(*bytes, packed.size());
+      EXPECT_LE(codec->reused(payload.data(), count), count);
       std::vector<float> out(count);
       codec->decode(c10::kCPU, {payload.data(), count, {0, count}}, Store::assign, out.data(), nullptr);
     }

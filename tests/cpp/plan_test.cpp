@@ -47,6 +47,9 @@ TEST(Plan, TextsRoundTrip) {
                            "randomk:1/10:unbiased+ef21",
                            "topk:0.01+econtrol",
                            "sign+econtrol:0.5",
+                           "lsh:int4+ef21",
+                           "lsh:0.4:topk:0.01:sign+econtrol:0.5",
+                           "int4+down:lsh:int8+ef21",
                            "int4+loco",
                            "int4:128+loco:0.5",
                            "sign+loco:0.8:512",
@@ -72,6 +75,9 @@ TEST(Plan, TextsRoundTrip) {
   EXPECT_EQ(Plan::parse("topk:0.01+hits+warmup:3+ef").text(), "topk:0.01+ef+hits+warmup:3");
   EXPECT_EQ(Plan::parse("delta+int4:128").text(), "int4:128+ef21");
   EXPECT_EQ(Plan::parse("delta+topk:0.01+warmup:3").text(), "topk:0.01+ef21+warmup:3");
+  EXPECT_EQ(Plan::parse("lsh:0.25:int4").text(), "lsh:int4+ef21");
+  EXPECT_EQ(Plan::parse("delta+lsh:0.1:topk:0.01+warmup:3").text(), "lsh:0.1:topk:0.01+ef21+warmup:3");
+  EXPECT_EQ(Plan::parse("int8+down:lsh:int4").text(), "int8+down:lsh:int4+ef21");
   EXPECT_EQ(Plan::parse("dgc:0.001+warmup:3").text(), "topk:0.001+dgc+warmup:3");
   EXPECT_EQ(Plan::parse("dgc:64/4096:sign").text(), "topk:64/4096:sign+dgc");
   EXPECT_EQ(Plan::parse("randomk:0.01").text(), "randomk:1/100");
@@ -163,6 +169,11 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "sketch:0.1+fetchsgd:1",
                            "sketch:0.1+fetchsgd:0.9:1",
                            "sketch:0.1+fetchsgd;a=int4",
+                           "lsh:int4+ef",
+                           "lsh:int4+loco",
+                           "lsh:topk:0.01+dgc",
+                           "lsh:sign-vote",
+                           "int4+down:lsh:int4+ef",
                            "sketch:0.1+loco",
                            "dense+loco",
                            "int4+loco:1",

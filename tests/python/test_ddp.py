@@ -13,7 +13,7 @@ import octavo
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign", "sign+ef", "sign-vote"]
 PLANS += ["powersgd:4+ef", "powersgd:2:alternating+ef"]
 PLANS += ["dgc:0.05", "dgc:0.1:int4+clip:0.1", "delta+int4", "delta+topk:0.05", "delta+randomk:0.25:unbiased"]
-PLANS += ["bf16:lossless", "threshold:3:int8+ef"]
+PLANS += ["bf16:lossless", "threshold:3:int8+ef", "lsh:0.4:int4", "lsh:0.45:bf16:lossless+econtrol:0.1"]
 PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef", "topk:0.1+down:int8+ef"]
 PLANS += ["topk:0.05+ef:0.9+hits", "topk:0.05+econtrol", "int4+loco:0.8:2", "sketch:0.2+fetchsgd:0.5"]
 

@@ -536,6 +536,8 @@ def resume(rank: int, plan: str) -> None:
         "delta+int4",
         "delta+randomk:0.25:unbiased",
         "topk:0.05+econtrol",
+        "lsh:0.45:int4",
+        "lsh:0.45:topk:0.2+econtrol:0.1+warmup:4",
         "int4+loco:0.8:4",
         "sketch:0.2+fetchsgd",
         "topk:0.05+ef:0.9",

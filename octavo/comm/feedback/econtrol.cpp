@@ -39,6 +39,7 @@ void EControlMemory::encode(const SentPart& part, const EncodeInput& input) {
   EncodeInput difference = {sent.data()};
   difference.rounding_key = input.rounding_key;
   difference.first = input.first;
+  difference.estimate = estimate.now;
   part.codec->encode(part.device, difference, part.payload, nullptr);
   part.codec->decode(part.device, part.payload, Store::assign, sent.data(), nullptr);
   float* const next = part.way == Way::up ? estimate.next : nullptr;  // down: this rank decodes it, as all do

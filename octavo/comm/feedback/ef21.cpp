@@ -47,6 +47,7 @@ void Ef21Memory::encode(const SentPart& part, const EncodeInput& input) {
   EncodeInput difference = {scratch.data()};
   difference.rounding_key = input.rounding_key;
   difference.first = input.first;
+  difference.estimate = now;
   part.codec->encode(part.device, difference, part.payload, nullptr);
   if (part.way == Way::down) return;  // this rank decodes it, as all do
   part.codec->decode(part.device, part.payload, Store::assign, scratch.data(), nullptr);

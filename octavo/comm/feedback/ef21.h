@@ -26,6 +26,7 @@ class OCTAVO_API Ef21 final : public Feedback {
   using Feedback::require_fit;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
+  bool keeps_estimates() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
 };
 

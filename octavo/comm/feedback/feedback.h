@@ -83,6 +83,8 @@ class OCTAVO_API Feedback {
   void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
   /// Refuses a linear map, or leaves it to do this in its own way (LinearMap).
   virtual void require_fit(const CodecText& plan, const LinearMap& map) const;
+  /// Whether both ends of a way keep an estimate of the values, which EncodeInput then has.
+  virtual bool keeps_estimates() const { return false; }
   /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).
   virtual bool fits_kept_sums() const { return false; }
   /// Whether it keeps account of a rank's own values where these are encoded, too (Contribution::over_hits).

@@ -38,8 +38,8 @@ class GatherCodes {
   void decode_all(std::span<const float> power, std::uint32_t* nonfinite);
 
   /// As of ScatterSum.
-  std::span<const std::uint64_t> packed_bytes() const {
-    return packs_ ? packed_.bytes() : std::span<const std::uint64_t>();
+  std::span<const PackedFigures> packed() const {
+    return packs_ ? packed_.figures() : std::span<const PackedFigures>();
   }
 
  private:

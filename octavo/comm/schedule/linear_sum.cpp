@@ -125,9 +125,9 @@ void LinearSum::end_round() {
   auto power = outcome.power.begin();
   if (round_ == 0) {
     for (const std::size_t t : plain_) outcome_.power[t] = *power++;
-    if (!outcome.packed_bytes.empty()) outcome_.packed_bytes.resize(bucket_.tensors.size());
-    for (std::size_t i = 0; i < plain_.size() && !outcome.packed_bytes.empty(); ++i) {
-      outcome_.packed_bytes[plain_[i]] = outcome.packed_bytes[i];
+    if (!outcome.packed.empty()) outcome_.packed.resize(bucket_.tensors.size());
+    for (std::size_t i = 0; i < plain_.size() && !outcome.packed.empty(); ++i) {
+      outcome_.packed[plain_[i]] = outcome.packed[i];
     }
   }
   for (const Mapped& mapped : mapped_) {

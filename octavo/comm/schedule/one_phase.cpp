@@ -39,7 +39,7 @@ Outcome OnePhase::finish() {
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
-  return {*nonfinite == 0, up_.power(), {up_.packed_bytes().begin(), up_.packed_bytes().end()}};
+  return {*nonfinite == 0, up_.power(), {up_.packed().begin(), up_.packed().end()}};
 }
 
 /// Not those of power 0, whose values are zeros already.

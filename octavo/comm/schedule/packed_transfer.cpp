@@ -40,7 +40,7 @@ void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t 
   digest_ = digest;
   const std::size_t world = out.size(), self = static_cast<std::size_t>(wire_.rank());
   sent_bytes_.assign(world, 0);
-  bytes_of_.assign(tensors, 0);
+  figures_.assign(tensors, {});
   std::uint64_t room = 0;
   for (std::size_t rank = 0; rank < world; ++rank) room += rank == self ? 0 : out[rank].message->bytes;
   std::uint8_t* next = reserve(sent_, room);
@@ -74,10 +74,11 @@ std::uint64_t PackedTransfer::pack(const PlacedMessage& from, std::uint8_t* to) 
   std::memcpy(to, from.bytes, bytes);
   of_pieces_.clear();
   for (const Piece& piece : from.message->pieces) {
-    const std::uint64_t packed = piece.codec->pack(from.bytes + piece.offset, piece.range.count, to + bytes);
+    const std::uint8_t* const payload = from.bytes + piece.offset;
+    const std::uint64_t count = piece.range.count, packed = piece.codec->pack(payload, count, to + bytes);
     std::fill(to + bytes + packed, to + bytes + whole_words(packed), std::uint8_t{0});
     bytes += whole_words(packed);
-    of_pieces_.push_back(packed);
+    of_pieces_.push_back({packed, count, piece.codec->reused(payload, count)});
   }
   return bytes;
 }
@@ -86,7 +87,7 @@ std::uint64_t PackedTransfer::pack(const PlacedMessage& from, std::uint8_t* to) 
 void PackedTransfer::count_payloads(const Message& message) {
   for (std::size_t p = 0; p < of_pieces_.size(); ++p) {
     const Piece& piece = message.pieces[p];
-    if (piece.codec->traits().packs) bytes_of_[piece.tensor] += of_pieces_[p];
+    if (piece.codec->traits().packs) figures_[piece.tensor] += of_pieces_[p];
   }
 }
 

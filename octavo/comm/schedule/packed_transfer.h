@@ -10,6 +10,7 @@
 
 #include "octavo/comm/layout.h"
 #include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/wire.h"
 
 namespace octavo {
@@ -41,8 +42,8 @@ class PackedTransfer {
   /// sent, or not what pack() makes.
   void receive();
 
-  /// By tensor, the bytes for others of payloads whose codec packs.
-  std::span<const std::uint64_t> bytes() const { return bytes_of_; }
+  /// By tensor, of payloads whose codec packs.
+  std::span<const PackedFigures> figures() const { return figures_; }
 
  private:
   std::uint64_t pack(const PlacedMessage& from, std::uint8_t* to);
@@ -53,8 +54,8 @@ class PackedTransfer {
   std::uint64_t digest_ = 0;
   std::vector<PlacedMessage> in_;
   std::vector<std::uint64_t> sent_bytes_, got_bytes_;  // of messages, by rank
-  std::vector<std::uint64_t> of_pieces_;               // bytes of the message that was packed last
-  std::vector<std::uint64_t> bytes_of_;                // by tensor
+  std::vector<PackedFigures> of_pieces_;               // of the message that was packed last
+  std::vector<PackedFigures> figures_;                 // by tensor
   at::Tensor sent_, got_, sent_sizes_, got_sizes_;     // uint8, on the host
   std::optional<Transfer> transfer_;
 };

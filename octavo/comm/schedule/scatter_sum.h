@@ -39,9 +39,9 @@ class ScatterSum {
 
   /// By tensor, as in Outcome.
   const std::vector<float>& power() const { return power_; }
-  /// By tensor, the bytes that this rank has sent of packed payloads; empty where no codec packs.
-  std::span<const std::uint64_t> packed_bytes() const {
-    return packs_ ? packed_.bytes() : std::span<const std::uint64_t>();
+  /// By tensor, as in Outcome.
+  std::span<const PackedFigures> packed() const {
+    return packs_ ? packed_.figures() : std::span<const PackedFigures>();
   }
 
  private:

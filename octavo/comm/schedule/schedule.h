@@ -34,14 +34,26 @@ struct Bucket {
   std::uint64_t digest = 0;
 };
 
+/// What this rank has sent of a tensor in packed payloads (Codec::pack), to all others together.
+struct PackedFigures {
+  std::uint64_t bytes = 0, values = 0;
+  std::uint64_t reused = 0;  // of the values (Codec::reused)
+  PackedFigures& operator+=(const PackedFigures& other) {
+    bytes += other.bytes;
+    values += other.values;
+    reused += other.reused;
+    return *this;
+  }
+};
+
 /// `finite` and `power` are the same on all ranks that get the same results.
 struct Outcome {
   bool finite;  // every result is finite
   /// By tensor: the mean square of the gradient, averaged over ranks; 0 where it is zero on every rank, never
   /// otherwise. An estimate for large tensors, from a 32nd of their elements.
   std::vector<float> power;
-  /// By tensor: the bytes of packed payloads that this rank has sent of it; empty where no codec of the bucket packs.
-  std::vector<std::uint64_t> packed_bytes = {};
+  /// By tensor; empty where no codec of the bucket packs.
+  std::vector<PackedFigures> packed = {};
 };
 
 /// How buckets of gradients become their sums over all ranks, divided.

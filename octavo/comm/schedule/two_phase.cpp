@@ -59,13 +59,13 @@ Outcome TwoPhase::finish() {
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
-  return {*nonfinite == 0, up_.power(), packed_bytes()};
+  return {*nonfinite == 0, up_.power(), packed()};
 }
 
-std::vector<std::uint64_t> TwoPhase::packed_bytes() const {
-  std::vector<std::uint64_t> both(up_.packed_bytes().begin(), up_.packed_bytes().end());
-  both.resize(std::max(both.size(), down_.packed_bytes().size()));
-  for (std::size_t t = 0; t < down_.packed_bytes().size(); ++t) both[t] += down_.packed_bytes()[t];
+std::vector<PackedFigures> TwoPhase::packed() const {
+  std::vector<PackedFigures> both(up_.packed().begin(), up_.packed().end());
+  both.resize(std::max(both.size(), down_.packed().size()));
+  for (std::size_t t = 0; t < down_.packed().size(); ++t) both[t] += down_.packed()[t];
   return both;
 }
 

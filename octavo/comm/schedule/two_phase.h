@@ -34,7 +34,7 @@ class OCTAVO_API TwoPhase final : public Schedule {
   void keep_here(const Contribution& tensor, std::uint32_t* nonfinite);
 
  private:
-  std::vector<std::uint64_t> packed_bytes() const;
+  std::vector<PackedFigures> packed() const;
 
   Wire& wire_;
   PhaseSeconds& seconds_;
