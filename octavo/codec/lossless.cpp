@@ -75,6 +75,7 @@ std::uint64_t Lossless::payload_bytes(std::uint64_t count) const {
 }
 
 std::uint64_t Lossless::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {
+  if (count == 0) return 0;
   const auto* const words = reinterpret_cast<const std::uint16_t*>(payload);
   const KernelTable& kernels = host_backend();
   Blocks& blocks = Blocks::of(count);
@@ -91,6 +92,7 @@ std::uint64_t Lossless::pack(const std::uint8_t* payload, std::uint64_t count, s
 
 std::optional<std::uint64_t> Lossless::unpack(std::span<const std::uint8_t> packed, std::uint64_t count,
                                               std::uint8_t* payload) const {
+  if (count == 0) return 0;
   auto* const words = reinterpret_cast<std::uint16_t*>(payload);
   const KernelTable& kernels = host_backend();
   Blocks& blocks = Blocks::of(count);
