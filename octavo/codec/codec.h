@@ -54,7 +54,7 @@ struct CodecTraits {
   bool packs = false;              // what travels of a payload depends on the values (Codec::pack)
   float learnt_share = 1.0F;       // of what is sent, what a memory of it learns: less than 1 where codes vary (DIANA)
   bool leaves_unsent = false;      // most values, which decode to 0
-  bool needs_estimate = false;  // encode() needs EncodeInput::estimate, so a feedback that keeps one
+  bool needs_estimate = false;     // encode() needs EncodeInput::estimate, so a feedback that keeps one
   bool draws_places = false;  // which values are sent is drawn from PayloadPart::key, by each such codec its own way
 };
 

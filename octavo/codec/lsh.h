@@ -38,7 +38,7 @@ class Lsh final : public Codec {
   void decode(c10::Device device, const PayloadPart& from, Store store, float* out,
               std::uint32_t* nonfinite) const override;
 
-  static constexpr double kBits = 0.25;  // where a plan does not say it
+  static constexpr double kBits = 0.1;  // where a plan does not say it
 
  private:
   /// A tile of a payload: its word, then the inner codec's payload.

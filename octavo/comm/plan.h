@@ -39,7 +39,7 @@ namespace octavo {
 ///                     part, as in sketch:0.1:exact, their exact mean is sent in a second round
 ///   lsh:int4          another codec, here int4, of which values that have hardly changed are not sent: where a hash of
 ///                     16384 of them says so receivers take for them what they did before (codec/lsh.h); lsh:0.4:int4
-///                     sets the share of the hash's bits that may differ (0.25). With +ef21, which it has where nothing
+///                     sets the share of the hash's bits that may differ (0.1). With +ef21, which it has where nothing
 ///                     else is said, or +econtrol. Experimental
 ///   sign-vote         2 bits a value, +1, -1 or 0: a rank's sign up, the majority's (0 for a tie) down, no magnitude
 ///

@@ -210,8 +210,8 @@ TEST(Lsh, TextsThatMakeNone) {
                            "lsh:randomk:0.1:unbiased", "lsh:int4:7"}) {
     EXPECT_THROW(lsh_codec(text), Error) << text;
   }
-  EXPECT_EQ(lsh_codec("lsh:0.25:int4:128")->text(), "lsh:int4:128");
-  EXPECT_EQ(lsh_codec("lsh:0.10:topk:0.01:sign")->text(), "lsh:0.1:topk:0.01:sign");
+  EXPECT_EQ(lsh_codec("lsh:0.100:int4:128")->text(), "lsh:int4:128");
+  EXPECT_EQ(lsh_codec("lsh:0.20:topk:0.01:sign")->text(), "lsh:0.2:topk:0.01:sign");
 }
 
 }  // namespace

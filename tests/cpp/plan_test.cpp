@@ -75,8 +75,8 @@ TEST(Plan, TextsRoundTrip) {
   EXPECT_EQ(Plan::parse("topk:0.01+hits+warmup:3+ef").text(), "topk:0.01+ef+hits+warmup:3");
   EXPECT_EQ(Plan::parse("delta+int4:128").text(), "int4:128+ef21");
   EXPECT_EQ(Plan::parse("delta+topk:0.01+warmup:3").text(), "topk:0.01+ef21+warmup:3");
-  EXPECT_EQ(Plan::parse("lsh:0.25:int4").text(), "lsh:int4+ef21");
-  EXPECT_EQ(Plan::parse("delta+lsh:0.1:topk:0.01+warmup:3").text(), "lsh:0.1:topk:0.01+ef21+warmup:3");
+  EXPECT_EQ(Plan::parse("lsh:0.10:int4").text(), "lsh:int4+ef21");
+  EXPECT_EQ(Plan::parse("delta+lsh:0.2:topk:0.01+warmup:3").text(), "lsh:0.2:topk:0.01+ef21+warmup:3");
   EXPECT_EQ(Plan::parse("int8+down:lsh:int4").text(), "int8+down:lsh:int4+ef21");
   EXPECT_EQ(Plan::parse("dgc:0.001+warmup:3").text(), "topk:0.001+dgc+warmup:3");
   EXPECT_EQ(Plan::parse("dgc:64/4096:sign").text(), "topk:64/4096:sign+dgc");

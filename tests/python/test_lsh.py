@@ -49,13 +49,13 @@ def can_send_nothing(monkeypatch):
 @pytest.mark.parametrize("codec", ["int4", "topk:0.5"])
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_what_is_reused_is_the_estimate_of_ef21(request, world, codec):
-    results = request.getfixturevalue(WORLDS[world]).run(results_of, world, f"lsh:{codec}", in_pairs, 6)
+    results = request.getfixturevalue(WORLDS[world]).run(results_of, world, f"lsh:0.25:{codec}", in_pairs, 6)
     require_same(results, in_pairs, ReusedEf21(world, codec))
 
 
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_what_is_reused_is_owed_under_econtrol(request, can_send_nothing, world):
-    results = request.getfixturevalue(WORLDS[world]).run(results_of, world, "lsh:int4+econtrol:0.05", in_pairs, 6)
+    results = request.getfixturevalue(WORLDS[world]).run(results_of, world, "lsh:0.25:int4+econtrol:0.05", in_pairs, 6)
     require_same(results, in_pairs, ReusedEControl(world, "int4", 0.05))
 
 
