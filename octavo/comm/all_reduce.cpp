@@ -23,8 +23,7 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) 
          " measures over many steps, and a single call has none: name the plan, such as ",
          plan.choices->at(1).codec->text(), ", or use octavo.compress");
   }
-  const auto [up, down] = plan.at(kOnlyStep);
-  if (up->traits().needs_estimate || down->traits().needs_estimate) {
+  if (plan.compares()) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " compares values with those of the call before, and a single call keeps nothing: use the codec inside lsh, ",
          "such as int4, or octavo.compress");

@@ -223,7 +223,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     const float power = is_unscaled ? outcome.power[i] : outcome.power[i] / (scale * scale);
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     parameter.packed = outcome.packed.empty() ? PackedFigures() : outcome.packed[i];
-    if (compares(parameter)) compared_ += parameter.packed;
+    if (parameter.compares()) compared_ += parameter.packed;
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
   if (job->is_planned) keep_averages(*job);
@@ -390,12 +390,6 @@ void Compressor::tell(std::vector<std::int64_t>& numbers) {
 ParameterPlan::Codecs Compressor::codecs_of(const Parameter& parameter) const {
   if (parameter.info.exempt) return {&block_coding(BlockCodec::fp32), &block_coding(BlockCodec::fp32)};
   return scatters() ? parameter.plan->kept_at(step_) : parameter.plan->at(step_);
-}
-
-/// Whether a codec of one of the ways compares values with what was sent before.
-bool Compressor::compares(const Parameter& parameter) const {
-  const auto [up, down] = codecs_of(parameter);
-  return up->traits().needs_estimate || down->traits().needs_estimate;
 }
 
 /// Null for a parameter that travels as it is.

@@ -270,6 +270,7 @@ class OCTAVO_API Compressor {
     bool keeps_updates() const { return preconditioner.defined(); }
     bool sends_own() const { return keeps_momentum || keeps_updates(); }  // what it has made of its gradient
     bool sends_momentum() const { return momentum.mean.defined() || sends_own(); }
+    bool compares() const { return !info.exempt && plan->compares(); }
     bool has_sent_owed = false;  // in this step
   };
 
@@ -295,7 +296,6 @@ class OCTAVO_API Compressor {
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool takes_as_it_is(const Job& job) const;
   ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
-  bool compares(const Parameter& parameter) const;
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);

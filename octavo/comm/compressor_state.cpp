@@ -30,7 +30,8 @@ void require_scatterable(const Plan& plan, const std::vector<std::string>& param
     if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
       fail(ErrorCode::invalid_argument, "comm.compressor", "in the plan ", plan.text(), ", +", of_one.feedback->text(),
            " remembers what owners send to all, and ranks of fully_shard keep the sums of their shards to themselves: ",
-           "use +ef, or compress between replicas of shards (octavo.compress, replicas)");
+           of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
+           ", or compress between replicas of shards (octavo.compress, replicas)");
     }
     if (!of_one.map) continue;
     fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ", parameter,
@@ -345,7 +346,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const std::string plan = info.exempt ? ParameterPlan().text() : parameter.plan->text();
     all.push_back({info.name, plan, info.count, wire_bytes(parameter), ring_bytes(info.count * sizeof(float)),
                    std::sqrt(parameter.power), static_cast<float>(rms),
-                   compares(parameter) ? reused_share(parameter.packed) : std::nullopt, parameter.loss});
+                   parameter.compares() ? reused_share(parameter.packed) : std::nullopt, parameter.loss});
   }
   return all;
 }

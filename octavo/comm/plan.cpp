@@ -84,9 +84,8 @@ void ParameterPlan::set_down(const CodecText& text, std::string_view wanted) {
 
 void ParameterPlan::complete(const CodecText& text) {
   if (down && down->fingerprint() == codec->fingerprint()) down = nullptr;
-  const bool compares = codec->traits().needs_estimate || (down && down->traits().needs_estimate);
-  if (compares && !feedback) set_feedback(text, make_feedback(text, "ef21"));
-  if (compares && !feedback->keeps_estimates()) {
+  if (compares() && !feedback) set_feedback(text, make_feedback(text, "ef21"));
+  if (compares() && !feedback->keeps_estimates()) {
     text.refuse(
         "lsh compares values with what receivers took for them before, of which +ef21 and +econtrol keep an estimate: "
         "write lsh:int4, which is lsh:int4+ef21, or lsh:int4+econtrol:0.1");

@@ -100,6 +100,8 @@ struct OCTAVO_API ParameterPlan {
   std::string text() const;
 
   bool dense() const;
+  /// Whether a codec compares values with what was sent before (CodecTraits::needs_estimate).
+  bool compares() const { return codec->traits().needs_estimate || (down && down->traits().needs_estimate); }
   bool votes() const { return !codec->traits().keeps_magnitude; }
   bool fits_hits() const;
   /// That which the plan keeps in the optimizer's place; none where the optimizer keeps it.

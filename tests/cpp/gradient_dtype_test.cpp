@@ -56,7 +56,7 @@ std::vector<Trace> train(int world_size, const char* plan, at::ScalarType rounde
 
 TEST(GradientDtypes, AreEncodedAsFloatsAre) {
   for (const char* plan : {"bf16", "int8+ef", "int4:stochastic+ef", "sign+ef", "sign-vote", "delta+int4", "topk:0.1+ef",
-                           "int8+dgc", "powersgd:2+ef", "sign:128+ef;small=dense"}) {
+                           "int8+dgc", "powersgd:2+ef", "sign:128+ef;small=dense", "lsh:0.45:int4"}) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf, at::kDouble}) {
       for (const int world_size : {1, 3}) {
         SCOPED_TRACE(std::string(plan) + " " + toString(dtype) + " on " + std::to_string(world_size));

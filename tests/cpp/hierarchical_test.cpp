@@ -76,7 +76,7 @@ std::map<std::string, at::Tensor> without_empty(std::map<std::string, at::Tensor
 TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
   constexpr int kSteps = 4;
   for (const char* plan : {"int4+ef", "sign+ef", "int4+down:int8:stochastic+ef", "topk:0.1+dgc", "int8+ef21",
-                           "randomk:0.1", "topk:0.1+ef:0.9+hits", "sign-vote", "dense"}) {
+                           "randomk:0.1", "topk:0.1+ef:0.9+hits", "sign-vote", "dense", "lsh:0.45:int8"}) {
     std::vector<at::Tensor> expected(kSteps);
     std::vector<std::map<std::string, at::Tensor>> kept(4);  // by rank
     for (at::Tensor& bucket : expected) bucket = at::empty({kCount + 64});

@@ -441,6 +441,8 @@ def refuse(rank: int) -> None:
         ValueError, match=r"\+ef21 remembers what owners send to all, .*: use \+ef, or compress between"
     ):
         handle.set_plan("int4+ef21")
+    with pytest.raises(ValueError, match=r"to themselves: use the codec inside lsh with \+ef, or compress between"):
+        handle.set_plan("lsh:int4")
     assert str(handle.plan) == "int4+ef"
     with pytest.raises(ValueError, match="momenta are averaged for DistributedDataParallel"):
         handle.set_momentum({}, 0.9)
