@@ -18,12 +18,21 @@ namespace {
 
 using OuterTuples = std::vector<std::tuple<std::string, at::Tensor, bool>>;
 
-std::unique_ptr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s, const Plan& plan,
-                                  const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
+/// The end may wait for a round under way.
+struct WithoutGil {
+  void operator()(Outer* outer) const {
+    const py::gil_scoped_release no_gil;
+    delete outer;
+  }
+};
+
+std::unique_ptr<Outer, WithoutGil> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s,
+                                              const Plan& plan, const OuterTuples& parameters,
+                                              const OuterOptions& options, std::uint64_t seed) {
   std::vector<OuterParameter> all;
   for (const auto& [name, tensor, exempt] : parameters) all.push_back({name, tensor, exempt});
   const std::chrono::milliseconds deadline(static_cast<std::int64_t>(deadline_s * 1000));
-  return std::make_unique<Outer>(backend, deadline, plan, std::move(all), options, seed);
+  return std::unique_ptr<Outer, WithoutGil>(new Outer(backend, deadline, plan, std::move(all), options, seed));
 }
 
 py::list as_list(const std::vector<Outer::Skipped>& skipped) {
@@ -44,11 +53,8 @@ py::list skipped_by(Outer& outer) {
   return as_list(skipped);
 }
 
-py::dict stats_of(Outer& outer) {
-  const OuterStats stats = [&] {
-    const py::gil_scoped_release no_gil;
-    return outer.stats();
-  }();
+py::dict stats_of(const Outer& outer) {
+  const OuterStats stats = outer.stats();
   return py::dict(py::arg("wire_bytes") = stats.wire_bytes, py::arg("dense_bytes") = stats.dense_bytes,
                   py::arg("steps") = stats.steps, py::arg("rounds") = stats.rounds,
                   py::arg("skipped_rounds") = stats.skipped_rounds, py::arg("waited_s") = stats.waited_s,
@@ -57,11 +63,11 @@ py::dict stats_of(Outer& outer) {
                   py::arg("decode_s") = stats.seconds.decode);
 }
 
-using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>;
+using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>>;
 
 std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
   std::vector<Outer::Position> all;
-  for (const auto& [rounds, waiting, wire_bytes] : positions) all.push_back({rounds, waiting, wire_bytes});
+  for (const auto& [rounds, waiting, bytes, at_anchor] : positions) all.push_back({rounds, waiting, bytes, at_anchor});
   return all;
 }
 
@@ -74,7 +80,7 @@ void bind_outer(py::module_& m) {
                        double mix) { return OuterOptions{every, delay, fragments, lr, momentum, mix}; }),
            py::kw_only(), py::arg("every"), py::arg("delay"), py::arg("fragments"), py::arg("lr"), py::arg("momentum"),
            py::arg("mix"));
-  py::class_<Outer>(m, "Outer")
+  py::class_<Outer, std::unique_ptr<Outer, WithoutGil>>(m, "Outer")
       .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
       .def("after_step", &skipped_by<&Outer::after_step>)
@@ -87,8 +93,8 @@ void bind_outer(py::module_& m) {
            [](Outer& outer) {
              PositionTuples all;
              const py::gil_scoped_release released;
-             for (const auto& [rounds, waiting, wire_bytes] : outer.positions()) {
-               all.emplace_back(rounds, waiting, wire_bytes);
+             for (const auto& [rounds, waiting, bytes, at_anchor] : outer.positions()) {
+               all.emplace_back(rounds, waiting, bytes, at_anchor);
              }
              return all;
            })

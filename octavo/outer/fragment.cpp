@@ -83,8 +83,13 @@ Fragment::Fragment(const std::vector<OuterParameter>& parameters, std::vector<Fr
 }
 
 at::Tensor Fragment::own(const FragmentPart& part) const {
-  return flat_memory(parameters_[part.parameter].tensor)
-      .narrow(0, static_cast<std::int64_t>(part.range.first), static_cast<std::int64_t>(part.range.count));
+  const auto& [name, tensor, exempt] = parameters_[part.parameter];
+  if (tensor.device() != anchor_.device() || !tensor.is_non_overlapping_and_dense()) {
+    fail(ErrorCode::invalid_argument, "outer", name, " is now on ", tensor.device().str(), " with strides ",
+         tensor.strides(), ": build Outer after the model was moved");
+  }
+  return flat_memory(tensor).narrow(0, static_cast<std::int64_t>(part.range.first),
+                                    static_cast<std::int64_t>(part.range.count));
 }
 
 at::Tensor Fragment::all_of(const at::Tensor& flat, std::size_t part) const {

@@ -48,30 +48,29 @@ void require(const std::vector<OuterParameter>& parameters) {
   }
 }
 
-void require(const Plan& plan) {
+void require(const Plan& plan, double mix) {
   const auto refuse = [&](auto... why) {
     fail(ErrorCode::invalid_argument, kWhere, "the plan ", plan.text(), " ", why...);
   };
   if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
   if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
   if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
+  const bool owes = plan.feedback || std::any_of(plan.rules.begin(), plan.rules.end(),
+                                                 [](const Plan::Rule& rule) { return rule.plan.feedback != nullptr; });
+  if (owes && mix > 0) {
+    refuse(
+        "owes what it could not send, and what a rank keeps of its own values, mix, is part of its next difference: ",
+        "both would be sent. Use mix=0, or a plan without feedback, such as int4");
+  }
 }
 
-/// What a rank could not send of its difference it owes; but the share `mix` of the difference stays in its own values,
-/// is part of its next one, and is therefore not owed.
-Plan without_what_stays(Plan plan, double mix) {
-  if (mix == 0) return plan;
-  const auto leave = [&](ParameterPlan& one) {
-    if (!one.feedback) return;
-    const FeedbackPtr less = one.map ? nullptr : one.feedback->with_decay(one.feedback->decay() * (1 - mix));
-    if (!less) {
-      fail(ErrorCode::invalid_argument, kWhere, "a rank that keeps a share of its own values, mix, owes less, and ",
-           one.text(), " does not know how: use error feedback of values, such as sign+ef, or mix=0");
-    }
-    one.feedback = less;
-  };
-  leave(plan);
-  for (Plan::Rule& rule : plan.rules) leave(rule.plan);
+/// The rules that fit a parameter of a fragment.
+Plan of_fragment(Plan plan, const std::vector<OuterParameter>& parameters, const std::vector<FragmentPart>& parts) {
+  std::erase_if(plan.rules, [&](const Plan::Rule& rule) {
+    return std::none_of(parts.begin(), parts.end(), [&](const FragmentPart& part) {
+      return !parameters[part.parameter].exempt && rule.fits(parameters[part.parameter].name);
+    });
+  });
   return plan;
 }
 
@@ -94,15 +93,20 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
     : parameters_(std::move(parameters)), options_(options), wire_(backend, deadline) {
   require(options_);
   require(parameters_);
-  require(plan);
-  const Plan owed = without_what_stays(plan, options_.mix);
+  require(plan, options_.mix);
+  std::vector<std::string> compressed;
+  for (const OuterParameter& parameter : parameters_) {
+    if (!parameter.exempt) compressed.push_back(parameter.name);
+  }
+  plan.require_rules_fit(compressed);
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     // each draws other bits; those of a model in one piece are those of the seed
     const std::uint64_t own_seed = f == 0 ? seed : rules::derive_key(seed, f);
     auto wire = std::make_unique<Wire>(backend, deadline);
+    const Plan its_plan = of_fragment(plan, parameters_, fragments[f]);
     rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
-                                                                 owed, own_seed, options_.momentum > 0);
+                                                                 its_plan, own_seed, options_.momentum > 0);
   }
 }
 
@@ -136,7 +140,11 @@ std::vector<Outer::Skipped> Outer::synchronize() {
     if (!round.is_at_anchor) send(round);
   }
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
-  for (const Round& round : rounds_) round.fragment->return_to_anchor();
+  for (Round& round : rounds_) {  // all ranks, also where a round was skipped
+    round.fragment->return_to_anchor();
+    round.is_at_anchor = true;
+  }
+  for (Skipped& one : skipped) one.returned_to_anchor = true;
   return skipped;
 }
 
@@ -159,11 +167,13 @@ void Outer::send(Round& round) {
 }
 
 Outer::Arrival Outer::exchange(Fragment& fragment) {
-  const auto sent = [&] { return fragment.compressor().stats().wire_bytes + wire_.sent_bytes(); };
-  const std::uint64_t before = sent();
+  const CompressorStats before = fragment.compressor().stats();
+  const std::uint64_t told = wire_.sent_bytes();
   Arrival arrival{fragment.exchange()};
   if (!arrival.finite) arrival.culprits = ranks_without(fragment.gave_finite_values());
-  arrival.wire_bytes = sent() - before;
+  const CompressorStats after = fragment.compressor().stats();
+  arrival.wire_bytes = after.wire_bytes - before.wire_bytes + wire_.sent_bytes() - told;
+  arrival.seconds = after.seconds - before.seconds;
   return arrival;
 }
 
@@ -199,6 +209,7 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
   const Arrival arrival = *std::exchange(round.waiting, std::nullopt);
   ++rounds_here_;
   wire_bytes_ += arrival.wire_bytes;
+  seconds_ = seconds_ + arrival.seconds;
   if (arrival.finite) {
     round.is_at_anchor = own_share == 0;
     return round.fragment->end_round(
@@ -217,12 +228,9 @@ bool Outer::return_to_anchor() {
   return true;
 }
 
-OuterStats Outer::stats() {
-  OuterStats stats = {wire_bytes_, 0, steps_here_, rounds_here_, skipped_, waited_s_, {}};
-  for (const Round& round : rounds_) {
-    stats.dense_bytes += round.fragment->dense_bytes() * steps_here_;
-    stats.seconds = stats.seconds + round.fragment->compressor().stats().seconds;
-  }
+OuterStats Outer::stats() const {
+  OuterStats stats = {wire_bytes_, 0, steps_here_, rounds_here_, skipped_, waited_s_, seconds_};
+  for (const Round& round : rounds_) stats.dense_bytes += round.fragment->dense_bytes() * steps_here_;
   return stats;
 }
 
@@ -276,7 +284,7 @@ std::vector<Outer::Position> Outer::positions() {
     wait_for(round);
     const std::uint64_t waiting = !round.waiting ? 0 : round.waiting->finite ? 1 : 2;
     const std::uint64_t wire_bytes = round.waiting ? round.waiting->wire_bytes : 0;
-    all.push_back({round.fragment->compressor().step(), waiting, wire_bytes});
+    all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_anchor});
   }
   return all;
 }
@@ -286,18 +294,19 @@ void Outer::require_fits(const Tensors& own, const std::vector<Position>& positi
     fail(ErrorCode::invalid_argument, "outer.load", "the state has ", positions.size(), " fragments, this outer loop ",
          rounds_.size(), ": make it with as many");
   }
-  std::vector<std::string> roles = {"anchor/"};
-  if (options_.momentum > 0) roles.emplace_back("momentum/");
-  const bool waits = std::any_of(positions.begin(), positions.end(), [](const Position& one) { return one.waiting; });
-  if (waits) roles.emplace_back("arrived/");
-  for (const std::string& role : roles) {
-    for (const auto& [name, tensor, exempt] : parameters_) {
+  const auto require_values = [&](const std::string& role, const Round& round) {
+    for (const FragmentPart& part : round.fragment->parts()) {
+      const auto& [name, tensor, exempt] = parameters_[part.parameter];
       const auto found = own.find(role + name);
       if (found != own.end() && found->second.sizes() == tensor.sizes()) continue;
-      if (role == "arrived/" && found == own.end()) continue;  // its fragment does not wait
       fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, name, " with the shape ", tensor.sizes(),
            found == own.end() ? ", which the state does not have" : ", the state has another shape");
     }
+  };
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    require_values("anchor/", rounds_[f]);
+    if (options_.momentum > 0) require_values("momentum/", rounds_[f]);
+    if (positions[f].waiting != 0) require_values("arrived/", rounds_[f]);
   }
 }
 
@@ -307,10 +316,10 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
     scatter(own, "anchor/", round.fragment->anchors());
     scatter(own, "momentum/", round.fragment->momenta());
     round.waiting.reset();
-    round.is_at_anchor = false;
+    round.is_at_anchor = positions[f].is_at_anchor;
     if (positions[f].waiting != 0) {
       scatter(own, "arrived/", round.fragment->differences());
-      round.waiting = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes};
+      round.waiting = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
     }
     round.fragment->compressor().set_step(positions[f].rounds);
   }

@@ -28,7 +28,8 @@ struct OuterOptions {
   std::uint64_t delay = 0;      // steps that a round travels, while ranks go on; below `every`
   std::uint64_t fragments = 1;  // rounds of which follow one another at equal distances; at most `every`
   double lr = 0.7, momentum = 0.6;
-  double mix = 0;  // share of its own values that a rank keeps when a round arrives; below 1
+  // share of its own values that a rank keeps when a round arrives; below 1, and 0 with feedback, which would owe them
+  double mix = 0;
 };
 
 struct OuterStats {
@@ -38,7 +39,7 @@ struct OuterStats {
   std::uint64_t rounds;          // that were exchanged, of all fragments
   std::uint64_t skipped_rounds;  // of which some rank had a NaN or an infinity
   double waited_s;               // that after_step() and synchronize() waited for rounds
-  PhaseSeconds seconds;          // of the exchanges
+  PhaseSeconds seconds;          // of the exchanges of these
 };
 
 /// The outer loop of DiLoCo (Douillard et al. 2023) and Streaming DiLoCo (2025): ranks make steps of their own, and in
@@ -67,13 +68,13 @@ class OCTAVO_API Outer {
   /// After each of the rank's own steps. Throws what Wire throws; the ranks must then be connected anew by a new
   /// object, from saved states.
   std::vector<Skipped> after_step();
-  /// Ends the rounds under way and makes one of all fragments at once: parameters are then the anchor on all ranks.
-  /// Changes the number of no step. Throws as after_step().
+  /// Ends the rounds under way and makes one of all fragments at once: parameters are then the anchor on all ranks,
+  /// also where a round was skipped. Changes the number of no step. Throws as after_step().
   std::vector<Skipped> synchronize();
 
   /// This rank's own steps.
   std::uint64_t steps() const { return steps_; }
-  OuterStats stats();
+  OuterStats stats() const;
 
   /// The anchor in each parameter's shape and memory order, float32: copies, by name.
   std::map<std::string, at::Tensor> anchors() const;
@@ -83,9 +84,10 @@ class OCTAVO_API Outer {
   /// "fragment F/worker/NAME" and so on (Compressor::residuals) the rank's own. Waits for rounds under way.
   std::map<std::string, at::Tensor> tensors();
   /// Of each fragment: the number of its rounds; whether one waits for its step (0, 1, or 2 where that was not finite),
-  /// and the bytes that it sent.
+  /// and the bytes that it sent; whether all ranks are at the anchor.
   struct Position {
     std::uint64_t rounds, waiting, wire_bytes;
+    bool is_at_anchor;
   };
   std::vector<Position> positions();
   /// Restores what tensors() and positions() gave on this rank, in a world of as many ranks, after `steps` steps.
@@ -101,6 +103,7 @@ class OCTAVO_API Outer {
     bool finite = true;
     std::vector<int> culprits = {};
     std::uint64_t wire_bytes = 0;
+    PhaseSeconds seconds = {};
   };
   /// A fragment, and what became of its last round: nothing, or one of the two.
   struct Round {
@@ -133,6 +136,7 @@ class OCTAVO_API Outer {
   SideStreams streams_;
   std::uint64_t steps_ = 0, steps_here_ = 0, rounds_here_ = 0, skipped_ = 0;
   std::uint64_t wire_bytes_ = 0;
+  PhaseSeconds seconds_;
   double waited_s_ = 0;
   std::mutex failure_mutex_;
   std::exception_ptr failure_;

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from pathlib import Path
@@ -109,6 +108,7 @@ def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):
         (dict(outer=4, optimizer="onebit-adamw"), "with --outer ranks step by themselves: use adamw or muon"),
         (dict(compare=("dense", "outer:x/sign+ef")), "must be outer:H/PLAN"),
         (dict(compare=("dense", "outer:4")), "must be outer:H/PLAN"),
+        (dict(compare=("dense", "int4+ef"), outer=4), "name rounds as outer:4/PLAN"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(change, words):
@@ -120,5 +120,9 @@ def test_the_options_survive_the_command_line():
     config = TrainConfig(outer=20, outer_delay=3, outer_fragments=2, outer_lr=0.5, outer_momentum=0.3)
     assert config.to_args()[:2] == ["--outer", "20"]
     assert config.optimizer_name == "adamw"
-    leg = dataclasses.replace(config, compare=("dense",)).for_plan("outer:40:5:4/topk:64/4096:sign+ef")
+    compared = TrainConfig(compare=("dense", "outer:40/sign+ef"), outer_lr=1.0, outer_delay=2)
+    assert compared.for_plan("dense") == TrainConfig(plan="dense", out="out/dense")
+    leg = compared.for_plan("outer:40/sign+ef")
+    assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.outer_lr, leg.plan) == (40, 2, 1, 1.0, "sign+ef")
+    leg = compared.for_plan("outer:40:5:4/topk:64/4096:sign+ef")
     assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.plan) == (40, 5, 4, "topk:64/4096:sign+ef")

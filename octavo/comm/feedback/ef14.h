@@ -33,7 +33,6 @@ class OCTAVO_API Ef14 final : public Feedback {
   bool fits_hits() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay); }
-  double decay() const override { return decay_; }
 
  private:
   double decay_;

@@ -271,7 +271,9 @@ class _Rounds(_Alone):
         super().__init__(size)
         self.count = rounds.every
         inner = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.outer = octavo.Outer(self.model, inner, plan, rounds.every, delay=rounds.delay, fragments=rounds.fragments)
+        self.outer = octavo.Outer(
+            self.model, inner, plan, rounds.every, delay=rounds.delay, fragments=rounds.fragments or 1
+        )
 
     def __call__(self) -> None:
         super().__call__()
@@ -279,6 +281,7 @@ class _Rounds(_Alone):
         for _ in range(self.count - 1):
             super().__call__()
             self.outer.count_step()
+        self.outer.wait()  # what still travels would do so in the turns of others
 
 
 class _Watched(_Step):

@@ -57,10 +57,11 @@ def train(
         int, typer.Option(help="Parts of the model with rounds of their own, one after another.")
     ] = _DEFAULT.outer_fragments,
     outer_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the step that ends a round; by the steps of a round.")
+        float | None,
+        typer.Option(help="Learning rate of the step that ends a round; by the steps of a round and the plan."),
     ] = _DEFAULT.outer_lr,
     outer_momentum: Annotated[
-        float | None, typer.Option(help="Its Nesterov momentum; by the steps of a round.")
+        float | None, typer.Option(help="Its Nesterov momentum; by the steps of a round and the plan.")
     ] = _DEFAULT.outer_momentum,
     model: Annotated[str, typer.Option(help="tiny, small, 220m or the CONFIG.json of a LLaMA.")] = _DEFAULT.model,
     device: Annotated[

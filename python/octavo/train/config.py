@@ -20,6 +20,8 @@ ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
 OF_EACH_RANK = ("adamw", "muon")
 """Optimizers that a rank can step by itself, between the rounds of --outer."""
+OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
+"""What --outer has besides the steps of a round."""
 VOTED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 LR = {
@@ -182,7 +184,10 @@ class TrainConfig:
         rounds, plan_of_run = split_rounds(plan)
         own = dict(plan=plan_of_run, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
         if rounds:
-            own |= dict(outer=rounds.every, outer_delay=rounds.delay, outer_fragments=rounds.fragments)
+            own |= {"outer": rounds.every, "outer_delay": rounds.delay or self.outer_delay}
+            own |= {"outer_fragments": rounds.fragments or self.outer_fragments}
+        else:
+            own |= {name: getattr(TrainConfig, name) for name in ("outer", *OUTER_OPTIONS)}
         return dataclasses.replace(self, **own)
 
     def to_args(self) -> list[str]:
@@ -213,11 +218,12 @@ def keeps_momentum(plan: str) -> bool:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Those of `octavo.Outer`, as a text names them: "outer:EVERY/PLAN", "outer:EVERY:DELAY:FRAGMENTS/PLAN"."""
+    """Those of `octavo.Outer`, as a text names them: "outer:EVERY/PLAN", "outer:EVERY:DELAY:FRAGMENTS/PLAN". 0: not
+    named."""
 
     every: int
     delay: int = 0
-    fragments: int = 1
+    fragments: int = 0
 
 
 def split_rounds(text: str) -> tuple[Rounds | None, str]:
@@ -312,6 +318,8 @@ def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:
 
 
 def _check_compare(config: TrainConfig) -> None:
+    if config.compare and config.outer:
+        _fail(f"--outer {config.outer} and --compare exclude each other: name rounds as outer:{config.outer}/PLAN")
     if config.compare and config.plan is not None:
         _fail(f"--plan {config.plan} and --compare exclude each other: --compare names the plans itself")
 
@@ -336,7 +344,7 @@ def _check_outer(config: TrainConfig) -> None:
             )
     if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
         return
-    for name in ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum"):
+    for name in OUTER_OPTIONS:
         if getattr(config, name) != getattr(TrainConfig, name):
             _fail(f"--{name.replace('_', '-')} needs --outer, the steps of a round")
 

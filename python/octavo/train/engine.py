@@ -73,6 +73,10 @@ class Engine:
         self.handle.load_state_dict(own)
         self.optimizer.load_state_dict(common)
 
+    def outer_options(self) -> dict[str, Any]:
+        """Of local steps, what the options have resolved to."""
+        return {}
+
     def state_bytes(self) -> tuple[int, int]:
         """Of the optimizer's state, and of what the exchange remembers."""
         return tensor_bytes(self.optimizer.state_dict()), tensor_bytes(self.handle.state_dict())
@@ -103,6 +107,9 @@ class OuterEngine(Engine):
         each = own if isinstance(own, list) else [own]
         states = [{**state, "shared": common} for state in each]
         self.optimizer.load_state_dict(states if isinstance(own, list) else states[0])
+
+    def outer_options(self) -> dict[str, Any]:
+        return {f"outer_{name}": getattr(self.optimizer, name) for name in ("delay", "fragments", "lr", "momentum")}
 
     def state_bytes(self) -> tuple[int, int]:
         inner = tensor_bytes(self.optimizer.inner.state_dict())

@@ -11,6 +11,8 @@ import shutil
 from pathlib import Path
 from typing import IO, Any
 
+import octavo
+from octavo.outer import default_rates
 from octavo.train.checkpoint import durable_files
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import Corpus
@@ -37,6 +39,10 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     options["optimizer"] = config.optimizer_name
     for name in ("plan", "lr", "beta1", "beta2"):
         options[name] = getattr(config, f"resolved_{name}")
+    if config.outer:
+        rates = default_rates(config.outer, octavo.Plan(config.resolved_plan))
+        for name, own in zip(("outer_lr", "outer_momentum"), rates, strict=True):
+            options[name] = own if options[name] is None else options[name]
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     if config.model.endswith(".json"):
         options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"

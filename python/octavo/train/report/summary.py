@@ -30,6 +30,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "plan": config.resolved_plan,
         "optimizer": config.optimizer_name,
         "outer": config.outer,
+        **engine.outer_options(),
         "zero_stage": config.zero,
         "compile": config.compile,
         "device": engine.device.type,
