@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import subprocess
@@ -22,8 +21,7 @@ from octavo.version import require_built_torch
 
 ROOT = Path(__file__).parents[2]
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
-#: Where tools/setup has compiled the libraries: the wheel packs them, and compiles nothing again. It is built under the
-#: lock of the folder above, since `tools/test cpp` may be building its tests in there.
+#: Where tools/setup has compiled the libraries: the wheel packs them, and compiles nothing again.
 BUILD_DIR = ROOT / "build" / f"{PYTHON_TAG}-{PYTHON_TAG}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.ranks]
@@ -74,10 +72,7 @@ def clean_python(tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("clean")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [f"--config-settings=build-dir={BUILD_DIR}", "--config-settings=cmake.define.OCTAVO_TESTS=OFF"]
-    BUILD_DIR.mkdir(parents=True, exist_ok=True)
-    with (BUILD_DIR.parent / ".setup-lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        run(*pip, "wheel", "--no-build-isolation", "--no-deps", *build, "--wheel-dir", folder, ROOT)
+    run(*pip, "wheel", "--no-build-isolation", "--no-deps", *build, "--wheel-dir", folder, ROOT)
     (wheel,) = folder.glob("octavo-*.whl")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "env")
     python = folder / "env" / "bin" / "python"
