@@ -214,6 +214,10 @@ class OCTAVO_API Compressor {
   /// of the ParameterInfos; the same on all ranks. 0 for a sparse gradient.
   std::vector<float> gradient_powers() const;
 
+  /// From now on gradients are taken to hold a part of what is owed already, all but this share of it
+  /// (Contribution::owed_share): for who keeps a part of what it has not sent.
+  void set_owed_share(double share);
+
   /// In the next step the results are compared with the exact means of what the ranks contribute: their gradients, or
   /// their momenta and own updates where these are sent. All ranks must call it before the same step, in which the
   /// contributions to encoded buckets travel once more, in float32. What is not encoded loses nothing but a rounding
@@ -330,6 +334,7 @@ class OCTAVO_API Compressor {
   OwnMomentum own_betas_ = {};
   Sample sample_;
   float gradient_scale_ = 1.0F;
+  float owed_share_ = 1.0F;
   Exchange exchange_ = Exchange::planned;
   bool step_is_finite_ = true;
   bool has_step_ = false;  // between begin_step() and settle()

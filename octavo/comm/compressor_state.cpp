@@ -186,6 +186,11 @@ void Compressor::set_exchange(Exchange exchange) {
   exchange_ = exchange;
 }
 
+void Compressor::set_owed_share(double share) {
+  const std::lock_guard lock(mutex_);
+  owed_share_ = static_cast<float>(share);
+}
+
 Exchange Compressor::exchange() const {
   const std::lock_guard lock(mutex_);
   return exchange_;

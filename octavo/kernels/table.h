@@ -124,7 +124,7 @@ struct KernelTable {
 
   // residual: residuals times a decay, rounded by the random bits that elements from number `first` on draw of the key
   void (*decay_residual)(Queue, const rules::Residual* residual, float decay, std::uint64_t key, std::uint64_t first,
-                         std::uint64_t count, rules::Residual* decayed);
+                         std::uint64_t count, Store store, rules::Residual* decayed);
 
   // dgc (rules/dgc.h): the velocities of gradient_weight*gradient, before which `velocity` was (null: zeros), to next
   // (may be the same memory); those of what was sent begin anew

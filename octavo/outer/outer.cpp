@@ -55,12 +55,15 @@ void require(const Plan& plan, double mix) {
   if (plan.choices) refuse("measures the exchanges of every step: name the plan of rounds, such as sign+ef");
   if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
   if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
-  const bool owes = plan.feedback || std::any_of(plan.rules.begin(), plan.rules.end(),
-                                                 [](const Plan::Rule& rule) { return rule.plan.feedback != nullptr; });
-  if (owes && mix > 0) {
+  const auto owes_twice = [](const ParameterPlan& one) {
+    return one.feedback && (one.map || !one.feedback->knows_owed_share());
+  };
+  const bool any =
+      std::any_of(plan.rules.begin(), plan.rules.end(), [&](const Plan::Rule& rule) { return owes_twice(rule.plan); });
+  if (mix > 0 && (any || owes_twice(plan))) {
     refuse(
         "owes what it could not send, and what a rank keeps of its own values, mix, is part of its next difference: ",
-        "both would be sent. Use mix=0, or a plan without feedback, such as int4");
+        "both would be sent. Use mix=0, or error feedback of values, such as sign+ef");
   }
 }
 
@@ -107,6 +110,7 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
     const Plan its_plan = of_fragment(plan, parameters_, fragments[f]);
     rounds_.emplace_back().fragment = std::make_unique<Fragment>(parameters_, std::move(fragments[f]), std::move(wire),
                                                                  its_plan, own_seed, options_.momentum > 0);
+    rounds_.back().fragment->compressor().set_owed_share(1 - options_.mix);
   }
 }
 

@@ -28,8 +28,7 @@ struct OuterOptions {
   std::uint64_t delay = 0;      // steps that a round travels, while ranks go on; below `every`
   std::uint64_t fragments = 1;  // rounds of which follow one another at equal distances; at most `every`
   double lr = 0.7, momentum = 0.6;
-  // share of its own values that a rank keeps when a round arrives; below 1, and 0 with feedback, which would owe them
-  double mix = 0;
+  double mix = 0;  // share of its own values that a rank keeps when a round arrives; below 1
 };
 
 struct OuterStats {

@@ -32,9 +32,10 @@ OCTAVO_RULE float left_over_of(float value, float sent) { return is_finite(value
 
 OCTAVO_RULE float from_residual(Residual residual) { return from_bf16(residual); }
 
-/// A residual times a decay, rounded as residuals are: to nearest, a decay near 1 would change nothing.
-OCTAVO_RULE Residual decayed_residual(Residual residual, float decay, std::uint32_t random) {
-  return to_residual(decay * from_residual(residual), random);
+/// A residual times a decay, and what is added to it, rounded as residuals are: to nearest, a decay near 1 would change
+/// nothing.
+OCTAVO_RULE Residual decayed_residual(Residual residual, float decay, float rest, std::uint32_t random) {
+  return to_residual(rest + decay * from_residual(residual), random);
 }
 
 }  // namespace octavo::rules

@@ -66,12 +66,11 @@ class Outer(Optimizer):
     ``every``: steps from one round to the next. ``fragments``: parts of equal size into which the model is cut, whose
     rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
     travels while the rank goes on (Streaming DiLoCo, 2025); ``mix``: the share of its own values that the rank then
-    keeps when the round arrives, for plans without error feedback: with it what a rank keeps would be sent twice.
-    ``lr`` and ``momentum``: by default those of ``default_rates``. ``decay``: what is kept of the error feedback of
-    ranks from round to round; 0.9 to 0.95 suit plans that leave most values unsent. ``average``: over all ``ranks``,
-    or for such plans over ``hits``, the ranks that have sent the value. ``group``: the ranks. ``steps``: of the whole
-    run, if it is known: a warning tells where it makes too few rounds. ``timeout_s``: how long a round waits for the
-    peers.
+    keeps when the round arrives; of error feedback ``+ef`` alone knows that what is kept need not be sent. ``lr`` and
+    ``momentum``: by default those of ``default_rates``. ``decay``: what is kept of the error feedback of ranks from
+    round to round; 0.9 to 0.95 suit plans that leave most values unsent. ``average``: over all ``ranks``, or for such
+    plans over ``hits``, the ranks that have sent the value. ``group``: the ranks. ``steps``: of the whole run, if it
+    is known: a warning tells where it makes too few rounds. ``timeout_s``: how long a round waits for the peers.
 
     A round in which some rank has a NaN or an infinity is skipped by all, with a warning that names the rank; that rank
     goes back to the anchor, and forgets what its inner optimizer remembers with a NaN in it.

@@ -53,34 +53,37 @@ std::vector<rules::Residual> residuals_of(std::uint64_t count) {
   return residuals;
 }
 
-void expect_decay_equals_reference(std::uint64_t count, std::uint64_t offset, std::uint64_t first) {
+void expect_decay_equals_reference(std::uint64_t count, std::uint64_t offset, std::uint64_t first, Store store) {
   SCOPED_TRACE(::testing::Message() << "count " << count << " offset " << offset << " first " << first);
   const std::vector<rules::Residual> residual = residuals_of(count + offset);
   Guarded<rules::Residual> want(count), have(count, offset);
-  reference().decay_residual({}, residual.data() + offset, 0.95F, 77, first, count, want.data());
-  tested().decay_residual({}, residual.data() + offset, 0.95F, 77, first, count, have.data());
+  for (std::uint64_t i = 0; i < count; ++i) want.data()[i] = have.data()[i] = residual[count + offset - 1 - i];
+  reference().decay_residual({}, residual.data() + offset, 0.95F, 77, first, count, store, want.data());
+  tested().decay_residual({}, residual.data() + offset, 0.95F, 77, first, count, store, have.data());
   have.expect_same_bits(want);
   have.expect_untouched_around();
 }
 
 TEST(Residual, DecayEqualsReference) {
-  for (const std::uint64_t count : kCounts) {
-    for (const std::uint64_t offset : kOffsets) expect_decay_equals_reference(count, offset, 64 * offset);
-    expect_decay_equals_reference(count, 0, 3);
+  for (const Store store : {Store::assign, Store::add}) {
+    for (const std::uint64_t count : kCounts) {
+      for (const std::uint64_t offset : kOffsets) expect_decay_equals_reference(count, offset, 64 * offset, store);
+      expect_decay_equals_reference(count, 0, 3, store);
+    }
+    expect_decay_equals_reference(kLargeCount, 0, 1U << 20, store);
   }
-  expect_decay_equals_reference(kLargeCount, 0, 1U << 20);
 }
 
 TEST(Residual, ADecayNearOneIsNotLostInRounding) {
   constexpr std::uint64_t kCount = 1U << 16;
   const std::vector<rules::Residual> ones(kCount, rules::to_residual(-1.0F, kLeast));
   std::vector<rules::Residual> decayed(kCount);
-  tested().decay_residual({}, ones.data(), 0.9998F, 5, 0, kCount, decayed.data());
+  tested().decay_residual({}, ones.data(), 0.9998F, 5, 0, kCount, Store::assign, decayed.data());
   double sum = 0;
   for (const rules::Residual residual : decayed) sum += rules::from_residual(residual);
   EXPECT_NEAR(sum / kCount, -0.9998, 0.00002);  // three of its standard deviations are 0.00001
   std::vector<rules::Residual> halved(kCount);
-  tested().decay_residual({}, ones.data(), 0.5F, 5, 0, kCount, halved.data());
+  tested().decay_residual({}, ones.data(), 0.5F, 5, 0, kCount, Store::assign, halved.data());
   for (const rules::Residual residual : halved) ASSERT_EQ(rules::from_residual(residual), -0.5F);
 }
 

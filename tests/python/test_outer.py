@@ -231,13 +231,39 @@ def learn(rank: int, plan: str, options: dict) -> float:
         return float(nn.functional.mse_loss(model(x), x @ truth.T))
 
 
-@pytest.mark.parametrize("options", [{}, dict(delay=2, fragments=2)], ids=["at once", "delayed"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(delay=2, fragments=2), dict(delay=2, fragments=2, mix=0.5)],
+    ids=["at once", "delayed", "mixed"],
+)
 @pytest.mark.parametrize("plan", ["dense", "int4+ef", "int2+ef", "sign+ef", "topk:0.05+ef", "topk:0.05+ef:0.9+hits"])
 def test_rounds_learn_whatever_the_plan(two_ranks, plan, options):
     assert two_ranks.run(learn, plan, options)[0] < 2  # of 64 at first
 
 
-@pytest.mark.parametrize("plan", ["int2+ef", "powersgd:2+ef", "int4+econtrol", "int4;last*=int8+ef"])
+def movement(rank: int, plan: str) -> torch.Tensor:
+    """Of the anchor, where every step of a rank moves its parameters alike."""
+    torch.manual_seed(0)
+    model = nn.Linear(128, 64, bias=False)
+    start = model.weight.detach().clone()
+    outer = octavo.Outer(
+        model, torch.optim.SGD(model.parameters(), lr=1e-3), plan, every=4, delay=1, mix=0.5, lr=1.0, momentum=0.0
+    )
+    gradient = torch.randn(64, 128, generator=torch.Generator().manual_seed(rank))
+    for _ in range(4 * 200):
+        model.weight.grad = gradient
+        outer.step()
+    return outer.state_dict()["shared"]["anchor/weight"] - start
+
+
+@pytest.mark.parametrize("plan", ["topk:0.05+ef", "sign+ef"])
+def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks, plan):
+    dense, ours = three_ranks.run(movement, "dense")[0], three_ranks.run(movement, plan)[0]
+    share = float((ours * dense).sum() / dense.square().sum())
+    assert share == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco"])
 def test_feedback_is_refused_where_ranks_keep_their_own(plan):
     """What a rank keeps is part of its next difference, and owed besides: int2 and topk then diverge."""
     with solo_world():

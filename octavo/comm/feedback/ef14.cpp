@@ -61,6 +61,7 @@ template class Owed<float>;
 
 void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) {
   residuals_.begin(device, tensor);
+  owed_share_ = tensor.owed_share;
   own_range_ = owned_range(tensor.count, rank_, world_size_, tensor.ownership);
   of_own_ = {};
   if (own_ && tensor.over_hits && world_size_ > 1)
@@ -77,18 +78,24 @@ void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
   const auto [now, next] = at(part);
   EncodeInput with_residual = input;
   with_residual.residual = now;
-  if (!now || part.way == Way::down || decay_ == 1) {
+  const float sent_share = decay_ * owed_share_, kept_share = decay_ - sent_share;
+  if (!now || part.way == Way::down || sent_share == 1) {
     return part.codec->encode(part.device, with_residual, part.payload, next);
   }
-  constexpr std::uint64_t kOfDecay = 4;  // the bits that it is rounded by
+  constexpr std::uint64_t kOfDecay = 4, kOfKept = 5;  // the bits that these are rounded by
   static thread_local at::Tensor memory;
   const LaunchScope scope(part.device);
   const ScratchFloats scratch(part.device, part.count() / 2 + 1, memory);  // two residuals each
   auto* const decayed = reinterpret_cast<rules::Residual*>(scratch.data());
   const std::uint64_t key = rules::derive_key(input.rounding_key, kOfDecay);
-  scope.kernels().decay_residual(scope.queue(), now, decay_, key, input.first, part.count(), decayed);
+  scope.kernels().decay_residual(scope.queue(), now, sent_share, key, input.first, part.count(), Store::assign,
+                                 decayed);
   with_residual.residual = decayed;
   part.codec->encode(part.device, with_residual, part.payload, next);
+  if (kept_share == 0 || !next) return;
+  const std::uint64_t key_of_kept = rules::derive_key(input.rounding_key, kOfKept);
+  scope.kernels().decay_residual(scope.queue(), now, kept_share, key_of_kept, input.first, part.count(), Store::add,
+                                 next);
 }
 
 }  // namespace octavo

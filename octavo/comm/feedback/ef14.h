@@ -33,6 +33,7 @@ class OCTAVO_API Ef14 final : public Feedback {
   bool fits_hits() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay); }
+  bool knows_owed_share() const override { return true; }
 
  private:
   double decay_;
@@ -86,6 +87,7 @@ class OCTAVO_API Ef14Memory final : public Memory {
   Versioned* own_;
   int rank_, world_size_;
   float decay_;
+  float owed_share_ = 1.0F;
   Range own_range_;
   Residuals::Place of_own_;
 };

@@ -99,6 +99,8 @@ class OCTAVO_API Feedback {
   /// The same where what a rank could not send decays from step to step by this factor, above 0 and at most 1; null
   /// where this makes no sense.
   virtual std::shared_ptr<const Feedback> with_decay(double /*decay*/) const { return nullptr; }
+  /// Whether it knows Contribution::owed_share.
+  virtual bool knows_owed_share() const { return false; }
   /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
   virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
 };

@@ -43,6 +43,8 @@ struct Contribution {
   /// Of the random bits by which residuals and codes are rounded. To be another one in every step, for every parameter
   /// and on every rank (rules::derive_key): with equal keys an element is rounded alike each time, which is biased.
   std::uint64_t rounding_key = 0;
+  /// Of what is owed (EF14's worker), the share that is added to the gradient, of which the rest is a part already.
+  float owed_share = 1.0F;
   std::uint64_t step = 0;        // counted from 1
   std::uint64_t shared_key = 0;  // of what all ranks draw alike: another one in every step and for every parameter
   Mapping mapping = {};
