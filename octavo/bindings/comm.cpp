@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "octavo/bindings/echo_backend.h"
+#include "octavo/bindings/seconds.h"
 #include "octavo/codec/count_sketch.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
@@ -158,10 +159,6 @@ void bind_sketch(py::module_& m) {
       py::arg("sketch"), py::arg("values"), py::arg("key"), no_gil);
 }
 
-std::chrono::milliseconds milliseconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
-}
-
 using ParameterTuples = std::vector<std::tuple<std::string, std::uint64_t, bool, std::uint64_t>>;
 
 std::vector<ParameterInfo> infos_of(const ParameterTuples& parameters) {
@@ -252,11 +249,7 @@ py::dict stats(Compressor& compressor) {
   result["dense_bytes"] = stats.dense_bytes;
   result["steps"] = stats.steps;
   result["nonfinite_steps"] = stats.nonfinite_steps;
-  result["encode_s"] = stats.seconds.encode;
-  result["wait_up_s"] = stats.seconds.wait_up;
-  result["reduce_s"] = stats.seconds.reduce;
-  result["wait_down_s"] = stats.seconds.wait_down;
-  result["decode_s"] = stats.seconds.decode;
+  add_seconds(result, stats.seconds);
   if (stats.reused_share) result["reused_share"] = *stats.reused_share;
   if (automatic) result["auto"] = auto_stats(*automatic);
   return result;

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "octavo/bindings/seconds.h"
 #include "octavo/outer/outer.h"
 
 namespace py = pybind11;
@@ -31,8 +32,8 @@ std::unique_ptr<Outer, WithoutGil> make_outer(const c10::intrusive_ptr<c10d::Bac
                                               const OuterOptions& options, std::uint64_t seed) {
   std::vector<OuterParameter> all;
   for (const auto& [name, tensor, exempt] : parameters) all.push_back({name, tensor, exempt});
-  const std::chrono::milliseconds deadline(static_cast<std::int64_t>(deadline_s * 1000));
-  return std::unique_ptr<Outer, WithoutGil>(new Outer(backend, deadline, plan, std::move(all), options, seed));
+  return std::unique_ptr<Outer, WithoutGil>(
+      new Outer(backend, milliseconds(deadline_s), plan, std::move(all), options, seed));
 }
 
 py::list as_list(const std::vector<Outer::Skipped>& skipped) {
@@ -55,12 +56,11 @@ py::list skipped_by(Outer& outer) {
 
 py::dict stats_of(const Outer& outer) {
   const OuterStats stats = outer.stats();
-  return py::dict(py::arg("wire_bytes") = stats.wire_bytes, py::arg("dense_bytes") = stats.dense_bytes,
+  py::dict result(py::arg("wire_bytes") = stats.wire_bytes, py::arg("dense_bytes") = stats.dense_bytes,
                   py::arg("steps") = stats.steps, py::arg("rounds") = stats.rounds,
-                  py::arg("skipped_rounds") = stats.skipped_rounds, py::arg("waited_s") = stats.waited_s,
-                  py::arg("encode_s") = stats.seconds.encode, py::arg("wait_up_s") = stats.seconds.wait_up,
-                  py::arg("reduce_s") = stats.seconds.reduce, py::arg("wait_down_s") = stats.seconds.wait_down,
-                  py::arg("decode_s") = stats.seconds.decode);
+                  py::arg("skipped_rounds") = stats.skipped_rounds, py::arg("waited_s") = stats.waited_s);
+  add_seconds(result, stats.seconds);
+  return result;
 }
 
 using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>>;
@@ -88,7 +88,8 @@ void bind_outer(py::module_& m) {
       .def_property_readonly("steps", &Outer::steps)
       .def("stats", &stats_of)
       .def("anchors", &Outer::anchors, no_gil)
-      .def("tensors", &Outer::tensors, no_gil)
+      .def("common_state", &Outer::common_state, no_gil)
+      .def("own_state", &Outer::own_state, no_gil)
       .def("positions",
            [](Outer& outer) {
              PositionTuples all;

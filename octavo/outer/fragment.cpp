@@ -34,8 +34,9 @@ std::vector<ParameterInfo> infos_of(const std::vector<OuterParameter>& parameter
 
 }  // namespace
 
-at::Tensor flat_memory(const at::Tensor& parameter) {
-  return parameter.detach().as_strided({parameter.numel()}, {1}, parameter.storage_offset());
+at::Tensor elements_of(const at::Tensor& tensor, Range range) {
+  return tensor.detach().as_strided({static_cast<std::int64_t>(range.count)}, {1},
+                                    tensor.storage_offset() + static_cast<std::int64_t>(range.first));
 }
 
 std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<OuterParameter>& parameters,
@@ -88,8 +89,7 @@ at::Tensor Fragment::own(const FragmentPart& part) const {
     fail(ErrorCode::invalid_argument, "outer", name, " is now on ", tensor.device().str(), " with strides ",
          tensor.strides(), ": build Outer after the model was moved");
   }
-  return flat_memory(tensor).narrow(0, static_cast<std::int64_t>(part.range.first),
-                                    static_cast<std::int64_t>(part.range.count));
+  return elements_of(tensor, part.range);
 }
 
 at::Tensor Fragment::all_of(const at::Tensor& flat, std::size_t part) const {

@@ -82,7 +82,7 @@ class Fragment {
   bool gave_finite_values_ = true;
 };
 
-/// A parameter's memory as one dimension.
-OCTAVO_API at::Tensor flat_memory(const at::Tensor& parameter);
+/// Consecutive elements of a dense tensor, in the order of its memory, as one dimension: a view.
+at::Tensor elements_of(const at::Tensor& tensor, Range range);
 
 }  // namespace octavo

@@ -252,9 +252,7 @@ void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views
     const auto& [name, tensor, exempt] = parameters_[part.parameter];
     at::Tensor& whole = into[role + name];
     if (!whole.defined()) whole = at::zeros_like(tensor.detach(), at::kFloat);
-    flat_memory(whole)
-        .narrow(0, static_cast<std::int64_t>(part.range.first), static_cast<std::int64_t>(part.range.count))
-        .copy_(values);
+    elements_of(whole, part.range).copy_(values);
   }
 }
 
@@ -263,21 +261,30 @@ void Outer::scatter(const Tensors& from, const std::string& role, const Fragment
   for (const auto& [part, values] : views) {
     const auto& [name, tensor, exempt] = parameters_[part.parameter];
     const at::Tensor ordered = at::empty_like(tensor.detach(), at::kFloat).copy_(from.at(role + name));
-    values.copy_(flat_memory(ordered).narrow(0, static_cast<std::int64_t>(part.range.first),
-                                             static_cast<std::int64_t>(part.range.count)));
+    values.copy_(elements_of(ordered, part.range));
   }
 }
 
-std::map<std::string, at::Tensor> Outer::tensors() {
+std::map<std::string, at::Tensor> Outer::common_state() {
   throw_if_failed();
-  for (Round& round : rounds_) wait_for(round);
+  Tensors all;
+  for (Round& round : rounds_) {
+    wait_for(round);
+    gather(all, "anchor/", round.fragment->anchors());
+    gather(all, "momentum/", round.fragment->momenta());
+    if (round.waiting) gather(all, "arrived/", round.fragment->differences());
+  }
+  return all;
+}
+
+std::map<std::string, at::Tensor> Outer::own_state() {
+  throw_if_failed();
   Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    Fragment& fragment = *rounds_[f].fragment;
-    gather(all, "anchor/", fragment.anchors());
-    gather(all, "momentum/", fragment.momenta());
-    if (rounds_[f].waiting) gather(all, "arrived/", fragment.differences());
-    for (const auto& [key, values] : fragment.compressor().residuals()) all[prefix_of(f) + key] = values.clone();
+    wait_for(rounds_[f]);
+    for (const auto& [key, values] : rounds_[f].fragment->compressor().residuals()) {
+      all[prefix_of(f) + key] = values.clone();
+    }
   }
   return all;
 }

@@ -78,10 +78,11 @@ class OCTAVO_API Outer {
   /// The anchor in each parameter's shape and memory order, float32: copies, by name.
   std::map<std::string, at::Tensor> anchors() const;
 
-  /// Everything that lives from step to step but the parameters themselves. "anchor/NAME", "momentum/NAME" and
-  /// "arrived/NAME" (means that wait for their step), in the parameter's shape, float32, are the same on all ranks;
-  /// "fragment F/worker/NAME" and so on (Compressor::residuals) the rank's own. Waits for rounds under way.
-  std::map<std::string, at::Tensor> tensors();
+  /// What lives from step to step, but for the parameters themselves: copies. On all ranks alike "anchor/NAME",
+  /// "momentum/NAME" and "arrived/NAME" (means that wait for their step), in the parameter's shape, float32; of each
+  /// rank its own "fragment F/worker/NAME" and so on (Compressor::residuals). Both wait for rounds under way.
+  std::map<std::string, at::Tensor> common_state();
+  std::map<std::string, at::Tensor> own_state();
   /// Of each fragment: the number of its rounds; whether one waits for its step (0, 1, or 2 where that was not finite),
   /// and the bytes that it sent; whether all ranks are at the anchor.
   struct Position {
@@ -89,7 +90,7 @@ class OCTAVO_API Outer {
     bool is_at_anchor;
   };
   std::vector<Position> positions();
-  /// Restores what tensors() and positions() gave on this rank, in a world of as many ranks, after `steps` steps.
+  /// Restores what both, together, and positions() gave on this rank, in a world of as many ranks, after `steps` steps.
   /// Throws Error invalid_argument where something does not fit; nothing has changed then.
   void load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions, std::uint64_t steps);
   /// The same from what all ranks of another world had, by rank: residuals are redistributed over this one.

@@ -28,18 +28,19 @@ _SCHEMA = 1
 _AVERAGES = ("ranks", "hits")
 
 
-def default_rates(every: int, plan: Plan) -> tuple[float, float]:
-    """Learning rate and momentum of the outer optimizer for rounds of so many steps by that plan.
+def outer_rates(every: int, plan: Plan, lr: float | None, momentum: float | None) -> tuple[float, float]:
+    """`lr` and `momentum` of the outer optimizer; where one is None, what suits rounds of so many steps by that plan.
 
     A momentum counts the same direction several times: the shorter a round, the more alike are the directions of one
     and the next, and the more it overshoots. In our trials 0.6 did well with rounds of 10 to 40 steps. Where most
     values are not sent, error feedback sends a direction over and over, as a momentum does.
     """
-    if plan.leaves_unsent:
-        return 1.0, 0.0
-    if every >= 100:
-        return 0.7, 0.9
-    return (0.7, 0.6) if every > 1 else (1.0, 0.0)
+    own_lr, own_momentum = 0.7, 0.6
+    if plan.leaves_unsent or every <= 1:
+        own_lr, own_momentum = 1.0, 0.0
+    elif every >= 100:
+        own_momentum = 0.9
+    return own_lr if lr is None else lr, own_momentum if momentum is None else momentum
 
 
 class Outer(Optimizer):
@@ -67,7 +68,7 @@ class Outer(Optimizer):
     rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
     travels while the rank goes on (Streaming DiLoCo, 2025); ``mix``: the share of its own values that the rank then
     keeps when the round arrives; of error feedback ``+ef`` alone knows that what is kept need not be sent. ``lr`` and
-    ``momentum``: by default those of ``default_rates``. ``decay``: what is kept of the error feedback of ranks from
+    ``momentum``: by default those of ``outer_rates``. ``decay``: what is kept of the error feedback of ranks from
     round to round; 0.9 to 0.95 suit plans that leave most values unsent. ``average``: over all ``ranks``, or for such
     plans over ``hits``, the ranks that have sent the value. ``group``: the ranks. ``steps``: of the whole run, if it
     is known: a warning tells where it makes too few rounds. ``timeout_s``: how long a round waits for the peers.
@@ -104,12 +105,10 @@ class Outer(Optimizer):
         _require_plain(model)
         require_seed(seed, "outer")
         _require_numbers(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
-        self.inner, self._model = inner_optimizer, model
+        self.inner = inner_optimizer
         self.plan = _plan_of(plan, decay, average)
         self.every, self.delay, self.fragments = every, delay, fragments
-        own_lr, own_momentum = default_rates(every, self.plan)
-        self.lr = own_lr if lr is None else lr
-        self.momentum = own_momentum if momentum is None else momentum
+        self.lr, self.momentum = outer_rates(every, self.plan, lr, momentum)
         options = dict(every=every, delay=delay, fragments=fragments, lr=self.lr, momentum=self.momentum, mix=mix)
         self._fixed = dict(every=every, delay=delay, fragments=fragments, mix=mix, momentum=self.momentum > 0)
         self._fixed |= dict(seed=seed, plan=str(self.plan))
@@ -239,8 +238,15 @@ class Outer(Optimizer):
         """What this rank needs to go on exactly where it is, also inside of a round: save one per rank. ``shared``, the
         anchor, the momentum and what has arrived, is the same on all ranks; ``own`` are this rank's residuals and
         parameters, and ``inner`` its inner optimizer's state. The tensors are copies, but for ``inner``'s."""
-        tensors = self._outer.tensors()
-        own = {key: values for key, values in tensors.items() if key.startswith("fragment ")}
+        return {**self.own_state(), "shared": self.shared_state()}
+
+    def shared_state(self) -> dict[str, Tensor]:
+        """``shared`` of ``state_dict``, for who saves it once for all ranks."""
+        return self._outer.common_state()
+
+    def own_state(self) -> dict[str, Any]:
+        """All else of ``state_dict``."""
+        own = self._outer.own_state()
         parameters = self._parameters if self._own is None else self._own
         own |= {f"parameter/{name}": p.detach().clone() for name, p in parameters.items()}
         return {
@@ -250,7 +256,6 @@ class Outer(Optimizer):
             "options": dict(self._fixed),
             "step": self._outer.steps,
             "positions": [list(position) for position in self._outer.positions()],
-            "shared": {key: values for key, values in tensors.items() if key not in own},
             "own": own,
             "inner": self.inner.state_dict(),
         }

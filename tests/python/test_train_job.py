@@ -88,6 +88,18 @@ def stop_after_step(monkeypatch, last: int) -> None:
     monkeypatch.setattr(trainer.Trainer, "step", step)
 
 
+def expect_exact_resume(world, folder: Path, monkeypatch, last: int, **options) -> None:
+    """Compares a run that was killed after step `last` with one that was not."""
+    whole = nano_config(folder, out=str(folder / "whole"), **options)
+    broken = nano_config(folder, out=str(folder / "broken"), **options)
+    summary = run_job(whole, world, None)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, last)
+        run_job(broken, world, None)
+    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
+    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
+
+
 def test_a_run_writes_what_it_promises(golden):
     config, summary, screen = golden
     out = Path(config.out)
@@ -314,14 +326,7 @@ def test_every_optimizer_resumes_exactly(world, tmp_path, monkeypatch, optimizer
     options = dict(optimizer=optimizer, beta1=0.8, weight_decay=0.1)
     if optimizer in BETA2:
         options["beta2"] = 0.98
-    whole = nano_config(tmp_path, out=str(tmp_path / "whole"), **options)
-    broken = nano_config(tmp_path, out=str(tmp_path / "broken"), **options)
-    summary = run_job(whole, world, None)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, 5)
-        run_job(broken, world, None)
-    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
-    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
+    expect_exact_resume(world, tmp_path, monkeypatch, 5, **options)
 
 
 def test_gradient_accumulation_sends_once_a_step(world, tmp_path):

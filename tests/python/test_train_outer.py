@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from test_train_job import Stop, stop_after_step
-from train_runs import nano_config, read_curve, solo_world
+from test_train_job import Stop, expect_exact_resume, stop_after_step
+from train_runs import nano_config, solo_world
 
 from octavo.train import trainer
 from octavo.train.compare import run_comparison
@@ -33,15 +32,7 @@ def world():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_killed_in_a_round_resumes_exactly(world, tmp_path, monkeypatch, optimizer):
-    options = dict(plan="int4+ef", optimizer=optimizer, **DELAYED)
-    whole = nano_config(tmp_path, out=str(tmp_path / "whole"), **options)
-    broken = nano_config(tmp_path, out=str(tmp_path / "broken"), **options)
-    summary = run_job(whole, world, None)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, 7)
-        run_job(broken, world, None)
-    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
-    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
+    expect_exact_resume(world, tmp_path, monkeypatch, 7, plan="int4+ef", optimizer=optimizer, **DELAYED)
 
 
 def run_on_each(rank: int, world_size: int, config: TrainConfig) -> dict:

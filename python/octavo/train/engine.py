@@ -97,11 +97,10 @@ class OuterEngine(Engine):
         return self.optimizer.at_anchor()
 
     def common_state(self) -> Any:
-        return self.optimizer.state_dict()["shared"]
+        return self.optimizer.shared_state()
 
     def own_state(self) -> Any:
-        state = self.optimizer.state_dict()
-        return {name: state[name] for name in state if name != "shared"}
+        return self.optimizer.own_state()
 
     def load(self, common: Any, own: Any | list[Any]) -> None:
         each = own if isinstance(own, list) else [own]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import octavo
-from octavo.outer import default_rates
+from octavo.outer import outer_rates
 from octavo.train.checkpoint import durable_files
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import Corpus
@@ -40,9 +40,9 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     for name in ("plan", "lr", "beta1", "beta2"):
         options[name] = getattr(config, f"resolved_{name}")
     if config.outer:
-        rates = default_rates(config.outer, octavo.Plan(config.resolved_plan))
-        for name, own in zip(("outer_lr", "outer_momentum"), rates, strict=True):
-            options[name] = own if options[name] is None else options[name]
+        plan = octavo.Plan(config.resolved_plan)
+        lr, momentum = outer_rates(config.outer, plan, config.outer_lr, config.outer_momentum)
+        options.update(outer_lr=lr, outer_momentum=momentum)
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     if config.model.endswith(".json"):
         options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"
