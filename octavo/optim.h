@@ -4,4 +4,5 @@
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
+#include "octavo/optim/step.h"
 #include "octavo/optim/zero_one_adam.h"

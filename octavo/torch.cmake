@@ -42,6 +42,7 @@ add_library(octavo SHARED
   optim/flat.cpp
   optim/lamb.cpp
   optim/lion.cpp
+  optim/step.cpp
   optim/zero_one_adam.cpp
   comm/plan.cpp
   comm/auto_choice.cpp

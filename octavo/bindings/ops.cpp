@@ -61,9 +61,47 @@ void lamb_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
   });
 }
 
-void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, double lr, double beta1,
-             double beta2, double weight_decay) {
-  as_torch_error([&] { lion_(parameters, gradients, momenta, {lr, beta1, beta2, weight_decay}); });
+using OptionalTensor = std::optional<at::Tensor>;
+
+void adam_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList mean_scales,
+             at::TensorList squares, at::TensorList square_scales, at::TensorList tails, at::IntArrayRef steps,
+             double lr, double beta1, double beta2, double eps, double weight_decay, bool is_decay_decoupled,
+             std::int64_t code_bits, const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
+             std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
+  as_torch_error([&] {
+    adam_({.parameters = parameters,
+           .gradients = gradients,
+           .means = means,
+           .mean_scales = mean_scales,
+           .squares = squares,
+           .square_scales = square_scales,
+           .tails = tails,
+           .code_bits = static_cast<int>(code_bits),
+           .gradient_factor = gradient_factor,
+           .nonfinite = nonfinite,
+           .rounding_seed = rounding_seed,
+           .numbers = numbers},
+          steps, {lr, beta1, beta2, eps, weight_decay}, is_decay_decoupled);
+  });
+}
+
+void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, at::TensorList scales,
+             at::TensorList tails, double lr, double beta1, double beta2, double weight_decay, std::int64_t code_bits,
+             const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
+             std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
+  as_torch_error([&] {
+    lion_({.parameters = parameters,
+           .gradients = gradients,
+           .means = momenta,
+           .mean_scales = scales,
+           .tails = tails,
+           .code_bits = static_cast<int>(code_bits),
+           .gradient_factor = gradient_factor,
+           .nonfinite = nonfinite,
+           .rounding_seed = rounding_seed,
+           .numbers = numbers},
+          {lr, beta1, beta2, weight_decay});
+  });
 }
 
 void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {
@@ -110,8 +148,15 @@ TORCH_LIBRARY(octavo, m) {
       "float least_coefficient, float greatest_coefficient) -> ()",
       compilable);
   m.def(
-      "lion_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] momenta, float lr, float beta1, float beta2, "
-      "float weight_decay) -> ()",
+      "adam_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, Tensor(c!)[] mean_scales, "
+      "Tensor(d!)[] squares, Tensor(e!)[] square_scales, Tensor(f!)[] tails, int[] steps, float lr, float beta1, "
+      "float beta2, float eps, float weight_decay, bool is_decay_decoupled, int code_bits=8, "
+      "Tensor? gradient_factor=None, Tensor(g!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[]) -> ()",
+      compilable);
+  m.def(
+      "lion_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] momenta, Tensor(c!)[] scales, "
+      "Tensor(d!)[] tails, float lr, float beta1, float beta2, float weight_decay, int code_bits=8, "
+      "Tensor? gradient_factor=None, Tensor(e!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[]) -> ()",
       compilable);
   m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
   m.def(
@@ -137,6 +182,7 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("freeze_variance_", freeze_variance_op);
   m.impl("frozen_adamw_", frozen_adamw_op);
   m.impl("lamb_", lamb_op);
+  m.impl("adam_", adam_op);
   m.impl("lion_", lion_op);
   m.impl("sign_step_", sign_step_op);
   m.impl("zero_one_variance_", zero_one_variance_op);
@@ -154,7 +200,12 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("frozen_adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, double, double) {});
   m.impl("lamb_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, at::Tensor,
                      double, double, double, double, double, double, double) {});
-  m.impl("lion_", [](at::TensorList, at::TensorList, at::TensorList, double, double, double, double) {});
+  m.impl("adam_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                     at::TensorList, at::IntArrayRef, double, double, double, double, double, bool, std::int64_t,
+                     const OptionalTensor&, const OptionalTensor&, std::optional<std::int64_t>, at::IntArrayRef) {});
+  m.impl("lion_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
+                     double, double, std::int64_t, const OptionalTensor&, const OptionalTensor&,
+                     std::optional<std::int64_t>, at::IntArrayRef) {});
   m.impl("sign_step_", [](at::TensorList, at::TensorList, double, double) {});
   m.impl("zero_one_variance_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, at::Tensor, std::int64_t,
                                   std::int64_t, double, double, double, double, double, double) {});

@@ -5,6 +5,7 @@
 
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/runtime.h"
+#include "octavo/kernels/step_operands.h"
 #include "octavo/rules/adamw.h"
 #include "octavo/rules/block_codecs.h"
 #include "octavo/rules/count_sketch.h"
@@ -152,9 +153,8 @@ struct KernelTable {
   void (*add_hits)(Queue, const float* values, std::uint64_t count, Store how, float* sum, float* hits);
   void (*divide_by_hits)(Queue, const float* hits, float weight, std::uint64_t count, float* sum);
 
-  // adamw
-  void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
-                float* mean, float* square);
+  // adamw, of states of one format
+  void (*adamw)(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepOperands& operands);
   void (*frozen_adamw)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
 
   // lamb
@@ -168,8 +168,7 @@ struct KernelTable {
   void (*mix_momentum)(Queue, const rules::MomentumMix& mix, std::uint64_t count, float* values, const float* momentum,
                        float* next);
   void (*sign_step)(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter);
-  void (*lion)(Queue, float decay, float step_size, const rules::MomentumMix& mix, std::uint64_t count,
-               const float* gradient, float* parameter, float* momentum);
+  void (*lion)(Queue, const rules::LionStep& step, std::uint64_t count, const StepOperands& operands);
 
   // zero_one_adam: turns gradients in `values` into what is sent; a step that is not sent; the step after one that
   // was, for which `anchor` may be `parameter`

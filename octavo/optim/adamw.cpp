@@ -14,7 +14,39 @@ namespace {
 
 constexpr std::int64_t kFloorBlock = 256;
 
+rules::AdamWStep rule_of(const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
+  const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, square_step);
+  return {.decay = static_cast<float>(1 - options.lr * options.weight_decay),
+          .step_size = static_cast<float>(options.lr / bias1),
+          .beta1_complement = static_cast<float>(1 - options.beta1),
+          .beta2 = static_cast<float>(options.beta2),
+          .beta2_complement = static_cast<float>(1 - options.beta2),
+          .root_scale = static_cast<float>(1 / std::sqrt(bias2)),
+          .eps = static_cast<float>(options.eps)};
+}
+
+/// Adam's own weight decay is added to gradients.
+rules::AdamWStep coupled(const AdamWOptions& options, std::int64_t step) {
+  rules::AdamWStep rule = rule_of(options, step, step);
+  rule.decay = 1.0F;
+  rule.coupled_decay = static_cast<float>(options.weight_decay);
+  return rule;
+}
+
 }  // namespace
+
+void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions& options, bool is_decay_decoupled) {
+  constexpr const char* kWhere = "optim.adam";
+  require_valid(tensors, /*has_square=*/true, kWhere);
+  require_length(steps.size(), tensors.parameters.size(), kWhere, "steps");
+  std::vector<rules::AdamWStep> rules;
+  for (const std::int64_t step : steps) {
+    rules.push_back(is_decay_decoupled ? rule_of(options, step, step) : coupled(options, step));
+  }
+  make_step(tensors, [&](const LaunchScope& scope, std::size_t i, std::uint64_t count, const StepOperands& operands) {
+    scope.kernels().adamw(scope.queue(), rules[i], count, operands);
+  });
+}
 
 void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
             const AdamWOptions& options, std::int64_t step) {
@@ -27,23 +59,15 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   require_state(mean, parameter, kWhere, "mean");
   require_state(square, parameter, kWhere, "square");
   require_shape(gradient, parameter, kWhere, "gradient");
-  const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, square_step);
-  const rules::AdamWStep rule = {
-      .decay = static_cast<float>(1 - options.lr * options.weight_decay),
-      .step_size = static_cast<float>(options.lr / bias1),
-      .beta1_complement = static_cast<float>(1 - options.beta1),
-      .beta2 = static_cast<float>(options.beta2),
-      .beta2_complement = static_cast<float>(1 - options.beta2),
-      .sqrt_bias2 = static_cast<float>(std::sqrt(bias2)),
-      .eps = static_cast<float>(options.eps),
-  };
+  const rules::AdamWStep rule = rule_of(options, step, square_step);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
   float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
   const LaunchScope scope(parameter.device());
   for_parts(parameter.device(), parameter.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), gd + first, pd + first,
-                          md + first, vd + first);
+    const StepOperands operands = {
+        .parameter = pd + first, .gradient = gd + first, .mean = {md + first}, .square = {vd + first}};
+    scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), operands);
   });
   p.write_back();
   m.write_back();

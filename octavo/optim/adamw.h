@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "octavo/export.h"
+#include "octavo/optim/step.h"
 
 namespace octavo {
 
@@ -16,6 +17,11 @@ struct AdamWOptions {
   double eps;
   double weight_decay;
 };
+
+/// One step of Adam, of which AdamW is the form with decoupled weight decay, for all parameters, in place. `steps`: of
+/// each parameter, counted from 1. Throws as require_valid does, before any of them has changed.
+OCTAVO_API void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions& options,
+                      bool is_decay_decoupled);
 
 /// One step of AdamW, in place, in one pass. All tensors have one shape and float32 (`parameter` and `gradient` may be
 /// of another floating dtype: they are then converted); `step` counts from 1. Throws Error invalid_argument otherwise.

@@ -19,28 +19,14 @@ rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gra
           .kept_complement = static_cast<float>((1 - kept_beta) / gradient_scale)};
 }
 
-void lion_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, const LionOptions& options) {
-  constexpr const char* kWhere = "optim.lion";
-  require_length(gradients.size(), parameters.size(), kWhere, "gradients");
-  require_length(momenta.size(), parameters.size(), kWhere, "momenta");
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    require_shape(gradients[i], parameters[i], kWhere, "a gradient");
-    require_state(momenta[i], parameters[i], kWhere, "a momentum");
-  }
-  const rules::MomentumMix mix = momentum_mix(options.beta1, options.beta2);
-  const float decay = kept_by(options.lr, options.weight_decay), step_size = static_cast<float>(options.lr);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    const at::Tensor order = order_of(parameters[i]);
-    Flat p(parameters[i], order), g(gradients[i], order), m(momenta[i], order);
-    float *pd = p.data(), *gd = g.data(), *md = m.data();
-    const LaunchScope scope(order.device());
-    for_parts(order.device(), order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-      scope.kernels().lion(scope.queue(), decay, step_size, mix, static_cast<std::uint64_t>(last - first), gd + first,
-                           pd + first, md + first);
-    });
-    p.write_back();
-    m.write_back();
-  }
+void lion_(const StepTensors& tensors, const LionOptions& options) {
+  require_valid(tensors, /*has_square=*/false, "optim.lion");
+  const rules::LionStep rule = {.decay = kept_by(options.lr, options.weight_decay),
+                                .step_size = static_cast<float>(options.lr),
+                                .mix = momentum_mix(options.beta1, options.beta2)};
+  make_step(tensors, [&](const LaunchScope& scope, std::size_t, std::uint64_t count, const StepOperands& operands) {
+    scope.kernels().lion(scope.queue(), rule, count, operands);
+  });
 }
 
 void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "octavo/export.h"
+#include "octavo/optim/step.h"
 #include "octavo/rules/lion.h"
 
 namespace octavo {
@@ -20,14 +21,13 @@ struct LionOptions {
 /// The mix of both betas, for gradients that are `gradient_scale` times the true ones.
 OCTAVO_API rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gradient_scale = 1.0);
 
-/// One step of Lion for all parameters, in place. The lists are of one length; a momentum is float32, a parameter and
-/// its gradient of any floating dtype, of the momentum's shape. Throws Error invalid_argument otherwise, before any of
-/// them has changed.
-OCTAVO_API void lion_(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta,
-                      const LionOptions& options);
+/// One step of Lion for all parameters, in place; their state is the momentum. Throws as require_valid does, before any
+/// of them has changed.
+OCTAVO_API void lion_(const StepTensors& tensors, const LionOptions& options);
 
 /// The step of Lion for updates that are there already: every parameter loses lr*weight_decay of itself and lr times
-/// the sign of its update. Lists and errors as for lion_.
+/// the sign of its update. The lists are of one length, an
+/// update has its parameter's shape. Throws Error invalid_argument otherwise, before any of them has changed.
 OCTAVO_API void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay);
 
 /// rules::mix_momentum of `count` elements in memory of `device`: gradients in `values` become updates, and `next` the

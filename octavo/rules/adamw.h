@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/rules/portable.h"
+#include "octavo/rules/float_bits.h"
 
-/// AdamW (Loshchilov & Hutter 2019, the order of torch.optim.AdamW), and the step of 1-bit Adam (Tang et al. 2021)
-/// after its variance is frozen.
+/// AdamW (Loshchilov & Hutter 2019) and Adam (Kingma & Ba 2015) in the order of torch.optim, and the step of 1-bit Adam
+/// (Tang et al. 2021) after its variance is frozen.
 namespace octavo::rules {
 
 struct AdamWStep {
@@ -13,15 +13,23 @@ struct AdamWStep {
   float beta1_complement;  // 1 - beta1, formed in double
   float beta2;
   float beta2_complement;  // 1 - beta2, formed in double
-  float sqrt_bias2;        // sqrt(1 - beta2^t), formed in double
+  float root_scale;        // 1 / sqrt(1 - beta2^t), formed in double
   float eps;
+  float coupled_decay = 0.0F;  // Adam's weight decay, which is added to the gradient
 };
 
-OCTAVO_RULE void adamw(const AdamWStep& s, float gradient, float& parameter, float& mean, float& square) {
-  mean = mean + s.beta1_complement * (gradient - mean);
-  square = s.beta2 * square + s.beta2_complement * (gradient * gradient);
-  const float denominator = __builtin_sqrtf(square) / s.sqrt_bias2 + s.eps;
-  parameter = parameter * s.decay - s.step_size * (mean / denominator);
+/// Returns whether the gradient, with what is added to it, is finite; where it is not, nothing changes.
+OCTAVO_RULE bool adamw(const AdamWStep& s, float gradient, float& parameter, float& mean, float& square) {
+  const float decayed = gradient + s.coupled_decay * parameter;
+  const bool finite = is_finite(decayed);
+  const float next_mean = mean + s.beta1_complement * (decayed - mean);
+  const float next_square = s.beta2 * square + s.beta2_complement * (decayed * decayed);
+  const float denominator = __builtin_sqrtf(next_square) * s.root_scale + s.eps;
+  const float moved = parameter * s.decay - s.step_size * (next_mean / denominator);
+  parameter = finite ? moved : parameter;
+  mean = finite ? next_mean : mean;
+  square = finite ? next_square : square;
+  return finite;
 }
 
 /// `update` is the preconditioned momentum, the mean of all ranks, as it came from the wire.

@@ -22,4 +22,35 @@ OCTAVO_RULE Bf16 to_bf16(float value) {
 
 OCTAVO_RULE float from_bf16(Bf16 value) { return from_bits(static_cast<std::uint32_t>(value.bits) << 16); }
 
+/// Rounded away from zero with a probability equal to the fraction that truncation would discard, and towards zero
+/// otherwise: what steps add up to is not lost although each is less than half a unit of the last place. `random`:
+/// uniform in [0, 2^16) (counter_random.h).
+OCTAVO_RULE Bf16 to_bf16_at_random(float value, std::uint32_t random) {
+  constexpr std::uint32_t kLargestBits = 0x7F7FFFFFU;
+  const std::uint32_t rounded = magnitude_bits(value) + random;
+  const std::uint32_t bounded = rounded < kLargestBits ? rounded : kLargestBits;
+  const std::uint32_t kept = is_finite(value) ? bounded : magnitude_bits(value);
+  return {static_cast<std::uint16_t>((kept | (to_bits(value) & kSignMask)) >> 16)};
+}
+
+/// A float in 24 bits: the bfloat16 that is nearest to it, and by how many 256ths of that one's last place it differs.
+struct Bf16WithTail {
+  Bf16 head;
+  std::int8_t tail;
+};
+
+OCTAVO_RULE Bf16WithTail to_bf16_with_tail(float value) {
+  const std::uint32_t kept = (to_bits(value) + 0x7FU + (to_bits(value) >> 8 & 1U)) >> 8;
+  const std::uint32_t head = (kept + 0x80U) >> 8;
+  const std::uint32_t tail = kept - (head << 8);
+  const bool finite = is_finite(value) && (head & 0x7F80U) != 0x7F80U;
+  return {finite ? Bf16{static_cast<std::uint16_t>(head)} : to_bf16(value),
+          static_cast<std::int8_t>(finite ? static_cast<std::int32_t>(tail) : 0)};
+}
+
+OCTAVO_RULE float from_bf16_with_tail(Bf16WithTail value) {
+  const std::uint32_t head = static_cast<std::uint32_t>(value.head.bits) << 8;
+  return from_bits((head + static_cast<std::uint32_t>(static_cast<std::int32_t>(value.tail))) << 8);
+}
+
 }  // namespace octavo::rules

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/rules/portable.h"
+#include "octavo/rules/float_bits.h"
 
 /// Steps of one size for every element, by the sign of an update: Lion (Chen et al. 2023), and Signum (Bernstein et al.
 /// 2018), which is Lion with both betas alike.
@@ -32,6 +32,24 @@ OCTAVO_RULE float sign_of(float value) {
 /// `decay`: 1 - lr * weight_decay; `step_size`: lr.
 OCTAVO_RULE float sign_step(float decay, float step_size, float parameter, float update) {
   return parameter * decay - step_size * sign_of(update);
+}
+
+/// A whole step of Lion by one rank alone.
+struct LionStep {
+  float decay;
+  float step_size;
+  MomentumMix mix;
+};
+
+/// Returns whether the gradient is finite; where it is not, nothing changes.
+OCTAVO_RULE bool lion(const LionStep& s, float gradient, float& parameter, float& momentum) {
+  const bool finite = is_finite(gradient);
+  float update = gradient;
+  const float next_momentum = mix_momentum(s.mix, update, momentum);
+  const float moved = sign_step(s.decay, s.step_size, parameter, update);
+  parameter = finite ? moved : parameter;
+  momentum = finite ? next_momentum : momentum;
+  return finite;
 }
 
 }  // namespace octavo::rules

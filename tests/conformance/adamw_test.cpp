@@ -1,42 +1,74 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/adamw.h"
 
-#include "tests/conformance/conformance.h"
+#include "tests/conformance/step_values.h"
 
 namespace octavo::conformance {
 
 namespace {
 
-struct State {
-  Guarded<float> parameter, mean, square;
-  State(std::uint64_t count, std::uint64_t offset)
-      : parameter(count, offset), mean(count, offset), square(count, offset) {
-    const auto values = finite_values(3 * count, 5);
-    for (std::uint64_t i = 0; i < count; ++i) {
-      parameter.data()[i] = values[i];
-      mean.data()[i] = values[count + i];
-      square.data()[i] = values[2 * count + i] * values[2 * count + i];
-    }
-  }
-};
+const rules::AdamWStep kStep{0.999F, 1e-3F, 0.1F, 0.999F, 0.001F, 2.0F, 1e-8F};
 
 TEST(AdamW, EqualsReference) {
-  const rules::AdamWStep step{0.999F, 1e-3F, 0.1F, 0.999F, 0.001F, 0.5F, 1e-8F};
+  expect_same_steps(step_forms(), [](const KernelTable& table, const StepOperands& operands, std::uint64_t count) {
+    table.adamw({}, kStep, count, operands);
+  });
+}
+
+TEST(AdamW, WithCoupledDecayEqualsReference) {
+  rules::AdamWStep step = kStep;
+  step.coupled_decay = 0.01F;
+  expect_same_steps(step_forms(), [&](const KernelTable& table, const StepOperands& operands, std::uint64_t count) {
+    table.adamw({}, step, count, operands);
+  });
+}
+
+/// What one call makes of a tensor, calls for its parts make of it too: the random bits of an element are its own.
+TEST(AdamW, MayBeCutBetweenBlocks) {
+  constexpr std::uint64_t kCount = 2000;
+  const StepForm form{FloatFormat::bfloat16, FloatFormat::bfloat16, StateFormat::bits8, false, true};
+  StepMemory whole(form, kCount, 0), parts(form, kCount, 0);
+  tested().adamw({}, kStep, kCount, whole.operands(0));
+  tested().adamw({}, kStep, 3 * kStepBlock, parts.operands(0));
+  tested().adamw({}, kStep, kCount - 3 * kStepBlock, parts.operands(0).from(3 * kStepBlock));
+  parts.expect_same(whole);
+}
+
+/// Elements whose gradient is not a number stay as they are, and the others of their block are not harmed by them.
+TEST(AdamW, ANonfiniteGradientLeavesItsElementAlone) {
+  for (const StateFormat state : {StateFormat::float32, StateFormat::bits8, StateFormat::bits4}) {
+    StepMemory memory({FloatFormat::float32, FloatFormat::float32, state}, 300, 0);
+    auto* gradients = reinterpret_cast<float*>(memory.gradient.data());
+    auto* parameters = reinterpret_cast<float*>(memory.parameter.data());
+    for (std::uint64_t i = 0; i < 300; ++i) {
+      parameters[i] = 1.0F;
+      gradients[i] = i % 3 == 0 ? std::nanf("") : 1.0F;
+    }
+    tested().adamw({}, kStep, 300, memory.operands(0));
+    EXPECT_EQ(memory.nonfinite, 1U);
+    for (std::uint64_t i = 0; i < 300; ++i) {
+      if (i % 3 == 0) {
+        EXPECT_EQ(parameters[i], 1.0F);
+      } else {
+        EXPECT_LT(parameters[i], 0.9999F);
+        EXPECT_GT(parameters[i], 0.99F);
+      }
+    }
+  }
+}
+
+TEST(AdamW, FrozenEqualsReference) {
   for (const std::uint64_t count : kCounts) {
     for (const std::uint64_t offset : kOffsets) {
-      const auto gradient = finite_values(count + offset, count);
-      State expected(count, 0), got(count, offset);
-      const auto run = [&](const KernelTable& table, State& to) {
-        table.adamw({}, step, count, gradient.data() + offset, to.parameter.data(), to.mean.data(), to.square.data());
-        table.frozen_adamw({}, 0.999F, 1e-3F, count, to.mean.data(), to.parameter.data());
-      };
-      run(reference(), expected);
-      run(tested(), got);
       SCOPED_TRACE(count);
-      got.parameter.expect_same_bits(expected.parameter);
-      got.mean.expect_same_bits(expected.mean);
-      got.square.expect_same_bits(expected.square);
-      got.parameter.expect_untouched_around();
+      const auto values = finite_values(2 * count + offset, 5);
+      Guarded<float> expected(count, 0), got(count, offset);
+      for (Guarded<float>* one : {&expected, &got}) std::copy_n(values.data(), count, one->data());
+      const float* update = values.data() + count + offset;
+      reference().frozen_adamw({}, 0.999F, 1e-3F, count, update, expected.data());
+      tested().frozen_adamw({}, 0.999F, 1e-3F, count, update, got.data());
+      got.expect_same_bits(expected);
+      got.expect_untouched_around();
     }
   }
 }

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "tests/conformance/conformance.h"
+#include "tests/conformance/step_values.h"
 
 namespace octavo::conformance {
 
@@ -39,7 +39,6 @@ TEST(Lion, EqualsReference) {
     for (const std::uint64_t offset : kOffsets) {
       Values expected(count, 0), got(count, offset);
       const auto run = [&](const KernelTable& table, Values& to) {
-        table.lion({}, kDecay, kStepSize, kMix, count, to.gradient.data(), to.parameter.data(), to.momentum.data());
         table.mix_momentum({}, kMix, count, to.gradient.data(), to.momentum.data(), to.next.data());
         table.sign_step({}, kDecay, kStepSize, count, to.gradient.data(), to.parameter.data());
       };
@@ -51,12 +50,20 @@ TEST(Lion, EqualsReference) {
   }
 }
 
+TEST(Lion, WholeStepEqualsReference) {
+  const rules::LionStep step{kDecay, kStepSize, kMix};
+  const std::vector<StepForm> all = step_forms();  // a device compiles programs for some of them alone
+  expect_same_steps({all[0], all[4], all[8]}, [&](const KernelTable& table, const StepOperands& operands,
+                                                  std::uint64_t count) { table.lion({}, step, count, operands); });
+}
+
 /// What ranks do in two kernels, around the wire, is what one rank alone does in one.
 TEST(Lion, IsAMixAndAStep) {
   constexpr std::uint64_t kCount = 1000;
   Values whole(kCount, 0), parts(kCount, 0);
-  tested().lion({}, kDecay, kStepSize, kMix, kCount, whole.gradient.data(), whole.parameter.data(),
-                whole.momentum.data());
+  tested().lion(
+      {}, {kDecay, kStepSize, kMix}, kCount,
+      {.parameter = whole.parameter.data(), .gradient = whole.gradient.data(), .mean = {whole.momentum.data()}});
   tested().mix_momentum({}, kMix, kCount, parts.gradient.data(), parts.momentum.data(), parts.next.data());
   tested().sign_step({}, kDecay, kStepSize, kCount, parts.gradient.data(), parts.parameter.data());
   parts.parameter.expect_same_bits(whole.parameter);

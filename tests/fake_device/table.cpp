@@ -58,6 +58,21 @@ struct Uses {
     input.others = (*this)(input.others);
     return input;
   }
+  StateView operator()(StateView state) {
+    state.values = (*this)(static_cast<std::uint8_t*>(state.values));
+    state.scales = (*this)(state.scales);
+    return state;
+  }
+  StepOperands operator()(StepOperands step) {
+    step.parameter = (*this)(static_cast<std::uint8_t*>(step.parameter));
+    step.tail = (*this)(step.tail);
+    step.gradient = (*this)(static_cast<const std::uint8_t*>(step.gradient));
+    step.mean = (*this)(step.mean);
+    step.square = (*this)(step.square);
+    step.gradient_factor = (*this)(step.gradient_factor);
+    step.nonfinite = (*this)(step.nonfinite);
+    return step;
+  }
   template <class Value>
   Value operator()(const Value& value) {
     return value;

@@ -1,13 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/adamw.h"
 
+#include "octavo/kernels/cpu/step_blocks.h"
 #include "octavo/kernels/cpu/table.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
-           float* mean, float* square) {
-  for (std::uint64_t i = 0; i < count; ++i) rules::adamw(step, gradient[i], parameter[i], mean[i], square[i]);
+void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepOperands& operands) {
+  using rules::Momentum8, rules::Momentum4, rules::Variance8, rules::Variance4;
+  bool all_finite = true;
+  for_step_blocks(operands, count, [&](const StepOperands& block, auto size) {
+    StepBuffer parameters, gradients, means, squares;
+    float* p = load_parameters(block, size, parameters);
+    const float* g = load_gradients(block, size, gradients);
+    float* m = load_state<Momentum8, Momentum4>(block.mean, size, means);
+    float* v = load_state<Variance8, Variance4>(block.square, size, squares);
+    all_finite &= update_elements(size, [&](std::uint64_t i) { return rules::adamw(step, g[i], p[i], m[i], v[i]); });
+    store_parameters(block, size, parameters);
+    store_state<Momentum8, Momentum4>(block.mean, size, means);
+    store_state<Variance8, Variance4>(block.square, size, squares);
+  });
+  report(all_finite, operands.nonfinite);
 }
 
 void frozen_adamw(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter) {

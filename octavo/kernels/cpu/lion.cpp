@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/lion.h"
 
+#include "octavo/kernels/cpu/step_blocks.h"
 #include "octavo/kernels/cpu/table.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
@@ -16,13 +17,19 @@ void sign_step(Queue, float decay, float step_size, std::uint64_t count, const f
   }
 }
 
-void lion(Queue, float decay, float step_size, const rules::MomentumMix& mix, std::uint64_t count,
-          const float* gradient, float* parameter, float* momentum) {
-  for (std::uint64_t i = 0; i < count; ++i) {
-    float update = gradient[i];
-    momentum[i] = rules::mix_momentum(mix, update, momentum[i]);
-    parameter[i] = rules::sign_step(decay, step_size, parameter[i], update);
-  }
+void lion(Queue, const rules::LionStep& step, std::uint64_t count, const StepOperands& operands) {
+  using rules::Momentum8, rules::Momentum4;
+  bool all_finite = true;
+  for_step_blocks(operands, count, [&](const StepOperands& block, auto size) {
+    StepBuffer parameters, gradients, momenta;
+    float* p = load_parameters(block, size, parameters);
+    const float* g = load_gradients(block, size, gradients);
+    float* m = load_state<Momentum8, Momentum4>(block.mean, size, momenta);
+    all_finite &= update_elements(size, [&](std::uint64_t i) { return rules::lion(step, g[i], p[i], m[i]); });
+    store_parameters(block, size, parameters);
+    store_state<Momentum8, Momentum4>(block.mean, size, momenta);
+  });
+  report(all_finite, operands.nonfinite);
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/adamw.h"
 
+#include "octavo/kernels/reference/step_blocks.h"
 #include "octavo/kernels/reference/table.h"
 
 namespace octavo::reference {
 
-void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
-           float* mean, float* square) {
-  for (std::uint64_t i = 0; i < count; ++i) rules::adamw(step, gradient[i], parameter[i], mean[i], square[i]);
+void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepOperands& operands) {
+  for_step_blocks(operands, count, [&](const StepOperands& block, std::uint64_t size) {
+    MomentumBlock mean(block.mean, size);
+    VarianceBlock square(block.square, size);
+    update_elements(block, size, [&](float gradient, float& parameter, std::uint64_t i) {
+      return rules::adamw(step, gradient, parameter, mean[i], square[i]);
+    });
+    mean.store();
+    square.store();
+  });
 }
 
 void frozen_adamw(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter) {

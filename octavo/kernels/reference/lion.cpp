@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/lion.h"
 
+#include "octavo/kernels/reference/step_blocks.h"
 #include "octavo/kernels/reference/table.h"
 
 namespace octavo::reference {
@@ -16,13 +17,14 @@ void sign_step(Queue, float decay, float step_size, std::uint64_t count, const f
   }
 }
 
-void lion(Queue, float decay, float step_size, const rules::MomentumMix& mix, std::uint64_t count,
-          const float* gradient, float* parameter, float* momentum) {
-  for (std::uint64_t i = 0; i < count; ++i) {
-    float update = gradient[i];
-    momentum[i] = rules::mix_momentum(mix, update, momentum[i]);
-    parameter[i] = rules::sign_step(decay, step_size, parameter[i], update);
-  }
+void lion(Queue, const rules::LionStep& step, std::uint64_t count, const StepOperands& operands) {
+  for_step_blocks(operands, count, [&](const StepOperands& block, std::uint64_t size) {
+    MomentumBlock momentum(block.mean, size);
+    update_elements(block, size, [&](float gradient, float& parameter, std::uint64_t i) {
+      return rules::lion(step, gradient, parameter, momentum[i]);
+    });
+    momentum.store();
+  });
 }
 
 }  // namespace octavo::reference

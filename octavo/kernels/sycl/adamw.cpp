@@ -4,9 +4,8 @@
 
 namespace octavo::sycl_backend {
 
-void adamw(Queue queue, const rules::AdamWStep& step, std::uint64_t count, const float* gradient, float* parameter,
-           float* mean, float* square) {
-  launch_elements(queue, {"adamw", "adamw"}, count, step, count, gradient, parameter, mean, square);
+void adamw(Queue queue, const rules::AdamWStep& step, std::uint64_t count, const StepOperands& operands) {
+  launch_spans(queue, {"adamw", "adamw", step_options(operands)}, count, step, count, operands);
 }
 
 void frozen_adamw(Queue queue, float decay, float step_size, std::uint64_t count, const float* update,

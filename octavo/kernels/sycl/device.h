@@ -17,6 +17,7 @@
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/sycl/span.h"
 #include "octavo/rules/sign_bits.h"
+#include "octavo/rules/state_codes.h"  // here, because the compiler forms its tables in double, which kernels must not use
 
 /// What every kernel's device source begins with. Only the run-time compiler reads this file.
 ///

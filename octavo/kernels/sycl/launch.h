@@ -6,6 +6,7 @@
 #include <sycl/sycl.hpp>
 #include <tuple>
 
+#include "octavo/kernels/step_operands.h"
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/program.h"
 #include "octavo/kernels/sycl/span.h"
@@ -34,9 +35,23 @@ inline auto flat(const rules::RandomK& shape) {
 }
 inline auto flat(const rules::CountSketch& shape) { return std::tuple(shape.key, shape.rows, shape.columns); }
 inline auto flat(const rules::SketchBlocks& part) { return std::tuple(part.first, part.count); }
+inline auto flat(const StepOperands& step) {
+  return std::tuple(step.parameter, step.tail, step.gradient, step.mean.values, step.mean.scales, step.square.values,
+                    step.square.scales, step.gradient_factor, step.nonfinite,
+                    static_cast<std::uint32_t>(step.rounds_at_random), step.rounding_key, step.first);
+}
 template <class Argument>
 auto flat(const Argument& argument) {
   return std::tuple(argument);
+}
+
+/// What the program of a step is compiled for. Both states of a step have one format.
+inline std::string step_options(const StepOperands& step) {
+  const auto define = [](const char* name, auto value) {
+    return std::string("-DOCTAVO_") + name + "=" + std::to_string(static_cast<std::uint32_t>(value));
+  };
+  return define("PARAMETER_FORMAT", step.parameter_format) + " " + define("GRADIENT_FORMAT", step.gradient_format) +
+         " " + define("STATE_FORMAT", step.mean.format);
 }
 
 template <class... Arguments>

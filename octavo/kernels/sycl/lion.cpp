@@ -13,9 +13,8 @@ void sign_step(Queue queue, float decay, float step_size, std::uint64_t count, c
   launch_elements(queue, {"lion", "sign_step"}, count, decay, step_size, count, update, parameter);
 }
 
-void lion(Queue queue, float decay, float step_size, const rules::MomentumMix& mix, std::uint64_t count,
-          const float* gradient, float* parameter, float* momentum) {
-  launch_elements(queue, {"lion", "lion"}, count, decay, step_size, mix, count, gradient, parameter, momentum);
+void lion(Queue queue, const rules::LionStep& step, std::uint64_t count, const StepOperands& operands) {
+  launch_spans(queue, {"lion", "lion", step_options(operands)}, count, step, count, operands);
 }
 
 }  // namespace octavo::sycl_backend

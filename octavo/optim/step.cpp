@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/optim/step.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "octavo/kernels/error.h"
+#include "octavo/optim/flat.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::int64_t kBlockElements = kStepBlock;
+constexpr std::int64_t kGrainBlocks = kGrainElements / kBlockElements;
+
+std::int64_t divided_up(std::int64_t count, std::int64_t by) { return count / by + (count % by != 0); }
+
+bool is_given(at::TensorList list, std::size_t i) {
+  return i < list.size() && list[i].defined() && list[i].numel() > 0;
+}
+
+bool is_step_float(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf; }
+
+FloatFormat format_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return FloatFormat::float32;
+  return dtype == at::kBFloat16 ? FloatFormat::bfloat16 : FloatFormat::float16;
+}
+
+StateFormat format_of_state(const at::Tensor& values, int code_bits) {
+  if (values.scalar_type() == at::kFloat) return StateFormat::float32;
+  return code_bits == 8 ? StateFormat::bits8 : StateFormat::bits4;
+}
+
+// ---- checks
+
+/// Says which of the step's parameters is meant.
+struct Named {
+  const char* where;
+  const char* what;
+  std::size_t parameter;
+
+  [[noreturn]] void refuse(const std::string& expected, const at::Tensor& got) const {
+    fail(ErrorCode::invalid_argument, where, "expected ", what, " ", parameter, " as ", expected, ", got ",
+         toString(got.scalar_type()), got.sizes(), " on ", got.device().str());
+  }
+};
+
+std::string described(const char* dtype, at::IntArrayRef sizes, c10::Device device) {
+  return c10::str(dtype, sizes, " on ", device.str());
+}
+
+void require_values(const at::Tensor& values, const at::Tensor& parameter, int code_bits, const Named& named) {
+  const bool is_float = values.scalar_type() == at::kFloat;
+  const std::int64_t code_bytes = divided_up(parameter.numel() * code_bits, 8);
+  const bool has_shape = is_float || code_bits == 8
+                             ? values.sizes() == parameter.sizes()
+                             : values.dim() == 1 && values.numel() == code_bytes && values.is_contiguous();
+  if ((is_float || values.scalar_type() == at::kByte) && has_shape && values.device() == parameter.device()) return;
+  const at::Device device = parameter.device();
+  named.refuse(
+      described("float32", parameter.sizes(), device) + " or " +
+          (code_bits == 8 ? described("uint8", parameter.sizes(), device) : described("uint8", {code_bytes}, device)),
+      values);
+}
+
+void require_scales(at::TensorList scales, std::size_t i, const at::Tensor& values, const at::Tensor& parameter,
+                    int code_bits, const Named& named) {
+  if (values.scalar_type() == at::kFloat || parameter.numel() == 0) return;
+  const auto block = static_cast<std::int64_t>(state_block(format_of_state(values, code_bits)));
+  const std::int64_t blocks = divided_up(parameter.numel(), block);
+  if (!is_given(scales, i)) {
+    fail(ErrorCode::invalid_argument, named.where, "expected ", named.what, " ", i, ", float32[", blocks,
+         "], for a state that is codes, got none");
+  }
+  const at::Tensor& one = scales[i];
+  if (one.scalar_type() == at::kFloat && one.dim() == 1 && one.numel() == blocks && one.is_contiguous() &&
+      one.device() == parameter.device()) {
+    return;
+  }
+  named.refuse(described("float32", {blocks}, parameter.device()), one);
+}
+
+void require_state_of(const StepTensors& tensors, std::size_t i, at::TensorList values, at::TensorList scales,
+                      const char* where, const char* what, const char* scales_what) {
+  const at::Tensor& parameter = tensors.parameters[i];
+  require_values(values[i], parameter, tensors.code_bits, {where, what, i});
+  require_scales(scales, i, values[i], parameter, tensors.code_bits, {where, scales_what, i});
+}
+
+void require_floats(const at::Tensor& tensor, const at::Tensor& parameter, const Named& named) {
+  if (is_step_float(tensor.scalar_type()) && tensor.sizes() == parameter.sizes() &&
+      tensor.device() == parameter.device() && tensor.layout() == at::kStrided) {
+    return;
+  }
+  named.refuse(described("float32, bfloat16 or float16, ", parameter.sizes(), parameter.device()), tensor);
+}
+
+void require_tail(const at::Tensor& tail, const at::Tensor& parameter, const Named& named) {
+  if (tail.scalar_type() == at::kChar && parameter.scalar_type() == at::kBFloat16 &&
+      tail.sizes() == parameter.sizes() && tail.device() == parameter.device()) {
+    return;
+  }
+  named.refuse("int8 of the shape of a bfloat16 parameter", tail);
+}
+
+// ---- memory
+
+/// Whether kernels may walk a tensor of the parameter's shape as flat memory in the parameter's order.
+bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
+  return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides();
+}
+
+/// A parameter's tensors as flat memory. Copies of those that are not live as long as this.
+class Moved {
+ public:
+  Moved(const StepTensors& tensors, std::size_t i) : order_(order_of(tensors.parameters[i])), count_(order_.numel()) {
+    const at::Tensor& parameter = tensors.parameters[i];
+    const at::Tensor& gradient = tensors.gradients[i];
+    operands_.parameter = memory_of(parameter);
+    operands_.parameter_format = format_of(parameter.scalar_type());
+    operands_.gradient = memory_of(gradient, /*is_read_only=*/true);
+    operands_.gradient_format = format_of(gradient.scalar_type());
+    operands_.mean = view_of(tensors, tensors.means, tensors.mean_scales, i);
+    if (!tensors.squares.empty()) operands_.square = view_of(tensors, tensors.squares, tensors.square_scales, i);
+    if (is_given(tensors.tails, i)) operands_.tail = static_cast<std::int8_t*>(memory_of(tensors.tails[i]));
+    if (tensors.gradient_factor) operands_.gradient_factor = tensors.gradient_factor->const_data_ptr<float>();
+    if (tensors.nonfinite)
+      operands_.nonfinite = reinterpret_cast<std::uint32_t*>(tensors.nonfinite->mutable_data_ptr<std::int32_t>());
+    if (tensors.rounding_seed) {
+      const auto number = tensors.numbers.empty() ? i : static_cast<std::size_t>(tensors.numbers[i]);
+      operands_.rounds_at_random = true;
+      operands_.rounding_key = rules::derive_key(*tensors.rounding_seed, number);
+    }
+  }
+
+  c10::Device device() const { return order_.device(); }
+  std::int64_t count() const { return count_; }
+  std::int64_t blocks() const { return divided_up(count_, kBlockElements); }
+  const StepOperands& operands() const { return operands_; }
+
+  void write_back() {
+    for (auto& [tensor, copy] : copies_) tensor.copy_(copy);
+  }
+
+ private:
+  void* memory_of(const at::Tensor& tensor, bool is_read_only = false) {
+    if (has_order_of(tensor, order_)) return tensor.data_ptr();
+    at::Tensor copy = at::empty_like(order_, tensor.options()).copy_(tensor);
+    void* const memory = copy.data_ptr();
+    if (is_read_only) {
+      kept_.push_back(std::move(copy));
+    } else {
+      copies_.emplace_back(tensor, std::move(copy));
+    }
+    return memory;
+  }
+
+  StateView view_of(const StepTensors& tensors, at::TensorList values, at::TensorList scales, std::size_t i) {
+    const StateFormat format = format_of_state(values[i], tensors.code_bits);
+    void* const memory = format == StateFormat::bits4 ? values[i].data_ptr() : memory_of(values[i]);
+    return {memory, is_given(scales, i) ? scales[i].mutable_data_ptr<float>() : nullptr, format};
+  }
+
+  at::Tensor order_;
+  std::int64_t count_;
+  StepOperands operands_ = {};
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+  std::vector<at::Tensor> kept_;
+};
+
+/// Blocks of all parameters, numbered through, shared out to threads.
+void step_on_threads(const std::vector<Moved>& all, const MakeStep& make) {
+  std::vector<std::int64_t> ends;
+  for (const Moved& moved : all) ends.push_back((ends.empty() ? 0 : ends.back()) + moved.blocks());
+  const LaunchScope scope(all.front().device());
+  for_parts(c10::kCPU, ends.back(), kGrainBlocks, [&](std::int64_t block, std::int64_t last) {
+    auto i = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), block) - ends.begin());
+    for (; block < last; ++i) {
+      const std::int64_t begin = ends[i] - all[i].blocks(), end = std::min(ends[i], last);
+      const std::int64_t first = (block - begin) * kBlockElements;
+      const std::int64_t stop = std::min((end - begin) * kBlockElements, all[i].count());
+      make(scope, i, static_cast<std::uint64_t>(stop - first),
+           all[i].operands().from(static_cast<std::uint64_t>(first)));
+      block = end;
+    }
+  });
+}
+
+bool are_on_cpu(const std::vector<Moved>& all) {
+  return std::all_of(all.begin(), all.end(), [](const Moved& moved) { return moved.device().is_cpu(); });
+}
+
+}  // namespace
+
+void require_valid(const StepTensors& tensors, bool has_square, const char* where) {
+  const std::size_t count = tensors.parameters.size();
+  require_length(tensors.gradients.size(), count, where, "gradients");
+  require_length(tensors.means.size(), count, where, "means");
+  if (has_square) require_length(tensors.squares.size(), count, where, "squares");
+  if (!tensors.tails.empty()) require_length(tensors.tails.size(), count, where, "tails");
+  if (tensors.code_bits != 8 && tensors.code_bits != 4) {
+    fail(ErrorCode::invalid_argument, where, "expected codes of 8 or 4 bits, got ", tensors.code_bits);
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    const at::Tensor& parameter = tensors.parameters[i];
+    require_floats(parameter, parameter, {where, "parameter", i});
+    require_floats(tensors.gradients[i], parameter, {where, "gradient", i});
+    require_state_of(tensors, i, tensors.means, tensors.mean_scales, where, "mean", "scales of mean");
+    if (has_square) {
+      require_state_of(tensors, i, tensors.squares, tensors.square_scales, where, "square", "scales of square");
+      if (tensors.squares[i].scalar_type() != tensors.means[i].scalar_type()) {
+        Named{where, "square", i}.refuse("of the mean's dtype", tensors.squares[i]);
+      }
+    }
+    if (is_given(tensors.tails, i)) require_tail(tensors.tails[i], parameter, {where, "tail", i});
+  }
+}
+
+void make_step(const StepTensors& tensors, const MakeStep& make) {
+  std::vector<Moved> all;
+  all.reserve(tensors.parameters.size());
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) all.emplace_back(tensors, i);
+  if (all.empty()) return;
+  if (are_on_cpu(all)) {
+    step_on_threads(all, make);
+  } else {
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (all[i].count() == 0) continue;
+      make(LaunchScope(all[i].device()), i, static_cast<std::uint64_t>(all[i].count()), all[i].operands());
+    }
+  }
+  for (Moved& moved : all) moved.write_back();
+}
+
+}  // namespace octavo

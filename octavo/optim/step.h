@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/export.h"
+#include "octavo/kernels/step_operands.h"
+
+/// What the fused steps share: from lists of tensors to the kernels that move them.
+namespace octavo {
+
+/// The tensors of one step; lists with an element for each parameter, or empty where nothing is said to the contrary.
+/// All of a parameter's are on its device.
+///
+/// A state is float32 of the parameter's shape and memory order, with an undefined or empty tensor for its scales; or
+/// codes with float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape and order in 8 bits,
+/// uint8[elements / 2, rounded up] in 4.
+struct StepTensors {
+  at::TensorList parameters;               // float32, bfloat16 or float16; never an empty list
+  at::TensorList gradients;                // one of these dtypes, of the parameter's shape; never an empty list
+  at::TensorList means, mean_scales = {};  // the momentum; the first is never an empty list
+  at::TensorList squares = {}, square_scales = {};  // the variance, where the rule has one
+  at::TensorList tails = {};                        // int8 of a bfloat16 parameter's shape and order: 8 bits more of it
+  int code_bits = 8;                                // of states that are codes
+  std::optional<at::Tensor> gradient_factor = {};   // float32[]: gradients are multiplied by it
+  std::optional<at::Tensor> nonfinite = {};         // int32[]: becomes 1 where a gradient was not finite
+  /// bfloat16 parameters without tails are rounded at random, by the bits that this seed, the parameter's number in
+  /// `numbers` (empty: its place in the lists), and an element's place in it draw; not given: to nearest.
+  std::optional<std::uint64_t> rounding_seed = {};
+  at::IntArrayRef numbers = {};
+};
+
+/// Throws Error invalid_argument, in the name of `where`, unless they are as is said above.
+void require_valid(const StepTensors& tensors, bool has_square, const char* where);
+
+using MakeStep = std::function<void(const LaunchScope& scope, std::size_t parameter, std::uint64_t count,
+                                    const StepOperands& operands)>;
+
+/// Calls `make` for parts that together are all elements of all parameters: on CPU from all threads at once, elsewhere
+/// once for each parameter. What a memory order keeps kernels from is copied in, and back at the end.
+void make_step(const StepTensors& tensors, const MakeStep& make);
+
+}  // namespace octavo

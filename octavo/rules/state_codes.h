@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "octavo/rules/float_bits.h"
+
+/// Codes of optimizer state: a block of elements is kept as one float32 scale and a code of 8 or 4 bits for each. A
+/// rule is a struct of
+///
+///   kBits, kBlock    of a code; elements of a block
+///   kSigned          false where all values are at least 0
+///   Scale            `kept` is kept with the codes, the rest helps the encoder
+///   scale(extreme)   of the block's value of the largest magnitude, with its sign
+///   code(value, scale), decoded(code, kept)
+///
+/// Four bits: element 2i of a block is the high nibble of byte i.
+namespace octavo::rules {
+
+struct StateScale {
+  float kept;
+  float reciprocal;
+};
+
+/// Of a block's extreme: its scale has the extreme's sign, so that the extreme is the map's 1 whichever sign it has; a
+/// map has no -1. Below 2^-125 the reciprocal would overflow, and the block is kept as zeros; beyond 2^126, infinities
+/// included, it stands for all that is larger.
+OCTAVO_RULE StateScale state_scale(float extreme) {
+  const float size = magnitude(extreme);
+  const float bounded = with_sign_of(size < 0x1p126F ? size : 0x1p126F, extreme);
+  return size < 0x1p-125F ? StateScale{0.0F, 0.0F} : StateScale{bounded, 1.0F / bounded};
+}
+
+/// Of a block's greatest value and of the greatest of its negatives.
+OCTAVO_RULE float extreme_of(float greatest, float greatest_negative) {
+  return greatest >= greatest_negative ? greatest : -greatest_negative;
+}
+
+/// The dynamic map (Dettmers 2016, 2022): between one power of ten and the next, the values lie equally spaced, and
+/// each decade has twice as many as the decade below it. `kDecades` is 7 for 8 bits and 3 for 4; the greatest value is
+/// 1, code 0 of the unsigned map and the middle code of the signed one are 0. The codes are those of bitsandbytes.
+///
+/// Values are numbered by magnitude so that those of a decade begin at a power of two: the exponent of a number is its
+/// decade. Within a decade a value is slope * number + offset. Number kTop is the value 1, in a decade of its own.
+template <unsigned kDecades, bool kIsSigned>
+struct DynamicMap {
+  static constexpr bool kSigned = kIsSigned;
+  static constexpr unsigned kBits = kDecades + 1;
+  static constexpr std::uint64_t kBlock = kBits == 8 ? 256 : 128;
+  using Scale = StateScale;
+
+  static constexpr unsigned kLevels = kDecades + 1;        // decades, and the 1
+  static constexpr std::int32_t kFirst = kSigned ? 1 : 2;  // number of the least positive value
+  static constexpr std::int32_t kTop = kFirst << kDecades;
+  static constexpr std::int32_t kZeroCode = kSigned ? kTop - 1 : 0;
+
+  struct Table {
+    float values[kLevels + 1];
+    constexpr float operator[](std::uint32_t i) const { return values[i]; }
+  };
+
+  static constexpr double first_number(unsigned decade) { return static_cast<double>(kFirst << decade); }
+  static constexpr double greatest_of(unsigned decade) {
+    double power = 1;
+    for (unsigned i = decade; i + 1 < kDecades; ++i) power /= 10;
+    return power;
+  }
+  static constexpr double spacing(unsigned decade) { return 0.9 * greatest_of(decade) / first_number(decade); }
+  /// The value before the first of a decade would have the number first_number - 1.
+  static constexpr double value_of(unsigned decade, double number) {
+    if (decade == kDecades) return 1;
+    return greatest_of(decade) * 0.1 + spacing(decade) * (number - first_number(decade) + 0.5);
+  }
+
+  template <class Entry>
+  static constexpr Table made_of(Entry entry) {
+    Table table = {};
+    for (unsigned decade = 0; decade < kLevels; ++decade) table.values[decade] = static_cast<float>(entry(decade));
+    table.values[kLevels] = __builtin_inff();
+    return table;
+  }
+
+  // decoding
+  static constexpr Table kSlopes = made_of([](unsigned d) { return d == kDecades ? 0 : spacing(d); });
+  static constexpr Table kOffsets = made_of([](unsigned d) { return value_of(d, 0); });
+  // encoding: from which magnitude on a value is of the decade, halfway between the two values around; and its number
+  static constexpr Table kBorders = made_of([](unsigned d) {
+    return d == 0 ? 0 : (value_of(d - 1, first_number(d) - 1) + value_of(d, first_number(d))) / 2;
+  });
+  /// The lowest decade of the signed map has one value, and what lies below half of it is 0.
+  static constexpr bool ends_at_zero(unsigned decade) { return kSigned && decade == 0; }
+  static constexpr Table kSteepness = made_of([](unsigned d) {
+    if (d == kDecades) return 0.0;
+    return ends_at_zero(d) ? 1 / value_of(0, 1) : 1 / spacing(d);
+  });
+  static constexpr Table kShifts = made_of([](unsigned d) {
+    if (d == kDecades) return static_cast<double>(kTop);
+    return ends_at_zero(d) ? 0.0 : -value_of(d, 0) / spacing(d);
+  });
+
+  /// The decade of a magnitude from 0 to 1.
+  OCTAVO_RULE static constexpr std::uint32_t decade_of(float size) {
+    std::uint32_t decade = 0;
+    for (std::uint32_t i = 1; i < kLevels; ++i) decade += size >= kBorders[i] ? 1U : 0U;
+    return decade;
+  }
+
+  /// The last number of a decade.
+  OCTAVO_RULE static constexpr std::int32_t last_number(std::uint32_t decade) {
+    return decade == kDecades ? kTop : (kFirst << 1 << decade) - 1;
+  }
+
+  OCTAVO_RULE static std::int32_t number_of(float size) {
+    constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to nearest even
+    const std::uint32_t decade = decade_of(size);
+    const float rounded = (size * kSteepness[decade] + kShifts[decade]) + kRound;
+    const auto number = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
+    const std::int32_t last = last_number(decade);
+    return number < last ? number : last;
+  }
+
+  /// Of a value that is not a NaN. What is not 0 does not become 0 in the unsigned map: a variance of 0 under a
+  /// momentum that is not 0 would make a step of any size.
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
+    const float scaled = value * scale.reciprocal;
+    const float size = magnitude(scaled) < 1.0F ? magnitude(scaled) : 1.0F;
+    const std::int32_t number = number_of(size);
+    if constexpr (kSigned) {
+      const std::int32_t bounded = number < kTop ? number : kTop - 1;
+      const std::int32_t negative = kZeroCode - bounded, positive = kZeroCode + number;
+      return static_cast<std::uint32_t>(positive_bit(scaled) ? positive : negative);
+    } else {
+      const std::int32_t positive = number > kFirst ? number - 1 : kFirst - 1;
+      return static_cast<std::uint32_t>(size > 0.0F ? positive : 0);
+    }
+  }
+
+  OCTAVO_RULE static float decoded(std::uint32_t code, float kept) {
+    const std::int32_t signed_number = static_cast<std::int32_t>(code) - kZeroCode;
+    const std::int32_t size = signed_number < 0 ? -signed_number : signed_number;
+    const float number = static_cast<float>(kSigned ? size : size + 1);
+    const std::uint32_t decade = ((to_bits(number) >> 23) - (kSigned ? 127U : 128U)) % 8;
+    if (signed_number == 0) return 0.0F;
+    const float value = (kSlopes[decade] * kept) * number + kOffsets[decade] * kept;
+    return signed_number < 0 ? -value : value;
+  }
+};
+
+/// Four bits for values of at least 0, equally spaced from 1/16 to 1 (Li et al. 2023): without a zero, because it would
+/// be what most small variances become.
+struct LinearMap4 {
+  static constexpr bool kSigned = false;
+  static constexpr unsigned kBits = 4;
+  static constexpr std::uint64_t kBlock = 128;
+  using Scale = StateScale;
+  OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
+    constexpr float kRound = 12582912.0F;
+    const float scaled = value * scale.reciprocal;
+    const float rounded = (scaled < 1.0F ? scaled : 1.0F) * 16.0F + kRound;
+    const auto number = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
+    return static_cast<std::uint32_t>(number > 1 ? number - 1 : 0);
+  }
+  OCTAVO_RULE static float decoded(std::uint32_t code, float kept) {
+    return static_cast<float>(static_cast<std::int32_t>(code) + 1) * (kept * 0.0625F);
+  }
+};
+
+// What a momentum and what a variance is kept in.
+using Momentum8 = DynamicMap<7, true>;
+using Variance8 = DynamicMap<7, false>;
+using Momentum4 = DynamicMap<3, true>;
+using Variance4 = LinearMap4;
+
+}  // namespace octavo::rules
