@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "octavo/kernels/managed.h"
 #include "octavo/kernels/operands.h"
 #include "octavo/kernels/runtime.h"
 #include "octavo/kernels/step_operands.h"
@@ -51,6 +52,7 @@ inline std::uint64_t top_k_scratch(std::uint64_t count, const rules::TopK& shape
 struct KernelTable {
   const char* name;                        // "reference", "avx512", "sycl", ...
   const DeviceRuntime* runtime = nullptr;  // null: ordinary memory and no streams
+  const ManagedMemory* managed = nullptr;  // null: the back end has none
 
   // sign_bits: value_bytes is the width of an element, 1, 2, 4 or 8
   void (*pack_sign_bits)(Queue, const void* values, unsigned value_bytes, std::uint64_t count, std::uint8_t* bits);

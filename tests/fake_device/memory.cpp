@@ -21,11 +21,9 @@ std::uint64_t round_up(std::uint64_t value, std::uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-bool is_counted(MemoryKind kind) { return kind != MemoryKind::host; }
-
 }  // namespace
 
-Allocation::Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment)
+Allocation::Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment, bool is_managed)
     : device_(device),
       kind_(kind),
       bytes_(bytes),
@@ -33,6 +31,7 @@ Allocation::Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::ui
       alignment_(alignment) {
   inside_ = map(PROT_READ | PROT_WRITE);
   address_ = kind == MemoryKind::device ? map(PROT_NONE) : inside_;
+  if (is_managed) pages_ = std::make_unique<Pages>(device, address_, bytes);
 }
 
 Allocation::~Allocation() {
@@ -68,11 +67,21 @@ Memory& Memory::all() {
 
 void* Memory::allocate(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment) {
   const std::lock_guard lock(mutex_);
-  std::uint64_t& used = used_bytes_[device];
-  if (bytes > budget_bytes() - (is_counted(kind) ? used : 0)) return nullptr;
+  const std::uint64_t used = kind == MemoryKind::host ? 0 : used_bytes_[device];
+  return bytes > budget_bytes() - used ? nullptr : add(device, kind, bytes, alignment, /*is_managed=*/false);
+}
+
+void* Memory::allocate_managed(int device, std::uint64_t bytes) {
+  const std::uint64_t whole_pages = round_up(bytes, page_bytes());
+  const std::lock_guard lock(mutex_);
+  return whole_pages < bytes ? nullptr
+                             : add(device, MemoryKind::shared, whole_pages, page_bytes(), /*is_managed=*/true);
+}
+
+void* Memory::add(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment, bool is_managed) {
   try {
-    auto made = std::make_shared<Allocation>(device, kind, bytes, alignment);
-    if (is_counted(kind)) used += bytes;
+    auto made = std::make_shared<Allocation>(device, kind, bytes, alignment, is_managed);
+    if (made->is_counted()) used_bytes_[device] += bytes;
     return live_.emplace(made->address(), made).first->second->address();
   } catch (const std::bad_alloc&) {
     return nullptr;
@@ -89,7 +98,7 @@ void Memory::free(int device, void* memory) {
     fail(ErrorCode::internal, kWhere, "memory of device ", device,
          " is freed while a command that uses it has not run");
   }
-  if (is_counted(found->second->kind())) used_bytes_[device] -= found->second->bytes();
+  if (found->second->is_counted()) used_bytes_[device] -= found->second->bytes();
   live_.erase(found);
 }
 

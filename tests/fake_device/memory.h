@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octavo/kernels/runtime.h"
+#include "tests/fake_device/managed.h"
 
 namespace octavo::fake {
 
@@ -18,7 +19,7 @@ class Allocation {
  public:
   /// At a multiple of `alignment`, with a page behind it that nobody may touch. Throws std::bad_alloc where the system
   /// has no room.
-  Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
+  Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment, bool is_managed);
   ~Allocation();
   Allocation(const Allocation&) = delete;
   Allocation& operator=(const Allocation&) = delete;
@@ -30,6 +31,10 @@ class Allocation {
   /// Where commands find what the caller has at `address`.
   std::byte* inside(const void* address) const;
   bool holds(const void* address, std::uint64_t bytes) const;
+  /// Of managed memory; null otherwise.
+  Pages* pages() const { return pages_.get(); }
+  /// Whether it counts towards its device's budget.
+  bool is_counted() const { return kind_ != MemoryKind::host && pages_ == nullptr; }
 
  private:
   std::byte* map(int protection);
@@ -40,6 +45,7 @@ class Allocation {
   std::vector<void*> mappings_;
   std::byte* address_ = nullptr;
   std::byte* inside_ = nullptr;
+  std::unique_ptr<Pages> pages_;
 };
 
 /// All memory of the fake devices, each of which has a budget for its own and for shared memory. Thread-safe.
@@ -49,6 +55,8 @@ class Memory {
 
   /// Null beyond the budget, or where the system has no room.
   void* allocate(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
+  /// Of whole pages, beside the budget; null where the system has no room.
+  void* allocate_managed(int device, std::uint64_t bytes);
   /// Throws Error internal where a command that was enqueued still uses the memory, or where it is not the device's.
   void free(int device, void* memory);
   std::uint64_t free_bytes(int device) const;
@@ -58,6 +66,8 @@ class Memory {
   std::shared_ptr<const Allocation> used_by(int device, const void* address, std::uint64_t bytes) const;
 
  private:
+  void* add(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment, bool is_managed);
+
   mutable std::mutex mutex_;
   std::map<const std::byte*, std::shared_ptr<Allocation>> live_;  // by the caller's address
   std::map<int, std::uint64_t> used_bytes_;                       // by device

@@ -38,6 +38,7 @@ CommandQueue& commands_of(Queue queue) {
 struct Uses {
   int device;
   std::vector<std::shared_ptr<const Allocation>> all = {};
+  ManagedUses managed = {};
 
   template <class T>
   T* operator()(T* pointer) {
@@ -47,6 +48,7 @@ struct Uses {
       fail(ErrorCode::invalid_argument, kWhere, "a kernel of device ", device, " is given ordinary memory of the host");
     }
     all.push_back(used);
+    managed.add(used->pages(), pointer);
     return reinterpret_cast<T*>(used->inside(pointer));
   }
   Payload operator()(Payload payload) { return {(*this)(payload.scales), (*this)(payload.codes)}; }
@@ -85,8 +87,10 @@ void enqueue(Kernel kernel, Queue queue, const Arguments&... arguments) {
   CommandQueue& commands = commands_of(queue);
   Uses uses{queue.device};
   std::tuple<Arguments...> inside{uses(arguments)...};
-  commands.push({.run = [kernel, inside] { std::apply([&](const auto&... all) { kernel({}, all...); }, inside); },
-                 .uses = std::move(uses.all)});
+  const auto run = [kernel, inside, managed = std::move(uses.managed)] {
+    managed.around([&] { std::apply([&](const auto&... all) { kernel({}, all...); }, inside); });
+  };
+  commands.push({.run = run, .uses = std::move(uses.all)});
 }
 
 const KernelTable& reference() { return backend("reference"); }
@@ -172,8 +176,11 @@ void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
   const auto source = Memory::all().used_by(queue.device, from, bytes);
   void* const out = target ? target->inside(to) : to;
   const void* const in = source ? source->inside(from) : from;
+  ManagedUses managed;
+  if (target) managed.add(target->pages(), to);
+  if (source) managed.add(source->pages(), from);
   const auto run = [=] {
-    if (bytes > 0) std::memmove(out, in, bytes);
+    if (bytes > 0) managed.around([&] { std::memmove(out, in, bytes); });
   };
   commands.push({.run = run, .uses = {target, source}});
 }
@@ -250,6 +257,7 @@ const DeviceRuntime runtime = {
 const KernelTable table = {
     .name = "fake",
     .runtime = &runtime,
+    .managed = &managed,
 #include "octavo/kernels/entries.inc"
 };
 

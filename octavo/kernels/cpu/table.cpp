@@ -8,6 +8,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 constinit const KernelTable table = {
     .name = OCTAVO_NAME(OCTAVO_ISA),
+    .managed = &host_managed,
 #include "octavo/kernels/entries.inc"
 };
 

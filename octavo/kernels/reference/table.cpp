@@ -5,6 +5,7 @@ namespace octavo::reference {
 
 constinit const KernelTable table = {
     .name = "reference",
+    .managed = &host_managed,
 #include "octavo/kernels/entries.inc"
 };
 

@@ -14,6 +14,7 @@ namespace octavo::sycl_backend {
 constinit const KernelTable table = {
     .name = "sycl",
     .runtime = &runtime,
+    .managed = &managed,
 #include "octavo/kernels/entries.inc"
 };
 

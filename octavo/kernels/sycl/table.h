@@ -15,6 +15,7 @@ void launch_user_kernel(Queue, Kernel, std::uint64_t groups, std::uint64_t group
                         std::uint64_t argument_count);
 
 extern const DeviceRuntime runtime;
+extern const ManagedMemory managed;
 extern const KernelTable table;
 
 }  // namespace octavo::sycl_backend

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/managed.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "octavo/kernels/page_files.h"
+
+namespace octavo {
+
+namespace {
+
+#if !defined(MADV_COLD)
+#define MADV_COLD 20     // Linux 5.4, as
+#define MADV_PAGEOUT 21  // is this
+#endif
+
+std::uint64_t page_bytes() {
+  static const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+std::uint64_t whole_pages(std::uint64_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
+
+void* allocate(Queue, std::uint64_t bytes) {
+  const std::uint64_t size = whole_pages(bytes);
+  if (size < bytes) return nullptr;  // more than there are addresses
+  void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return nullptr;
+  madvise(memory, size, MADV_HUGEPAGE);
+  return memory;
+}
+
+void* allocate_in_file(Queue, const std::string& directory, std::uint64_t bytes) {
+  const std::uint64_t size = whole_pages(bytes);
+  return size < bytes ? nullptr : PageFiles::all().map(directory, size);
+}
+
+void free_pages(Queue, void* memory, std::uint64_t bytes) {
+  if (!PageFiles::all().unmap(memory)) munmap(memory, whole_pages(bytes));
+}
+
+/// The kernel reads pages in advance, or takes them away; on the way out a part of a page stays, which its neighbour
+/// may need. What the kernel refuses changes nothing: it is advice.
+void prefetch(Queue, void* memory, std::uint64_t bytes, bool to_device) {
+  const auto start = reinterpret_cast<std::uintptr_t>(memory);
+  const std::uintptr_t end = start + bytes, page = page_bytes();
+  if (to_device) {
+    const std::uintptr_t first = start / page * page;
+    madvise(reinterpret_cast<void*>(first), end - first, MADV_WILLNEED);
+    return;
+  }
+  const std::uintptr_t first = whole_pages(start), last = end / page * page;
+  if (first >= last) return;
+  auto* const pages = reinterpret_cast<void*>(first);
+  PageFiles::all().begin_write(pages, last - first);  // the kernel takes no page away that it would have to write first
+  if (madvise(pages, last - first, MADV_PAGEOUT) != 0 && errno == EINVAL) madvise(pages, last - first, MADV_COLD);
+}
+
+void fill(Queue, void* memory, std::uint32_t pattern, unsigned width, std::uint64_t count) {
+  if (width == 1) {
+    std::memset(memory, static_cast<int>(pattern & 0xFF), count);
+  } else {
+    std::fill_n(static_cast<std::uint32_t*>(memory), count, pattern);
+  }
+}
+
+}  // namespace
+
+constinit const ManagedMemory host_managed = {
+    .page_bytes = page_bytes,
+    .is_zeroed = true,
+    .allocate = allocate,
+    .allocate_in_file = allocate_in_file,
+    .free = free_pages,
+    .prefetch = prefetch,
+    .fill = fill,
+};
+
+}  // namespace octavo

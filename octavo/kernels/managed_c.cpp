@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/managed_c.h"
+
+#include <bit>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "octavo/kernels/backend.h"
+#include "octavo/kernels/error.h"
+#include "octavo/kernels/managed.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr const char* kWhere = "kernels.managed";
+
+thread_local std::string last_error;
+
+const KernelTable& default_table() {
+  const bool has_sycl = backend_status("sycl").available && backend("sycl").managed != nullptr;
+  return backend(has_sycl ? "sycl" : "cpu");
+}
+
+/// The default device, with a queue of its own, and what was allocated on it. Lives as long as the process.
+class DefaultDevice {
+ public:
+  static DefaultDevice& instance() {
+    static auto* const only = new DefaultDevice;
+    return *only;
+  }
+
+  void* allocate(std::size_t bytes) {
+    void* memory = bytes == 0 ? nullptr : managed_.allocate(queue_, bytes);
+    if (memory == nullptr) {
+      fail(ErrorCode::out_of_memory, kWhere, bytes, " bytes of managed memory cannot be allocated: ",
+           bytes == 0 ? "expected at least 1" : "the system has no more to give");
+    }
+    const std::lock_guard lock(mutex_);
+    bytes_[memory] = bytes;
+    return memory;
+  }
+
+  void free(void* memory) {
+    if (memory == nullptr) return;
+    const auto known = take(memory);
+    wait();
+    managed_.free(queue_, memory, known);
+  }
+
+  void prefetch(void* memory, std::size_t bytes, int device) {
+    require_device(device);
+    managed_.prefetch(queue_, memory, bytes, /*to_device=*/device >= 0);
+  }
+
+  void fill(void* memory, std::uint32_t pattern, unsigned width, long count) {
+    if (count < 0) fail(ErrorCode::invalid_argument, kWhere, "expected a count of at least 0, got ", count);
+    managed_.fill(queue_, memory, pattern, width, static_cast<std::uint64_t>(count));
+    wait();
+  }
+
+ private:
+  DefaultDevice()
+      : table_(default_table()),
+        managed_(*table_.managed),
+        queue_(table_.runtime == nullptr ? Queue{} : table_.runtime->create_queue(0, /*is_urgent=*/false)) {}
+
+  void wait() const {
+    if (table_.runtime != nullptr) table_.runtime->wait(queue_);
+  }
+
+  /// Memory was allocated for the first device, and the CPU is one.
+  static void require_device(int device) {
+    if (device <= 0) return;
+    fail(ErrorCode::invalid_argument, kWhere, "expected device 0, whose memory cget_managed_ptr gives, or -1 for the ",
+         "host, got ", device);
+  }
+
+  std::size_t take(void* memory) {
+    const std::lock_guard lock(mutex_);
+    const auto found = bytes_.extract(memory);
+    if (!found) fail(ErrorCode::invalid_argument, kWhere, "expected a pointer that cget_managed_ptr gave, got another");
+    return found.mapped();
+  }
+
+  const KernelTable& table_;
+  const ManagedMemory& managed_;
+  const Queue queue_;
+  std::mutex mutex_;
+  std::map<void*, std::size_t> bytes_;
+};
+
+/// Runs `body` with the default device; what it throws becomes the thread's last error.
+template <class Body>
+void call(Body body) noexcept {
+  last_error.clear();
+  try {
+    body(DefaultDevice::instance());
+  } catch (const std::exception& error) {
+    last_error = error.what();
+  }
+}
+
+}  // namespace
+
+}  // namespace octavo
+
+extern "C" {
+
+void* cget_managed_ptr(std::size_t bytes) {
+  void* memory = nullptr;
+  octavo::call([&](octavo::DefaultDevice& device) { memory = device.allocate(bytes); });
+  return memory;
+}
+
+void cfree_managed_ptr(void* memory) {
+  octavo::call([&](octavo::DefaultDevice& device) { device.free(memory); });
+}
+
+void cprefetch(void* memory, std::size_t bytes, int device) {
+  octavo::call([&](octavo::DefaultDevice& all) { all.prefetch(memory, bytes, device); });
+}
+
+void cfill_fp32(float* A, float*, float value, long n) {
+  const auto pattern = std::bit_cast<std::uint32_t>(value);
+  octavo::call([&](octavo::DefaultDevice& device) { device.fill(A, pattern, sizeof value, n); });
+}
+
+void cfill_uint8(unsigned char* A, unsigned char*, unsigned char value, long n) {
+  octavo::call([&](octavo::DefaultDevice& device) { device.fill(A, value, sizeof value, n); });
+}
+
+const char* octavo_last_error() { return octavo::last_error.c_str(); }
+
+}  // extern "C"

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/managed.h"
+
+#include <unified-runtime/ur_api.h>
+#include <unistd.h>
+
+#include "octavo/kernels/sycl/devices.h"
+#include "octavo/kernels/sycl/table.h"
+
+namespace octavo::sycl_backend {
+
+namespace {
+
+constexpr const char* kWhere = "kernels.managed";
+
+std::uint64_t page_bytes() {
+  static const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+/// Runs `body` with the queue; the calling thread waits for what it gave it.
+template <class Body>
+void enqueue_managed(Queue queue, Body body) {
+  guarded(kWhere, [&] {
+    sycl::queue& target = sycl_queue_of(queue);
+    body(target);
+    if (queue.is_calling_thread()) target.wait_and_throw();
+  });
+}
+
+void* allocate_managed(Queue queue, std::uint64_t bytes) {
+  const std::uint64_t page = page_bytes(), size = (bytes + page - 1) / page * page;
+  if (size < bytes) return nullptr;
+  return guarded(kWhere, [&] { return sycl::aligned_alloc_shared(page, size, sycl_queue_of(queue)); });
+}
+
+void free_managed(Queue queue, void* memory, std::uint64_t) {
+  guarded(kWhere, [&] { sycl::free(memory, sycl_queue_of(queue)); });
+}
+
+/// Where pages belong, for a driver that moves them by itself.
+constexpr int advice(bool to_device) {
+  return to_device ? UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION : UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION_HOST;
+}
+
+void prefetch(Queue queue, void* memory, std::uint64_t bytes, bool to_device) {
+  namespace oneapi = sycl::ext::oneapi::experimental;
+  if (bytes == 0) return;
+  const auto where = to_device ? oneapi::prefetch_type::device : oneapi::prefetch_type::host;
+  enqueue_managed(queue, [&](sycl::queue& target) {
+    target.mem_advise(memory, bytes, advice(to_device));
+    oneapi::prefetch(target, memory, bytes, where);
+  });
+}
+
+/// Bytes by memset: fill() with an unsigned char ends in a segmentation fault in some drivers (seed 002).
+void fill(Queue queue, void* memory, std::uint32_t pattern, unsigned width, std::uint64_t count) {
+  if (count == 0) return;
+  enqueue_managed(queue, [&](sycl::queue& target) {
+    if (width == 1) {
+      target.memset(memory, static_cast<int>(pattern & 0xFF), count);
+    } else {
+      target.fill(memory, pattern, count);
+    }
+  });
+}
+
+}  // namespace
+
+constinit const ManagedMemory managed = {
+    .page_bytes = page_bytes,
+    .is_zeroed = false,
+    .allocate = allocate_managed,
+    .allocate_in_file = nullptr,
+    .free = free_managed,
+    .prefetch = prefetch,
+    .fill = fill,
+};
+
+}  // namespace octavo::sycl_backend

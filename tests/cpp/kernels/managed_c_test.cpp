@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/kernels/managed_c.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+namespace octavo {
+
+namespace {
+
+constexpr long kCFloats = 100003;
+
+bool managed_error_says(const char* part) { return std::string(octavo_last_error()).find(part) != std::string::npos; }
+
+TEST(ManagedC, MemoryIsFilledMovedAndGivenBack) {
+  auto* const values = static_cast<float*>(cget_managed_ptr(kCFloats * sizeof(float)));
+  ASSERT_NE(values, nullptr) << octavo_last_error();
+  for (const int device : {0, -1}) {
+    cfill_fp32(values, nullptr, -1.25F, kCFloats);
+    cprefetch(values, kCFloats * sizeof(float), device);
+    EXPECT_STREQ(octavo_last_error(), "");
+    EXPECT_EQ(std::count(values, values + kCFloats, -1.25F), kCFloats);
+    auto* const bytes = reinterpret_cast<unsigned char*>(values) + 1;
+    cfill_uint8(bytes, nullptr, 200, 4097);
+    EXPECT_EQ(std::count(bytes, bytes + 4097, 200), 4097);
+    EXPECT_EQ(std::count(values + 1025, values + kCFloats, -1.25F), kCFloats - 1025);
+  }
+  cfree_managed_ptr(values);
+  EXPECT_STREQ(octavo_last_error(), "");
+}
+
+TEST(ManagedC, WhatFailsSaysWhyAndThrowsNothing) {
+  EXPECT_EQ(cget_managed_ptr(std::size_t{1} << 60), nullptr);
+  EXPECT_TRUE(managed_error_says("1152921504606846976 bytes of managed memory cannot be allocated"))
+      << octavo_last_error();
+  EXPECT_EQ(cget_managed_ptr(0), nullptr);
+  EXPECT_TRUE(managed_error_says("expected at least 1")) << octavo_last_error();
+  float value = 7;
+  cfree_managed_ptr(&value);
+  EXPECT_TRUE(managed_error_says("expected a pointer that cget_managed_ptr gave")) << octavo_last_error();
+  cfill_fp32(&value, nullptr, 1, -1);
+  EXPECT_TRUE(managed_error_says("expected a count of at least 0, got -1")) << octavo_last_error();
+  cprefetch(&value, sizeof value, 3);
+  EXPECT_TRUE(managed_error_says("expected device 0")) << octavo_last_error();
+  EXPECT_EQ(value, 7);
+  cfree_managed_ptr(nullptr);
+  EXPECT_STREQ(octavo_last_error(), "");
+}
+
+}  // namespace
+
+}  // namespace octavo
