@@ -6,6 +6,7 @@
 #include "octavo/device.h"
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
+#include "octavo/managed.h"
 #include "octavo/optim.h"
 #include "octavo/outer.h"
 #include "octavo/packbits.h"

@@ -9,6 +9,7 @@ if(NOT TARGET octavo::torch)
 endif()
 
 add_library(octavo SHARED
+  device/arena.cpp
   device/dispatch.cpp
   device/stream_event.cpp
   device/side_streams.cpp
@@ -109,7 +110,7 @@ target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/comm.cpp
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/arena.cpp bindings/comm.cpp
     bindings/host.cpp bindings/outer.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)

@@ -2,6 +2,7 @@
 // octavo._C: what is not an operator. Python gives names and objects; nothing is computed here.
 #include <pybind11/pybind11.h>
 
+#include "octavo/bindings/arena.h"
 #include "octavo/bindings/comm.h"
 #include "octavo/bindings/host.h"
 #include "octavo/bindings/outer.h"
@@ -61,6 +62,7 @@ void bind_backends(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   octavo::bind_errors();
   octavo::bind_backends(m);
+  octavo::bind_arena(m);
   octavo::bind_comm(m);
   octavo::bind_host(m);
   octavo::bind_outer(m);

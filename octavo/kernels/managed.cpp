@@ -43,21 +43,33 @@ void free_pages(Queue, void* memory, std::uint64_t bytes) {
   if (!PageFiles::all().unmap(memory)) munmap(memory, whole_pages(bytes));
 }
 
-/// The kernel reads pages in advance, or takes them away; on the way out a part of a page stays, which its neighbour
-/// may need. What the kernel refuses changes nothing: it is advice.
-void prefetch(Queue, void* memory, std::uint64_t bytes, bool to_device) {
-  const auto start = reinterpret_cast<std::uintptr_t>(memory);
-  const std::uintptr_t end = start + bytes, page = page_bytes();
-  if (to_device) {
-    const std::uintptr_t first = start / page * page;
-    madvise(reinterpret_cast<void*>(first), end - first, MADV_WILLNEED);
-    return;
+// What the kernel refuses changes nothing: all of this is advice.
+
+/// Reads in advance. Of a file Linux reads no more at once than its read-ahead, 128 KiB where nobody has set another.
+void bring(std::uintptr_t first, std::uintptr_t end) {
+  constexpr std::uintptr_t kReadAhead = 128 << 10;
+  const bool is_file = PageFiles::all().holds(reinterpret_cast<const void*>(first));
+  const std::uintptr_t step = is_file ? kReadAhead : end - first;
+  for (; first < end; first += step) {
+    madvise(reinterpret_cast<void*>(first), std::min(step, end - first), MADV_WILLNEED);
   }
-  const std::uintptr_t first = whole_pages(start), last = end / page * page;
-  if (first >= last) return;
+}
+
+/// Takes pages away. Linux takes none that it would have to write first.
+void take_away(std::uintptr_t first, std::uintptr_t end) {
   auto* const pages = reinterpret_cast<void*>(first);
-  PageFiles::all().begin_write(pages, last - first);  // the kernel takes no page away that it would have to write first
-  if (madvise(pages, last - first, MADV_PAGEOUT) != 0 && errno == EINVAL) madvise(pages, last - first, MADV_COLD);
+  PageFiles::all().begin_write(pages, end - first);
+  if (madvise(pages, end - first, MADV_PAGEOUT) != 0 && errno == EINVAL) madvise(pages, end - first, MADV_COLD);
+}
+
+void prefetch(Queue, void* memory, std::uint64_t bytes, bool to_device) {
+  const auto first = reinterpret_cast<std::uintptr_t>(memory), end = first + bytes;
+  const std::uintptr_t page = page_bytes();
+  if (to_device) {
+    bring(first / page * page, end);
+  } else if (whole_pages(first) < end / page * page) {  // a part of a page stays: its neighbour may need it
+    take_away(whole_pages(first), end / page * page);
+  }
 }
 
 void fill(Queue, void* memory, std::uint32_t pattern, unsigned width, std::uint64_t count) {

@@ -108,15 +108,23 @@ bool PageFiles::unmap(void* memory) {
   return true;
 }
 
-void PageFiles::begin_write(const void* memory, std::uint64_t bytes) {
+PageFiles::Place PageFiles::find(const void* address) {
   const std::lock_guard lock(mutex_);
-  const auto* const first = static_cast<const std::byte*>(memory);
-  const auto next = mappings_.upper_bound(first);
-  if (next == mappings_.begin()) return;
+  const auto* const at = static_cast<const std::byte*>(address);
+  const auto next = mappings_.upper_bound(at);
+  if (next == mappings_.begin()) return {};
   const auto& [start, mapping] = *std::prev(next);
-  const auto inside = static_cast<std::uint64_t>(first - start);
-  if (inside >= mapping.bytes) return;
-  sync_file_range(mapping.file->descriptor(), static_cast<off_t>(mapping.offset + inside), static_cast<off_t>(bytes),
+  const auto inside = static_cast<std::uint64_t>(at - start);
+  if (inside >= mapping.bytes) return {};
+  return {mapping.file, mapping.offset + inside};
+}
+
+bool PageFiles::holds(const void* address) { return find(address).file != nullptr; }
+
+void PageFiles::begin_write(const void* memory, std::uint64_t bytes) {
+  const Place place = find(memory);
+  if (place.file == nullptr) return;
+  sync_file_range(place.file->descriptor(), static_cast<off_t>(place.offset), static_cast<off_t>(bytes),
                   SYNC_FILE_RANGE_WRITE);
 }
 

@@ -21,7 +21,10 @@ class PageFiles {
   void* map(const std::string& directory, std::uint64_t bytes);
   /// Whether `memory` was mapped here. In a process that was forked it is unmapped, and stays what it is for the other.
   bool unmap(void* memory);
-  /// Starts to write what has changed in the range to the disk, where it is of a mapping from here.
+  /// Whether the address is inside of a mapping from here.
+  bool holds(const void* address);
+  /// Starts to write what has changed in the range to the disk, where it is of a mapping from here. May wait for
+  /// the disk to take it.
   void begin_write(const void* memory, std::uint64_t bytes);
 
  private:
@@ -30,6 +33,11 @@ class PageFiles {
     std::shared_ptr<File> file;
     std::uint64_t offset, bytes;
   };
+  struct Place {
+    std::shared_ptr<File> file;  // null for an address that is nowhere here
+    std::uint64_t offset;
+  };
+  Place find(const void* address);
 
   std::mutex mutex_;
   std::map<std::string, std::weak_ptr<File>> files_;

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/device/arena.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <utility>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr const char* kArena = "device.arena";
+
+/// With its index.
+c10::Device whole(c10::Device device) {
+  if (device.is_cpu()) return c10::kCPU;
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+/// On the CPU the host's, whichever back end kernels come from: all of them read ordinary memory.
+const ManagedMemory& managed_memory_of(c10::Device device) {
+  if (device.is_cpu()) return host_managed;
+  const KernelTable& table = kernels_for(device);
+  if (table.managed != nullptr) return *table.managed;
+  fail(ErrorCode::unsupported, kArena, "the back end ", table.name, " of ", device.str(), " has no managed memory");
+}
+
+ArenaKind kind_of(const ArenaOptions& options) {
+  if (options.directory.empty()) return options.device.is_cpu() ? ArenaKind::host : ArenaKind::managed;
+  if (options.device.is_cpu()) return ArenaKind::file;
+  fail(ErrorCode::invalid_argument, kArena, "files are for arenas of the CPU: expected no directory for ",
+       options.device.str(), ", got '", options.directory, "'");
+}
+
+/// All live allocations by address, and the figures of each kind. Thread-safe.
+class Allocations {
+ public:
+  static Allocations& all() {
+    static auto* const only = new Allocations;  // tensors may outlive every static object
+    return *only;
+  }
+
+  void add(const ManagedRange& range, std::uint64_t held) {
+    const std::lock_guard lock(mutex_);
+    live_.emplace(static_cast<const std::byte*>(range.first), range);
+    figures(range.kind).add(range.bytes, held);
+  }
+  void remove(const void* memory, std::uint64_t held) {
+    const std::lock_guard lock(mutex_);
+    const auto range = live_.extract(static_cast<const std::byte*>(memory)).mapped();
+    figures(range.kind).remove(range.bytes, held);
+  }
+  std::optional<ManagedRange> find(const void* address) {
+    const std::lock_guard lock(mutex_);
+    const auto* const at = static_cast<const std::byte*>(address);
+    const auto next = live_.upper_bound(at);
+    if (next == live_.begin()) return std::nullopt;
+    const auto& [first, range] = *std::prev(next);
+    if (at >= first + range.bytes) return std::nullopt;
+    return range;
+  }
+
+  ArenaFigures figures_of(ArenaKind kind) {
+    const std::lock_guard lock(mutex_);
+    return figures(kind);
+  }
+  void reset_peak(ArenaKind kind) {
+    const std::lock_guard lock(mutex_);
+    figures(kind).reset_peak();
+  }
+
+ private:
+  ArenaFigures& figures(ArenaKind kind) { return figures_.at(static_cast<std::size_t>(kind)); }
+
+  std::mutex mutex_;
+  std::map<const std::byte*, ManagedRange> live_;
+  std::array<ArenaFigures, 3> figures_;
+};
+
+void move_pages(const at::Tensor& tensor, bool to_device) {
+  const std::uint64_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
+  if (bytes == 0 || !is_managed(tensor)) return;
+  const LaunchScope scope(tensor.device());
+  auto* const memory = const_cast<void*>(tensor.const_data_ptr());
+  managed_memory_of(tensor.device()).prefetch(scope.queue(), memory, bytes, to_device);
+}
+
+}  // namespace
+
+// ---- figures
+
+void ArenaFigures::add(std::uint64_t asked, std::uint64_t held) {
+  asked_bytes += asked;
+  held_bytes += held;
+  ++tensors;
+  peak_asked_bytes = std::max(peak_asked_bytes, asked_bytes);
+  peak_held_bytes = std::max(peak_held_bytes, held_bytes);
+}
+
+void ArenaFigures::remove(std::uint64_t asked, std::uint64_t held) {
+  asked_bytes -= asked;
+  held_bytes -= held;
+  --tensors;
+}
+
+void ArenaFigures::reset_peak() {
+  peak_asked_bytes = asked_bytes;
+  peak_held_bytes = held_bytes;
+}
+
+// ---- arenas
+
+/// Memory of an arena, which its tensor's storage owns.
+struct Arena::Allocation {
+  std::shared_ptr<Arena> arena;
+  void* memory;
+  std::uint64_t bytes;
+  ~Allocation() { arena->free(memory, bytes); }
+  static void release(void* self) { delete static_cast<Allocation*>(self); }
+};
+
+Arena::Arena(ArenaOptions options)
+    : options_(std::move(options)), kind_(kind_of(options_)), memory_(managed_memory_of(options_.device)) {}
+
+std::shared_ptr<Arena> Arena::make(ArenaOptions options) {
+  options.device = whole(options.device);
+  return std::shared_ptr<Arena>(new Arena(std::move(options)));
+}
+
+std::shared_ptr<Arena> Arena::of(c10::Device device) {
+  static std::mutex mutex;
+  static auto* const arenas = new std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::shared_ptr<Arena>>;
+  const c10::Device at = whole(device);
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<Arena>& arena = (*arenas)[{at.type(), at.index()}];
+  if (arena == nullptr) arena = make({.device = at});
+  return arena;
+}
+
+at::Tensor Arena::zeros(at::IntArrayRef shape, at::ScalarType dtype) {
+  return make_tensor(shape, c10::contiguous_strides(shape), dtype, /*is_zero=*/true);
+}
+
+at::Tensor Arena::empty(at::IntArrayRef shape, at::ScalarType dtype) {
+  return make_tensor(shape, c10::contiguous_strides(shape), dtype, /*is_zero=*/false);
+}
+
+at::Tensor Arena::zeros_like(const at::Tensor& tensor, at::ScalarType dtype) {
+  const bool keeps_strides = tensor.is_non_overlapping_and_dense();
+  const auto strides =
+      keeps_strides ? tensor.strides().vec() : at::infer_dense_strides(tensor.sizes(), tensor.strides());
+  return make_tensor(tensor.sizes(), strides, dtype, /*is_zero=*/true);
+}
+
+at::Tensor Arena::make_tensor(at::IntArrayRef shape, at::IntArrayRef strides, at::ScalarType dtype, bool is_zero) {
+  at::detail::check_size_nonnegative(shape);
+  const auto options = at::TensorOptions(dtype).device(options_.device);
+  const std::uint64_t bytes = at::detail::computeStorageNbytes(shape, strides, at::elementSize(dtype));
+  if (bytes == 0) return at::empty(shape, options);
+  const LaunchScope scope(options_.device);
+  void* const memory = allocate(scope.queue(), bytes);
+  auto owner = std::make_unique<Allocation>(shared_from_this(), memory, bytes);
+  if (is_zero && !memory_.is_zeroed) {
+    memory_.fill(scope.queue(), memory, 0, 1, bytes);
+    // Away at once: state is made for all parameters before that of any is used.
+    memory_.prefetch(scope.queue(), memory, bytes, /*to_device=*/false);
+  }
+  return at::for_blob(memory, shape)
+      .strides(strides)
+      .context(owner.release(), &Allocation::release)
+      .options(options)
+      .target_device(options_.device)
+      .make_tensor();
+}
+
+void* Arena::allocate(Queue queue, std::uint64_t bytes) {
+  const std::uint64_t size = held(bytes), budget = options_.budget_bytes;
+  const std::lock_guard lock(mutex_);
+  if (budget > 0 && (size > budget || figures_.held_bytes > budget - size)) {
+    refuse(bytes, c10::str("the budget is ", budget));
+  }
+  void* const memory = allocate_pages(queue, bytes);
+  if (memory == nullptr) refuse(bytes, "the system has no more to give");
+  figures_.add(bytes, size);
+  Allocations::all().add({memory, bytes, options_.device, kind_}, size);
+  return memory;
+}
+
+void* Arena::allocate_pages(Queue queue, std::uint64_t bytes) const {
+  if (kind_ == ArenaKind::file) return memory_.allocate_in_file(queue, options_.directory, bytes);
+  return memory_.allocate(queue, bytes);
+}
+
+void Arena::free(void* memory, std::uint64_t bytes) noexcept {
+  Allocations::all().remove(memory, held(bytes));  // before the addresses can be given to another allocation
+  try {
+    const LaunchScope scope(options_.device);
+    // Any of its streams may use the memory; this happens when an optimizer dies, and not in a step.
+    if (!options_.device.is_cpu()) {
+      c10::impl::VirtualGuardImpl(options_.device.type()).synchronizeDevice(options_.device.index());
+    }
+    memory_.free(scope.queue(), memory, bytes);
+  } catch (...) {  // the device is lost, or belongs to the process that this one was forked from
+  }
+  const std::lock_guard lock(mutex_);
+  figures_.remove(bytes, held(bytes));
+}
+
+std::uint64_t Arena::held(std::uint64_t bytes) const {
+  const std::uint64_t page = memory_.page_bytes();
+  return (bytes + page - 1) / page * page;
+}
+
+void Arena::refuse(std::uint64_t bytes, const std::string& why) const {
+  const std::string place =
+      kind_ == ArenaKind::file ? c10::str("the files in '", options_.directory, "'") : options_.device.str();
+  const std::string sentence =
+      c10::str(bytes, " bytes (", held(bytes), " in whole pages) of managed memory on ", place,
+               " cannot be allocated: this arena holds ", figures_.held_bytes, " bytes, ", why);
+  if (options_.device.is_cpu()) fail(ErrorCode::out_of_memory, kArena, sentence);
+  C10_THROW_ERROR(OutOfMemoryError, c10::str("[", kArena, "] ", sentence));
+}
+
+ArenaFigures Arena::figures() const {
+  const std::lock_guard lock(mutex_);
+  return figures_;
+}
+
+void Arena::reset_peak() {
+  const std::lock_guard lock(mutex_);
+  figures_.reset_peak();
+}
+
+// ---- all of them
+
+ArenaFigures arena_figures(ArenaKind kind) { return Allocations::all().figures_of(kind); }
+
+void reset_arena_peak(ArenaKind kind) { Allocations::all().reset_peak(kind); }
+
+std::optional<ManagedRange> managed_range(const void* address) { return Allocations::all().find(address); }
+
+bool is_managed(const at::Tensor& tensor) {
+  return tensor.has_storage() && Allocations::all().find(tensor.storage().data()).has_value();
+}
+
+void prefetch(const at::Tensor& tensor) { move_pages(tensor, /*to_device=*/true); }
+
+void evict(const at::Tensor& tensor) { move_pages(tensor, /*to_device=*/false); }
+
+}  // namespace octavo

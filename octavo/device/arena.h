@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "octavo/export.h"
+#include "octavo/kernels/managed.h"
+
+/// Tensors in managed memory (kernels/managed.h): on a device for torch, while their pages may lie on the host, or for
+/// the CPU on a disk. Optimizers keep state in it that is larger than the memory it is used from.
+namespace octavo {
+
+/// Where the pages of an arena go when they are not in use.
+enum class ArenaKind {
+  managed,  // of a device: to the host
+  host,     // of the CPU: to swap space
+  file,     // of the CPU: to a file
+};
+
+/// Bytes, and how many tensors they belong to. Pages are not shared, so a small tensor holds more than it asked for.
+struct ArenaFigures {
+  std::uint64_t asked_bytes = 0, peak_asked_bytes = 0;
+  std::uint64_t held_bytes = 0, peak_held_bytes = 0;
+  std::uint64_t tensors = 0;
+
+  void add(std::uint64_t asked, std::uint64_t held);
+  void remove(std::uint64_t asked, std::uint64_t held);
+  void reset_peak();
+};
+
+struct ArenaOptions {
+  c10::Device device = c10::kCPU;
+  std::string directory = {};      // of the files, CPU only; empty: no files
+  std::uint64_t budget_bytes = 0;  // the most that may be held; 0: no budget
+};
+
+/// Owns managed memory of one device, counts it and limits it. Each tensor has pages of its own, which go back to the
+/// system with it: nothing is cached. A tensor holds its arena. Thread-safe.
+class OCTAVO_API Arena : public std::enable_shared_from_this<Arena> {
+ public:
+  /// Throws Error invalid_argument for a directory with another device than the CPU, unsupported where the device's
+  /// back end is missing or has no managed memory.
+  static std::shared_ptr<Arena> make(ArenaOptions options);
+  /// The device's own arena, without a budget and files; it lives as long as the process.
+  static std::shared_ptr<Arena> of(c10::Device device);
+
+  /// Tensors on the arena's device, ready for the work that its current stream is given from now on. Beyond the budget
+  /// and where the system has no room: Error out_of_memory on the CPU, torch's OutOfMemoryError on a device; nothing
+  /// has changed then. A directory in which no file can be made: Error invalid_argument.
+  at::Tensor zeros(at::IntArrayRef shape, at::ScalarType dtype);
+  at::Tensor empty(at::IntArrayRef shape, at::ScalarType dtype);
+  /// In the order in which the tensor's elements lie in memory.
+  at::Tensor zeros_like(const at::Tensor& tensor, at::ScalarType dtype);
+
+  const ArenaOptions& options() const { return options_; }
+  ArenaKind kind() const { return kind_; }
+  ArenaFigures figures() const;
+  void reset_peak();
+
+ private:
+  struct Allocation;
+
+  explicit Arena(ArenaOptions options);
+  at::Tensor make_tensor(at::IntArrayRef shape, at::IntArrayRef strides, at::ScalarType dtype, bool is_zero);
+  void* allocate(Queue queue, std::uint64_t bytes);
+  void* allocate_pages(Queue queue, std::uint64_t bytes) const;
+  void free(void* memory, std::uint64_t bytes) noexcept;
+  std::uint64_t held(std::uint64_t bytes) const;
+  [[noreturn]] void refuse(std::uint64_t bytes, const std::string& why) const;
+
+  const ArenaOptions options_;
+  const ArenaKind kind_;
+  const ManagedMemory& memory_;
+  mutable std::mutex mutex_;
+  ArenaFigures figures_;
+};
+
+/// What all arenas of a kind hold together, on all devices.
+OCTAVO_API ArenaFigures arena_figures(ArenaKind kind);
+OCTAVO_API void reset_arena_peak(ArenaKind kind);
+
+/// An allocation of an arena.
+struct ManagedRange {
+  void* first;
+  std::uint64_t bytes;  // as the tensor asked
+  c10::Device device;
+  ArenaKind kind;
+};
+/// The live allocation that the address is inside of; none for other memory.
+OCTAVO_API std::optional<ManagedRange> managed_range(const void* address);
+OCTAVO_API bool is_managed(const at::Tensor& tensor);
+
+/// Moves the pages of the tensor, which may be a view, to its device, or away from it, on the device's current stream.
+/// Advice (ManagedMemory::prefetch); nothing happens for tensors in other memory.
+OCTAVO_API void prefetch(const at::Tensor& tensor);
+OCTAVO_API void evict(const at::Tensor& tensor);
+
+}  // namespace octavo

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arenas of a device with queues that are late and pages that are somewhere: the fake device, as torch's `cuda`.
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <dlfcn.h>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/device/arena.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/pinned.h"
+#include "octavo/device/side_streams.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/fake_cuda.h"
+#include "tests/fake_device/managed.h"
+
+namespace octavo {
+
+namespace {
+
+using fake::Movement;
+
+class ArenaDeviceTest : public FakeCudaTest {
+ protected:
+  static constexpr std::int64_t kElements = 5000;
+  static constexpr std::uint64_t kAsked = kElements * sizeof(float);
+
+  void SetUp() override {
+    FakeCudaTest::SetUp();
+    plugin_ = dlopen(FAKE_PLUGIN, RTLD_NOW | RTLD_NOLOAD);
+    ASSERT_NE(plugin_, nullptr);
+    reset();
+  }
+
+  static std::uint64_t held() {
+    const auto page = static_cast<std::uint64_t>(page_bytes());
+    return (kAsked + page - 1) / page * page;
+  }
+
+  template <class Function>
+  Function* of_plugin(const char* name) const {
+    return reinterpret_cast<Function*>(dlsym(plugin_, name));
+  }
+  void reset() const { of_plugin<void(int)>("octavo_fake_managed_reset")(0); }
+  fake::ManagedFigures figures() const {
+    guard_.synchronizeDevice(0);
+    fake::ManagedFigures all;
+    of_plugin<void(int, fake::ManagedFigures*)>("octavo_fake_managed_figures")(0, &all);
+    return all;
+  }
+  std::vector<fake::MovementRecord> records() const {
+    guard_.synchronizeDevice(0);
+    const auto copy =
+        of_plugin<std::uint64_t(int, fake::MovementRecord*, std::uint64_t)>("octavo_fake_managed_records");
+    std::vector<fake::MovementRecord> all(copy(0, nullptr, 0));
+    copy(0, all.data(), all.size());
+    return all;
+  }
+
+  static at::Tensor state(const std::shared_ptr<Arena>& arena) { return arena->zeros({kElements}, at::kFloat); }
+  /// Enqueues a kernel that writes all of the state.
+  static void update(const at::Tensor& state) {
+    const LaunchScope scope(state.device());
+    auto* const values = state.mutable_data_ptr<float>();
+    scope.kernels().divide_by_hits(scope.queue(), values, 1.0F, kElements, values);
+  }
+
+  const c10::Device device_{FakeCudaGuard::kType, 0};
+  void* plugin_ = nullptr;
+};
+
+TEST_F(ArenaDeviceTest, ZerosAreWrittenAndWaitOnTheHost) {
+  const auto arena = Arena::make({.device = device_});
+  EXPECT_EQ(arena->kind(), ArenaKind::managed);
+  const at::Tensor zeros = arena->zeros({kElements}, at::kFloat);
+  EXPECT_EQ(zeros.device(), device_);
+  EXPECT_TRUE(is_managed(zeros));
+  EXPECT_EQ(arena->figures().held_bytes, held());
+  EXPECT_EQ(figures().resident_bytes, 0U);
+  const auto* const values = zeros.const_data_ptr<float>();
+  EXPECT_TRUE(std::all_of(values, values + kElements, [](float value) { return value == 0; }));
+}
+
+TEST_F(ArenaDeviceTest, MemoryStaysUntilTheKernelsOfEveryStreamAreDone) {
+  const auto arena = Arena::make({.device = device_});
+  at::Tensor tensor = state(arena);
+  update(tensor);
+  {
+    const c10::OptionalStreamGuard other(guard_.getStreamFromGlobalPool(device_, false));
+    update(tensor);
+    update(tensor);
+  }
+  tensor.reset();  // the fake device refuses to free what a command uses
+  EXPECT_EQ(arena->figures().held_bytes, 0U);
+  EXPECT_EQ(figures().resident_bytes, 0U);
+}
+
+TEST_F(ArenaDeviceTest, TheBudgetIsTorchsOutOfMemoryError) {
+  const auto arena = Arena::make({.device = device_, .budget_bytes = held()});
+  const at::Tensor held = state(arena);
+  try {
+    state(arena);
+    FAIL() << "expected an error";
+  } catch (const c10::OutOfMemoryError& error) {
+    const std::string said = error.what_without_backtrace();
+    const std::string size = std::to_string(held());
+    const std::string words =
+        c10::str("[device.arena] ", kAsked, " bytes (", size, " in whole pages) of managed ",
+                 "memory on cuda:0 cannot be allocated: this arena holds ", size, " bytes, the budget is ", size);
+    EXPECT_NE(said.find(words), std::string::npos) << said;
+  }
+  EXPECT_EQ(arena->figures().tensors, 1U);
+}
+
+TEST_F(ArenaDeviceTest, FilesAreForTheCpu) {
+  EXPECT_THROW(Arena::make({.device = device_, .directory = "/tmp"}), Error);
+  EXPECT_EQ(Arena::of(device_), Arena::of(c10::Device(FakeCudaGuard::kType)));
+}
+
+TEST_F(ArenaDeviceTest, WithoutAPrefetchEveryUpdateWaitsForItsPages) {
+  const auto arena = Arena::make({.device = device_});
+  const std::vector<at::Tensor> states = {state(arena), state(arena), state(arena)};
+  guard_.synchronizeDevice(0);
+  reset();
+  for (const at::Tensor& tensor : states) update(tensor);
+  EXPECT_EQ(figures().faults, states.size());
+  EXPECT_EQ(figures().peak_resident_bytes, states.size() * held());
+}
+
+TEST_F(ArenaDeviceTest, OnASideStreamPagesComeBeforeTheirUpdateAndGoBehindIt) {
+  const auto arena = Arena::make({.device = device_});
+  std::vector<at::Tensor> states;
+  for (int i = 0; i < 6; ++i) states.push_back(state(arena));
+  guard_.synchronizeDevice(0);
+  reset();
+
+  SideStreams side;
+  const auto event = [&] { return make_event(device_.type(), /*timing=*/false); };
+  const auto on_side = [&](const std::function<void()>& body) {
+    const auto guard = side.hand_over(device_).take();
+    body();
+    auto done = event();
+    done->record(guard_.getStream(device_));
+    return done;
+  };
+  auto arrived = on_side([&] { prefetch(states[0]); });
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    // before the update is enqueued, and so beside it
+    auto next = i + 1 < states.size() ? on_side([&] { prefetch(states[i + 1]); }) : nullptr;
+    arrived->block(guard_.getStream(device_));
+    update(states[i]);
+    on_side([&] { evict(states[i]); });
+    arrived = std::move(next);
+  }
+  EXPECT_EQ(figures().faults, 0U);
+  EXPECT_EQ(figures().resident_bytes, 0U);
+  EXPECT_LE(figures().peak_resident_bytes, 2 * held());
+
+  std::vector<Movement> of_fourth;
+  for (const auto& record : records()) {
+    if (record.address == states[3].const_data_ptr()) of_fourth.push_back(record.movement);
+  }
+  // the update's input and output are a use each
+  EXPECT_EQ(of_fourth, (std::vector{Movement::prefetch, Movement::use, Movement::use, Movement::evict}));
+}
+
+}  // namespace
+
+}  // namespace octavo
