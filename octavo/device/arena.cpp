@@ -22,18 +22,19 @@ namespace {
 
 constexpr const char* kArena = "device.arena";
 
-/// With its index.
-c10::Device whole(c10::Device device) {
-  if (device.is_cpu()) return c10::kCPU;
-  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
-}
-
 /// On the CPU the host's, whichever back end kernels come from: all of them read ordinary memory.
 const ManagedMemory& managed_memory_of(c10::Device device) {
   if (device.is_cpu()) return host_managed;
   const KernelTable& table = kernels_for(device);
   if (table.managed != nullptr) return *table.managed;
   fail(ErrorCode::unsupported, kArena, "the back end ", table.name, " of ", device.str(), " has no managed memory");
+}
+
+/// The device with its index. Throws, where it has no managed memory, before torch says that there is no such device.
+c10::Device with_index(c10::Device device) {
+  managed_memory_of(device);
+  if (device.is_cpu()) return c10::kCPU;
+  return device.has_index() ? device : c10::impl::VirtualGuardImpl(device.type()).getDevice();
 }
 
 ArenaKind kind_of(const ArenaOptions& options) {
@@ -134,14 +135,14 @@ Arena::Arena(ArenaOptions options)
     : options_(std::move(options)), kind_(kind_of(options_)), memory_(managed_memory_of(options_.device)) {}
 
 std::shared_ptr<Arena> Arena::make(ArenaOptions options) {
-  options.device = whole(options.device);
+  options.device = with_index(options.device);
   return std::shared_ptr<Arena>(new Arena(std::move(options)));
 }
 
 std::shared_ptr<Arena> Arena::of(c10::Device device) {
   static std::mutex mutex;
   static auto* const arenas = new std::map<std::pair<c10::DeviceType, c10::DeviceIndex>, std::shared_ptr<Arena>>;
-  const c10::Device at = whole(device);
+  const c10::Device at = with_index(device);
   const std::lock_guard lock(mutex);
   std::shared_ptr<Arena>& arena = (*arenas)[{at.type(), at.index()}];
   if (arena == nullptr) arena = make({.device = at});

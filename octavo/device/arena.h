@@ -25,7 +25,7 @@ enum class ArenaKind {
 };
 
 /// Bytes, and how many tensors they belong to. Pages are not shared, so a small tensor holds more than it asked for.
-struct ArenaFigures {
+struct OCTAVO_API ArenaFigures {
   std::uint64_t asked_bytes = 0, peak_asked_bytes = 0;
   std::uint64_t held_bytes = 0, peak_held_bytes = 0;
   std::uint64_t tensors = 0;

@@ -101,7 +101,7 @@ TEST_F(ArenaDeviceTest, MemoryStaysUntilTheKernelsOfEveryStreamAreDone) {
 
 TEST_F(ArenaDeviceTest, TheBudgetIsTorchsOutOfMemoryError) {
   const auto arena = Arena::make({.device = device_, .budget_bytes = held()});
-  const at::Tensor held = state(arena);
+  const at::Tensor fits = state(arena);
   try {
     state(arena);
     FAIL() << "expected an error";

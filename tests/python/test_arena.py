@@ -62,6 +62,12 @@ def test_a_wrong_directory_is_a_value_error(tmp_path: Path) -> None:
         _C.Arena(CPU, directory=str(missing)).zeros([1], torch.float32)
 
 
+@pytest.mark.parametrize(("device", "words"), [("meta", "got one on meta"), ("cuda", "the cuda back end is missing")])
+def test_a_device_without_managed_memory_is_refused(device: str, words: str) -> None:
+    with pytest.raises(NotImplementedError, match=words):
+        _C.Arena(torch.device(device))
+
+
 def test_state_in_files_may_exceed_the_memory_that_a_process_may_have(tmp_path: Path) -> None:
     """RLIMIT_DATA counts what is private and written to: ordinary memory, and not files that are mapped."""
     code = """

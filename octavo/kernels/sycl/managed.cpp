@@ -38,9 +38,14 @@ void free_managed(Queue queue, void* memory, std::uint64_t) {
   guarded(kWhere, [&] { sycl::free(memory, sycl_queue_of(queue)); });
 }
 
-/// Where pages belong, for a driver that moves them by itself.
-constexpr int advice(bool to_device) {
-  return to_device ? UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION : UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION_HOST;
+/// Tells a driver that moves pages by itself where they belong; one that knows no such advice may refuse it.
+void advise(sycl::queue& queue, void* memory, std::uint64_t bytes, bool to_device) {
+  constexpr int kToDevice = UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION;
+  constexpr int kToHost = UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION_HOST;
+  try {
+    queue.mem_advise(memory, bytes, to_device ? kToDevice : kToHost);
+  } catch (const sycl::exception&) {  // and pages still move when they are asked for
+  }
 }
 
 void prefetch(Queue queue, void* memory, std::uint64_t bytes, bool to_device) {
@@ -48,7 +53,7 @@ void prefetch(Queue queue, void* memory, std::uint64_t bytes, bool to_device) {
   if (bytes == 0) return;
   const auto where = to_device ? oneapi::prefetch_type::device : oneapi::prefetch_type::host;
   enqueue_managed(queue, [&](sycl::queue& target) {
-    target.mem_advise(memory, bytes, advice(to_device));
+    advise(target, memory, bytes, to_device);
     oneapi::prefetch(target, memory, bytes, where);
   });
 }
