@@ -12,7 +12,7 @@
 /// liboctavo_<name>.so beside this library or on the loader's path, opened at first use.
 namespace octavo {
 
-inline constexpr std::uint32_t kPluginAbi = 19;  // raised with every change of KernelTable or DeviceRuntime
+inline constexpr std::uint32_t kPluginAbi = 20;  // raised with every change of KernelTable or DeviceRuntime
 
 struct BackendStatus {
   std::string name;

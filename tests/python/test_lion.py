@@ -97,15 +97,16 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
         return [torch.randn(size) for size in sizes]
 
     options = (0.1, 0.9, 0.99, 0.01)
-    torch.library.opcheck(torch.ops.octavo.lion_.default, (lists(5, 0, 9), lists(5, 0, 9), lists(5, 0, 9), *options))
+    tensors = (lists(5, 0, 9), lists(5, 0, 9), lists(5, 0, 9), [], [])
+    torch.library.opcheck(torch.ops.octavo.lion_.default, (*tensors, *options))
     torch.library.opcheck(torch.ops.octavo.sign_step_.default, (lists(5, 9), lists(5, 9), 0.1, 0.01))
     parameters = lists(5, 9)
     before = [parameter.clone() for parameter in parameters]
     for gradients, momenta in ((lists(5), lists(5, 9)), (lists(5, 8), lists(5, 9)), (lists(5, 9), lists(5))):
         with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected"):
-            torch.ops.octavo.lion_(parameters, gradients, momenta, *options)
-    with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected a momentum as float32"):
-        torch.ops.octavo.lion_(parameters, lists(5, 9), [m.double() for m in lists(5, 9)], *options)
+            torch.ops.octavo.lion_(parameters, gradients, momenta, [], [], *options)
+    with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected mean 0 as float32"):
+        torch.ops.octavo.lion_(parameters, lists(5, 9), [m.double() for m in lists(5, 9)], [], [], *options)
     with pytest.raises(ValueError, match=r"^\[optim\.sign_step\] expected as many updates"):
         torch.ops.octavo.sign_step_(parameters, lists(5), 0.1, 0.0)
     assert all(torch.equal(a, b) for a, b in zip(parameters, before, strict=True)), "the first changed all the same"

@@ -4,29 +4,27 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from octavo._C import Plan
-from octavo.optim.checks import require_dense, require_own_state, require_real
+from octavo.optim.fused import FusedOptimizer
 from octavo.optim.joined import JoinedOptimizer
 
 
-class Lion(Optimizer):
+class Lion(FusedOptimizer):
     """Lion (Chen et al. 2023): a step of ``lr`` by the sign of ``beta1 * m + (1 - beta1) * gradient``, after which
     ``m`` becomes ``beta2 * m + (1 - beta2) * gradient``; the sign of 0 is 0. Weight decay is decoupled, as AdamW's.
 
-    The paper advises a third to a tenth of AdamW's learning rate and three to ten times its weight decay. State per
-    parameter: ``exp_avg``, float32 whatever the parameter's dtype. With a compressed model it takes the averaged
-    gradients; ``DistributedLion`` sends less.
+    The paper advises a third to a tenth of AdamW's learning rate and three to ten times its weight decay. State:
+    ``exp_avg``, float32 whatever the parameter's dtype unless ``optim_bits`` says otherwise; ``FusedOptimizer`` has the
+    other options. With a compressed model it takes the averaged gradients; ``DistributedLion`` sends less.
     """
 
-    _own_options = frozenset({"betas", "weight_decay"})  # of parameter groups, by which a saved state is known
+    _moments = {"exp_avg": 0x7F}
+    _own_options = frozenset({"betas", "weight_decay"})
 
     def __init__(
         self,
@@ -34,61 +32,46 @@ class Lion(Optimizer):
         lr: float = 1e-4,
         betas: tuple[float, float] = (0.9, 0.99),
         weight_decay: float = 0.0,
+        **options: Any,
     ):
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), **options)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        group, name = self.param_groups[-1], type(self).__name__
-        for what, value in (("lr", group["lr"]), ("weight_decay", group["weight_decay"])):
-            if not value >= 0:
-                raise ValueError(f"[optim.{name}] {what} must be at least 0, got {value}")
-        for beta in self._betas(group):
-            if not 0 <= beta < 1:
-                raise ValueError(f"[optim.{name}] a beta must be at least 0 and below 1, got {beta}")
-        require_real(self, group["params"])
+    def _check(self, group: dict[str, Any]) -> None:
+        self._require(all(0 <= beta < 1 for beta in self._betas(group)), "betas from 0 to below 1", self._betas(group))
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._require_ready()
-        moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        for parameter in itertools.chain(*moved):
-            require_dense(self, parameter.grad)
-        for group, parameters in zip(self.param_groups, moved, strict=True):
-            self._move(group, parameters)
-        return loss
-
-    def _require_ready(self) -> None:
-        """Raises RuntimeError where a step would take ``grad`` for what it is not."""
-
-    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """The step of parameters that have a ``grad``."""
-        for parameter in parameters:
-            if not self.state[parameter]:
-                zeros = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
-                self.state[parameter]["exp_avg"] = zeros
-        gradients = [parameter.grad for parameter in parameters]
-        momenta = [self.state[parameter]["exp_avg"] for parameter in parameters]
-        options = group["lr"], *self._betas(group), group["weight_decay"]
-        torch.ops.octavo.lion_(parameters, gradients, momenta, *options)
+    def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+        beta1, beta2 = self._betas(group)
+        torch.ops.octavo.lion_(
+            momenta=self._states(parameters, "exp_avg"),
+            scales=self._scales(parameters, "exp_avg"),
+            lr=float(group["lr"]),
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            **tensors,
+        )
 
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
         """Of the update whose sign is the step, of the momentum that is kept."""
         return group["betas"]
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        require_own_state(self, state_dict, self._own_options)
-        super().load_state_dict(state_dict)
-        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            for key, parameter in zip(saved["params"], group["params"], strict=True):
-                momentum = state_dict["state"].get(key, {}).get("exp_avg")
-                if momentum is not None:  # torch has cast it to the parameter's dtype
-                    copy = torch.empty_like(parameter, dtype=torch.float32).copy_(momentum)
-                    self.state[parameter]["exp_avg"] = copy
+
+class Lion8bit(Lion):
+    """``Lion`` with its momentum in 8 bits: 1.02 bytes of state a parameter instead of 4."""
+
+    _bits = 8
+
+
+class PagedLion(Lion):
+    """``Lion`` with its state in managed memory."""
+
+    _pages = True
+
+
+class PagedLion8bit(Lion8bit):
+    """``Lion8bit`` with its state in managed memory."""
+
+    _pages = True
 
 
 class DistributedLion(JoinedOptimizer, Lion):
@@ -143,9 +126,9 @@ class DistributedLion(JoinedOptimizer, Lion):
             "to octavo.compress(..., scaler=scaler) and must unscale before",
         )
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+    def _move(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> None:
         if self._handle is None:
-            super()._move(group, parameters)
+            super()._move(group, parameters, factor)
             return
         updates = [parameter.grad for parameter in parameters]
         torch.ops.octavo.sign_step_(parameters, updates, group["lr"], group["weight_decay"])
@@ -168,7 +151,7 @@ class Signum(DistributedLion):
     _own_options = frozenset({"momentum", "weight_decay"})
 
     def __init__(self, params: Any, lr: float = 1e-4, momentum: float = 0.9, weight_decay: float = 0.0):
-        Optimizer.__init__(self, params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        FusedOptimizer.__init__(self, params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))
 
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
         return group["momentum"], group["momentum"]

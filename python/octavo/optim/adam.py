@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Adam and AdamW, with moments in 32, 8 or 4 bits, paged or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.optim.fused import FusedOptimizer
+
+
+class Adam(FusedOptimizer):
+    """Adam (Kingma & Ba 2015) in the arithmetic of ``torch.optim.Adam``: ``weight_decay`` is added to the gradient.
+
+    Arguments are those of ``torch.optim.Adam`` and ``bitsandbytes.optim.Adam``; ``FusedOptimizer`` has the others.
+    ``amsgrad`` is not supported. State: ``exp_avg`` and ``exp_avg_sq``.
+    """
+
+    _moments = {"exp_avg": 0x7F, "exp_avg_sq": 0}
+    _own_options = frozenset({"betas", "eps", "weight_decay", "optim_bits"})
+    _is_decay_decoupled = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        **options: Any,
+    ):
+        if amsgrad:
+            raise ValueError(f"[optim.{type(self).__name__}] amsgrad is not supported: use torch.optim.Adam for it")
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), **options)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        self._require(all(0 <= beta < 1 for beta in group["betas"]), "betas from 0 to below 1", group["betas"])
+        self._require(group["eps"] >= 0, "an eps of at least 0", group["eps"])
+
+    def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+        torch.ops.octavo.adam_(
+            means=self._states(parameters, "exp_avg"),
+            mean_scales=self._scales(parameters, "exp_avg"),
+            squares=self._states(parameters, "exp_avg_sq"),
+            square_scales=self._scales(parameters, "exp_avg_sq"),
+            steps=[int(self.state[p]["step"]) for p in parameters],
+            lr=float(group["lr"]),
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            is_decay_decoupled=self._is_decay_decoupled,
+            **tensors,
+        )
+
+
+class AdamW(Adam):
+    """AdamW (Loshchilov & Hutter 2019): a parameter loses ``lr * weight_decay`` of itself before its update. Otherwise as
+    ``Adam``."""
+
+    _is_decay_decoupled = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ):
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+
+class Adam8bit(Adam):
+    """``Adam`` with moments in 8 bits: 2.03 bytes of state a parameter instead of 8."""
+
+    _bits = 8
+
+
+class Adam4bit(Adam):
+    """``Adam`` with moments in 4 bits: 1.06 bytes of state a parameter."""
+
+    _bits = 4
+
+
+class PagedAdam(Adam):
+    """``Adam`` with its state in managed memory."""
+
+    _pages = True
+
+
+class PagedAdam8bit(Adam8bit):
+    """``Adam8bit`` with its state in managed memory."""
+
+    _pages = True
+
+
+class AdamW8bit(AdamW):
+    """``AdamW`` with moments in 8 bits: 2.03 bytes of state a parameter instead of 8."""
+
+    _bits = 8
+
+
+class AdamW4bit(AdamW):
+    """``AdamW`` with moments in 4 bits: 1.06 bytes of state a parameter."""
+
+    _bits = 4
+
+
+class PagedAdamW(AdamW):
+    """``AdamW`` with its state in managed memory."""
+
+    _pages = True
+
+
+class PagedAdamW8bit(AdamW8bit):
+    """``AdamW8bit`` with its state in managed memory."""
+
+    _pages = True
