@@ -4,5 +4,6 @@
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
+#include "octavo/optim/pager.h"
 #include "octavo/optim/step.h"
 #include "octavo/optim/zero_one_adam.h"

@@ -43,6 +43,7 @@ add_library(octavo SHARED
   optim/flat.cpp
   optim/lamb.cpp
   optim/lion.cpp
+  optim/pager.cpp
   optim/step.cpp
   optim/zero_one_adam.cpp
   comm/plan.cpp

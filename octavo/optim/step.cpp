@@ -10,6 +10,7 @@
 
 #include "octavo/kernels/error.h"
 #include "octavo/optim/flat.h"
+#include "octavo/optim/pager.h"
 
 namespace octavo {
 
@@ -191,8 +192,27 @@ void step_on_threads(const std::vector<Moved>& all, const MakeStep& make) {
   });
 }
 
-bool are_on_cpu(const std::vector<Moved>& all) {
-  return std::all_of(all.begin(), all.end(), [](const Moved& moved) { return moved.device().is_cpu(); });
+/// What a step keeps of a parameter from step to step.
+std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
+  std::vector<at::Tensor> kept;
+  for (const at::TensorList list :
+       {tensors.means, tensors.mean_scales, tensors.squares, tensors.square_scales, tensors.tails}) {
+    if (is_given(list, i)) kept.push_back(list[i]);
+  }
+  return kept;
+}
+
+/// One launch for each parameter, on the streams of their devices.
+void step_on_devices(const StepTensors& tensors, const std::vector<Moved>& all, const MakeStep& make) {
+  std::vector<std::vector<at::Tensor>> kept;
+  for (std::size_t i = 0; i < all.size(); ++i) kept.push_back(kept_of(tensors, i));
+  Pager pager(all.front().device(), std::move(kept));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    pager.before(i);
+    if (all[i].count() == 0) continue;
+    make(LaunchScope(all[i].device()), i, static_cast<std::uint64_t>(all[i].count()), all[i].operands());
+  }
+  pager.finish();
 }
 
 }  // namespace
@@ -209,6 +229,10 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
   for (std::size_t i = 0; i < count; ++i) {
     const at::Tensor& parameter = tensors.parameters[i];
     require_floats(parameter, parameter, {where, "parameter", i});
+    if (parameter.device() != tensors.parameters[0].device()) {
+      Named{where, "parameter", i}.refuse(c10::str("on ", tensors.parameters[0].device().str(), " as the first"),
+                                          parameter);
+    }
     require_floats(tensors.gradients[i], parameter, {where, "gradient", i});
     require_state_of(tensors, i, tensors.means, tensors.mean_scales, where, "mean", "scales of mean");
     if (has_square) {
@@ -226,13 +250,10 @@ void make_step(const StepTensors& tensors, const MakeStep& make) {
   all.reserve(tensors.parameters.size());
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) all.emplace_back(tensors, i);
   if (all.empty()) return;
-  if (are_on_cpu(all)) {
+  if (all.front().device().is_cpu()) {
     step_on_threads(all, make);
   } else {
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (all[i].count() == 0) continue;
-      make(LaunchScope(all[i].device()), i, static_cast<std::uint64_t>(all[i].count()), all[i].operands());
-    }
+    step_on_devices(tensors, all, make);
   }
   for (Moved& moved : all) moved.write_back();
 }

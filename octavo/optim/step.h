@@ -16,7 +16,7 @@
 namespace octavo {
 
 /// The tensors of one step; lists with an element for each parameter, or empty where nothing is said to the contrary.
-/// All of a parameter's are on its device.
+/// All are on one device.
 ///
 /// A state is float32 of the parameter's shape and memory order, with an undefined or empty tensor for its scales; or
 /// codes with float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape and order in 8 bits,
@@ -43,7 +43,8 @@ using MakeStep = std::function<void(const LaunchScope& scope, std::size_t parame
                                     const StepOperands& operands)>;
 
 /// Calls `make` for parts that together are all elements of all parameters: on CPU from all threads at once, elsewhere
-/// once for each parameter. What a memory order keeps kernels from is copied in, and back at the end.
+/// once for each parameter, with states in managed memory brought there in time (pager.h). What a memory order keeps
+/// kernels from is copied in, and back at the end.
 void make_step(const StepTensors& tensors, const MakeStep& make);
 
 }  // namespace octavo

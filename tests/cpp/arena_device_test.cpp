@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <dlfcn.h>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,8 +12,8 @@
 #include "octavo/device/arena.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/pinned.h"
-#include "octavo/device/side_streams.h"
 #include "octavo/kernels/error.h"
+#include "octavo/optim/pager.h"
 #include "tests/cpp/fake_cuda.h"
 #include "tests/fake_device/managed.h"
 
@@ -131,41 +130,48 @@ TEST_F(ArenaDeviceTest, WithoutAPrefetchEveryUpdateWaitsForItsPages) {
   EXPECT_EQ(figures().peak_resident_bytes, states.size() * held());
 }
 
-TEST_F(ArenaDeviceTest, OnASideStreamPagesComeBeforeTheirUpdateAndGoBehindIt) {
+/// Six states, updated in turn; `window_bytes` of which move together.
+TEST_F(ArenaDeviceTest, ThePagerBringsPagesBeforeTheirUpdateAndSendsThemHomeBehindIt) {
+  for (const std::uint64_t states_of_window : {1U, 2U}) {
+    const auto arena = Arena::make({.device = device_});
+    std::vector<std::vector<at::Tensor>> states;
+    for (int i = 0; i < 6; ++i) states.push_back({state(arena)});
+    guard_.synchronizeDevice(0);
+    reset();
+
+    Pager pager(device_, states, states_of_window * kAsked);
+    for (std::size_t i = 0; i < states.size(); ++i) {
+      pager.before(i);
+      update(states[i][0]);
+    }
+    pager.finish();
+    EXPECT_EQ(figures().faults, 0U);
+    EXPECT_EQ(figures().resident_bytes, 0U);
+    EXPECT_LE(figures().peak_resident_bytes, 3 * states_of_window * held());
+
+    std::vector<Movement> of_fourth;
+    for (const auto& record : records()) {
+      if (record.address == states[3][0].const_data_ptr()) of_fourth.push_back(record.movement);
+    }
+    // the update's input and output are a use each
+    EXPECT_EQ(of_fourth, (std::vector{Movement::prefetch, Movement::use, Movement::use, Movement::evict}));
+  }
+}
+
+TEST_F(ArenaDeviceTest, ThePagerLeavesOtherMemoryAlone) {
   const auto arena = Arena::make({.device = device_});
-  std::vector<at::Tensor> states;
-  for (int i = 0; i < 6; ++i) states.push_back(state(arena));
+  const at::Tensor managed = state(arena);
   guard_.synchronizeDevice(0);
   reset();
-
-  SideStreams side;
-  const auto event = [&] { return make_event(device_.type(), /*timing=*/false); };
-  const auto on_side = [&](const std::function<void()>& body) {
-    const auto guard = side.hand_over(device_).take();
-    body();
-    auto done = event();
-    done->record(guard_.getStream(device_));
-    return done;
-  };
-  auto arrived = on_side([&] { prefetch(states[0]); });
-  for (std::size_t i = 0; i < states.size(); ++i) {
-    // before the update is enqueued, and so beside it
-    auto next = i + 1 < states.size() ? on_side([&] { prefetch(states[i + 1]); }) : nullptr;
-    arrived->block(guard_.getStream(device_));
-    update(states[i]);
-    on_side([&] { evict(states[i]); });
-    arrived = std::move(next);
-  }
-  EXPECT_EQ(figures().faults, 0U);
+  Pager pager(device_, {{}, {}, {managed}, {}});
+  for (std::size_t i = 0; i < 4; ++i) pager.before(i);
+  pager.finish();
   EXPECT_EQ(figures().resident_bytes, 0U);
-  EXPECT_LE(figures().peak_resident_bytes, 2 * held());
-
-  std::vector<Movement> of_fourth;
-  for (const auto& record : records()) {
-    if (record.address == states[3].const_data_ptr()) of_fourth.push_back(record.movement);
-  }
-  // the update's input and output are a use each
-  EXPECT_EQ(of_fourth, (std::vector{Movement::prefetch, Movement::use, Movement::use, Movement::evict}));
+  EXPECT_EQ(records().size(), 2U);  // there and back
+  Pager without(device_, {{}, {}});
+  without.before(0);
+  without.finish();
+  EXPECT_EQ(records().size(), 2U);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ class Adam(FusedOptimizer):
     ``amsgrad`` is not supported. State: ``exp_avg`` and ``exp_avg_sq``.
     """
 
-    _moments = {"exp_avg": 0x7F, "exp_avg_sq": 0}
+    _moments: ClassVar = {"exp_avg": 0x7F, "exp_avg_sq": 0}
     _own_options = frozenset({"betas", "eps", "weight_decay", "optim_bits"})
     _is_decay_decoupled = False
 
@@ -58,8 +58,8 @@ class Adam(FusedOptimizer):
 
 
 class AdamW(Adam):
-    """AdamW (Loshchilov & Hutter 2019): a parameter loses ``lr * weight_decay`` of itself before its update. Otherwise as
-    ``Adam``."""
+    """AdamW (Loshchilov & Hutter 2019): a parameter loses ``lr * weight_decay`` of itself before its update. Otherwise
+    as ``Adam``."""
 
     _is_decay_decoupled = True
 

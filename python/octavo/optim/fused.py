@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +39,7 @@ class FusedOptimizer(Optimizer):
     with its scales beside it as ``NAME_scale``); ``extra_bits``. All are plain tensors, of the parameter's device.
     """
 
-    _moments: ClassVar[dict[str, int]]  # by name: the byte that stands for zeros in codes of 8 bits
+    _moments: ClassVar[Mapping[str, int]]  # by name: the byte that stands for zeros in codes of 8 bits
     _own_options: ClassVar[frozenset[str]]  # of parameter groups, by which a saved state is known
     _bits: ClassVar[int] = 32  # what optim_bits and is_paged are where nothing is said
     _pages: ClassVar[bool] = False

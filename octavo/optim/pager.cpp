@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/optim/pager.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <utility>
+
+#include "octavo/device/arena.h"
+#include "octavo/device/side_streams.h"
+
+namespace octavo {
+
+namespace {
+
+/// Of each thread that makes steps: a device's streams live as long as the process, so that a step must not make its
+/// own.
+SideStreams& paging_streams() {
+  thread_local SideStreams streams;
+  return streams;
+}
+
+c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+}  // namespace
+
+Pager::Pager(c10::Device device, std::vector<std::vector<at::Tensor>> states, std::uint64_t window_bytes)
+    : device_(device) {
+  if (!device.is_cpu()) cut_windows(std::move(states), window_bytes);
+}
+
+void Pager::cut_windows(std::vector<std::vector<at::Tensor>> states, std::uint64_t window_bytes) {
+  std::uint64_t bytes = window_bytes;
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    for (at::Tensor& state : states[i]) {
+      if (!is_managed(state)) continue;
+      if (bytes >= window_bytes) {
+        windows_.push_back({.first = i, .states = {}, .arrived = nullptr});
+        bytes = 0;
+      }
+      bytes += state.nbytes();
+      windows_.back().states.push_back(std::move(state));
+    }
+  }
+}
+
+void Pager::before(std::size_t parameter) {
+  while (entered_ < windows_.size() && windows_[entered_].first <= parameter) {
+    move_pages(entered_);
+    windows_[entered_].arrived->block(current_stream(device_));
+    ++entered_;
+  }
+}
+
+void Pager::finish() {
+  if (!windows_.empty()) move_pages(windows_.size());
+}
+
+/// On the side stream, where the current one has come to the begin of a window or to the end: the window before goes
+/// home, and the next one comes; at the first of all, that itself.
+void Pager::move_pages(std::size_t entered) {
+  const auto is_current = paging_streams().hand_over(device_).take();
+  if (entered > 0) {
+    for (const at::Tensor& state : windows_[entered - 1].states) evict(state);
+  }
+  for (std::size_t i = entered == 0 ? 0 : entered + 1; i <= entered + 1 && i < windows_.size(); ++i) {
+    for (const at::Tensor& state : windows_[i].states) prefetch(state);
+    windows_[i].arrived = make_event(device_.type(), /*timing=*/false);
+    windows_[i].arrived->record(current_stream(device_));
+  }
+}
+
+}  // namespace octavo
