@@ -23,11 +23,12 @@ struct StateScale {
 };
 
 /// Of a block's extreme: its scale has the extreme's sign, so that the extreme is the map's 1 whichever sign it has; a
-/// map has no -1. Below 2^-125 the reciprocal would overflow, and the block is kept as zeros; beyond 2^126, infinities
-/// included, it stands for all that is larger.
+/// map has no -1. Below 2^-125 the reciprocal would overflow, and the block is kept as zeros; of an infinity it is the
+/// largest float.
 OCTAVO_RULE StateScale state_scale(float extreme) {
+  constexpr float kLargest = 0x1.FFFFFEp127F;
   const float size = magnitude(extreme);
-  const float bounded = with_sign_of(size < 0x1p126F ? size : 0x1p126F, extreme);
+  const float bounded = with_sign_of(size < kLargest ? size : kLargest, extreme);
   return size < 0x1p-125F ? StateScale{0.0F, 0.0F} : StateScale{bounded, 1.0F / bounded};
 }
 
@@ -113,25 +114,23 @@ struct DynamicMap {
   OCTAVO_RULE static std::int32_t number_of(float size) {
     constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to nearest even
     const std::uint32_t decade = decade_of(size);
-    const float rounded = (size * kSteepness[decade] + kShifts[decade]) + kRound;
-    const auto number = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
-    const std::int32_t last = last_number(decade);
-    return number < last ? number : last;
+    const float place = size * kSteepness[decade] + kShifts[decade], last = static_cast<float>(last_number(decade));
+    const float rounded = (place < last ? place : last) + kRound;
+    return static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
   }
 
   /// Of a value that is not a NaN. What is not 0 does not become 0 in the unsigned map: a variance of 0 under a
   /// momentum that is not 0 would make a step of any size.
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
     const float scaled = value * scale.reciprocal;
-    const float size = magnitude(scaled) < 1.0F ? magnitude(scaled) : 1.0F;
-    const std::int32_t number = number_of(size);
+    const std::int32_t number = number_of(magnitude(scaled));
     if constexpr (kSigned) {
       const std::int32_t bounded = number < kTop ? number : kTop - 1;
       const std::int32_t negative = kZeroCode - bounded, positive = kZeroCode + number;
       return static_cast<std::uint32_t>(positive_bit(scaled) ? positive : negative);
     } else {
       const std::int32_t positive = number > kFirst ? number - 1 : kFirst - 1;
-      return static_cast<std::uint32_t>(size > 0.0F ? positive : 0);
+      return static_cast<std::uint32_t>(magnitude(scaled) > 0.0F ? positive : 0);
     }
   }
 

@@ -16,9 +16,11 @@ void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepO
     float* m = load_state<Momentum8, Momentum4>(block.mean, size, means);
     float* v = load_state<Variance8, Variance4>(block.square, size, squares);
     all_finite &= update_elements(size, [&](std::uint64_t i) { return rules::adamw(step, g[i], p[i], m[i], v[i]); });
+    const StateScales mean_scales = scales_of<Momentum8, Momentum4>(block.mean, size, means);
+    const StateScales square_scales = scales_of<Variance8, Variance4>(block.square, size, squares);
     store_parameters(block, size, parameters);
-    store_state<Momentum8, Momentum4>(block.mean, size, means);
-    store_state<Variance8, Variance4>(block.square, size, squares);
+    store_state<Momentum8, Momentum4>(block.mean, size, mean_scales, means);
+    store_state<Variance8, Variance4>(block.square, size, square_scales, squares);
   });
   report(all_finite, operands.nonfinite);
 }

@@ -26,8 +26,9 @@ void lion(Queue, const rules::LionStep& step, std::uint64_t count, const StepOpe
     const float* g = load_gradients(block, size, gradients);
     float* m = load_state<Momentum8, Momentum4>(block.mean, size, momenta);
     all_finite &= update_elements(size, [&](std::uint64_t i) { return rules::lion(step, g[i], p[i], m[i]); });
+    const StateScales scales = scales_of<Momentum8, Momentum4>(block.mean, size, momenta);
     store_parameters(block, size, parameters);
-    store_state<Momentum8, Momentum4>(block.mean, size, momenta);
+    store_state<Momentum8, Momentum4>(block.mean, size, scales, momenta);
   });
   report(all_finite, operands.nonfinite);
 }

@@ -73,6 +73,11 @@ OCTAVO_INLINE const float* load_gradients(const StepOperands& block, std::uint64
   return buffer.values;
 }
 
+/// Of the blocks of codes of a step's block.
+struct StateScales {
+  rules::StateScale of[kStepBlock / rules::Momentum4::kBlock];
+};
+
 /// Calls visit(state of a block of codes, its first element, its size) for those of a step's block.
 template <class Map, class Visit>
 OCTAVO_INLINE void for_code_blocks(const StateView& state, std::uint64_t count, Visit visit) {
@@ -89,10 +94,12 @@ OCTAVO_INLINE void decode_states(const StateView& state, std::uint64_t count, fl
   });
 }
 
+/// The scales of all blocks before the codes of any: what one of them waits for is hidden behind the others.
 template <class Map>
-OCTAVO_INLINE void encode_states(const StateView& state, std::uint64_t count, float* values) {
+OCTAVO_INLINE void encode_states(const StateView& state, std::uint64_t count, const StateScales& scales,
+                                 const float* values) {
   for_code_blocks<Map>(state, count, [&](std::uint8_t* codes, float* kept, std::uint64_t first, std::uint64_t size) {
-    encode_state<Map>(values + first, size, codes, kept);
+    encode_state<Map>(values + first, size, scales.of[first / Map::kBlock], codes, kept);
   });
 }
 
@@ -108,13 +115,24 @@ OCTAVO_INLINE float* load_state(const StateView& state, std::uint64_t count, Ste
 }
 
 template <class Map8, class Map4>
-OCTAVO_INLINE void store_state(const StateView& state, std::uint64_t count, StepBuffer& buffer) {
-  if (state.format == StateFormat::float32) return;
-  if (state.format == StateFormat::bits8) {
-    encode_states<Map8>(state, count, buffer.values);
-  } else {
-    encode_states<Map4>(state, count, buffer.values);
-  }
+OCTAVO_INLINE StateScales scales_of(const StateView& state, std::uint64_t count, StepBuffer& buffer) {
+  StateScales scales;
+  const auto work_out = [&]<class Map>(Map) {
+    for (std::uint64_t first = 0; first < count; first += Map::kBlock) {
+      const std::uint64_t size = smaller(Map::kBlock, count - first);
+      scales.of[first / Map::kBlock] = scale_of_block<Map>(buffer.values + first, size);
+    }
+  };
+  if (state.format == StateFormat::bits8) work_out(Map8());
+  if (state.format == StateFormat::bits4) work_out(Map4());
+  return scales;
+}
+
+template <class Map8, class Map4>
+OCTAVO_INLINE void store_state(const StateView& state, std::uint64_t count, const StateScales& scales,
+                               const StepBuffer& buffer) {
+  if (state.format == StateFormat::bits8) encode_states<Map8>(state, count, scales, buffer.values);
+  if (state.format == StateFormat::bits4) encode_states<Map4>(state, count, scales, buffer.values);
 }
 
 /// Whether update(i), for the elements of a block whose arrays do not overlap, is true for all of them.
