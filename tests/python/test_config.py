@@ -7,7 +7,7 @@ import dataclasses
 
 import pytest
 
-from octavo.train.config import TrainConfig, check_local_ranks, parse_compare
+from octavo.train.config import ADAMS, LIONS, TrainConfig, check_local_ranks, parse_compare
 from octavo.train.optimizer import learning_rate
 
 pytestmark = pytest.mark.timeout(30)
@@ -36,8 +36,9 @@ pytestmark = pytest.mark.timeout(30)
         (dict(port=70000), "--port must be between 1 and 65535"),
         (
             dict(optimizer="sgd"),
-            "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion, not "
-            "'sgd'",
+            "--optimizer must be auto, adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum, lion, adam, "
+            "adam8bit, adam4bit, adamw8bit, adamw4bit, paged-adam, paged-adam8bit, paged-adamw, paged-adamw8bit, "
+            "lion8bit, paged-lion or paged-lion8bit, not 'sgd'",
         ),
         (dict(model="huge"), "a CONFIG.json, not 'huge'"),
         (dict(device="tpu"), "not 'tpu'"),
@@ -94,6 +95,19 @@ def test_the_plan_and_the_rates_follow_from_the_optimizer():
     assert TrainConfig().resolved_beta2 == 0.999
     assert TrainConfig(optimizer="lion").resolved_beta2 == 0.99
     assert TrainConfig(optimizer="signum").resolved_beta2 is None
+
+
+def test_optimizers_of_few_bits_have_the_defaults_of_their_family():
+    for name, family in [*((name, "adamw") for name in ADAMS), *((name, "lion") for name in LIONS)]:
+        config, of_family = TrainConfig(optimizer=name), TrainConfig(optimizer=family)
+        for figure in ("resolved_lr", "resolved_beta1", "resolved_beta2"):
+            assert getattr(config, figure) == getattr(of_family, figure)
+        assert config.resolved_plan == "sign+ef"
+        if name in ADAMS:
+            assert TrainConfig(optimizer=name, plan="dgc:0.01").resolved_beta1 == 0.9  # the plan's
+        else:
+            with pytest.raises(ValueError, match=f"the plan dgc:0.01 keeps the momentum, and --optimizer {name} has"):
+                TrainConfig(optimizer=name, plan="dgc:0.01")
 
 
 def test_beta1_has_a_default_for_each_optimizer():

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.train.config import BETA2, OPTIMIZERS, VOTED, TrainConfig
+from octavo.train.config import BETA2, FUSED, OPTIMIZERS, VOTED, TrainConfig
 from octavo.train.optimizer import build_optimizer, clip_gradient, set_learning_rate
 
 pytestmark = pytest.mark.timeout(30)
 
-CLIPPED = tuple(name for name in OPTIMIZERS if name not in (*VOTED, "zero-one-adam"))
+CLIPPED = tuple(name for name in OPTIMIZERS if name not in (*VOTED, *FUSED, "zero-one-adam"))
 
 
 def build_model() -> LlamaForCausalLM:
@@ -91,3 +91,31 @@ def test_clipping_scales_the_gradient_to_the_global_norm(optimizer: str) -> None
     assert clip_gradient(built, model.parameters(), 0.5) == pytest.approx(count**0.5, rel=1e-5)
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
     assert float(norm) == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", FUSED)
+def test_clipping_scales_what_the_step_reads_and_leaves_the_gradient(optimizer: str) -> None:
+    models, norm = [build_model(), build_model()], 0.0
+    for model, scale in zip(models, (1.0, 0.5), strict=True):
+        built = build(optimizer, model)
+        for step in range(2):  # the second gradient decides how much of the first has been clipped
+            generator = torch.Generator().manual_seed(step)
+            for parameter in model.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator) * (1.0 if step else scale)
+            if step == 0 and scale == 1.0:
+                norm = float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+                before = [parameter.grad.clone() for parameter in model.parameters()]
+                assert clip_gradient(built, model.parameters(), norm / 2) == pytest.approx(norm, rel=1e-5)
+                assert all(p.grad.equal(old) for p, old in zip(model.parameters(), before, strict=True))
+            built.step()
+    for mine, expected in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", FUSED)
+def test_the_class_is_that_of_the_name(optimizer: str) -> None:
+    built = build(optimizer, build_model())
+    kebab = "".join("-" + c.lower() if c.isupper() else c for c in type(built).__name__).lstrip("-")
+    assert optimizer == kebab.replace("adam-w", "adamw")
+    assert built.param_groups[0]["is_paged"] == ("paged" in optimizer)
+    assert built.param_groups[0]["optim_bits"] == (8 if "8bit" in optimizer else 4 if "4bit" in optimizer else 32)

@@ -14,6 +14,7 @@ from rich.console import Console
 from train_runs import nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from octavo import _C
 from octavo.train import job, trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
@@ -329,6 +330,46 @@ def test_every_optimizer_resumes_exactly(world, tmp_path, monkeypatch, optimizer
     expect_exact_resume(world, tmp_path, monkeypatch, 5, **options)
 
 
+PAGED = [name for name in OPTIMIZERS if name.startswith("paged-")]
+
+
+@pytest.mark.parametrize("optimizer", PAGED)
+def test_a_resumed_run_is_still_paged(world, tmp_path, monkeypatch, optimizer):
+    seen = []
+    real = job._finish
+
+    def finish(run, at_the_end, console):
+        seen.append(at_the_end.engine.optimizer.state)
+        return real(run, at_the_end, console)
+
+    monkeypatch.setattr(job, "_finish", finish)
+    config = nano_config(tmp_path, optimizer=optimizer, plan="int4+ef")
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 5)
+        run_job(config, world, None)
+    summary = run_job(config, world, None)
+    (states,) = seen
+    tensors = [tensor for state in states.values() for name, tensor in state.items() if name != "step"]
+    assert tensors and all(_C.is_managed(tensor) for tensor in tensors)
+    managed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert summary["peak_managed_bytes"] == managed
+    steps = 4 * len(states)
+    assert summary["state_bytes_per_param"] == pytest.approx((managed + steps) / summary["parameters"])
+
+
+def test_states_of_few_bits_are_as_small_as_they_say(world, tmp_path):
+    shares = {}
+    for name in ("adamw", "adamw8bit", "adamw4bit"):
+        shares[name] = run_job(
+            nano_config(tmp_path, optimizer=name, plan="dense", out=str(tmp_path / name), model="tiny", steps=1),
+            world,
+            None,
+        )["state_bytes_per_param"]
+    assert shares["adamw"] == pytest.approx(8, abs=0.1)
+    assert shares["adamw8bit"] == pytest.approx(2.03, abs=0.1)  # norms are smaller than min_8bit_size
+    assert shares["adamw4bit"] == pytest.approx(1.06, abs=0.1)
+
+
 def test_gradient_accumulation_sends_once_a_step(world, tmp_path):
     one = run_job(nano_config(tmp_path, plan="dense", out=str(tmp_path / "one")), world, None)
     two = run_job(nano_config(tmp_path, plan="dense", out=str(tmp_path / "two"), grad_accum=2), world, None)
@@ -386,6 +427,8 @@ def test_sizes_have_about_the_parameters_they_promise(name, millions):
     with torch.device("meta"):
         model = LlamaForCausalLM(model_config(name, 2048, 128))
     assert millions[0] < model.num_parameters() / 1e6 < millions[1]
+    if name == "220m":
+        assert model.num_parameters() == 217_342_976
 
 
 def test_answers_stay_on_one_line_and_in_their_cell():

@@ -30,7 +30,7 @@ def world():
         yield one
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "paged-adamw8bit", "lion8bit"])
 def test_a_run_killed_in_a_round_resumes_exactly(world, tmp_path, monkeypatch, optimizer):
     expect_exact_resume(world, tmp_path, monkeypatch, 7, plan="int4+ef", optimizer=optimizer, **DELAYED)
 

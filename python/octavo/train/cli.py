@@ -10,7 +10,7 @@ import typer
 
 import octavo
 from octavo.startup import quick_imports
-from octavo.train.config import TrainConfig, parse_compare, split_rounds
+from octavo.train.config import FUSED, TrainConfig, parse_compare, split_rounds
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
 
 _DEFAULT = TrainConfig()
@@ -37,8 +37,9 @@ def train(
     optimizer: Annotated[
         str,
         typer.Option(
-            help="adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; auto is onebit-adamw for sign "
-            "and sign+ef, signum for sign-vote, otherwise adamw."
+            help="adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; with states of fewer bits, or "
+            f"in managed memory: {', '.join(FUSED)}. auto is onebit-adamw for sign and sign+ef, signum for sign-vote, "
+            "otherwise adamw."
         ),
     ] = _DEFAULT.optimizer,
     zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
@@ -78,12 +79,14 @@ def train(
     ] = _DEFAULT.grad_accum,
     lr: Annotated[
         float | None,
-        typer.Option(help="Peak learning rate. The default is 3e-3, for onebit-lamb 1e-2, for signum and lion 6e-4."),
+        typer.Option(
+            help="Peak learning rate. The default is 3e-3, for onebit-lamb 1e-2, for signum and all Lions 6e-4."
+        ),
     ] = _DEFAULT.lr,
     beta1: Annotated[
         float | None,
         typer.Option(
-            help="Momentum: of AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of 0/1 Adam; of Muon, not of the "
+            help="Momentum: of Adam and AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of 0/1 Adam; of Muon, not of the "
             "AdamW beside it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for muon 0.95, "
             "for signum, lion and dgc 0.9."
         ),
@@ -95,7 +98,11 @@ def train(
         ),
     ] = _DEFAULT.beta2,
     weight_decay: Annotated[
-        float, typer.Option(help="Decoupled weight decay of matrices; norms and biases have none.")
+        float,
+        typer.Option(
+            help="Decoupled weight decay of matrices, which the Adams without a W add to the gradient; norms and biases "
+            "have none."
+        ),
     ] = _DEFAULT.weight_decay,
     clip_norm: Annotated[
         float | None,

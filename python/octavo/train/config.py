@@ -15,10 +15,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion")
+ADAMS = {
+    "adam": "Adam",
+    "adam8bit": "Adam8bit",
+    "adam4bit": "Adam4bit",
+    "adamw8bit": "AdamW8bit",
+    "adamw4bit": "AdamW4bit",
+    "paged-adam": "PagedAdam",
+    "paged-adam8bit": "PagedAdam8bit",
+    "paged-adamw": "PagedAdamW",
+    "paged-adamw8bit": "PagedAdamW8bit",
+}
+LIONS = {"lion8bit": "Lion8bit", "paged-lion": "PagedLion", "paged-lion8bit": "PagedLion8bit"}
+"""Optimizers of averaged gradients whose states take 8 or 4 bits, or are paged: their classes in octavo.optim."""
+FUSED = ADAMS | LIONS
+OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion", *FUSED)
 ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
-OF_EACH_RANK = ("adamw", "muon")
+OF_EACH_RANK = ("adamw", "muon", *FUSED)
 """Optimizers that a rank can step by itself, between the rounds of --outer."""
 OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
 """What --outer has besides the steps of a round."""
@@ -30,8 +44,8 @@ LR = {
     "onebit-lamb": 1e-2,
     "zero-one-adam": 3e-3,
     "muon": 3e-3,
-    "signum": 6e-4,
-    "lion": 6e-4,
+    **dict.fromkeys(("signum", "lion", *LIONS), 6e-4),
+    **dict.fromkeys(ADAMS, 3e-3),
 }
 """The default of --lr for each optimizer: with BETA1 the best, or nearly so, on all data sets of `octavo bench
 quality`. Not tuned there: 0/1 Adam has AdamW's; of those that step by signs it is a fifth, as the paper on Lion
@@ -44,8 +58,8 @@ BETA1 = {
     "onebit-lamb": 0.5,
     "zero-one-adam": 0.5,
     "muon": 0.95,
-    "signum": 0.9,
-    "lion": 0.9,
+    **dict.fromkeys(("signum", "lion", *LIONS), 0.9),
+    **dict.fromkeys(ADAMS, 0.5),
 }
 """The default of --beta1 for each optimizer. AdamW learns these short runs faster with 0.5 than with the usual 0.9."""
 BETA2 = {
@@ -54,7 +68,8 @@ BETA2 = {
     "onebit-lamb": 0.999,
     "zero-one-adam": 0.999,
     "muon": 0.999,
-    "lion": 0.99,
+    **dict.fromkeys(("lion", *LIONS), 0.99),
+    **dict.fromkeys(ADAMS, 0.999),
 }
 """The default of --beta2 for each optimizer that has one."""
 MODELS = ("tiny", "small", "220m")
@@ -340,7 +355,7 @@ def _check_outer(config: TrainConfig) -> None:
         if run.outer and run.optimizer_name not in OF_EACH_RANK:
             _fail(
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
-                f"themselves: use {' or '.join(OF_EACH_RANK)}"
+                f"themselves: use adamw or muon, or one such as paged-adamw8bit"
             )
     if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
         return
@@ -353,7 +368,7 @@ def _check_optimizer(config: TrainConfig) -> None:
     runs = [config.for_plan(plan) for plan in config.compare] or [config]
     for run in runs:
         name, plan = run.optimizer_name, run.resolved_plan
-        if keeps_momentum(plan) and name != "adamw":
+        if keeps_momentum(plan) and name not in ("adamw", *ADAMS):
             _fail(
                 f"the plan {plan} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"
             )

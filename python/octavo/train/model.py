@@ -12,13 +12,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 SIZES: dict[str, dict[str, int]] = {
     "tiny": dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4),
     "small": dict(hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6),
-    "220m": dict(hidden_size=1024, intermediate_size=2816, num_hidden_layers=16, num_attention_heads=16),
+    "220m": dict(hidden_size=1024, intermediate_size=2752, num_hidden_layers=12, num_attention_heads=16),
 }
+LEAST_VOCABULARY = {"220m": 32000}  # with a smaller one a model of that name would have fewer parameters
+LEAST_POSITIONS = {"tiny": 512, "small": 512, "220m": 256}
 
 
 def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> LlamaConfig:
     """The configuration of `tiny`, `small`, `220m` or of a CONFIG.json in transformers' format.
 
+    `220m` has a vocabulary of 32000 where the tokenizer's is smaller, and so 217,342,976 parameters.
     `token_ids` are pad_token_id, bos_token_id and eos_token_id. A file's own vocabulary must hold the
     tokenizer's and its positions the row length: ValueError otherwise, as for a file that is missing or not
     a LLaMA.
@@ -28,8 +31,8 @@ def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> 
         return LlamaConfig(
             **shape,
             num_key_value_heads=shape["num_attention_heads"],
-            vocab_size=vocab_size,
-            max_position_embeddings=max(seq_len, 512),
+            vocab_size=max(vocab_size, LEAST_VOCABULARY.get(name, 0)),
+            max_position_embeddings=max(seq_len, LEAST_POSITIONS[name]),
             tie_word_embeddings=False,
             initializer_range=(2 / (5 * shape["hidden_size"])) ** 0.5,  # "small init", Nguyen & Salazar 2019
             **token_ids,

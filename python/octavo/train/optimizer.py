@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import octavo
-from octavo.train.config import BETA1, TrainConfig, keeps_momentum
+from octavo.train.config import BETA1, FUSED, TrainConfig, keeps_momentum
 
 ADAM_EPS = 1e-8
 
@@ -34,17 +34,19 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.Optimizer:
     """The optimizer that the options ask for; all of them spare norms and biases from weight decay.
 
-    ``--beta1`` is the momentum: of AdamW; of 1-bit AdamW and LAMB before and after their freeze; of 0/1 Adam; of Muon,
-    whose AdamW part keeps AdamW's default; of Signum; of the update of Lion. ``--beta2`` is that of the variance, and
-    Lion's.
+    ``--beta1`` is the momentum: of Adam and AdamW; of 1-bit AdamW and LAMB before and after their freeze; of 0/1 Adam;
+    of Muon, whose AdamW part keeps AdamW's default; of Signum; of the update of Lion. ``--beta2`` is that of the
+    variance, and Lion's.
     """
     name, lr, beta1 = config.optimizer_name, config.resolved_lr, config.resolved_beta1
     if name == "muon":
         return MuonWithAdamW(model, config)
     groups, betas = _groups(model.parameters(), config), (beta1, config.resolved_beta2)
+    if keeps_momentum(config.resolved_plan):
+        betas = (0.0, config.resolved_beta2)
+    if name in FUSED:
+        return getattr(octavo.optim, FUSED[name])(groups, lr=lr, betas=betas)
     if name == "adamw":
-        if keeps_momentum(config.resolved_plan):
-            betas = (0.0, config.resolved_beta2)
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=ADAM_EPS)
     if name == "signum":
         return octavo.optim.Signum(groups, lr=lr, momentum=beta1)

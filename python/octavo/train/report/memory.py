@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from octavo import _C
+
 
 def reset_peak() -> None:
-    """Resets the peak where the system can (Linux), so that the second run of a process has its own."""
+    """Resets the peaks where the system can (Linux), so that the second run of a process has its own."""
+    _C.reset_arena_peaks()
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -25,6 +28,12 @@ def peak_host_bytes() -> int:
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_managed_bytes() -> int:
+    """The most bytes that tensors in managed memory, on any device or in files, have had since `reset_peak`: at most so
+    much, as the kinds of memory have their peaks each for itself."""
+    return sum(kind["peak_bytes"] for kind in _C.arena_stats().values())
 
 
 def tensor_bytes(tree: Any) -> int:

@@ -20,8 +20,8 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     """The options and figures of a run after its last step. Called by all ranks together.
 
     Bytes are those that rank 0 handed to c10d for gradients; `dense_…` what fp32 would have been. Rates are
-    of the whole job. `peak_host_bytes` and `peak_device_bytes` are the largest rank's; the latter is 0 where the
-    CPU is the device.
+    of the whole job. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are the largest rank's; the second
+    is 0 where the CPU is the device, and counts no managed memory.
     """
     config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in engine.model.parameters())
@@ -57,6 +57,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "compression_ratio": _ratio(totals.dense_bytes, totals.wire_bytes),
         "compression_ratio_after_warmup": _ratio(totals.late_dense_bytes, totals.late_wire_bytes),
         "peak_device_bytes": max(world.gather(device.peak_bytes(engine.device))),
+        "peak_managed_bytes": max(world.gather(memory.peak_managed_bytes())),
         "peak_host_bytes": max(world.gather(memory.peak_host_bytes())),
         "state_bytes_per_param": optimizer_bytes / parameters,
         "wire_state_bytes_per_param": wire_bytes / parameters,
