@@ -110,6 +110,50 @@ def ddp(
                 print(f"{row.plan}: {row.remark}")
 
 
+@app.command()
+def optim(
+    elements: Annotated[
+        int, typer.Option(min=1024, help="Parameters: half of them one matrix, the rest the layers of a model.")
+    ] = 26_000_000,
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16: of parameters and gradients.")] = "float32",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Of every contender.", show_default="torch's own number")
+    ] = None,
+    rounds: Rounds = 15,
+    json_file: JsonFile = None,
+) -> None:
+    """A step of torch's optimizers, Octavo's, and bitsandbytes', torchao's and DeepSpeed's where they are installed, on
+    the CPU: time, bytes of state, and speed against a copy."""
+    from octavo.bench import optim as bench
+
+    if dtype not in bench.DTYPES:
+        _refuse(f"[bench.optim] --dtype must be {' or '.join(bench.DTYPES)}, not '{dtype}'")
+    _check_place(json_file)
+    report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads)
+    title = f"a step of {elements / 1e6:.1f} M parameters, {dtype}, {report.rows[0].threads} threads, {octavo._C.isa()}"
+    _show(title, bench.as_dicts(report.rows), bench.HEADINGS, json_file)
+    print(*report.remarks, sep="\n")
+
+
+@app.command()
+def memory(
+    model: Annotated[str, typer.Option(help="tiny, small or 220m.")] = "220m",
+    device: Annotated[str | None, typer.Option(help="sycl or cpu.", show_default="sycl where it is there")] = None,
+    limit: Annotated[
+        float | None, typer.Option(min=1, help="MiB that the device may have: who does not fit is said, not measured.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Of training, each on 2 x 128 tokens.")] = 5,
+    json_file: JsonFile = None,
+) -> None:
+    """The memory that training in bfloat16 takes with each optimizer, on the device and beside it."""
+    from octavo.bench import memory as bench
+
+    _check_place(json_file)
+    with _errors_in_a_sentence():
+        rows = bench.measure(model, device, limit_mib=limit, steps=steps)
+    _show(bench.title(model, rows), bench.as_dicts(rows), bench.HEADINGS, json_file)
+
+
 advise_app = typer.Typer(add_completion=False)
 
 

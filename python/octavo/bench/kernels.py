@@ -9,8 +9,7 @@ half of the bucket, an add over the other, and a fill of the whole move. What an
 held to the same on one thread.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 
 import octavo
 from octavo import _C
-from octavo.bench.timing import Seconds, ratio, take_turns, typical
+from octavo.bench.timing import Seconds, ratio, take_turns, typical, using_threads
 
 BUCKET = 6_553_600  # elements: 26.2 MB, DDP's default bucket
 #: Codecs by name, and the plans that they are of.
@@ -197,18 +196,8 @@ def _bits(elements: int, rounds: int) -> list[Row]:
     ]
 
 
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _packed_on_one_thread(values: torch.Tensor) -> None:
-    with _threads(1):
+    with using_threads(1):
         octavo.packbits(values)
 
 
@@ -254,7 +243,7 @@ def _owners_seconds(text: str, count: int, rounds: int) -> Seconds:
     for _ in range(rounds):
         for name, threads in (("one thread", 1), ("all threads", torch.get_num_threads())):
             before = compressor.stats()["reduce_s"]
-            with _threads(threads):
+            with using_threads(threads):
                 compressor.run_step(gradient.clone())
             seconds[name].append(compressor.stats()["reduce_s"] - before)
     return seconds

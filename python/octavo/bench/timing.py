@@ -2,8 +2,11 @@
 """Timing of things side by side. Machines are noisy and drift: contenders take turns, ratios are taken by turn."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from statistics import median
+
+import torch
 
 Seconds = dict[str, list[float]]
 
@@ -24,6 +27,17 @@ def take_turns(
             if turn >= warmup:
                 seconds[name].append(time.perf_counter() - start)
     return seconds
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Inside, torch's kernels and ours run on so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def ratio(seconds: Seconds, slow: str, fast: str) -> float:

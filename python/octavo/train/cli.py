@@ -86,9 +86,9 @@ def train(
     beta1: Annotated[
         float | None,
         typer.Option(
-            help="Momentum: of Adam and AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of 0/1 Adam; of Muon, not of the "
-            "AdamW beside it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for muon 0.95, "
-            "for signum, lion and dgc 0.9."
+            help="Momentum: of Adam and AdamW; of 1-bit AdamW and 1-bit LAMB in both phases; of 0/1 Adam; of Muon, "
+            "not of the AdamW beside it; of the update of Signum and Lion; of a plan with dgc. The default is 0.5, for "
+            "muon 0.95, for signum, all Lions and dgc 0.9."
         ),
     ] = _DEFAULT.beta1,
     beta2: Annotated[
@@ -100,8 +100,8 @@ def train(
     weight_decay: Annotated[
         float,
         typer.Option(
-            help="Decoupled weight decay of matrices, which the Adams without a W add to the gradient; norms and biases "
-            "have none."
+            help="Decoupled weight decay of matrices, which the Adams without a W add to the gradient; norms and "
+            "biases have none."
         ),
     ] = _DEFAULT.weight_decay,
     clip_norm: Annotated[

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What training takes of memory with each optimizer: every case in a process of its own, so that none inherits a peak.
+
+A LLaMA in bfloat16 makes a few steps on batches of random tokens. Three figures: of the device's allocator, which is
+what tensors must have there; of managed memory, which moves to the device and back, and lies there while it is used; of
+the process, which has the device's memory too where the device is a processor. AdamW with float32 states, as
+bitsandbytes has it, is what the others are held to; torch's keeps them in the parameters' dtype, bfloat16 here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import octavo
+
+MODELS = ("tiny", "small", "220m")
+TORCH = "torch AdamW"
+BASELINE = "AdamW"
+RELEASED = ", gradient release"
+CASES = (
+    TORCH,
+    BASELINE,
+    "AdamW8bit",
+    "PagedAdamW",
+    "PagedAdamW8bit",
+    f"PagedAdamW{RELEASED}",
+    f"PagedAdamW8bit{RELEASED}",
+)
+"""Classes of octavo.optim, but for torch's."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """MiB are 2^20 bytes. Without a figure: of the device where that is the CPU, of all where it did not fit."""
+
+    optimizer: str
+    device: str
+    parameters: int
+    fits: str  # "yes", "no"
+    device_mib: float | None  # peak of the allocator, since before the model was made
+    managed_mib: float | None  # peak of managed memory
+    process_mib: float | None  # peak of what the process has in RAM, the interpreter and its libraries included
+    loss: float | None  # of the last step
+    saved_percent: float | None = None  # of AdamW's peak on the device
+
+
+HEADINGS = {
+    "optimizer": "optimizer",
+    "fits": "fits",
+    "device_mib": "device MiB",
+    "saved_percent": "saved %",
+    "managed_mib": "managed MiB",
+    "process_mib": "process MiB",
+    "loss": "last loss",
+}
+
+
+def measure(
+    model: str,
+    device: str | None = None,
+    *,
+    limit_mib: float | None = None,
+    steps: int = 5,
+    cases: Sequence[str] = CASES,
+) -> list[Row]:
+    """One row for each case. `device`: its type; None: sycl where it is there, else the CPU.
+
+    Raises ValueError for what cannot be measured, RuntimeError, with the last line of its error, where a case fails.
+    """
+    if model not in MODELS:
+        raise ValueError(f"[bench.memory] --model must be {', '.join(MODELS[:-1])} or {MODELS[-1]}, not '{model}'")
+    if device not in (None, "cpu", "sycl"):
+        raise ValueError(f"[bench.memory] --device must be sycl or cpu, not '{device}'")
+    status = octavo._C.backend_status("sycl")
+    chosen = device or ("sycl" if status["available"] else "cpu")
+    if chosen == "sycl" and not status["available"]:
+        raise ValueError(f"[bench.memory] --device sycl is not here: {status['reason']}")
+    if limit_mib is not None and chosen == "cpu":
+        raise ValueError("[bench.memory] --limit is for a device with memory of its own: use --device sycl")
+    return with_savings([_in_a_process(case, model, chosen, limit_mib, steps) for case in cases])
+
+
+def with_savings(rows: Sequence[Row]) -> list[Row]:
+    """The rows, and how much less each needs on the device than AdamW."""
+    whole = next((row.device_mib for row in rows if row.optimizer == BASELINE), None)
+    return [
+        replace(row, saved_percent=100 * (1 - row.device_mib / whole)) if whole and row.device_mib else row
+        for row in rows
+    ]
+
+
+def title(model: str, rows: Sequence[Row]) -> str:
+    return f"training {model}, {rows[0].parameters:,} parameters in bfloat16, on {rows[0].device}"
+
+
+def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]
+
+
+def _in_a_process(case: str, model: str, device: str, limit_mib: float | None, steps: int) -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "row.json"
+        options = dict(case=case, model=model, device=device, limit_mib=limit_mib, steps=steps)
+        command = [sys.executable, "-m", "octavo.bench.memory_case", json.dumps(options), str(report)]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise RuntimeError(f"[bench.memory] {case} on {device} has failed: {lines[-1]}")
+        return Row(**json.loads(report.read_text()))
