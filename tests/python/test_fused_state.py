@@ -475,7 +475,7 @@ def test_extra_bits_follow_float32_more_closely():
                 optimizer.step()
             ends.append(parameter.detach().float())
         errors[rounding] = (ends[0] - ends[1]).norm().item()
-    assert errors["extra_bits"] < 0.2 * min(errors["nearest"], errors["stochastic"])
+    assert errors["extra_bits"] < 0.4 * min(errors["nearest"], errors["stochastic"])
 
 
 def test_no_random_bits_are_drawn_twice():

@@ -46,7 +46,7 @@ class Adam(FusedOptimizer):
             mean_scales=self._scales(parameters, "exp_avg"),
             squares=self._states(parameters, "exp_avg_sq"),
             square_scales=self._scales(parameters, "exp_avg_sq"),
-            steps=[int(self.state[p]["step"]) for p in parameters],
+            steps=self._next_steps(parameters),
             lr=float(group["lr"]),
             beta1=group["betas"][0],
             beta2=group["betas"][1],

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo._C import Arena
 from octavo.optim.checks import require_dense, require_own_state, require_real
+from octavo.optim.shards import any_rank, gathered, local
 
 BLOCK = {8: 256, 4: 128}  # elements of a state that share a scale
 NONFINITE = ("skip_element", "skip_step", "raise")
@@ -28,21 +31,24 @@ class FusedOptimizer(Optimizer):
     out or, with ``page_dir``, a file in that directory, so that states may be larger than RAM.
 
     ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
-    element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, and
-    ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step.
+    element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
+    groups, and ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step.
 
     ``bf16_rounding`` of parameters in bfloat16: ``"nearest"`` loses steps of less than half a unit of the last place;
     ``"stochastic"`` rounds without bias, by bits that ``seed``, the step and the element's number draw, the same on
     every machine; ``"extra_bits"`` keeps 8 more bits of each parameter as a state.
 
     State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, float32 or codes (uint8,
-    with its scales beside it as ``NAME_scale``); ``extra_bits``. All are plain tensors, of the parameter's device.
+    with its scales beside it as ``NAME_scale``); ``extra_bits``. All are plain tensors, of the parameter's device. Of a
+    DTensor, as ``fully_shard`` makes parameters, a rank has the state of its own shard.
     """
 
     _moments: ClassVar[Mapping[str, int]]  # by name: the byte that stands for zeros in codes of 8 bits
     _own_options: ClassVar[frozenset[str]]  # of parameter groups, by which a saved state is known
     _bits: ClassVar[int] = 32  # what optim_bits and is_paged are where nothing is said
     _pages: ClassVar[bool] = False
+
+    _factor: Tensor | None = None  # of the next step's gradients
 
     def __init__(
         self,
@@ -60,7 +66,6 @@ class FusedOptimizer(Optimizer):
     ):
         self._arenas: dict[torch.device, Arena] = {}
         self._nonfinite: dict[torch.device, Tensor] = {}
-        self._factor: Tensor | None = None
         self._page_dir = page_dir
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
@@ -91,6 +96,14 @@ class FusedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        try:
+            self._require_valid(group)
+            require_real(self, group["params"])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
         self._require(group["optim_bits"] in (4, 8, 32), "optim_bits of 32, 8 or 4", group["optim_bits"])
         self._require(group["nonfinite"] in NONFINITE, f"nonfinite as one of {NONFINITE}", group["nonfinite"])
         self._require(
@@ -99,7 +112,6 @@ class FusedOptimizer(Optimizer):
         self._require(group["lr"] >= 0, "an lr of at least 0", group["lr"])
         self._require(group["weight_decay"] >= 0, "a weight_decay of at least 0", group["weight_decay"])
         self._check(group)
-        require_real(self, group["params"])
 
     def _require(self, condition: bool, expected: str, got: Any) -> None:
         if not condition:
@@ -116,18 +128,16 @@ class FusedOptimizer(Optimizer):
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         factor, self._factor = self._factor, None
-        for group, parameters in zip(self.param_groups, moved, strict=True):
-            for parameter in parameters:
-                require_dense(self, parameter.grad)
-            if group["nonfinite"] != "skip_element" and not self._all_finite(parameters):
-                if group["nonfinite"] == "raise":
-                    raise FloatingPointError(
-                        f"[optim.{type(self).__name__}] a gradient is not finite; parameters and states of its group "
-                        f"are as they were before the step"
-                    )
-                continue
-            self._move(group, parameters, factor)
+        for parameter in (p for parameters in moved for p in parameters):
+            require_dense(self, parameter.grad)
+        if self._may_step(moved):
+            for group, parameters in zip(self.param_groups, moved, strict=True):
+                self._move(group, parameters, factor)
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._factor = None  # of the gradients that are gone
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips the gradients of the next step to the global L2 norm ``max_norm``, as
@@ -136,6 +146,7 @@ class FusedOptimizer(Optimizer):
         """
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        norm = gathered(norm)
         self._factor = (max_norm / (norm.float() + 1e-6)).clamp_(max=1.0)
         return norm
 
@@ -150,17 +161,20 @@ class FusedOptimizer(Optimizer):
     def step_in_backward(self) -> list[RemovableHandle]:
         """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
-        accumulation, nor for clipping by the norm of all gradients. ``remove()`` of the handles ends it.
+        accumulation, nor for clipping by the norm of all gradients, nor under DistributedDataParallel, which averages
+        gradients later. ``remove()`` of the handles ends it.
         """
         return [
-            parameter.register_post_accumulate_grad_hook(lambda p, group=group: self._step_now(group, p))
-            for group in self.param_groups
+            parameter.register_post_accumulate_grad_hook(partial(self._step_now, number))
+            for number, group in enumerate(self.param_groups)
             for parameter in group["params"]
             if parameter.requires_grad
         ]
 
     @torch.no_grad()
-    def _step_now(self, group: dict[str, Any], parameter: Tensor) -> None:
+    def _step_now(self, group_number: int, parameter: Tensor) -> None:
+        group = self.param_groups[group_number]  # of now: a load makes them anew
+        self._require_ready()
         require_dense(self, parameter.grad)
         self._require(
             group["nonfinite"] == "skip_element", "nonfinite as 'skip_element' in backward", group["nonfinite"]
@@ -170,35 +184,60 @@ class FusedOptimizer(Optimizer):
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> None:
         """The step of parameters that have a ``grad``, those of a device and of a width of codes together."""
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self._first_state(group, parameter)
-            self.state[parameter]["step"] += 1
-        places = {parameter: number for number, parameter in enumerate(self._all_parameters())}
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter] = self._first_state(group, parameter)
             by_device.setdefault(parameter.device, []).append(parameter)
         for device, here in by_device.items():
-            steps = [int(self.state[p]["step"]) for p in here]
             is_random = group["bf16_rounding"] == "stochastic"
             common = dict(
-                parameters=here,
-                gradients=[p.grad for p in here],
+                parameters=[local(p) for p in here],
+                gradients=[local(p.grad) for p in here],
                 tails=self._extra_bits(here),
                 code_bits=group["optim_bits"] if group["optim_bits"] != 32 else 8,
                 gradient_factor=None if factor is None else factor.to(device),
                 nonfinite=self._flag_on(device),
-                rounding_seed=_step_seed(group["seed"], steps[0]) if is_random else None,
-                numbers=[places[p] for p in here],
+                rounding_seed=group["seed"] % 2**63 if is_random else None,
+                numbers=self._numbers(here) if is_random else [],
             )
             self._call(group, here, common)
+            for parameter in here:
+                self.state[parameter]["step"] += 1
+
+    def _next_steps(self, parameters: list[Tensor]) -> list[int]:
+        return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]
+
+    def _numbers(self, parameters: list[Tensor]) -> list[int]:
+        """By which parameters draw their random bits: none has the same twice, in whichever order they make steps."""
+        places = {parameter: place for place, parameter in enumerate(self._all_parameters())}
+        steps = zip(parameters, self._next_steps(parameters), strict=True)
+        return [step * 2**32 + places[parameter] for parameter, step in steps]
 
     def _all_parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
 
+    def _may_step(self, moved: list[list[Tensor]]) -> bool:
+        """Whether no group forbids it by what ``nonfinite`` says, of the parameters of each that are to move."""
+        for policy in ("raise", "skip_step"):
+            groups = zip(self.param_groups, moved, strict=True)
+            guarded = [p for group, parameters in groups if group["nonfinite"] == policy for p in parameters]
+            if not guarded or self._all_finite(guarded):
+                continue
+            if policy == "raise":
+                raise FloatingPointError(
+                    f"[optim.{type(self).__name__}] a gradient is not finite; all parameters and states are as they "
+                    f"were before the step"
+                )
+            return False
+        return True
+
     def _all_finite(self, parameters: list[Tensor]) -> bool:
-        norms = torch._foreach_norm([p.grad for p in parameters], float("inf"))
-        return all(bool(torch.isfinite(norm)) for norm in norms)
+        """On all ranks that have a shard of them. Waits for the devices."""
+        gradients = [local(p.grad) for p in parameters]
+        filled = [gradient for gradient in gradients if gradient.numel() > 0]
+        is_bad = bool(filled) and not torch.nn.utils.get_total_norm(filled, float("inf")).isfinite()
+        return not any_rank(is_bad, parameters)
 
     def _flag_on(self, device: torch.device) -> Tensor:
         if device not in self._nonfinite:
@@ -210,22 +249,23 @@ class FusedOptimizer(Optimizer):
 
     def _scales(self, parameters: list[Tensor], name: str) -> list[Tensor]:
         """Of each parameter; an empty tensor where the state is float32."""
-        return [self.state[p].get(f"{name}_scale", p.new_empty(0, dtype=torch.float32)) for p in parameters]
+        return [self.state[p].get(f"{name}_scale", local(p).new_empty(0, dtype=torch.float32)) for p in parameters]
 
     def _extra_bits(self, parameters: list[Tensor]) -> list[Tensor]:
         if not any("extra_bits" in self.state[p] for p in parameters):
             return []
-        return [self.state[p].get("extra_bits", p.new_empty(0, dtype=torch.int8)) for p in parameters]
+        return [self.state[p].get("extra_bits", local(p).new_empty(0, dtype=torch.int8)) for p in parameters]
 
     # ---- states
 
-    def _first_state(self, group: dict[str, Any], parameter: Tensor) -> None:
+    def _first_state(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        parameter = local(parameter)
         state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32)}
         for name, zero_code in self._moments.items():
             state |= self._zero_moment(group, parameter, name, zero_code)
         if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16:
             state["extra_bits"] = self._zeros_like(group, parameter, torch.int8)
-        self.state[parameter] = state
+        return state
 
     def _zero_moment(self, group: dict[str, Any], parameter: Tensor, name: str, zero_code: int) -> dict[str, Tensor]:
         bits = self._bits_of(group, parameter)
@@ -263,50 +303,71 @@ class FusedOptimizer(Optimizer):
             self._arenas[device] = Arena(device, directory=directory)
         return self._arenas[device]
 
+    # ---- copies and checkpoints
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back ``state_dict()``. Each state is made anew where the options say, in managed memory where they say
-        so, and filled from the saved one: the saved tensors may be on any device and are not kept. Raises ValueError,
-        and changes nothing, for the state of another optimizer or of other shapes."""
+        """Takes back ``state_dict()``. Each state is made anew where the saved options say, in managed memory where
+        they say so, and filled from the saved one: the saved tensors may be on any device and are not kept. Options
+        that are not saved stay. Raises ValueError for the state of another optimizer or of other shapes; whatever it
+        raises, nothing has changed."""
         require_own_state(self, state_dict, self._own_options)
-        saved_groups, saved_states = state_dict["param_groups"], state_dict["state"]
-        keys = [key for group in saved_groups for key in group["params"]]
-        before = self.state_dict()["param_groups"]
-        super().load_state_dict({"state": {}, "param_groups": saved_groups})
+        hook = self.register_load_state_dict_pre_hook(_as_it_was_saved)
         try:
-            loaded = self._loaded_states(dict(zip(keys, self._all_parameters(), strict=True)), saved_states)
-        except ValueError:
-            super().load_state_dict({"state": {}, "param_groups": before})
-            raise
-        self.state.update(loaded)
-
-    def _loaded_states(self, parameters: dict[Any, Tensor], saved: dict[Any, Any]) -> dict[Tensor, dict[str, Tensor]]:
-        group_of = {p: group for group in self.param_groups for p in group["params"]}
-        before, self_state = dict(self.state), self.state
-        loaded = {}
-        try:
-            for key, parameter in parameters.items():
-                if key not in saved:
-                    continue
-                self._first_state(group_of[parameter], parameter)
-                for name, tensor in self.state[parameter].items():
-                    self._fill(tensor, saved[key].get(name), key, name)
-                loaded[parameter] = self.state[parameter]
+            super().load_state_dict(state_dict)
         finally:
-            self_state.clear()
-            self_state.update(before)
-        return loaded
+            hook.remove()
 
-    def _fill(self, tensor: Tensor, saved: Any, key: Any, name: str) -> None:
-        saved = torch.as_tensor(saved) if saved is not None else None
-        if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-            got = "none" if saved is None else f"{saved.dtype} {tuple(saved.shape)}"
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_page_dir": self._page_dir}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy, and of what a load replaces: states in managed memory are copied there."""
+        if "defaults" in state:  # a copy, which has nothing yet
+            self._arenas, self._nonfinite, self._page_dir = {}, {}, state["_page_dir"]
+        defaults = state.get("defaults") or self.defaults
+        groups = [defaults | group for group in state["param_groups"]]
+        states: dict[Tensor, dict[str, Tensor]] = {}
+        for group in groups:
+            self._require_valid(group)
+            for parameter in group["params"]:
+                if parameter in state["state"]:
+                    states[parameter] = self._restored(group, parameter, state["state"][parameter])
+        super().__setstate__(state | {"param_groups": groups, "state": defaultdict(dict, states)})
+
+    def _restored(self, group: dict[str, Any], parameter: Tensor, saved: Any) -> dict[str, Tensor]:
+        saved = saved.state if isinstance(saved, _Saved) else saved
+        if not isinstance(saved, Mapping):
+            raise ValueError(f"[optim.{type(self).__name__}] expected a saved state by names, got {saved!r}")
+        if not saved:
+            return {}
+        made = self._first_state(group, parameter)
+        if strangers := saved.keys() - made.keys():
             raise ValueError(
-                f"[optim.{type(self).__name__}] expected the saved {name} of parameter {key} as {tensor.dtype} "
-                f"{tuple(tensor.shape)}, got {got}; nothing has changed"
+                f"[optim.{type(self).__name__}] this is the state of another optimizer, or of one with other options: "
+                f"a {type(self).__name__} has no {', '.join(sorted(strangers))}; nothing has changed"
+            )
+        for name, tensor in made.items():
+            self._fill(tensor, saved.get(name), name)
+        return made
+
+    def _fill(self, tensor: Tensor, saved: Any, name: str) -> None:
+        is_like = isinstance(saved, Tensor) and saved.shape == tensor.shape and saved.dtype == tensor.dtype
+        if not is_like:
+            got = f"{saved.dtype} {tuple(saved.shape)}" if isinstance(saved, Tensor) else repr(saved)
+            raise ValueError(
+                f"[optim.{type(self).__name__}] expected the saved {name} as {tensor.dtype} {tuple(tensor.shape)}, got "
+                f"{got}; nothing has changed"
             )
         tensor.copy_(saved)
 
 
-def _step_seed(seed: int, step: int) -> int:
-    """Of a step's random bits, in 63 bits."""
-    return (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
+class _Saved:
+    """A saved state on its way through torch's ``load_state_dict``, which would make copies of its tensors in the dtype
+    and on the device of their parameter."""
+
+    def __init__(self, state: Any):
+        self.state = state
+
+
+def _as_it_was_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    return state_dict | {"state": {key: _Saved(state) for key, state in state_dict["state"].items()}}

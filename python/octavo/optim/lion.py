@@ -99,6 +99,8 @@ class DistributedLion(JoinedOptimizer, Lion):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         first, here = self._betas(self.param_groups[0]), self._betas(self.param_groups[-1])
+        if first != here:
+            self.param_groups.pop()
         self._require(here == first, "the same betas in all parameter groups", f"{first} and {here}")
         if self._handle is not None:
             self._enter_phase()

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters that are shards of DTensors, as ``fully_shard`` makes them: a rank makes the step of what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if dist.is_available():
+    from torch.distributed.tensor import DTensor
+else:
+    DTensor = ()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor, in the same memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor. All ranks of its mesh call it together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def any_rank(is_so: bool, tensors: Iterable[Tensor]) -> bool:
+    """Whether it is so on a rank of the meshes of these tensors, which all of them ask together."""
+    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
+    for mesh in meshes:
+        for dimension in range(mesh.ndim):
+            flag = torch.tensor(int(is_so), dtype=torch.int32, device=mesh.device_type)
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=mesh.get_group(dimension))
+            is_so = bool(flag)
+    return is_so
