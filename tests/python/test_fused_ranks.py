@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fused optimizers on several ranks: under a compressed DDP, and on the shards of fully_shard."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_ddp import batch_of, digest
+from test_fsdp import Odd as ShardedOdd
+from test_fsdp import batch_of as sharded_batch
+from test_fsdp import shard, whole
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+from octavo import _C
+from octavo.optim import AdamW, AdamW8bit, PagedAdamW8bit
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Embedding(50, 96), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 50))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.body(tokens)
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50)
+
+
+def under_ddp(rank: int, name: str, stop: int | None) -> tuple[list[float], str]:
+    """Saved and built anew at `stop`."""
+    build = {"paged": PagedAdamW8bit, "8 bits": AdamW8bit}[name]
+    model = DistributedDataParallel(Small())
+    handle, optimizer = octavo.compress(model, "int8+ef"), build(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(20):
+        if step == stop:
+            saved = model.module.state_dict(), handle.state_dict(), copy.deepcopy(optimizer.state_dict())
+            model = DistributedDataParallel(Small())
+            handle, optimizer = octavo.compress(model, "int8+ef"), build(model.parameters())
+            for one, state in zip((model.module, handle, optimizer), saved, strict=True):
+                one.load_state_dict(state)
+        optimizer.zero_grad()
+        loss = loss_of(model, batch_of(rank, step % 4))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    states = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    assert all(_C.is_managed(state) == (name == "paged") for state in states)
+    return losses, digest(model)
+
+
+def test_under_a_compressed_ddp_ranks_stay_one_model(two_ranks):
+    plain, paged = two_ranks.run(under_ddp, "8 bits", None), two_ranks.run(under_ddp, "paged", 7)
+    assert plain == paged
+    assert plain[0][1] == plain[1][1]
+    assert all(losses[-1] < losses[0] / 2 for losses, _ in plain)
+
+
+def sharded(rank: int, name: str, clip: bool) -> list[Tensor]:
+    """The whole parameters after five steps, by torch's AdamW or by ours."""
+    model = shard(ShardedOdd())
+    make = {"torch": torch.optim.AdamW, "32 bits": AdamW, "8 bits": AdamW8bit, "paged": PagedAdamW8bit}[name]
+    optimizer = make(model.parameters(), lr=1e-2, eps=1e-4, weight_decay=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        tokens = sharded_batch(rank, step)
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        if clip and name == "torch":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        elif clip:
+            assert not isinstance(optimizer.clip_grad_norm_(0.1), DTensor)
+        optimizer.step()
+    if name != "torch":
+        for parameter in model.parameters():
+            for key, state in optimizer.state[parameter].items():
+                assert type(state) is Tensor
+                assert _C.is_managed(state) == (name == "paged" and key != "step" and state.numel() > 0)
+            if optimizer.state[parameter]:
+                assert optimizer.state[parameter]["exp_avg"].shape == parameter.to_local().shape
+    return [whole(parameter.detach()).clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_shards_make_the_steps_of_torch(two_ranks, clip):
+    expected, got = (two_ranks.run(sharded, name, clip) for name in ("torch", "32 bits"))
+    for rank in range(2):
+        for a, b in zip(got[rank], expected[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_shards_in_codes_paged_and_not(two_ranks):
+    expected = two_ranks.run(sharded, "32 bits", False)
+    plain, paged = two_ranks.run(sharded, "8 bits", False), two_ranks.run(sharded, "paged", False)
+    for a, b, c in zip(plain[0], paged[1], expected[0], strict=True):
+        assert torch.equal(a, b)
+        assert (a - c).abs().max() < 0.02
+
+
+def skips(rank: int) -> bool:
+    """One rank's shard has a NaN: all leave theirs as they are."""
+    model = shard(ShardedOdd())
+    optimizer = AdamW8bit(model.parameters(), lr=1e-2, nonfinite="skip_step")
+    for step in range(2):
+        before = [whole(parameter.detach()).clone() for parameter in model.parameters()]
+        optimizer.zero_grad()
+        tokens = sharded_batch(rank, step)
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        if step == 1 and rank == 1:
+            next(iter(model.parameters())).grad.to_local().view(-1)[0] = float("nan")
+        optimizer.step()
+    after = [whole(parameter.detach()) for parameter in model.parameters()]
+    return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_shards_skip_a_step_together(two_ranks):
+    assert two_ranks.run(skips) == [True, True]
