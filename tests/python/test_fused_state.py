@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -261,8 +260,16 @@ def test_options_that_a_saved_state_lacks_are_the_optimizers_own():
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("optim_bits", 16), ("nonfinite", "ignore"), ("bf16_rounding", "up"), ("lr", -1.0), ("weight_decay", -0.1)]
-    + [("betas", (1.0, 0.9)), ("eps", -1e-8), ("lr", float("nan"))],
+    [
+        ("optim_bits", 16),
+        ("nonfinite", "ignore"),
+        ("bf16_rounding", "up"),
+        ("lr", -1.0),
+        ("lr", float("nan")),
+        ("weight_decay", -0.1),
+        ("betas", (1.0, 0.9)),
+        ("eps", -1e-8),
+    ],
 )
 def test_options_out_of_range_are_refused_and_leave_no_group(option, value):
     with pytest.raises(ValueError, match=option):

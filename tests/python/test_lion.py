@@ -334,10 +334,13 @@ def test_accumulated_gradients_are_voted_on_once(two_ranks):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda p: Signum(p, lr=-1.0), "[optim.Signum] lr must be at least 0, got -1.0"),
-        (lambda p: Signum(p, momentum=1.0), "[optim.Signum] a beta must be at least 0 and below 1, got 1.0"),
-        (lambda p: Lion(p, betas=(0.9, -0.1)), "[optim.Lion] a beta must be at least 0 and below 1, got -0.1"),
-        (lambda p: DistributedLion(p, weight_decay=-1), "[optim.DistributedLion] weight_decay must be at least 0"),
+        (lambda p: Signum(p, lr=-1.0), "[optim.Signum] expected an lr of at least 0, got -1.0"),
+        (lambda p: Signum(p, momentum=1.0), "[optim.Signum] expected betas from 0 to below 1, got (1.0, 1.0)"),
+        (lambda p: Lion(p, betas=(0.9, -0.1)), "[optim.Lion] expected betas from 0 to below 1, got (0.9, -0.1)"),
+        (
+            lambda p: DistributedLion(p, weight_decay=-1),
+            "[optim.DistributedLion] expected a weight_decay of at least 0",
+        ),
         (
             lambda p: Signum([{"params": [q], "momentum": m} for q, m in zip(p, (0.5, 0.9), strict=True)]),
             "the same betas in all parameter groups, got (0.5, 0.5) and (0.9, 0.9)",

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import octavo.sycl
 from octavo import _C
 from octavo.optim import Adam, AdamW, AdamW4bit, AdamW8bit, Lion8bit, PagedAdamW8bit
 
