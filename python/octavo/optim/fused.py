@@ -23,12 +23,13 @@ BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
 
 
 class FusedOptimizer(Optimizer):
-    """Base of ``Adam``, ``AdamW`` and ``Lion``. Every option may differ between parameter groups, and is saved with them.
+    """Base of ``Adam``, ``AdamW`` and ``Lion``. Every option may differ between parameter groups, and is saved with
+    them.
 
-    ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements have float32
-    whatever it says. ``is_paged`` puts states of at least ``min_paged_size`` elements into managed memory, which the
-    device moves to where it is used and back: shared memory of SYCL and CUDA, on the CPU memory that the system may page
-    out or, with ``page_dir``, a file in that directory, so that states may be larger than RAM.
+    ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements have
+    float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size`` elements into managed memory,
+    which the device moves to where it is used and back: shared memory of SYCL and CUDA, on the CPU memory that the
+    system may page out or, with ``page_dir``, a file in that directory, so that states may be larger than RAM.
 
     ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
     element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
@@ -85,7 +86,8 @@ class FusedOptimizer(Optimizer):
         raise NotImplementedError
 
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
-        """Calls the operator that makes the step; ``tensors`` are its arguments by name that all such operators have."""
+        """Calls the operator that makes the step; ``tensors`` are those of its arguments that all such operators
+        have."""
         raise NotImplementedError
 
     def _require_ready(self) -> None:

@@ -57,7 +57,7 @@ def test_a_step_is_the_cpus(make, rounding, shape) -> None:
     there = nn.Parameter(here.detach().to("sycl"))
     options = {"lr": 1e-2, "weight_decay": 0.1, "min_8bit_size": 0, "bf16_rounding": rounding}
     first, second = make([here], **options), make([there], **options)
-    for step in range(5):
+    for _ in range(5):
         here.grad = torch.randn(here.shape).to(dtype)
         there.grad = here.grad.to("sycl")
         first.step()
