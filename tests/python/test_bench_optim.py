@@ -18,7 +18,7 @@ from octavo.bench import cli, memory, optim, optim_peers
 
 pytestmark = pytest.mark.timeout(180)
 
-SMALL = 150_000
+SMALL = 900_000
 
 
 @pytest.fixture
@@ -96,6 +96,10 @@ class Pair(Tensor):
     def __init__(self, codes, scale):
         self.codes, self.scale = codes, scale
 
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise NotImplementedError(function)
+
     def __tensor_flatten__(self):
         return ["codes", "scale"], []
 
@@ -160,3 +164,5 @@ def test_paged_states_are_none_of_the_devices_and_fit_where_adamw_does_not():
     released = f"PagedAdamW8bit{memory.RELEASED}"
     (least,) = memory.measure("small", "sycl", steps=2, cases=[released])
     assert least.device_mib <= paged.device_mib and least.loss == paged.loss
+    (recomputed,) = memory.measure("small", "sycl", steps=2, cases=[released], recompute=True)
+    assert recomputed.device_mib < least.device_mib and recomputed.loss == least.loss

@@ -143,6 +143,9 @@ def memory(
         float | None, typer.Option(min=1, help="MiB that the device may have: who does not fit is said, not measured.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Of training, each on 2 x 128 tokens.")] = 5,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Layers keep their inputs alone and are computed again in backward.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """The memory that training in bfloat16 takes with each optimizer, on the device and beside it."""
@@ -150,7 +153,7 @@ def memory(
 
     _check_place(json_file)
     with _errors_in_a_sentence():
-        rows = bench.measure(model, device, limit_mib=limit, steps=steps)
+        rows = bench.measure(model, device, limit_mib=limit, steps=steps, recompute=recompute)
     _show(bench.title(model, rows), bench.as_dicts(rows), bench.HEADINGS, json_file)
 
 

@@ -67,9 +67,11 @@ def measure(
     *,
     limit_mib: float | None = None,
     steps: int = 5,
+    recompute: bool = False,
     cases: Sequence[str] = CASES,
 ) -> list[Row]:
-    """One row for each case. `device`: its type; None: sycl where it is there, else the CPU.
+    """One row for each case. `device`: its type; None: sycl where it is there, else the CPU. `recompute`: layers keep
+    their inputs alone for backward, so that gradient release is not hidden by activations.
 
     Raises ValueError for what cannot be measured, RuntimeError, with the last line of its error, where a case fails.
     """
@@ -83,7 +85,8 @@ def measure(
         raise ValueError(f"[bench.memory] --device sycl is not here: {status['reason']}")
     if limit_mib is not None and chosen == "cpu":
         raise ValueError("[bench.memory] --limit is for a device with memory of its own: use --device sycl")
-    return with_savings([_in_a_process(case, model, chosen, limit_mib, steps) for case in cases])
+    options = dict(model=model, device=chosen, limit_mib=limit_mib, steps=steps, recompute=recompute)
+    return with_savings([_in_a_process(case, options) for case in cases])
 
 
 def with_savings(rows: Sequence[Row]) -> list[Row]:
@@ -103,13 +106,13 @@ def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def _in_a_process(case: str, model: str, device: str, limit_mib: float | None, steps: int) -> Row:
+def _in_a_process(case: str, options: dict[str, object]) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "row.json"
-        options = dict(case=case, model=model, device=device, limit_mib=limit_mib, steps=steps)
-        command = [sys.executable, "-m", "octavo.bench.memory_case", json.dumps(options), str(report)]
+        arguments = json.dumps({"case": case, **options})
+        command = [sys.executable, "-m", "octavo.bench.memory_case", arguments, str(report)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise RuntimeError(f"[bench.memory] {case} on {device} has failed: {lines[-1]}")
+            raise RuntimeError(f"[bench.memory] {case} on {options['device']} has failed: {lines[-1]}")
         return Row(**json.loads(report.read_text()))

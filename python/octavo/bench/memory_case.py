@@ -25,7 +25,7 @@ LR = 2e-4
 MIB = 2**20
 
 
-def run(case: str, model: str, device: str, limit_mib: float | None, steps: int) -> Row:
+def run(case: str, model: str, device: str, limit_mib: float | None, steps: int, recompute: bool) -> Row:
     """Trains in this process, which must be fresh, and returns the figures without the saving."""
     where = devices.choose(device)
     if limit_mib is not None:
@@ -34,7 +34,7 @@ def run(case: str, model: str, device: str, limit_mib: float | None, steps: int)
     devices.reset_peak(where)
     count = _parameters(model)
     try:
-        loss = _train(case, model, where, steps)
+        loss = _train(case, _model(model, where, recompute), where, steps)
     except torch.OutOfMemoryError:
         return Row(case, where.type, count, "no", None, None, None, None)
     peak = None if where.type == "cpu" else devices.peak_bytes(where) / MIB
@@ -47,10 +47,8 @@ def _parameters(model: str) -> int:
         return LlamaForCausalLM(model_config(model, VOCABULARY, TOKENS)).num_parameters()
 
 
-def _train(case: str, model: str, device: torch.device, steps: int) -> float:
+def _train(case: str, net: LlamaForCausalLM, device: torch.device, steps: int) -> float:
     """The loss of the last step."""
-    torch.manual_seed(0)
-    net = _model(model, device)
     optimizer = _optimizer(case, net)
     if case.endswith(RELEASED):
         optimizer.step_in_backward()
@@ -64,15 +62,19 @@ def _train(case: str, model: str, device: torch.device, steps: int) -> float:
     return float(loss)
 
 
-def _model(name: str, device: torch.device) -> LlamaForCausalLM:
+def _model(name: str, device: torch.device, recompute: bool) -> LlamaForCausalLM:
     """Made on the device in bfloat16: elsewhere, or in float32 first, it would make peaks that training has not."""
+    torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with device:
-            return LlamaForCausalLM(model_config(name, VOCABULARY, TOKENS))
+            net = LlamaForCausalLM(model_config(name, VOCABULARY, TOKENS))
     finally:
         torch.set_default_dtype(before)
+    if recompute:
+        net.gradient_checkpointing_enable()
+    return net
 
 
 def _optimizer(case: str, net: LlamaForCausalLM) -> Optimizer:
