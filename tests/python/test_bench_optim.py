@@ -37,6 +37,7 @@ def test_shapes_are_as_many_elements_as_asked_for_and_one_is_half_of_them():
         sizes = [torch.Size(shape).numel() for shape in optim.shapes_of(elements)]
         assert sum(sizes) == elements and min(sizes) > 0
         if elements >= SMALL:
+            assert all(size % 256 == 0 for size in sizes if size >= 4096 and size != sizes[-1])
             assert max(sizes) == sizes[0] == pytest.approx(elements / 2, rel=0.5) and len(sizes) > 50
 
 

@@ -164,7 +164,7 @@ class FusedOptimizer(Optimizer):
         """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
         accumulation, nor for clipping by the norm of all gradients, nor under DistributedDataParallel, which averages
-        gradients later. ``remove()`` of the handles ends it.
+        gradients after that: ranks would step by their own. ``remove()`` of the handles ends it.
         """
         return [
             parameter.register_post_accumulate_grad_hook(partial(self._step_now, number))

@@ -51,3 +51,19 @@ def test_a_run_goes_on_with_another_device(two_ranks: RankPool, tmp_path: Path) 
     resumed = train(two_ranks, dataclasses.replace(halves, device="cpu"))
     assert unbroken["replicas_sha256"] == resumed["replicas_sha256"]
     assert resumed["device"] == "cpu"
+
+
+def test_paged_states_are_managed_and_none_of_the_devices(two_ranks: RankPool, tmp_path: Path) -> None:
+    runs = {}
+    for name, options in (
+        ("cpu", dict(device="cpu", optimizer="paged-adamw8bit")),
+        ("paged", dict(device="sycl", optimizer="paged-adamw8bit")),
+        ("device", dict(device="sycl", optimizer="adamw8bit")),
+    ):
+        (tmp_path / name).mkdir()
+        runs[name] = train(two_ranks, nano_config(tmp_path / name, plan="int4+ef", **options))
+    assert len({run["replicas_sha256"] for run in runs.values()}) == 1
+    paged, device = runs["paged"], runs["device"]
+    states = paged["state_bytes_per_param"] * paged["parameters"]
+    assert paged["peak_managed_bytes"] == pytest.approx(states, rel=0.02) and device["peak_managed_bytes"] == 0
+    assert device["peak_device_bytes"] - paged["peak_device_bytes"] > 0.9 * states
