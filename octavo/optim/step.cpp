@@ -58,15 +58,18 @@ std::string described(const char* dtype, at::IntArrayRef sizes, c10::Device devi
 void require_values(const at::Tensor& values, const at::Tensor& parameter, int code_bits, const Named& named) {
   const bool is_float = values.scalar_type() == at::kFloat;
   const std::int64_t code_bytes = divided_up(parameter.numel() * code_bits, 8);
-  const bool has_shape = is_float || code_bits == 8
-                             ? values.sizes() == parameter.sizes()
-                             : values.dim() == 1 && values.numel() == code_bytes && values.is_contiguous();
-  if ((is_float || values.scalar_type() == at::kByte) && has_shape && values.device() == parameter.device()) return;
+  const bool has_shape = is_float || code_bits == 8 ? values.sizes() == parameter.sizes()
+                                                    : values.dim() == 1 && values.numel() == code_bytes;
+  const bool has_order =
+      is_float || values.is_contiguous();  // of codes, because a scale is of elements that follow each other
+  if ((is_float || values.scalar_type() == at::kByte) && has_shape && has_order &&
+      values.device() == parameter.device())
+    return;
   const at::Device device = parameter.device();
-  named.refuse(
-      described("float32", parameter.sizes(), device) + " or " +
-          (code_bits == 8 ? described("uint8", parameter.sizes(), device) : described("uint8", {code_bytes}, device)),
-      values);
+  named.refuse(described("float32", parameter.sizes(), device) + " or " +
+                   (code_bits == 8 ? described("uint8, row-major, ", parameter.sizes(), device)
+                                   : described("uint8", {code_bytes}, device)),
+               values);
 }
 
 void require_scales(at::TensorList scales, std::size_t i, const at::Tensor& values, const at::Tensor& parameter,
@@ -116,10 +119,19 @@ bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
   return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides();
 }
 
+/// The memory order in which a parameter is walked: its own or, where its states are codes, whose blocks must not
+/// depend on it, row-major.
+at::Tensor walked_order(const at::Tensor& parameter, bool has_codes) {
+  if (!has_codes) return order_of(parameter);
+  return parameter.is_contiguous() ? parameter : at::empty(parameter.sizes(), parameter.options());
+}
+
 /// A parameter's tensors as flat memory. Copies of those that are not live as long as this.
 class Moved {
  public:
-  Moved(const StepTensors& tensors, std::size_t i) : order_(order_of(tensors.parameters[i])), count_(order_.numel()) {
+  Moved(const StepTensors& tensors, std::size_t i)
+      : order_(walked_order(tensors.parameters[i], tensors.means[i].scalar_type() == at::kByte)),
+        count_(order_.numel()) {
     const at::Tensor& parameter = tensors.parameters[i];
     const at::Tensor& gradient = tensors.gradients[i];
     operands_.parameter = memory_of(parameter);

@@ -18,9 +18,10 @@ namespace octavo {
 /// The tensors of one step; lists with an element for each parameter, or empty where nothing is said to the contrary.
 /// All are on one device.
 ///
-/// A state is float32 of the parameter's shape and memory order, with an undefined or empty tensor for its scales; or
-/// codes with float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape and order in 8 bits,
-/// uint8[elements / 2, rounded up] in 4.
+/// A state is float32 of the parameter's shape, with an undefined or empty tensor for its scales; or codes with
+/// float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape in 8 bits, uint8[elements / 2,
+/// rounded up] in 4, always row-major. What has another memory order than the parameter, or with codes than row-major,
+/// costs a copy.
 struct StepTensors {
   at::TensorList parameters;               // float32, bfloat16 or float16; never an empty list
   at::TensorList gradients;                // one of these dtypes, of the parameter's shape; never an empty list

@@ -14,8 +14,8 @@ from octavo.optim.fused import FusedOptimizer
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba 2015) in the arithmetic of ``torch.optim.Adam``: ``weight_decay`` is added to the gradient.
 
-    Arguments are those of ``torch.optim.Adam`` and ``bitsandbytes.optim.Adam``; ``FusedOptimizer`` has the others.
-    ``amsgrad`` is not supported. State: ``exp_avg`` and ``exp_avg_sq``.
+    ``FusedOptimizer`` has the options beside these, which have the names of ``bitsandbytes.optim.Adam``; ``amsgrad`` is
+    not supported. State: ``exp_avg`` and ``exp_avg_sq``.
     """
 
     _moments: ClassVar = {"exp_avg": 0x7F, "exp_avg_sq": 0}

@@ -39,9 +39,10 @@ class FusedOptimizer(Optimizer):
     ``"stochastic"`` rounds without bias, by bits that ``seed``, the step and the element's number draw, the same on
     every machine; ``"extra_bits"`` keeps 8 more bits of each parameter as a state.
 
-    State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, float32 or codes (uint8,
-    with its scales beside it as ``NAME_scale``); ``extra_bits``. All are plain tensors, of the parameter's device. Of a
-    DTensor, as ``fully_shard`` makes parameters, a rank has the state of its own shard.
+    State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, float32 or codes (uint8 in
+    row-major order, whatever the parameter's, with its scales beside it as ``NAME_scale``); ``extra_bits``. All are
+    plain tensors, of the parameter's device. Of a DTensor, as ``fully_shard`` makes parameters, a rank has the state of
+    its own shard.
     """
 
     _moments: ClassVar[Mapping[str, int]]  # by name: the byte that stands for zeros in codes of 8 bits
@@ -274,10 +275,9 @@ class FusedOptimizer(Optimizer):
         if bits == 32:
             return {name: self._zeros_like(group, parameter, torch.float32)}
         blocks = -(-parameter.numel() // BLOCK[bits])
-        if bits == 8:
-            codes = self._zeros_like(group, parameter, torch.uint8)
-        else:
-            codes = self._zeros(group, parameter, [-(-parameter.numel() // 2)], torch.uint8)
+        shape = list(parameter.shape) if bits == 8 else [-(-parameter.numel() // 2)]
+        codes = self._zeros(group, parameter, shape, torch.uint8)
+        if bits == 4:
             zero_code = zero_code // 16 * 17  # both nibbles
         if zero_code:
             codes.fill_(zero_code)
@@ -308,10 +308,10 @@ class FusedOptimizer(Optimizer):
     # ---- copies and checkpoints
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back ``state_dict()``. Each state is made anew where the saved options say, in managed memory where
-        they say so, and filled from the saved one: the saved tensors may be on any device and are not kept. Options
-        that are not saved stay. Raises ValueError for the state of another optimizer or of other shapes; whatever it
-        raises, nothing has changed."""
+        """Takes back ``state_dict()``. Each state is made anew as the saved options say, in managed memory where this
+        optimizer's own say so, and filled from the saved one: the saved tensors may be on any device and are not kept.
+        Paging, and options that are not saved, stay as they are. Raises ValueError for the state of another optimizer
+        or of other shapes; whatever it raises, nothing has changed."""
         require_own_state(self, state_dict, self._own_options)
         hook = self.register_load_state_dict_pre_hook(_as_it_was_saved)
         try:
@@ -328,6 +328,9 @@ class FusedOptimizer(Optimizer):
             self._arenas, self._nonfinite, self._page_dir = {}, {}, state["_page_dir"]
         defaults = state.get("defaults") or self.defaults
         groups = [defaults | group for group in state["param_groups"]]
+        if "defaults" not in state:
+            for group, own in zip(groups, self.param_groups, strict=True):
+                group.update({name: own[name] for name in ("is_paged", "min_paged_size")})
         states: dict[Tensor, dict[str, Tensor]] = {}
         for group in groups:
             self._require_valid(group)
