@@ -26,7 +26,8 @@ OCTAVO_RULE float mix_momentum(const MomentumMix& mix, float& value, float momen
 /// +1, -1 or, for a zero, 0; a NaN stays one.
 OCTAVO_RULE float sign_of(float value) {
   const float sign = value > 0.0F ? 1.0F : -1.0F;
-  return value > 0.0F || value < 0.0F ? sign : value;
+  const bool has_sign = (value > 0.0F) | (value < 0.0F);  // without a branch, which no vector has
+  return has_sign ? sign : value;
 }
 
 /// `decay`: 1 - lr * weight_decay; `step_size`: lr.

@@ -15,7 +15,17 @@ void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepO
     const float* g = load_gradients(block, size, gradients);
     float* m = load_state<Momentum8, Momentum4>(block.mean, size, means);
     float* v = load_state<Variance8, Variance4>(block.square, size, squares);
-    all_finite &= update_elements(size, [&](std::uint64_t i) { return rules::adamw(step, g[i], p[i], m[i], v[i]); });
+    // A copy of the rule, which no store of a float can change; and values of their own, because of a choice between a
+    // new value and what memory has compilers make masked stores, on which AVX2 may take longer than on all the rest.
+    const rules::AdamWStep rule = step;
+    all_finite &= update_elements(size, [&](std::uint64_t i) {
+      float parameter = p[i], mean = m[i], square = v[i];
+      const bool finite = rules::adamw(rule, g[i], parameter, mean, square);
+      p[i] = parameter;
+      m[i] = mean;
+      v[i] = square;
+      return finite;
+    });
     const StateScales mean_scales = scales_of<Momentum8, Momentum4>(block.mean, size, means);
     const StateScales square_scales = scales_of<Variance8, Variance4>(block.square, size, squares);
     store_parameters(block, size, parameters);

@@ -25,7 +25,14 @@ void lion(Queue, const rules::LionStep& step, std::uint64_t count, const StepOpe
     float* p = load_parameters(block, size, parameters);
     const float* g = load_gradients(block, size, gradients);
     float* m = load_state<Momentum8, Momentum4>(block.mean, size, momenta);
-    all_finite &= update_elements(size, [&](std::uint64_t i) { return rules::lion(step, g[i], p[i], m[i]); });
+    const rules::LionStep rule = step;  // and values of their own, as in adamw.cpp
+    all_finite &= update_elements(size, [&](std::uint64_t i) {
+      float parameter = p[i], momentum = m[i];
+      const bool finite = rules::lion(rule, g[i], parameter, momentum);
+      p[i] = parameter;
+      m[i] = momentum;
+      return finite;
+    });
     const StateScales scales = scales_of<Momentum8, Momentum4>(block.mean, size, momenta);
     store_parameters(block, size, parameters);
     store_state<Momentum8, Momentum4>(block.mean, size, scales, momenta);
