@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import octavo
 from octavo.bench import cli
 from octavo.bench.quality import bench, data, report, results, runs, settings
+from octavo.bench.quality import cli as quality_cli
 from octavo.bench.quality.protocol import Bench, chosen, loss, trials_each
 from octavo.bench.quality.search import KNOBS, Trial, best, next_point
 
@@ -313,3 +314,16 @@ def test_an_outcome_of_other_options_is_refused(tmp_path):
 
 def test_a_loss_that_is_missing_leaves_its_place_empty():
     assert report._all_losses({1: 0.2, 2: 0.25}, [0, 1, 2]) == "- / 0.200 / 0.250"
+
+
+def test_a_report_keeps_what_was_written_of_contenders_that_this_work_folder_lacks(tmp_path, monkeypatch):
+    earlier = {"settings": {"bundled": {"contenders": {"dense": {"is": "earlier"}, "topk": {"is": "earlier"}}}}}
+    path = tmp_path / "quality.json"
+    path.write_text(json.dumps(earlier), encoding="utf-8")
+    monkeypatch.setattr(quality_cli, "RESULTS", path)
+    now = {"settings": {"bundled": {"contenders": {"dense": {"is": "new"}}}, "rounds": {"contenders": {}}}}
+    merged = quality_cli._with_earlier(now)["settings"]
+    assert merged["bundled"]["contenders"] == {"dense": {"is": "new"}, "topk": {"is": "earlier"}}
+    assert merged["rounds"]["contenders"] == {}
+    monkeypatch.setattr(quality_cli, "RESULTS", tmp_path / "none.json")
+    assert quality_cli._with_earlier(now) is now

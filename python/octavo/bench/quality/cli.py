@@ -7,7 +7,7 @@ import json
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from octavo.bench.quality.report import write_reports
 from octavo.bench.quality.results import Forecast, forecast
 from octavo.bench.quality.runs import TrainingFailed
 from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
+from octavo.train.checkpoint.durable_files import write_json
 
 RESULTS, DETAILS, README = Path("docs/quality.json"), Path("docs/quality.md"), Path("README.md")
 
@@ -88,10 +89,10 @@ def _seeds(text: str | None) -> tuple[int, ...] | None:
 
 def _report(work: Path | None) -> None:
     if work is not None:
-        text = bench.write_results([], work.absolute()).read_text(encoding="utf-8")
-        if not any(setting["contenders"] for setting in json.loads(text)["settings"].values()):
+        finished = json.loads(bench.write_results([], work.absolute()).read_text(encoding="utf-8"))
+        if not any(setting["contenders"] for setting in finished["settings"].values()):
             raise ValueError(f"[bench.quality] --work {work} has no finished training")
-        RESULTS.write_text(text, encoding="utf-8")
+        write_json(RESULTS, _with_earlier(finished))
     try:
         results = json.loads(RESULTS.read_text(encoding="utf-8"))
     except OSError as error:
@@ -100,6 +101,17 @@ def _report(work: Path | None) -> None:
             "where the bench has run"
         ) from error
     write_reports(results, DETAILS, README)
+
+
+def _with_earlier(finished: dict[str, Any]) -> dict[str, Any]:
+    """What is finished, and of the contenders that this work folder has nothing of what was written before."""
+    if not RESULTS.exists():
+        return finished
+    earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["settings"]
+    for name, setting in finished["settings"].items():
+        if name in earlier:
+            setting["contenders"] = earlier[name]["contenders"] | setting["contenders"]
+    return finished
 
 
 def _show_forecast(settings: Sequence[Setting], work: Path, names: Sequence[str], seeds: Sequence[int] | None) -> None:
