@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ class Adam(FusedOptimizer):
     not supported. State: ``exp_avg`` and ``exp_avg_sq``.
     """
 
-    _moments: ClassVar = {"exp_avg": 0x7F, "exp_avg_sq": 0}
+    _moments = ("exp_avg", "exp_avg_sq")
     _own_options = frozenset({"betas", "eps", "weight_decay", "optim_bits"})
     _is_decay_decoupled = False
 

@@ -45,7 +45,7 @@ class FusedOptimizer(Optimizer):
     its own shard.
     """
 
-    _moments: ClassVar[Mapping[str, int]]  # by name: the byte that stands for zeros in codes of 8 bits
+    _moments: ClassVar[tuple[str, ...]]  # names of a parameter's states
     _own_options: ClassVar[frozenset[str]]  # of parameter groups, by which a saved state is known
     _bits: ClassVar[int] = 32  # what optim_bits and is_paged are where nothing is said
     _pages: ClassVar[bool] = False
@@ -197,7 +197,7 @@ class FusedOptimizer(Optimizer):
             common = dict(
                 parameters=[local(p) for p in here],
                 gradients=[local(p.grad) for p in here],
-                tails=self._extra_bits(here),
+                tails=self._states_of_some(here, "extra_bits", torch.int8),
                 code_bits=group["optim_bits"] if group["optim_bits"] != 32 else 8,
                 gradient_factor=None if factor is None else factor.to(device),
                 nonfinite=self._flag_on(device),
@@ -251,37 +251,38 @@ class FusedOptimizer(Optimizer):
         return [self.state[parameter][name] for parameter in parameters]
 
     def _scales(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        """Of each parameter; an empty tensor where the state is float32."""
-        return [self.state[p].get(f"{name}_scale", local(p).new_empty(0, dtype=torch.float32)) for p in parameters]
+        return self._states_of_some(parameters, f"{name}_scale", torch.float32)
 
-    def _extra_bits(self, parameters: list[Tensor]) -> list[Tensor]:
-        if not any("extra_bits" in self.state[p] for p in parameters):
+    def _states_of_some(self, parameters: list[Tensor], name: str, dtype: torch.dtype) -> list[Tensor]:
+        """Of each parameter, an empty tensor where it has none; nothing at all where none has one."""
+        found = [self.state[parameter].get(name) for parameter in parameters]
+        if all(state is None for state in found):
             return []
-        return [self.state[p].get("extra_bits", local(p).new_empty(0, dtype=torch.int8)) for p in parameters]
+        pairs = zip(parameters, found, strict=True)
+        return [local(p).new_empty(0, dtype=dtype) if state is None else state for p, state in pairs]
 
     # ---- states
 
     def _first_state(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
         parameter = local(parameter)
         state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32)}
-        for name, zero_code in self._moments.items():
-            state |= self._zero_moment(group, parameter, name, zero_code)
+        for name in self._moments:
+            state |= self._zero_moment(group, parameter, name)
         if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16:
             state["extra_bits"] = self._zeros_like(group, parameter, torch.int8)
         return state
 
-    def _zero_moment(self, group: dict[str, Any], parameter: Tensor, name: str, zero_code: int) -> dict[str, Tensor]:
+    def _zero_moment(self, group: dict[str, Any], parameter: Tensor, name: str) -> dict[str, Tensor]:
+        """Codes of any kind are zeros under a scale of 0."""
         bits = self._bits_of(group, parameter)
         if bits == 32:
             return {name: self._zeros_like(group, parameter, torch.float32)}
-        blocks = -(-parameter.numel() // BLOCK[bits])
         shape = list(parameter.shape) if bits == 8 else [-(-parameter.numel() // 2)]
-        codes = self._zeros(group, parameter, shape, torch.uint8)
-        if bits == 4:
-            zero_code = zero_code // 16 * 17  # both nibbles
-        if zero_code:
-            codes.fill_(zero_code)
-        return {name: codes, f"{name}_scale": self._zeros(group, parameter, [blocks], torch.float32)}
+        blocks = -(-parameter.numel() // BLOCK[bits])
+        return {
+            name: self._zeros(group, parameter, shape, torch.uint8),
+            f"{name}_scale": self._zeros(group, parameter, [blocks], torch.float32),
+        }
 
     def _bits_of(self, group: dict[str, Any], parameter: Tensor) -> int:
         return 32 if parameter.numel() < max(group["min_8bit_size"], 1) else group["optim_bits"]

@@ -4,7 +4,7 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class Lion(FusedOptimizer):
     other options. With a compressed model it takes the averaged gradients; ``DistributedLion`` sends less.
     """
 
-    _moments: ClassVar = {"exp_avg": 0x7F}
+    _moments = ("exp_avg",)
     _own_options = frozenset({"betas", "weight_decay"})
 
     def __init__(
