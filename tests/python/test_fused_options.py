@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the fused optimizers do around a step: options, gradients that are not finite, clipping, steps in backward,
+rounding."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from fused_runs import give_gradients, go_on, parameters_of, randn, run, same, tensors_of
+from torch import Tensor, nn
+
+from octavo import _C
+from octavo.optim import (
+    AdamW,
+    AdamW4bit,
+    AdamW8bit,
+    DistributedLion,
+    Lion,
+    Lion8bit,
+    PagedAdam8bit,
+)
+
+# ---- options
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("optim_bits", 16),
+        ("nonfinite", "ignore"),
+        ("bf16_rounding", "up"),
+        ("lr", -1.0),
+        ("lr", float("nan")),
+        ("weight_decay", -0.1),
+        ("betas", (1.0, 0.9)),
+        ("eps", -1e-8),
+    ],
+)
+def test_options_out_of_range_are_refused_and_leave_no_group(option, value):
+    with pytest.raises(ValueError, match=option):
+        AdamW(parameters_of(), **{option: value})
+    _, optimizer = run(AdamW, range(1))
+    with pytest.raises(ValueError, match=option):
+        optimizer.add_param_group({"params": parameters_of(), option: value})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_distributed_lion_refuses_a_group_of_other_betas_and_stays_as_it_was():
+    optimizer = DistributedLion(parameters_of(), betas=(0.9, 0.99))
+    with pytest.raises(ValueError, match="same betas"):
+        optimizer.add_param_group({"params": parameters_of(), "betas": (0.5, 0.99)})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_groups_have_options_of_their_own_and_save_them():
+    first, second = parameters_of()[0], parameters_of()[1]
+    optimizer = AdamW([{"params": [first]}, {"params": [second], "optim_bits": 8, "is_paged": True, "lr": 0.5}])
+    go_on(optimizer, range(2))
+    assert optimizer.state[first]["exp_avg"].dtype == torch.float32
+    assert optimizer.state[second]["exp_avg"].dtype == torch.uint8 and _C.is_managed(optimizer.state[second]["exp_avg"])
+    other = AdamW([{"params": [nn.Parameter(p.detach().clone())]} for p in (first, second)])
+    other.load_state_dict(optimizer.state_dict())
+    for one in (optimizer, other):
+        go_on(one, range(2, 4))
+    assert same(optimizer, other)
+
+
+def test_a_schedule_a_closure_and_a_scaler_of_torch_work():
+    parameters, optimizer = run(AdamW8bit, range(0), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = sum(parameter.square().sum() for parameter in parameters)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    expected = copy.deepcopy(optimizer)
+    give_gradients([p for g in expected.param_groups for p in g["params"]], 1)
+    expected.step()
+    scaler.scale(torch.ones(()))
+    give_gradients(parameters, 1)
+    for parameter in parameters:
+        parameter.grad *= 4
+    scaler.step(optimizer)
+    scaler.update()
+    assert same(optimizer, expected)
+    before = [t.clone() for t in tensors_of(optimizer)]
+    parameters[0].grad[0, 0] = float("inf")
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), before, strict=True))
+
+
+# ---- gradients that are not finite, clipping, steps in backward
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("make", [AdamW, AdamW8bit, Lion8bit])
+def test_skip_element_leaves_the_element_alone(make, bad):
+    parameters, optimizer = run(make, range(1))
+    assert not optimizer.saw_nonfinite()
+    twin = copy.deepcopy(optimizer)
+    twins = [p for g in twin.param_groups for p in g["params"]]
+    for one in (parameters, twins):
+        give_gradients(one, 1)
+    parameters[1].grad[300] = bad
+    before = parameters[1].detach().clone()
+    optimizer.step()
+    twin.step()
+    assert parameters[1][300] == before[300]
+    moved = parameters[1] != before
+    assert moved.sum() == moved.numel() - 1
+    assert torch.equal(parameters[0], twins[0])
+    others = torch.arange(4097) != 300
+    assert torch.equal(parameters[1][others], twins[1][others])
+    assert optimizer.saw_nonfinite() and not optimizer.saw_nonfinite() and not twin.saw_nonfinite()
+
+
+@pytest.mark.parametrize("policy", ["skip_step", "raise"])
+@pytest.mark.parametrize("place", [0, 3])
+def test_other_policies_leave_all_groups_as_they_are(policy, place):
+    """Also the groups before that of the bad gradient, and a tensor of no elements has no bad one."""
+    parameters = [*parameters_of(), nn.Parameter(torch.zeros(0))]
+    optimizer = AdamW8bit([{"params": parameters[:2]}, {"params": parameters[2:]}], nonfinite=policy)
+    go_on(optimizer, range(2))
+    before = [t.clone() for t in tensors_of(optimizer)]
+    give_gradients(parameters, 2)
+    parameters[place].grad.view(-1)[0] = float("nan")
+    if policy == "raise":
+        with pytest.raises(FloatingPointError, match="not finite"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), before, strict=True))
+    go_on(optimizer, range(3, 4))
+    assert int(optimizer.state[parameters[0]]["step"]) == 3
+
+
+def test_a_step_that_is_refused_counts_for_nothing():
+    parameters, optimizer = run(AdamW, range(2))
+    before = [t.clone() for t in tensors_of(optimizer)]
+    give_gradients(parameters, 2)
+    optimizer.state[parameters[3]]["exp_avg"] = torch.zeros(7)
+    with pytest.raises(ValueError, match="mean 3"):
+        optimizer.step()
+    optimizer.state[parameters[3]]["exp_avg"] = before[-2]
+    assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), before, strict=True))
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 1e6])
+def test_clipping_is_torchs(max_norm):
+    runs = []
+    for own in (True, False):
+        parameters, optimizer = run(AdamW, range(0), lr=0.1, eps=1.0)
+        for step in range(3):
+            give_gradients(parameters, step)
+            if own:
+                kept = [p.grad.clone() for p in parameters]
+                norm = optimizer.clip_grad_norm_(max_norm)
+                assert all(torch.equal(p.grad, g) for p, g in zip(parameters, kept, strict=True))
+            else:
+                norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+            optimizer.step()
+        runs.append((norm, parameters))
+    assert torch.equal(runs[0][0], runs[1][0])
+    for a, b in zip(runs[0][1], runs[1][1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_zero_grad_forgets_a_clip_that_no_step_took():
+    """As a GradScaler's skipped step leaves one."""
+    parameters, optimizer = run(AdamW, range(1))
+    twin = copy.deepcopy(optimizer)
+    give_gradients(parameters, 1)
+    parameters[0].grad[0, 0] = float("nan")
+    optimizer.clip_grad_norm_(1.0)
+    optimizer.zero_grad()
+    for one in (optimizer, twin):
+        go_on(one, range(1, 2))
+    assert same(optimizer, twin)
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_steps_in_backward_are_steps(rounding):
+    """Also where some parameters came late, so that their steps are not those of the first."""
+    ends = []
+    for in_backward in (False, True):
+        parameters = parameters_of(torch.bfloat16)
+        optimizer = AdamW8bit(parameters, lr=0.1, bf16_rounding=rounding)
+        handles = optimizer.step_in_backward() if in_backward else []
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+        for step in range(4):
+            used = parameters if step != 1 else parameters[1:]
+            sum((p.float() * randn(10 * step + i, p.shape)).sum() for i, p in enumerate(used)).backward()
+            assert all((p.grad is None) == in_backward for p in used)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+            if step == 2:  # a load makes groups anew, and schedules write into those
+                optimizer.load_state_dict(optimizer.state_dict())
+        for handle in handles:
+            handle.remove()
+        sum(p.float().sum() for p in parameters).backward()
+        assert all(p.grad is not None for p in parameters)
+        ends.append(optimizer)
+    assert same(*ends)
+
+
+# ---- rounding
+
+
+def rounded_runs(rounding: str, steps: int, seed: int = 0) -> Tensor:
+    """A bfloat16 parameter of 4 that loses 1e-3 in every step: less than half of its last place."""
+    parameter = nn.Parameter(torch.full((4096,), 4.0, dtype=torch.bfloat16))
+    optimizer = Lion([parameter], lr=1e-3, bf16_rounding=rounding, seed=seed)
+    for _ in range(steps):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    return parameter.detach().float()
+
+
+def test_small_steps_are_lost_by_rounding_to_nearest_alone():
+    assert rounded_runs("nearest", 200).eq(4).all()
+    at_random = rounded_runs("stochastic", 200)
+    assert torch.equal(at_random, rounded_runs("stochastic", 200))
+    assert not torch.equal(at_random, rounded_runs("stochastic", 200, seed=1))
+    assert at_random.mean().item() == pytest.approx(3.8, abs=2e-3)  # 5 standard deviations of the mean are 2e-3
+    assert rounded_runs("extra_bits", 200).sub(3.8).abs().max() < 0.03
+    assert rounded_runs("extra_bits", 200).unique().numel() == 1
+
+
+def test_extra_bits_follow_float32_more_closely():
+    errors = {}
+    for rounding in ("nearest", "stochastic", "extra_bits"):
+        ends = []
+        for dtype in (torch.float32, torch.bfloat16):
+            parameter = nn.Parameter(randn(0, 4096).bfloat16().to(dtype))
+            optimizer = AdamW([parameter], lr=1e-4, bf16_rounding=rounding)
+            for step in range(200):
+                parameter.grad = (randn(step, 4096) + 0.5).bfloat16().to(dtype)
+                optimizer.step()
+            ends.append(parameter.detach().float())
+        errors[rounding] = (ends[0] - ends[1]).norm().item()
+    assert errors["extra_bits"] < 0.4 * min(errors["nearest"], errors["stochastic"])
+
+
+def test_no_random_bits_are_drawn_twice():
+    """A parameter's own step draws them: that of the first of its group may stand still."""
+    first, second = (nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16)) for _ in range(2))
+    optimizer = Lion([first, second], lr=2**-9, betas=(0.0, 0.0), bf16_rounding="stochastic")
+    moves = []
+    for step in range(3):
+        first.grad = torch.ones_like(first) if step != 1 else None
+        second.grad, before = torch.ones_like(second), second.detach().fill_(1.0).clone()
+        optimizer.step()
+        moves.append(second.detach() != before)
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert 0.4 < (moves[i] == moves[j]).float().mean() < 0.6, (i, j)
+
+
+def test_the_state_is_of_plain_tensors_and_bytes_are_as_promised():
+    parameter = nn.Parameter(torch.zeros(1 << 16))
+    bytes_of = {}
+    for make in (AdamW, AdamW8bit, AdamW4bit, PagedAdam8bit, Lion8bit):
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = make([parameter])
+        optimizer.step()
+        state = optimizer.state[parameter]
+        assert all(type(t) is Tensor for t in state.values())
+        bytes_of[make] = sum(t.nbytes for name, t in state.items() if name != "step") / parameter.numel()
+    assert list(bytes_of.values()) == [8, 2.03125, 1.0625, 2.03125, 1.015625]
