@@ -63,45 +63,42 @@ void lamb_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+/// What the operators of fused steps have alike.
+StepTensors step_tensors(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
+                         at::TensorList mean_scales, at::TensorList tails, std::int64_t code_bits,
+                         const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
+                         std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
+  return {.parameters = parameters,
+          .gradients = gradients,
+          .means = means,
+          .mean_scales = mean_scales,
+          .tails = tails,
+          .code_bits = static_cast<int>(code_bits),
+          .gradient_factor = gradient_factor,
+          .nonfinite = nonfinite,
+          .rounding_seed = rounding_seed,
+          .numbers = numbers};
+}
+
 void adam_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList mean_scales,
              at::TensorList squares, at::TensorList square_scales, at::TensorList tails, at::IntArrayRef steps,
              double lr, double beta1, double beta2, double eps, double weight_decay, bool is_decay_decoupled,
              std::int64_t code_bits, const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
              std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
-  as_torch_error([&] {
-    adam_({.parameters = parameters,
-           .gradients = gradients,
-           .means = means,
-           .mean_scales = mean_scales,
-           .squares = squares,
-           .square_scales = square_scales,
-           .tails = tails,
-           .code_bits = static_cast<int>(code_bits),
-           .gradient_factor = gradient_factor,
-           .nonfinite = nonfinite,
-           .rounding_seed = rounding_seed,
-           .numbers = numbers},
-          steps, {lr, beta1, beta2, eps, weight_decay}, is_decay_decoupled);
-  });
+  StepTensors tensors = step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor,
+                                     nonfinite, rounding_seed, numbers);
+  tensors.squares = squares;
+  tensors.square_scales = square_scales;
+  as_torch_error([&] { adam_(tensors, steps, {lr, beta1, beta2, eps, weight_decay}, is_decay_decoupled); });
 }
 
 void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, at::TensorList scales,
              at::TensorList tails, double lr, double beta1, double beta2, double weight_decay, std::int64_t code_bits,
              const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
              std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
-  as_torch_error([&] {
-    lion_({.parameters = parameters,
-           .gradients = gradients,
-           .means = momenta,
-           .mean_scales = scales,
-           .tails = tails,
-           .code_bits = static_cast<int>(code_bits),
-           .gradient_factor = gradient_factor,
-           .nonfinite = nonfinite,
-           .rounding_seed = rounding_seed,
-           .numbers = numbers},
-          {lr, beta1, beta2, weight_decay});
-  });
+  const StepTensors tensors = step_tensors(parameters, gradients, momenta, scales, tails, code_bits, gradient_factor,
+                                           nonfinite, rounding_seed, numbers);
+  as_torch_error([&] { lion_(tensors, {lr, beta1, beta2, weight_decay}); });
 }
 
 void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {
