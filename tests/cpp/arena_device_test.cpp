@@ -23,13 +23,13 @@ namespace {
 
 using fake::Movement;
 
-class ArenaDeviceTest : public FakeCudaTest {
+class ArenaDeviceTest : public FakeCudaTest<> {
  protected:
   static constexpr std::int64_t kElements = 5000;
   static constexpr std::uint64_t kAsked = kElements * sizeof(float);
 
   void SetUp() override {
-    FakeCudaTest::SetUp();
+    FakeCudaTest<>::SetUp();
     plugin_ = dlopen(FAKE_PLUGIN, RTLD_NOW | RTLD_NOLOAD);
     ASSERT_NE(plugin_, nullptr);
     reset();

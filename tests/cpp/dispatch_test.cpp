@@ -1,60 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/dispatch.h"
 
-#include <c10/core/DeviceType.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <gtest/gtest.h>
-
-#include <cstdlib>
 #include <string>
 
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"
+#include "tests/cpp/fake_cuda.h"
 
 namespace octavo {
 
 namespace {
 
-using c10::impl::device_guard_impl_registry;
+constexpr auto kType = FakeCudaGuard::kType;
 
-constexpr auto kType = c10::DeviceType::CUDA;
-
-/// What torch does with the devices of CUDA: one is the thread's current one, and the handle of every default stream is
-/// null.
-class CudaLikeGuard final : public c10::impl::DeviceGuardImplInterface {
+/// As CUDA's, the handle of a default stream is null.
+class NullStreamGuard final : public FakeCudaGuard {
  public:
-  c10::DeviceType type() const override { return kType; }
-  c10::DeviceIndex deviceCount() const noexcept override { return 2; }
-  c10::Device getDevice() const override { return {kType, current_}; }
-  void setDevice(c10::Device device) const override { current_ = device.index(); }
-  void uncheckedSetDevice(c10::Device device) const noexcept override { current_ = device.index(); }
-  c10::Device exchangeDevice(c10::Device device) const override {
-    const c10::Device before = getDevice();
-    setDevice(device);
-    return before;
-  }
-  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   void* getStreamNativeHandle(const c10::Stream) const override { return nullptr; }
-
- private:
-  mutable c10::DeviceIndex current_ = 0;
 };
 
-class DispatchTest : public testing::Test {
- protected:
-  void SetUp() override {
-    setenv("OCTAVO_CUDA_PLUGIN", FAKE_PLUGIN, /*overwrite=*/1);  // any kernels: none is launched
-    before_ = device_guard_impl_registry[static_cast<std::size_t>(kType)].exchange(&guard_);
-  }
-  void TearDown() override {
-    device_guard_impl_registry[static_cast<std::size_t>(kType)] = before_;
-    unsetenv("OCTAVO_CUDA_PLUGIN");
-  }
-
-  CudaLikeGuard guard_;
-  const c10::impl::DeviceGuardImplInterface* before_ = nullptr;
-};
+class DispatchTest : public FakeCudaTest<NullStreamGuard> {};
 
 TEST_F(DispatchTest, ALaunchGoesToTheTensorsDeviceAndItsDefaultStreamIsNotTheHost) {
   for (const c10::DeviceIndex device : {0, 1}) {

@@ -18,7 +18,7 @@ namespace octavo {
 
 /// What torch does with the streams and events of CUDA, on the devices of tests/fake_device. Stream 0 is a device's
 /// default; the current one is the thread's own.
-class FakeCudaGuard final : public c10::impl::DeviceGuardImplInterface {
+class FakeCudaGuard : public c10::impl::DeviceGuardImplInterface {
  public:
   static constexpr auto kType = c10::DeviceType::CUDA;
 
@@ -86,6 +86,7 @@ class FakeCudaGuard final : public c10::impl::DeviceGuardImplInterface {
 
 /// Tests with torch's device `cuda` on the fake devices, which need FAKE_PLUGIN, the plug-in's path. Tensors must be
 /// dead at the end.
+template <class Guard = FakeCudaGuard>
 class FakeCudaTest : public testing::Test {
  protected:
   static constexpr auto kCuda = static_cast<std::size_t>(FakeCudaGuard::kType);
@@ -102,7 +103,7 @@ class FakeCudaTest : public testing::Test {
     unsetenv("OCTAVO_CUDA_PLUGIN");
   }
 
-  FakeCudaGuard guard_;
+  Guard guard_;
   const c10::impl::DeviceGuardImplInterface* before_ = nullptr;
 };
 
