@@ -22,15 +22,19 @@ OCTAVO_RULE Bf16 to_bf16(float value) {
 
 OCTAVO_RULE float from_bf16(Bf16 value) { return from_bits(static_cast<std::uint32_t>(value.bits) << 16); }
 
-/// Rounded away from zero with a probability equal to the fraction that truncation would discard, and towards zero
-/// otherwise: what steps add up to is not lost although each is less than half a unit of the last place. `random`:
-/// uniform in [0, 2^16) (counter_random.h).
-OCTAVO_RULE Bf16 to_bf16_at_random(float value, std::uint32_t random) {
+/// A finite value, rounded away from zero with a probability equal to the fraction that truncation would discard, and
+/// towards zero otherwise: unbiased, whatever is added step by step. `random`: uniform in [0, 2^16) (counter_random.h).
+/// What bfloat16 holds exactly stays as it is; beyond its largest finite value it saturates.
+OCTAVO_RULE Bf16 finite_to_bf16_at_random(float value, std::uint32_t random) {
   constexpr std::uint32_t kLargestBits = 0x7F7FFFFFU;
   const std::uint32_t rounded = magnitude_bits(value) + random;
   const std::uint32_t bounded = rounded < kLargestBits ? rounded : kLargestBits;
-  const std::uint32_t kept = is_finite(value) ? bounded : magnitude_bits(value);
-  return {static_cast<std::uint16_t>((kept | (to_bits(value) & kSignMask)) >> 16)};
+  return {static_cast<std::uint16_t>((bounded | (to_bits(value) & kSignMask)) >> 16)};
+}
+
+/// The same of any value: infinities and NaNs stay what they are.
+OCTAVO_RULE Bf16 to_bf16_at_random(float value, std::uint32_t random) {
+  return {is_finite(value) ? finite_to_bf16_at_random(value, random).bits : to_bf16(value).bits};
 }
 
 /// A float in 24 bits: the bfloat16 that is nearest to it, and by how many 256ths of that one's last place it differs.

@@ -32,6 +32,15 @@ OCTAVO_RULE bool is_finite(float value) { return magnitude_bits(value) < kInfini
 
 OCTAVO_RULE float magnitude(float value) { return from_bits(magnitude_bits(value)); }
 
+/// Adding 1.5 * 2^23 to what is less than 2^22 in magnitude rounds it to the nearest whole number, ties to even, and
+/// leaves that in the lowest bits.
+inline constexpr float kToWhole = 12582912.0F;
+inline constexpr std::uint32_t kToWholeBits = 0x4B400000U;
+
+OCTAVO_RULE std::int32_t nearest_whole(float value) {
+  return static_cast<std::int32_t>(to_bits(value + kToWhole) - kToWholeBits);
+}
+
 /// 1 where the sign bit is clear (so +0 -> 1, -0 -> 0), as signs are packed.
 OCTAVO_RULE std::uint32_t positive_bit(float value) { return to_bits(value) >> 31U ^ 1U; }
 

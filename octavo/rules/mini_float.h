@@ -29,14 +29,12 @@ struct MiniFloat {
 
   /// Of a finite value, rounded to nearest even; what is beyond the greatest becomes that.
   OCTAVO_RULE static std::uint32_t code(float value) {
-    constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding and taking it away rounds to nearest even
     const std::uint32_t bits = magnitude_bits(value);
     const std::uint32_t half = (1U << (kShift - 1)) - 1 + (bits >> kShift & 1U);
     const std::uint32_t normal = ((bits + half) >> kShift) - kRebias;
     const float small = from_bits(bits) < kLeastNormal ? from_bits(bits) : 0.0F;
-    const float steps = (small * (1 / kLeast) + kRound) - kRound;
     const std::uint32_t chosen =
-        from_bits(bits) < kLeastNormal ? static_cast<std::uint32_t>(static_cast<std::int32_t>(steps)) : normal;
+        from_bits(bits) < kLeastNormal ? static_cast<std::uint32_t>(nearest_whole(small * (1 / kLeast))) : normal;
     const std::uint32_t bounded = chosen < kLargestCode ? chosen : kLargestCode;
     return bounded | (to_bits(value) >> 31U << (kBits - 1));
   }

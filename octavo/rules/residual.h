@@ -10,16 +10,10 @@ namespace octavo::rules {
 /// themselves.
 using Residual = Bf16;
 
-/// Rounds a finite value away from zero with a probability equal to the fraction that truncation would discard, and
-/// towards zero otherwise: unbiased, whatever is added step by step. Rounding to nearest would lose for ever what is
-/// steadily less than half a unit of the residual's last place. `random`: uniform in [0, 2^16) (counter_random.h). What
-/// bfloat16 holds exactly stays as it is; beyond its largest finite value it saturates: a finite step leaves finite
-/// residuals.
+/// Rounds a finite value at random: to nearest would lose for ever what is steadily less than half a unit of the
+/// residual's last place. A finite step leaves finite residuals.
 OCTAVO_RULE Residual to_residual(float left_over, std::uint32_t random) {
-  constexpr std::uint32_t kLargestBits = 0x7F7FFFFFU;
-  const std::uint32_t rounded = magnitude_bits(left_over) + random;
-  const std::uint32_t bounded = rounded < kLargestBits ? rounded : kLargestBits;
-  return {static_cast<std::uint16_t>((bounded | (to_bits(left_over) & kSignMask)) >> 16)};
+  return finite_to_bf16_at_random(left_over, random);
 }
 
 /// The same, for less, of what is known to be below 2^127 in magnitude: rounding it does not overflow.

@@ -112,11 +112,9 @@ struct DynamicMap {
   }
 
   OCTAVO_RULE static std::int32_t number_of(float size) {
-    constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to nearest even
     const std::uint32_t decade = decade_of(size);
     const float place = size * kSteepness[decade] + kShifts[decade], last = static_cast<float>(last_number(decade));
-    const float rounded = (place < last ? place : last) + kRound;
-    return static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
+    return nearest_whole(place < last ? place : last);
   }
 
   /// Of a value that is not a NaN. What is not 0 does not become 0 in the unsigned map: a variance of 0 under a
@@ -153,10 +151,8 @@ struct LinearMap4 {
   static constexpr std::uint64_t kBlock = 128;
   using Scale = StateScale;
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
-    constexpr float kRound = 12582912.0F;
     const float scaled = value * scale.reciprocal;
-    const float rounded = (scaled < 1.0F ? scaled : 1.0F) * 16.0F + kRound;
-    const auto number = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
+    const std::int32_t number = nearest_whole((scaled < 1.0F ? scaled : 1.0F) * 16.0F);
     return static_cast<std::uint32_t>(number > 1 ? number - 1 : 0);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float kept) {

@@ -31,11 +31,8 @@ struct SymmetricInt {
     return {largest / kLevels, kLevels / largest};
   }
 
-  /// Adding 1.5 * 2^23 rounds to nearest even, and leaves the whole number in the lowest bits.
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, auto dither) {
-    constexpr float kRound = 12582912.0F;
-    const float rounded = (value * scale.reciprocal + dither) + kRound;
-    const auto level = static_cast<std::int32_t>(to_bits(rounded) - to_bits(kRound));
+    const std::int32_t level = nearest_whole(value * scale.reciprocal + dither);
     return static_cast<std::uint32_t>(bounded(level, dither) + kOffset);
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
