@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/kernels/cpu/several.h"
+#include "octavo/kernels/cpu/simd.h"
 #include "octavo/rules/state_codes.h"
 
 /// Blocks of optimizer state (rules/state_codes.h) to floats and back, a register of elements at a time. A map's
@@ -27,9 +27,6 @@ class Lookup {
   OCTAVO_INLINE explicit Lookup(const LookupTable& table) { std::memcpy(&entries_, table.entries, sizeof entries_); }
   /// All entries times `factor`.
   OCTAVO_INLINE Lookup(const LookupTable& table, float factor) : Lookup(table) { entries_ *= factor; }
-  OCTAVO_INLINE SeveralFloats operator[](const SeveralInts& index) const {
-    return for_several([&](std::uint64_t i) { return (*this)[index.each[i]]; });
-  }
   OCTAVO_INLINE FloatVector operator[](IntVector index) const {
 #if defined(__AVX512F__)
     const auto entries = reinterpret_cast<__m512>(entries_);
@@ -62,13 +59,8 @@ struct DecadeGuess {
       of_octaves[exponent % 16] = static_cast<std::uint8_t>(decade);
     }
   }
-  OCTAVO_INLINE SeveralInts operator()(const SeveralFloats& size) const {
-    const SeveralInts octaves = as_ints(greater(size, 0x1p-23F)) >> 24;
-    return for_several([&](std::uint64_t i) { return decades(octaves.each[i]); });
-  }
-
- private:
-  OCTAVO_INLINE IntVector decades(IntVector octaves) const {
+  OCTAVO_INLINE IntVector operator()(FloatVector size) const {
+    const IntVector octaves = as_ints(greater(size, 0x1p-23F)) >> 24;
 #if defined(__AVX512F__)
     const __m512i table = _mm512_maskz_broadcast_i32x4(0xFFFF, *reinterpret_cast<const __m128i*>(of_octaves));
     return reinterpret_cast<IntVector>(_mm512_shuffle_epi8(table, reinterpret_cast<__m512i>(octaves)));
@@ -126,13 +118,13 @@ struct StateDecoder<rules::DynamicMap<kDecades, kSigned>> {
   static constexpr LookupTable kOffsets = LookupTable::of([](auto i) { return by_exponent(Map::kOffsets, i); });
   Lookup slopes, offsets;
   OCTAVO_INLINE explicit StateDecoder(float kept) : slopes(kSlopes, kept), offsets(kOffsets, kept) {}
-  OCTAVO_INLINE SeveralFloats operator()(const SeveralInts& codes) const {
-    const SeveralInts signed_number = codes - Map::kZeroCode;
-    const SeveralInts sign = signed_number >> 31;
-    const SeveralFloats number = to_floats(kSigned ? (signed_number ^ sign) - sign : codes + 1);
-    const SeveralInts exponent = as_ints(number) >> 23;
-    const SeveralFloats value = slopes[exponent] * number + offsets[exponent];
-    const SeveralInts is_other = (codes == Map::kZeroCode) ^ -1;
+  OCTAVO_INLINE FloatVector operator()(IntVector codes) const {
+    const IntVector signed_number = codes - Map::kZeroCode;
+    const IntVector sign = signed_number >> 31;
+    const FloatVector number = to_floats(kSigned ? (signed_number ^ sign) - sign : codes + 1);
+    const IntVector exponent = as_ints(number) >> 23;
+    const FloatVector value = slopes[exponent] * number + offsets[exponent];
+    const IntVector is_other = (codes == Map::kZeroCode) ^ -1;
     return as_floats((as_ints(value) ^ (sign & static_cast<std::int32_t>(rules::kSignMask))) & is_other);
   }
 };
@@ -141,7 +133,7 @@ template <>
 struct StateDecoder<rules::LinearMap4> {
   float step;
   OCTAVO_INLINE explicit StateDecoder(float kept) : step(kept * 0.0625F) {}
-  OCTAVO_INLINE SeveralFloats operator()(const SeveralInts& codes) const { return to_floats(codes + 1) * step; }
+  OCTAVO_INLINE FloatVector operator()(IntVector codes) const { return to_floats(codes + 1) * step; }
 };
 
 /// What encoding a block takes: codes less 128; of those beyond the range of a signed byte its ends are meant.
@@ -165,23 +157,22 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
 
   OCTAVO_INLINE explicit StateEncoder(float its_reciprocal) : reciprocal(its_reciprocal) {}
 
-  OCTAVO_INLINE SeveralInts operator()(const SeveralFloats& values) const {
-    constexpr float kRound = 12582912.0F;
-    constexpr std::int32_t kRoundBits = 0x4B400000;  // of kRound
-    const SeveralFloats scaled = values * reciprocal, size = magnitudes(scaled);
-    const SeveralInts guess = kGuess(size);
-    const SeveralInts decade = guess - (size >= next_borders[guess]);
-    const SeveralFloats place = size * steepness[decade] + shifts[decade];
-    const SeveralFloats number = lesser(place, lasts[decade]);  // rounding keeps the order, and last numbers are whole
+  OCTAVO_INLINE IntVector operator()(FloatVector values) const {
+    constexpr auto kWholeBits = static_cast<std::int32_t>(rules::kToWholeBits);
+    const FloatVector scaled = values * reciprocal, size = magnitudes(scaled);
+    const IntVector guess = kGuess(size);
+    const IntVector decade = guess - (size >= next_borders[guess]);
+    const FloatVector place = size * steepness[decade] + shifts[decade];
+    const FloatVector number = lesser(place, lasts[decade]);  // rounding keeps the order, and last numbers are whole
     if constexpr (kSigned) {
-      const SeveralInts sign = as_ints(scaled) & static_cast<std::int32_t>(rules::kSignMask);
-      const SeveralFloats signed_number = as_floats(as_ints(number) | sign);
+      const IntVector sign = as_ints(scaled) & static_cast<std::int32_t>(rules::kSignMask);
+      const FloatVector signed_number = as_floats(as_ints(number) | sign);
       // a negative value of the extreme's size has a number too large for it, which 4 bits do not cut off
-      const SeveralFloats bounded = kDecades == 7 ? signed_number : greater(signed_number, 1.0F - Map::kTop);
-      return as_ints(bounded + kRound) - (kRoundBits - Map::kZeroCode + 128);
+      const FloatVector bounded = kDecades == 7 ? signed_number : greater(signed_number, 1.0F - Map::kTop);
+      return as_ints(bounded + rules::kToWhole) - (kWholeBits - Map::kZeroCode + 128);
     } else {
-      const SeveralFloats positive = greater(number, static_cast<float>(Map::kFirst));
-      return ((as_ints(positive + kRound) - (kRoundBits + 1)) & (size > 0.0F)) - 128;
+      const FloatVector positive = greater(number, static_cast<float>(Map::kFirst));
+      return ((as_ints(positive + rules::kToWhole) - (kWholeBits + 1)) & (size > 0.0F)) - 128;
     }
   }
 };
@@ -190,9 +181,9 @@ template <>
 struct StateEncoder<rules::LinearMap4> {
   float reciprocal;
   OCTAVO_INLINE explicit StateEncoder(float its_reciprocal) : reciprocal(its_reciprocal) {}
-  OCTAVO_INLINE SeveralInts operator()(const SeveralFloats& values) const {
-    const SeveralFloats number = greater(lesser(values * reciprocal, 1.0F) * 16.0F, 1.0F);
-    return as_ints(number + 12582912.0F) - (0x4B400001 + 128);  // of the float before, and 1
+  OCTAVO_INLINE IntVector operator()(FloatVector values) const {
+    const FloatVector number = greater(lesser(values * reciprocal, 1.0F) * 16.0F, 1.0F);
+    return as_ints(number + rules::kToWhole) - static_cast<std::int32_t>(rules::kToWholeBits + 1 + 128);
   }
 };
 
@@ -206,8 +197,8 @@ OCTAVO_INLINE void decode_state(const std::uint8_t* from, float kept, std::uint6
     codes = copy;
   }
   const StateDecoder<Map> decoded(kept);
-  for (std::uint64_t i = 0; i < Map::kBlock; i += kSeveral * kVectorFloats) {
-    store_several(decoded(load_bytes(codes + i)), values + i);
+  for (std::uint64_t i = 0; i < Map::kBlock; i += kVectorFloats) {
+    store_vector(decoded(load_bytes(codes + i)), values + i);
   }
 }
 
@@ -242,8 +233,8 @@ OCTAVO_INLINE void encode_state(const float* values, std::uint64_t count, const 
   const bool is_direct = Map::kBits == 8 && count == Map::kBlock;
   std::uint8_t* const codes = is_direct ? to : copy;
   const StateEncoder<Map> encoded(scale.reciprocal);
-  for (std::uint64_t i = 0; i < Map::kBlock; i += kSeveral * kVectorFloats) {
-    store_bytes(encoded(load_several(values + i)), codes + i);
+  for (std::uint64_t i = 0; i < Map::kBlock; i += kVectorFloats) {
+    store_bytes(encoded(load_vector(values + i)), codes + i);
   }
   if (!is_direct) store_state_codes<Map>(copy, count, to);
 }
