@@ -218,10 +218,7 @@ void Arena::free(void* memory, std::uint64_t bytes) noexcept {
   figures_.remove(bytes, held(bytes));
 }
 
-std::uint64_t Arena::held(std::uint64_t bytes) const {
-  const std::uint64_t page = memory_.page_bytes();
-  return (bytes + page - 1) / page * page;
-}
+std::uint64_t Arena::held(std::uint64_t bytes) const { return whole_pages(bytes, memory_.page_bytes()); }
 
 void Arena::refuse(std::uint64_t bytes, const std::string& why) const {
   const std::string place =

@@ -23,7 +23,7 @@ std::uint64_t page_bytes() {
   return bytes;
 }
 
-std::uint64_t whole_pages(std::uint64_t bytes) { return (bytes + page_bytes() - 1) / page_bytes() * page_bytes(); }
+std::uint64_t whole_pages(std::uint64_t bytes) { return octavo::whole_pages(bytes, page_bytes()); }
 
 void* allocate(Queue, std::uint64_t bytes) {
   const std::uint64_t size = whole_pages(bytes);

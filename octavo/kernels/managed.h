@@ -38,6 +38,11 @@ struct ManagedMemory {
   void (*fill)(Queue, void* memory, std::uint32_t pattern, unsigned width, std::uint64_t count);
 };
 
+/// `bytes` rounded up; less than them where there are no such addresses.
+inline std::uint64_t whole_pages(std::uint64_t bytes, std::uint64_t page_bytes) {
+  return (bytes + page_bytes - 1) / page_bytes * page_bytes;
+}
+
 /// Ordinary memory of the host, for the calling thread: anonymous, or in files.
 extern OCTAVO_API const ManagedMemory host_managed;
 

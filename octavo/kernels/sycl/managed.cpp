@@ -2,7 +2,6 @@
 #include "octavo/kernels/managed.h"
 
 #include <unified-runtime/ur_api.h>
-#include <unistd.h>
 
 #include "octavo/kernels/sycl/devices.h"
 #include "octavo/kernels/sycl/table.h"
@@ -13,10 +12,8 @@ namespace {
 
 constexpr const char* kWhere = "kernels.managed";
 
-std::uint64_t page_bytes() {
-  static const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
+/// The host's, which shares the memory.
+std::uint64_t page_bytes() { return host_managed.page_bytes(); }
 
 /// Runs `body` with the queue; the calling thread waits for what it gave it.
 template <class Body>
@@ -29,7 +26,7 @@ void enqueue_managed(Queue queue, Body body) {
 }
 
 void* allocate_managed(Queue queue, std::uint64_t bytes) {
-  const std::uint64_t page = page_bytes(), size = (bytes + page - 1) / page * page;
+  const std::uint64_t page = page_bytes(), size = whole_pages(bytes, page);
   if (size < bytes) return nullptr;
   return guarded(kWhere, [&] { return sycl::aligned_alloc_shared(page, size, sycl_queue_of(queue)); });
 }
