@@ -67,7 +67,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 StepTensors step_tensors(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
                          at::TensorList mean_scales, at::TensorList tails, std::int64_t code_bits,
                          const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
-                         std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
+                         std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers,
+                         at::IntArrayRef first_elements) {
   return {.parameters = parameters,
           .gradients = gradients,
           .means = means,
@@ -77,16 +78,17 @@ StepTensors step_tensors(at::TensorList parameters, at::TensorList gradients, at
           .gradient_factor = gradient_factor,
           .nonfinite = nonfinite,
           .rounding_seed = rounding_seed,
-          .numbers = numbers};
+          .numbers = numbers,
+          .first_elements = first_elements};
 }
 
 void adam_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList mean_scales,
              at::TensorList squares, at::TensorList square_scales, at::TensorList tails, at::IntArrayRef steps,
              double lr, double beta1, double beta2, double eps, double weight_decay, bool is_decay_decoupled,
              std::int64_t code_bits, const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
-             std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
+             std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers, at::IntArrayRef first_elements) {
   StepTensors tensors = step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor,
-                                     nonfinite, rounding_seed, numbers);
+                                     nonfinite, rounding_seed, numbers, first_elements);
   tensors.squares = squares;
   tensors.square_scales = square_scales;
   as_torch_error([&] { adam_(tensors, steps, {lr, beta1, beta2, eps, weight_decay}, is_decay_decoupled); });
@@ -95,9 +97,9 @@ void adam_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
 void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList momenta, at::TensorList scales,
              at::TensorList tails, double lr, double beta1, double beta2, double weight_decay, std::int64_t code_bits,
              const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
-             std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers) {
+             std::optional<std::int64_t> rounding_seed, at::IntArrayRef numbers, at::IntArrayRef first_elements) {
   const StepTensors tensors = step_tensors(parameters, gradients, momenta, scales, tails, code_bits, gradient_factor,
-                                           nonfinite, rounding_seed, numbers);
+                                           nonfinite, rounding_seed, numbers, first_elements);
   as_torch_error([&] { lion_(tensors, {lr, beta1, beta2, weight_decay}); });
 }
 
@@ -127,6 +129,12 @@ void zero_one_sync_op(at::TensorList parameters, at::TensorList anchors, at::Ten
   as_torch_error([&] { zero_one_sync_(parameters, anchors, momenta, updates, decays.vec(), totals.vec()); });
 }
 
+/// Of an operator that changes tensors in place: what it does where there is no memory, which is nothing.
+template <class... Arguments>
+constexpr auto fake_of(void (*)(Arguments...)) {
+  return +[](Arguments...) {};
+}
+
 TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
@@ -148,12 +156,14 @@ TORCH_LIBRARY(octavo, m) {
       "adam_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, Tensor(c!)[] mean_scales, "
       "Tensor(d!)[] squares, Tensor(e!)[] square_scales, Tensor(f!)[] tails, int[] steps, float lr, float beta1, "
       "float beta2, float eps, float weight_decay, bool is_decay_decoupled, int code_bits=8, "
-      "Tensor? gradient_factor=None, Tensor(g!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[]) -> ()",
+      "Tensor? gradient_factor=None, Tensor(g!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[], int[] "
+      "first_elements=[]) -> ()",
       compilable);
   m.def(
       "lion_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] momenta, Tensor(c!)[] scales, "
       "Tensor(d!)[] tails, float lr, float beta1, float beta2, float weight_decay, int code_bits=8, "
-      "Tensor? gradient_factor=None, Tensor(e!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[]) -> ()",
+      "Tensor? gradient_factor=None, Tensor(e!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[], int[] "
+      "first_elements=[]) -> ()",
       compilable);
   m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
   m.def(
@@ -191,25 +201,16 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("packbits", packbits_fake);
   m.impl("unpackbits", unpackbits_fake);
   m.impl("unpackbits.out", [](const at::Tensor&, at::Tensor& out) -> at::Tensor& { return out; });
-  m.impl("adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, std::int64_t, double, double, double,
-                      double, double) {});
-  m.impl("freeze_variance_", [](at::Tensor, std::int64_t, double, double, double) {});
-  m.impl("frozen_adamw_", [](at::Tensor, const at::Tensor&, at::Tensor, double, double) {});
-  m.impl("lamb_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, at::Tensor,
-                     double, double, double, double, double, double, double) {});
-  m.impl("adam_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                     at::TensorList, at::IntArrayRef, double, double, double, double, double, bool, std::int64_t,
-                     const OptionalTensor&, const OptionalTensor&, std::optional<std::int64_t>, at::IntArrayRef) {});
-  m.impl("lion_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
-                     double, double, std::int64_t, const OptionalTensor&, const OptionalTensor&,
-                     std::optional<std::int64_t>, at::IntArrayRef) {});
-  m.impl("sign_step_", [](at::TensorList, at::TensorList, double, double) {});
-  m.impl("zero_one_variance_", [](at::Tensor, const at::Tensor&, at::Tensor, at::Tensor, at::Tensor, std::int64_t,
-                                  std::int64_t, double, double, double, double, double, double) {});
-  m.impl("zero_one_local_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                               at::TensorList, double, at::ArrayRef<double>) {});
-  m.impl("zero_one_sync_", [](at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::ArrayRef<double>,
-                              at::ArrayRef<double>) {});
+  m.impl("adamw_", fake_of(adamw_op));
+  m.impl("freeze_variance_", fake_of(freeze_variance_op));
+  m.impl("frozen_adamw_", fake_of(frozen_adamw_op));
+  m.impl("lamb_", fake_of(lamb_op));
+  m.impl("adam_", fake_of(adam_op));
+  m.impl("lion_", fake_of(lion_op));
+  m.impl("sign_step_", fake_of(sign_step_op));
+  m.impl("zero_one_variance_", fake_of(zero_one_variance_op));
+  m.impl("zero_one_local_", fake_of(zero_one_local_op));
+  m.impl("zero_one_sync_", fake_of(zero_one_sync_op));
 }
 
 }  // namespace

@@ -148,6 +148,7 @@ class Moved {
       const auto number = tensors.numbers.empty() ? i : static_cast<std::size_t>(tensors.numbers[i]);
       operands_.rounds_at_random = true;
       operands_.rounding_key = rules::derive_key(*tensors.rounding_seed, number);
+      if (!tensors.first_elements.empty()) operands_.first = static_cast<std::uint64_t>(tensors.first_elements[i]);
     }
   }
 
@@ -235,6 +236,8 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
   require_length(tensors.means.size(), count, where, "means");
   if (has_square) require_length(tensors.squares.size(), count, where, "squares");
   if (!tensors.tails.empty()) require_length(tensors.tails.size(), count, where, "tails");
+  if (!tensors.numbers.empty()) require_length(tensors.numbers.size(), count, where, "numbers");
+  if (!tensors.first_elements.empty()) require_length(tensors.first_elements.size(), count, where, "first elements");
   if (tensors.code_bits != 8 && tensors.code_bits != 4) {
     fail(ErrorCode::invalid_argument, where, "expected codes of 8 or 4 bits, got ", tensors.code_bits);
   }

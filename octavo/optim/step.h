@@ -32,9 +32,11 @@ struct StepTensors {
   std::optional<at::Tensor> gradient_factor = {};   // float32[]: gradients are multiplied by it
   std::optional<at::Tensor> nonfinite = {};         // int32[]: becomes 1 where a gradient was not finite
   /// bfloat16 parameters without tails are rounded at random, by the bits that this seed, the parameter's number in
-  /// `numbers` (empty: its place in the lists), and an element's place in it draw; not given: to nearest.
+  /// `numbers` (empty: its place in the lists), and an element's place in it draw; not given: to nearest. Of what is a
+  /// part of a parameter, `first_elements` (empty: zeros) has the place of its first element in the whole.
   std::optional<std::uint64_t> rounding_seed = {};
   at::IntArrayRef numbers = {};
+  at::IntArrayRef first_elements = {};
 };
 
 /// Throws Error invalid_argument, in the name of `where`, unless they are as is said above.

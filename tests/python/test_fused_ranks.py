@@ -12,7 +12,8 @@ from test_fsdp import Odd as ShardedOdd
 from test_fsdp import batch_of as sharded_batch
 from test_fsdp import shard, whole
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
@@ -122,3 +123,28 @@ def skips(rank: int) -> bool:
 
 def test_shards_skip_a_step_together(two_ranks):
     assert two_ranks.run(skips) == [True, True]
+
+
+def rounded_at_random(rank: int, placement: Placement | None) -> Tensor:
+    """A bfloat16 parameter, whole or in shards of a row and two, after three steps."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def made(seed: int) -> Tensor:
+        values = torch.randn(3, 700, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        return values if placement is None else distribute_tensor(values, mesh, [placement])
+
+    parameter = nn.Parameter(made(0))
+    optimizer = AdamW([parameter], lr=1e-3, bf16_rounding="stochastic")
+    for step in range(3):
+        parameter.grad = made(step + 1)
+        optimizer.step()
+    return whole(parameter.detach())
+
+
+def test_random_rounding_does_not_depend_on_how_a_parameter_is_sharded(two_ranks):
+    expected = two_ranks.run(rounded_at_random, None)
+    for placement in (Shard(0), Replicate()):
+        for got, of_rank in zip(two_ranks.run(rounded_at_random, placement), expected, strict=True):
+            assert torch.equal(got, of_rank)
+    with pytest.raises(AssertionError, match=r"sharded as.*Shard.dim=1.*along dimension 0"):
+        two_ranks.run(rounded_at_random, Shard(1))

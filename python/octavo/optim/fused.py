@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo._C import Arena
 from octavo.optim.checks import require_dense, require_own_state, require_real
-from octavo.optim.shards import any_rank, gathered, local
+from octavo.optim.shards import any_rank, first_element, gathered, local
 
 BLOCK = {8: 256, 4: 128}  # elements of a state that share a scale
 NONFINITE = ("skip_element", "skip_step", "raise")
@@ -37,7 +37,8 @@ class FusedOptimizer(Optimizer):
 
     ``bf16_rounding`` of parameters in bfloat16: ``"nearest"`` loses steps of less than half a unit of the last place;
     ``"stochastic"`` rounds without bias, by bits that ``seed``, the step and the element's number draw, the same on
-    every machine; ``"extra_bits"`` keeps 8 more bits of each parameter as a state.
+    every machine and however a DTensor is cut along its first dimension; ``"extra_bits"`` keeps 8 more bits of each
+    parameter as a state.
 
     State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, float32 or codes (uint8 in
     row-major order, whatever the parameter's, with its scales beside it as ``NAME_scale``); ``extra_bits``. All are
@@ -203,6 +204,7 @@ class FusedOptimizer(Optimizer):
                 nonfinite=self._flag_on(device),
                 rounding_seed=group["seed"] % 2**63 if is_random else None,
                 numbers=self._numbers(here) if is_random else [],
+                first_elements=[first_element(p) for p in here] if is_random else [],
             )
             self._call(group, here, common)
             for parameter in here:

@@ -25,6 +25,21 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def first_element(tensor: Tensor) -> int:
+    """The place of a shard's first element in the whole, in row-major order. Raises ValueError for a shard whose
+    elements do not follow each other there."""
+    if not isinstance(tensor, DTensor) or tensor.to_local().numel() == 0:
+        return 0
+    (chunk,) = tensor.__create_chunk_list__()
+    if chunk.sizes[1:] != tensor.shape[1:]:
+        raise ValueError(
+            f"[optim.shards] a {tuple(tensor.shape)} parameter is sharded as {tensor.placements}: 'stochastic' draws "
+            f"by an element's place in the whole, and these have no range of places; use bf16_rounding='extra_bits' or "
+            f"'nearest', or shard along dimension 0 only"
+        )
+    return chunk.offsets[0] * tensor.stride(0) if tensor.ndim else 0
+
+
 def any_rank(is_so: bool, tensors: Iterable[Tensor]) -> bool:
     """Whether it is so on a rank of the meshes of these tensors, which all of them ask together."""
     meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors if isinstance(tensor, DTensor))
