@@ -3,6 +3,7 @@
 
 #include "octavo/codec.h"
 #include "octavo/comm.h"
+#include "octavo/deepcompile.h"
 #include "octavo/device.h"
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"

@@ -87,7 +87,12 @@ add_library(octavo SHARED
   comm/host_backend.cpp
   comm/host_work.cpp
   outer/fragment.cpp
-  outer/outer.cpp)
+  outer/outer.cpp
+  deepcompile/executor.cpp
+  deepcompile/parameter.cpp
+  deepcompile/reduce_bucket.cpp
+  deepcompile/registry.cpp
+  deepcompile/text.cpp)
 # What registers the device `sycl` with torch, and its operators. No test in C++ runs it, so the thread sanitizer's tree
 # does without.
 if(OCTAVO_PYTHON OR NOT OCTAVO_SANITIZE MATCHES thread)
@@ -112,7 +117,7 @@ set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
   Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/arena.cpp bindings/comm.cpp
-    bindings/host.cpp bindings/outer.cpp bindings/sycl.cpp)
+    bindings/deepcompile.cpp bindings/host.cpp bindings/outer.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)
   target_compile_definitions(_C PRIVATE USE_DISTRIBUTED USE_C10D_GLOO TORCH_EXTENSION_NAME=_C)

@@ -4,6 +4,7 @@
 
 #include "octavo/bindings/arena.h"
 #include "octavo/bindings/comm.h"
+#include "octavo/bindings/deepcompile.h"
 #include "octavo/bindings/host.h"
 #include "octavo/bindings/outer.h"
 #include "octavo/bindings/sycl.h"
@@ -64,6 +65,7 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_backends(m);
   octavo::bind_arena(m);
   octavo::bind_comm(m);
+  octavo::bind_deepcompile(m);
   octavo::bind_host(m);
   octavo::bind_outer(m);
   octavo::bind_sycl(m);

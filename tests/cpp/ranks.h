@@ -62,13 +62,15 @@ class ThreadBackend : public c10d::Backend {
     return c10::make_intrusive<Done>();
   }
 
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
     at::Tensor& ours = tensors.at(0);
     meeting_->summands[static_cast<std::size_t>(getRank())] = ours;
     meeting_->barrier.arrive_and_wait();
     at::Tensor sum = meeting_->summands[0].clone();
     for (std::size_t rank = 1; rank < meeting_->summands.size(); ++rank) sum.add_(meeting_->summands[rank]);
     meeting_->barrier.arrive_and_wait();
+    if (options.reduceOp == c10d::ReduceOp::AVG) sum.div_(getSize());
     ours.copy_(sum);
     return c10::make_intrusive<Done>();
   }

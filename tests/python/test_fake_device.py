@@ -44,7 +44,10 @@ def run(plugin: Path, *command: str | Path, **environment: str) -> str:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "modules",
-    [["ddp", "own_kernels", "coalescing"], ["private_memory", "streams", "memory", "arena", "operators", "training"]],
+    [
+        ["ddp", "own_kernels", "coalescing"],
+        ["private_memory", "streams", "memory", "arena", "parameters", "operators", "training"],
+    ],
     ids=["of_ranks", "of_one_process"],
 )
 def test_the_devices_own_tests(fake_plugin: Path, modules: list[str]) -> None:

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/deepcompile/executor.h"
+#include "octavo/deepcompile/parameter.h"
+#include "octavo/deepcompile/reduce_bucket.h"
+#include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/text.h"
+
+namespace dc = octavo::dc;

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/executor.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/deepcompile/text.h"
+
+namespace octavo::dc {
+
+namespace {
+
+constexpr const char* kOfExecutor = "deepcompile.executor";
+
+c10::Stream compute_stream(c10::Stream beside) {
+  return c10::impl::VirtualGuardImpl(beside.device_type()).getStream(beside.device());
+}
+
+}  // namespace
+
+CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                                   std::shared_ptr<DSParamRegistry> param_registry,
+                                   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
+                                   c10::Stream rs_stream, c10::Stream copy_stream, bool pre_div_reduce)
+    : process_group_(std::move(process_group)),
+      param_registry_(std::move(param_registry)),
+      reduce_buckets_(std::move(reduce_buckets)),
+      ds_ids_(std::move(ds_ids)),
+      rs_stream_(rs_stream),
+      copy_stream_(copy_stream),
+      pre_div_reduce_(pre_div_reduce),
+      computed_(make_event(copy_stream.device_type(), /*timing=*/false)),
+      copied_(make_event(copy_stream.device_type(), /*timing=*/false)) {
+  for (const long id : ds_ids_) param_registry_->getParam(id);  // each is known
+}
+
+CustomOpExecutor::~CustomOpExecutor() = default;
+
+bool CustomOpExecutor::hasParam(long ds_id) const { return std::ranges::find(ds_ids_, ds_id) != ds_ids_.end(); }
+
+void CustomOpExecutor::require_gradient(const at::Tensor& gradient, long ds_id) const {
+  if (!hasParam(ds_id)) {
+    fail(ErrorCode::invalid_argument, kOfExecutor, "parameter ", ds_id, " is none of this graph, which has [",
+         join_as_str(ds_ids_, ", ", 100), "]");
+  }
+  const DSParam& param = param_registry_->getParam(ds_id);
+  const auto whole = static_cast<std::int64_t>(productDim(param.getShape()));
+  if (gradient.numel() == whole && gradient.device() == param.getDevice() &&
+      at::isFloatingType(gradient.scalar_type())) {
+    return;
+  }
+  fail(ErrorCode::invalid_argument, kOfExecutor, "expected the gradient of parameter ", ds_id, " as ", whole,
+       " floats on ", param.getDevice().str(), ", got ", at::toString(gradient.scalar_type()), gradient.sizes(), " on ",
+       gradient.device().str());
+}
+
+at::Tensor CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
+  if (!grad_tensor.defined()) return {};
+  require_gradient(grad_tensor, ds_id);
+  const at::ScalarType dtype = grad_tensor.scalar_type();
+  const std::int64_t count = grad_tensor.numel();
+  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count)) flushReduceBucket(dtype);
+
+  const auto bucket = reduce_buckets_->getBuffer(dtype);
+  reduce_buckets_->getEvent(dtype)->block(copy_stream_);
+  bucket->reserve(count);
+  const at::Tensor slice = bucket->allocate(count);
+  computed_->record(compute_stream(copy_stream_));
+  computed_->block(copy_stream_);
+  {
+    const c10::OptionalStreamGuard is_current(copy_stream_);
+    slice.copy_(grad_tensor.flatten(), /*non_blocking=*/true);
+  }
+  reduce_tasks_[dtype].emplace_back(ds_id, std::move(grad_tensor), slice);
+  return at::empty({0}, slice.options());
+}
+
+void CustomOpExecutor::endBackward() {
+  flushAllReduceBuckets();
+  const auto reduced = make_event(rs_stream_.device_type(), /*timing=*/false);
+  reduced->record(rs_stream_);
+  reduced->block(compute_stream(rs_stream_));
+}
+
+void CustomOpExecutor::flushAllReduceBuckets() {
+  std::vector<at::ScalarType> dtypes;  // flushReduceBucket() takes them away
+  for (const auto& [dtype, tasks] : reduce_tasks_) dtypes.push_back(dtype);
+  std::ranges::sort(dtypes);  // in the same order on all ranks
+  for (const at::ScalarType dtype : dtypes) flushReduceBucket(dtype);
+}
+
+void CustomOpExecutor::blockCopyEvents(at::ScalarType) {
+  copied_->record(copy_stream_);
+  copied_->block(rs_stream_);
+}
+
+void CustomOpExecutor::applyPreDivision(at::ScalarType scalar_type) {
+  if (!pre_div_reduce_) return;
+  const c10::OptionalStreamGuard is_current(rs_stream_);
+  const auto bucket = reduce_buckets_->getBuffer(scalar_type);
+  bucket->getBuffer().narrow(0, 0, bucket->getOffset()).div_(process_group_->getSize());
+}
+
+c10d::ReduceOp CustomOpExecutor::getReductionOp() const {
+  return pre_div_reduce_ ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG;
+}
+
+void CustomOpExecutor::performCleanup(at::ScalarType scalar_type) {
+  reduce_buckets_->swap(scalar_type, rs_stream_, copy_stream_);
+  copied_->block(compute_stream(copy_stream_));
+  reduce_tasks_.erase(scalar_type);
+}
+
+}  // namespace octavo::dc

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <vector>
+
+#include "octavo/deepcompile/reduce_bucket.h"
+#include "octavo/deepcompile/registry.h"
+#include "octavo/export.h"
+#include "octavo/kernels/error.h"
+
+namespace c10d {
+class ProcessGroup;
+struct ReduceOp;
+}  // namespace c10d
+
+namespace octavo::dc {
+
+/// What the operators of one compiled graph do on a rank: collects the gradients of its parameters in buckets, which a
+/// subclass reduces. Not thread-safe; all ranks make the calls in the same order.
+///
+/// A gradient is copied to its bucket on `copy_stream`, and the bucket is reduced on `rs_stream`, while the current
+/// stream of the device computes the next gradients; on the CPU all this happens in the call. A missing gradient, which
+/// is an undefined tensor, is none of the bucket's.
+class OCTAVO_API CustomOpExecutor {
+ public:
+  /// `ds_ids`: the parameters of the graph, which the registry knows. `pre_div_reduce`: gradients are divided by the
+  /// number of ranks before they are added up, and otherwise by the process group's average.
+  CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                   std::shared_ptr<DSParamRegistry> param_registry,
+                   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
+                   c10::Stream rs_stream, c10::Stream copy_stream, bool pre_div_reduce);
+  virtual ~CustomOpExecutor();
+  CustomOpExecutor(const CustomOpExecutor&) = delete;
+  CustomOpExecutor& operator=(const CustomOpExecutor&) = delete;
+
+  virtual void startForward() {}
+  virtual void endForward() {}
+  /// `update`: parameters change after this backward pass; false where gradients are accumulated further.
+  virtual void startBackward(bool update) { param_updated_ = update; }
+  /// Reduces what the buckets have. What the current streams get from now on waits for it.
+  virtual void endBackward();
+  /// Of a parameter of this graph: as many elements as it has, in any floating dtype, on its device. Returns an empty
+  /// tensor. Throws Error invalid_argument for another one; nothing is in the bucket then.
+  virtual at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id);
+
+  bool hasParam(long ds_id) const;
+
+ protected:
+  /// Reduces the bucket of the dtype: blockCopyEvents(), applyPreDivision(), a collective of process_group_ on
+  /// rs_stream_ by getReductionOp(), and performCleanup().
+  virtual void flushReduceBucket(at::ScalarType scalar_type) = 0;
+  void flushAllReduceBuckets();
+  /// What rs_stream_ gets from now on waits for the copies to the bucket.
+  void blockCopyEvents(at::ScalarType scalar_type);
+  /// On rs_stream_.
+  void applyPreDivision(at::ScalarType scalar_type);
+  c10d::ReduceOp getReductionOp() const;
+  /// The bucket has been sent: the other one fills, and gradients may be freed that the current stream has made.
+  void performCleanup(at::ScalarType scalar_type);
+
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
+  std::shared_ptr<DSParamRegistry> param_registry_;
+  std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets_;
+  std::vector<long> ds_ids_;
+  c10::Stream rs_stream_, copy_stream_;
+  std::unordered_map<at::ScalarType, std::vector<ReduceTask>> reduce_tasks_;  // of buckets that are not empty
+  std::unordered_map<long, bool> has_acc_grad_;
+  bool param_updated_ = false;
+  bool pre_div_reduce_;
+
+ private:
+  void require_gradient(const at::Tensor& gradient, long ds_id) const;
+
+  std::shared_ptr<StreamEvent> computed_, copied_;
+};
+
+/// The executor of a graph as the class that it is. Throws Error invalid_argument for a graph that has none, or one of
+/// another class.
+template <class T, class U>
+std::shared_ptr<T> getExecutor(long graph_id, const std::unordered_map<long, std::shared_ptr<U>>& executors) {
+  const auto found = executors.find(graph_id);
+  if (found == executors.end()) {
+    fail(ErrorCode::invalid_argument, "deepcompile.executor", "graph ", graph_id, " is not registered; ",
+         executors.size(), " others are");
+  }
+  if (auto executor = std::dynamic_pointer_cast<T>(found->second)) return executor;
+  fail(ErrorCode::invalid_argument, "deepcompile.executor", "graph ", graph_id,
+       " was registered for another stage of ZeRO than this operator is of");
+}
+
+}  // namespace octavo::dc

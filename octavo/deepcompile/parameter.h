@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "octavo/device/stream_event.h"
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+/// A parameter as a rank keeps it under ZeRO: its shard (stage 3) or the whole of it (stages 1 and 2), and the buffer
+/// that its reduced gradient goes to. Its values may be sent to the host and brought back. Not thread-safe.
+///
+/// Moving is asynchronous, on streams of its own. On the CPU values stay where they are.
+class OCTAVO_API DSParam {
+ public:
+  /// `id`: unique in its registry. `ds_shape`: of the whole parameter. `ds_tensor`: this rank's values, of which the
+  /// parameter keeps the memory; where `partitioned`, a shard, flat or not, whose padding counts. `grad_buffer`: may be
+  /// undefined, and is bound later. `offset`: of this rank's part in the whole, in elements (stages 1 and 2).
+  /// `persistent`: stays gathered from its first use to the end of the step (stage 3).
+  /// Throws Error invalid_argument where these contradict each other.
+  DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tensor, at::Tensor grad_buffer, bool partitioned,
+          std::int64_t offset, bool persistent);
+
+  long getId() const { return id_; }
+  std::vector<std::int64_t> getShape() const { return shape_; }
+  at::ScalarType getDtype() const { return dtype_; }
+  /// Where its values are used.
+  c10::Device getDevice() const { return device_; }
+
+  /// Its values where they are now: on the device, ready for what its current stream gets from now on; or on the host,
+  /// where the thread waits for their copy.
+  at::Tensor getDSTensor() const;
+  at::Tensor getGradBuffer() const { return grad_buffer_; }
+  void setGradBuffer(at::Tensor buffer);
+  bool isPartitioned() const { return partitioned_; }
+  std::int64_t getOffset() const { return offset_; }
+  bool isPersistent() const { return persistent_; }
+  void setPersistent(bool persistent) { persistent_ = persistent; }
+
+  /// Moves the values to page-locked memory of the host, when the device's current stream is done with what it has, and
+  /// frees those of the device. Nothing where they are there.
+  void offload();
+  /// The way back, after an offload that is under way.
+  void reload();
+
+ private:
+  void require_buffer(const at::Tensor& buffer) const;
+
+  long id_;
+  std::vector<std::int64_t> shape_;
+  at::ScalarType dtype_;
+  c10::Device device_;
+  at::Tensor on_device_;  // undefined while the values are on the host
+  at::Tensor on_host_;    // kept for the next time
+  at::Tensor grad_buffer_;
+  bool partitioned_;
+  std::int64_t offset_;
+  bool persistent_;
+  std::shared_ptr<StreamEvent> offloaded_, reloaded_;
+};
+
+}  // namespace octavo::dc

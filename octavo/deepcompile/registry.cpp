@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/registry.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+namespace {
+
+const char* name_of(Gathered state) {
+  switch (state) {
+    case Gathered::sharded: return "sharded";
+    case Gathered::in_flight: return "being gathered";
+    case Gathered::available: return "gathered";
+    case Gathered::released: return "released";
+  }
+  return "";
+}
+
+[[noreturn]] void refuse(long ds_id, Gathered state, const char* what) {
+  fail(ErrorCode::invalid_argument, "deepcompile.registry", "parameter ", ds_id, " is ", name_of(state), ": ", what);
+}
+
+}  // namespace
+
+const DSParamRegistry::Entry& DSParamRegistry::at(long ds_id) const {
+  const auto found = entries_.find(ds_id);
+  if (found != entries_.end()) return found->second;
+  fail(ErrorCode::invalid_argument, "deepcompile.registry", "no parameter ", ds_id, " is registered; ", entries_.size(),
+       " others are");
+}
+
+void DSParamRegistry::registerParam(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
+                                    at::Tensor grad_buffer, bool partitioned, std::int64_t offset, bool persistent) {
+  if (hasParam(ds_id)) {
+    fail(ErrorCode::invalid_argument, "deepcompile.registry", "parameter ", ds_id, " is registered already, as [",
+         join_as_str(getParam(ds_id).getShape(), ", "), "]: ids are unique in an engine");
+  }
+  DSParam param(ds_id, ds_shape, std::move(ds_tensor), std::move(grad_buffer), partitioned, offset, persistent);
+  if (param.getGradBuffer().defined()) param.getGradBuffer().zero_();
+  entries_.emplace(ds_id, Entry{std::move(param)});
+}
+
+void DSParamRegistry::registerGatheredParam(long ds_id, at::Tensor ds_tensor) {
+  Entry& entry = at(ds_id);
+  if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "wait for it before its memory is replaced");
+  const auto whole = static_cast<std::int64_t>(productDim(entry.param.getShape()));
+  if (ds_tensor.numel() < whole || ds_tensor.device() != entry.param.getDevice()) {
+    fail(ErrorCode::invalid_argument, "deepcompile.registry", "expected memory for ", whole, " elements of parameter ",
+         ds_id, " on ", entry.param.getDevice().str(), ", got ", ds_tensor.numel(), " on ", ds_tensor.device().str());
+  }
+  entry.gathered = std::move(ds_tensor);
+  entry.state = Gathered::available;
+  entry.valid = false;
+}
+
+void DSParamRegistry::unregisterGatheredParam(long ds_id) {
+  Entry& entry = at(ds_id);
+  if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "wait for it before it is released");
+  if (entry.state == Gathered::released) refuse(ds_id, entry.state, "it can be released once for each gather");
+  entry.valid = false;
+  if (entry.state == Gathered::sharded) return;
+  entry.gathered.reset();
+  entry.state = Gathered::released;
+}
+
+const at::Tensor& DSParamRegistry::getGatheredParam(long ds_id) const {
+  const Entry& entry = at(ds_id);
+  if (!entry.gathered.defined()) refuse(ds_id, entry.state, "its whole values are there after a gather alone");
+  return entry.gathered;
+}
+
+void DSParamRegistry::beginGather(long ds_id) {
+  Entry& entry = at(ds_id);
+  if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "one gather at a time");
+  if (entry.state != Gathered::available) refuse(ds_id, entry.state, "register memory for its whole values first");
+  entry.state = Gathered::in_flight;
+}
+
+void DSParamRegistry::endGather(long ds_id) {
+  Entry& entry = at(ds_id);
+  if (entry.state != Gathered::in_flight) refuse(ds_id, entry.state, "there is no gather to wait for");
+  entry.state = Gathered::available;
+  entry.valid = true;
+}
+
+void DSParamRegistry::setValid(long ds_id, bool valid) { at(ds_id).valid = valid; }
+
+void DSParamRegistry::invalidateAll() {
+  for (auto& [id, entry] : entries_) entry.valid = false;
+}
+
+}  // namespace octavo::dc

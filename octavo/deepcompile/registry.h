@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "octavo/deepcompile/parameter.h"
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+/// Where the whole values of a parameter are between its shards and its users.
+enum class Gathered {
+  sharded,    // nowhere
+  in_flight,  // a collective writes them
+  available,  // in memory: registerGatheredParam()'s
+  released,   // no longer in memory
+};
+
+/// The parameters of an engine by id, and the whole values of those that are gathered. Every change of a state is
+/// checked; where it is refused, Error invalid_argument names the parameter and nothing has changed. Not thread-safe.
+///
+/// Gathered values may be there and yet be those of an earlier step: they are *valid* until the shards change, and
+/// stale afterwards.
+class OCTAVO_API DSParamRegistry {
+ public:
+  /// As the constructor of DSParam. Zeros the gradient buffer. Throws for an id that is taken.
+  void registerParam(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
+                     at::Tensor grad_buffer, bool partitioned, std::int64_t offset, bool persistent);
+  const DSParam& getParam(long ds_id) const { return at(ds_id).param; }
+  bool hasParam(long ds_id) const { return entries_.contains(ds_id); }
+  /// Replaces the buffer of the reduced gradient, which is not zeroed; undefined: it has none.
+  void setGradBuffer(long ds_id, at::Tensor grad_buffer) { at(ds_id).param.setGradBuffer(std::move(grad_buffer)); }
+  void setPersistent(long ds_id, bool persistent) { at(ds_id).param.setPersistent(persistent); }
+  void offload(long ds_id) { at(ds_id).param.offload(); }
+  void reload(long ds_id) { at(ds_id).param.reload(); }
+
+  // ---- whole values
+
+  Gathered state(long ds_id) const { return at(ds_id).state; }
+  /// `ds_tensor`: memory with at least the parameter's elements, of any shape, in place of what was registered before.
+  /// Refused while a collective writes the one before.
+  void registerGatheredParam(long ds_id, at::Tensor ds_tensor);
+  /// From `available` or, where nothing is to be kept of it, from `sharded`: nothing. The values are no longer valid.
+  /// Refused while a collective writes them: wait for it first.
+  void unregisterGatheredParam(long ds_id);
+  /// Refused where there are none.
+  const at::Tensor& getGatheredParam(long ds_id) const;
+  bool hasGatheredParam(long ds_id) const { return at(ds_id).gathered.defined(); }
+  /// A collective has been started that writes the registered memory; and has been waited for.
+  void beginGather(long ds_id);
+  void endGather(long ds_id);
+
+  void setValid(long ds_id, bool valid);
+  bool isValid(long ds_id) const { return at(ds_id).valid; }
+  /// Of all parameters: the shards have changed.
+  void invalidateAll();
+
+ private:
+  struct Entry {
+    DSParam param;
+    Gathered state = Gathered::sharded;
+    at::Tensor gathered = {};
+    bool valid = false;
+  };
+
+  /// Throws for an id that was not registered.
+  const Entry& at(long ds_id) const;
+  Entry& at(long ds_id) { return const_cast<Entry&>(std::as_const(*this).at(ds_id)); }
+
+  std::unordered_map<long, Entry> entries_;
+};
+
+}  // namespace octavo::dc
