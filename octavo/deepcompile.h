@@ -2,9 +2,11 @@
 #pragma once
 
 #include "octavo/deepcompile/executor.h"
+#include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/deepcompile/registry.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/deepcompile/zero_executors.h"
 
 namespace dc = octavo::dc;

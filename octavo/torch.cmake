@@ -89,10 +89,12 @@ add_library(octavo SHARED
   outer/fragment.cpp
   outer/outer.cpp
   deepcompile/executor.cpp
+  deepcompile/gradient_sum.cpp
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
   deepcompile/registry.cpp
-  deepcompile/text.cpp)
+  deepcompile/text.cpp
+  deepcompile/zero_executors.cpp)
 # What registers the device `sycl` with torch, and its operators. No test in C++ runs it, so the thread sanitizer's tree
 # does without.
 if(OCTAVO_PYTHON OR NOT OCTAVO_SANITIZE MATCHES thread)

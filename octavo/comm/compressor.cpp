@@ -34,6 +34,12 @@ const float* readable_on(c10::Device device, const at::Tensor& momentum) {
   return momentum.const_data_ptr<float>();
 }
 
+/// The codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are that in half of it.
+const Codec* without_loss(const Contribution& tensor) {
+  const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == Memory::none();
+  return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &block_coding(BlockCodec::bf16) : tensor.up;
+}
+
 /// Distinct for every step, parameter and rank of a run: what is added to it must not repeat.
 std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) {
   return step << 32U | (parameter & 0xFFFFFU) << 12U | (static_cast<std::uint64_t>(rank) & 0xFFFU);
@@ -153,6 +159,10 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
          "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
          "(sparse=False), or leave ranks_per_host out");
   }
+  if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
+    fail(ErrorCode::unsupported, "comm.compressor",
+         "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
+  }
   auto job = std::make_unique<Job>();
   if (bucket.is_complex()) {
     bucket = at::view_as_real(bucket).view(-1);
@@ -171,8 +181,9 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     return job;
   }
   const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
-  job->is_encoded = !bucket.is_sparse() &&
-                    (host_ || (job->is_planned && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots))));
+  job->is_encoded =
+      !bucket.is_sparse() && (host_ || collective_ == Collective::reduce_to_owners ||
+                              (job->is_planned && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots))));
   if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
   if (job->is_planned) {
     mix_own_momenta(*job);
@@ -296,7 +307,7 @@ void Compressor::keep_gradients(Job& job) const {
 
 /// The part of a bucket where the averages are.
 at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
-  if (!scatters()) return bucket;
+  if (collective_ != Collective::reduce_scatter) return bucket;
   const std::int64_t part = bucket.numel() / wire_->world_size();
   return bucket.narrow(0, wire_->rank() * part, part);
 }
@@ -307,7 +318,8 @@ std::vector<Contribution> Compressor::contributions(const Job& job) {
     void* const values = static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
     tensors.push_back(contribution(slot.parameter, values, job.values.device()));
     tensors.back().dtype = job.values.scalar_type();
-    if (!scatters()) continue;
+    if (collective_ == Collective::reduce_to_owners) tensors.back().up = without_loss(tensors.back());
+    if (collective_ != Collective::reduce_scatter) continue;
     const std::uint64_t share = tensors.back().ownership.share(tensors.back().count, wire_->world_size());
     tensors.back().share = std::max<std::uint64_t>(1, share);
     tensors.back().stride = static_cast<std::uint64_t>(job.values.numel()) / static_cast<unsigned>(wire_->world_size());

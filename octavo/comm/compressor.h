@@ -30,9 +30,12 @@ struct Slot {
   std::uint64_t offset;   // in elements of the bucket
 };
 
-/// Who gets the averages: every rank all of them, or each the part that it owns (ParameterInfo::ownership), for which
-/// buckets are W equal parts, one after another: what the ranks own.
-enum class Collective { all_reduce, reduce_scatter };
+/// Who gets the averages.
+enum class Collective {
+  all_reduce,      // every rank, all of them
+  reduce_scatter,  // each the part that it owns (ParameterInfo::ownership), of buckets of W equal parts: what they own
+  reduce_to_owners,  // the same of buckets of whole tensors, in their place there; the rest of a bucket is undefined
+};
 
 /// What ranks exchange in a step.
 enum class Exchange {
@@ -303,7 +306,7 @@ class OCTAVO_API Compressor {
   const LinearMap* map_of(const Parameter& parameter) const;
   static Matrix shape_of(const Parameter& parameter);
   Mapping mapping(std::size_t index);
-  bool scatters() const { return collective_ == Collective::reduce_scatter; }
+  bool scatters() const { return collective_ != Collective::all_reduce; }
   int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
   std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
   at::Tensor result_of(const at::Tensor& bucket) const;

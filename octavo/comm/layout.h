@@ -26,6 +26,9 @@ struct OCTAVO_API Ownership {
   /// Whole rows of `row` elements, as torch.chunk cuts the first dimension: the shards of FSDP2.
   static Ownership rows(std::uint64_t row) { return {row}; }
 
+  /// Equal shares, the last ones shorter: the shards of ZeRO.
+  static Ownership shares() { return {1}; }
+
   /// Elements from the start of one rank's range to that of the next one's.
   std::uint64_t share(std::uint64_t count, int world_size) const;
 };

@@ -33,6 +33,7 @@ CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
       ds_ids_(std::move(ds_ids)),
       rs_stream_(rs_stream),
       copy_stream_(copy_stream),
+      has_acc_grad_(param_registry_->accumulation().reduced),
       pre_div_reduce_(pre_div_reduce),
       computed_(make_event(copy_stream.device_type(), /*timing=*/false)),
       copied_(make_event(copy_stream.device_type(), /*timing=*/false)) {

@@ -73,7 +73,7 @@ class OCTAVO_API CustomOpExecutor {
   std::vector<long> ds_ids_;
   c10::Stream rs_stream_, copy_stream_;
   std::unordered_map<at::ScalarType, std::vector<ReduceTask>> reduce_tasks_;  // of buckets that are not empty
-  std::unordered_map<long, bool> has_acc_grad_;
+  std::unordered_map<long, bool>& has_acc_grad_;  // the registry's: a parameter may be one of several graphs
   bool param_updated_ = false;
   bool pre_div_reduce_;
 

@@ -65,6 +65,8 @@ class OCTAVO_API DoubleBufferedReduceBucket {
                              c10::Device device = c10::DeviceType::CPU)
       : initial_size_(initial_bucket_size), is_double_(enable_double_buffer), device_(device) {}
 
+  /// Whether another bucket fills while one is sent.
+  bool isDouble() const { return is_double_; }
   /// The bucket that fills.
   std::shared_ptr<ReduceBucket> getBuffer(at::ScalarType scalar_type);
   /// Marks the end of the work on that bucket's memory that was enqueued when it was last sent: what writes to it must

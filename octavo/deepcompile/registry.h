@@ -20,6 +20,12 @@ enum class Gathered {
   released,   // no longer in memory
 };
 
+/// What an engine has of gradients between two changes of its parameters, of all graphs together.
+struct Accumulation {
+  std::unordered_map<long, bool> reduced;      // whether a parameter's buffer holds a sum already
+  std::unordered_map<long, at::Tensor> local;  // of stage 1: this rank's own sums, which wait for the last micro-batch
+};
+
 /// The parameters of an engine by id, and the whole values of those that are gathered. Every change of a state is
 /// checked; where it is refused, Error invalid_argument names the parameter and nothing has changed. Not thread-safe.
 ///
@@ -37,6 +43,8 @@ class OCTAVO_API DSParamRegistry {
   void setPersistent(long ds_id, bool persistent) { at(ds_id).param.setPersistent(persistent); }
   void offload(long ds_id) { at(ds_id).param.offload(); }
   void reload(long ds_id) { at(ds_id).param.reload(); }
+
+  Accumulation& accumulation() { return accumulation_; }
 
   // ---- whole values
 
@@ -72,6 +80,7 @@ class OCTAVO_API DSParamRegistry {
   Entry& at(long ds_id) { return const_cast<Entry&>(std::as_const(*this).at(ds_id)); }
 
   std::unordered_map<long, Entry> entries_;
+  Accumulation accumulation_;
 };
 
 }  // namespace octavo::dc

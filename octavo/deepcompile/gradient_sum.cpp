@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/gradient_sum.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+namespace {
+
+std::vector<ParameterInfo> infos_of(const std::vector<SummedParam>& params) {
+  std::vector<ParameterInfo> infos;
+  for (const SummedParam& param : params) {
+    const bool is_matrix = param.shape.size() > 1 && param.shape.front() > 0;
+    const auto rows = is_matrix ? static_cast<std::uint64_t>(param.shape.front()) : 1;
+    infos.push_back({param.name, productDim(param.shape), param.exempt, rows, Ownership::shares()});
+  }
+  return infos;
+}
+
+}  // namespace
+
+GradientSum::GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params)
+    : params_(std::move(params)) {
+  for (std::size_t i = 0; i < params_.size(); ++i) indices_.emplace(params_[i].id, i);
+  compressor_ = std::make_unique<Compressor>(std::move(wire), plan, infos_of(params_), Collective::reduce_to_owners);
+}
+
+std::size_t GradientSum::index_of(long id) const {
+  const auto found = indices_.find(id);
+  if (found != indices_.end()) return found->second;
+  fail(ErrorCode::invalid_argument, "deepcompile.gradient_sum", "parameter ", id, " is none of the ", params_.size(),
+       " whose gradients are summed up: register it before the first graph");
+}
+
+Range GradientSum::owned(long id) const {
+  const std::uint64_t count = productDim(params_[index_of(id)].shape);
+  return owned_range(count, compressor_->rank(), compressor_->world_size(), Ownership::shares());
+}
+
+void GradientSum::begin_pass() {
+  compressor_->begin_step();
+  in_step_.clear();
+}
+
+std::unique_ptr<Compressor::Job> GradientSum::begin(const at::Tensor& bucket, std::span<const ReduceTask> tasks) {
+  std::vector<Slot> slots;
+  bool comes_again = false;
+  for (const ReduceTask& task : tasks) {
+    const std::int64_t offset = task.getSendBuf().storage_offset() - bucket.storage_offset();
+    slots.push_back({index_of(task.getDSId()), static_cast<std::uint64_t>(offset)});
+    comes_again |= in_step_.contains(task.getDSId());
+  }
+  // What is remembered of a parameter is read and written once a step: one of several graphs is of several steps.
+  if (comes_again) begin_pass();
+  for (const ReduceTask& task : tasks) in_step_.insert(task.getDSId());
+  return compressor_->begin(bucket, std::move(slots));
+}
+
+void GradientSum::finish(std::unique_ptr<Compressor::Job> job) {
+  for (int next = 1; next < Compressor::transfers(*job); ++next) compressor_->advance(*job);
+  compressor_->finish(std::move(job));
+}
+
+}  // namespace octavo::dc

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/layout.h"
+#include "octavo/deepcompile/reduce_bucket.h"
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+/// A parameter whose gradients are summed up.
+struct SummedParam {
+  long id;
+  std::string name;  // by which a plan's rules and its residuals know it
+  std::vector<std::int64_t> shape;
+  bool exempt = false;  // is sent in float32 whatever the plan says
+};
+
+/// The gradients of an engine's parameters on their way to the ranks that own their parts, by a plan. Each rank owns an
+/// equal share of every parameter, in its flat order (Ownership::shares). Not thread-safe; all ranks make the calls in
+/// the same order, with the same parameters. Throws what Compressor does.
+class OCTAVO_API GradientSum {
+ public:
+  GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params);
+
+  /// What this rank owns of a parameter. Throws Error invalid_argument for an id that is none of these.
+  Range owned(long id) const;
+
+  /// A backward pass begins. What the plan remembers is that of whole passes.
+  void begin_pass();
+  /// One at a time: starts to send the gradients of `tasks`, slices of `bucket`, which must stay until finish(): their
+  /// owned ranges are then the averages, in their place; the rest of the bucket is undefined.
+  std::unique_ptr<Compressor::Job> begin(const at::Tensor& bucket, std::span<const ReduceTask> tasks);
+  void finish(std::unique_ptr<Compressor::Job> job);
+
+  Compressor& compressor() { return *compressor_; }
+
+ private:
+  std::size_t index_of(long id) const;
+
+  std::vector<SummedParam> params_;
+  std::unordered_map<long, std::size_t> indices_;
+  std::unique_ptr<Compressor> compressor_;
+  std::unordered_set<long> in_step_;
+};
+
+}  // namespace octavo::dc

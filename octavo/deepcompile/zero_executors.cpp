@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/zero_executors.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <utility>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+/// A bucket on its way.
+struct ReducingExecutor::Sending {
+  std::vector<ReduceTask> tasks;
+  std::unique_ptr<Compressor::Job> job;
+};
+
+ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                                   std::shared_ptr<DSParamRegistry> param_registry,
+                                   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
+                                   c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum)
+    : CustomOpExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
+                       std::move(ds_ids), rs_stream, copy_stream, /*pre_div_reduce=*/false),
+      sum_(std::move(sum)) {
+  for (const long id : ds_ids_) sum_->owned(id);  // each is known
+}
+
+ReducingExecutor::~ReducingExecutor() = default;
+
+/// What was sent before has come: one bucket travels at a time, and its memory fills again after the next swap.
+void ReducingExecutor::flushReduceBucket(at::ScalarType scalar_type) {
+  receive();
+  blockCopyEvents(scalar_type);
+  {
+    const c10::OptionalStreamGuard is_current(rs_stream_);
+    std::vector<ReduceTask> tasks = std::move(reduce_tasks_.at(scalar_type));
+    const auto bucket = reduce_buckets_->getBuffer(scalar_type);
+    auto job = sum_->begin(bucket->getBuffer().narrow(0, 0, bucket->getOffset()), tasks);
+    sending_ = std::make_unique<Sending>(Sending{std::move(tasks), std::move(job)});
+  }
+  if (!reduce_buckets_->isDouble()) receive();
+  performCleanup(scalar_type);
+}
+
+void ReducingExecutor::endBackward() {
+  flushAllReduceBuckets();
+  receive();
+  CustomOpExecutor::endBackward();
+}
+
+void ReducingExecutor::receive() {
+  if (!sending_) return;
+  const c10::OptionalStreamGuard is_current(rs_stream_);
+  const std::unique_ptr<Sending> come = std::move(sending_);
+  sum_->finish(std::move(come->job));
+  for (const ReduceTask& task : come->tasks) deliver(task);
+}
+
+void ReducingExecutor::deliver(const ReduceTask& task) {
+  const long id = task.getDSId();
+  const Range own = sum_->owned(id);
+  if (own.count == 0) return;
+  const auto first = static_cast<std::int64_t>(own.first), count = static_cast<std::int64_t>(own.count);
+  const at::Tensor part = task.getSendBuf().narrow(0, first, count);
+  at::Tensor buffer = buffer_of(id, count);
+  if (std::exchange(has_acc_grad_[id], true)) {
+    buffer.add_(part);
+  } else {
+    buffer.copy_(part);
+  }
+}
+
+at::Tensor ReducingExecutor::buffer_of(long ds_id, std::int64_t count) const {
+  const at::Tensor buffer = param_registry_->getParam(ds_id).getGradBuffer();
+  if (buffer.defined() && buffer.numel() >= count) return buffer.flatten().narrow(0, 0, count);
+  fail(ErrorCode::invalid_argument, "deepcompile.zero_executors", "expected the gradient buffer of parameter ", ds_id,
+       " with ", count, " elements, which rank ", process_group_->getRank(), " owns of it, got ",
+       buffer.defined() ? std::to_string(buffer.numel()) : "none", ": bind it before the backward pass");
+}
+
+at::Tensor Z1CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
+  if (!grad_tensor.defined()) return {};
+  auto& local = param_registry_->accumulation().local;
+  const auto earlier = local.find(ds_id);
+  if (!param_updated_) {
+    // as memory of its own: autograd may go on to use the gradient
+    at::Tensor sum = earlier == local.end() ? grad_tensor.clone() : earlier->second.add_(grad_tensor);
+    local.insert_or_assign(ds_id, std::move(sum));
+    return at::empty({0}, grad_tensor.options());
+  }
+  if (earlier != local.end()) {
+    grad_tensor = earlier->second.add_(grad_tensor);
+    local.erase(earlier);
+  }
+  return ReducingExecutor::reduceGrad(std::move(grad_tensor), ds_id);
+}
+
+/// What had gradients in earlier micro-batches alone is reduced, too.
+void Z1CustomOpExecutor::endBackward() {
+  auto& local = param_registry_->accumulation().local;
+  for (const long id : ds_ids_) {
+    const auto left = param_updated_ ? local.find(id) : local.end();
+    if (left == local.end()) continue;
+    const at::Tensor sum = std::move(left->second);
+    local.erase(left);
+    ReducingExecutor::reduceGrad(sum, id);
+  }
+  ReducingExecutor::endBackward();
+}
+
+}  // namespace octavo::dc

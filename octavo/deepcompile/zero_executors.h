@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+#include "octavo/deepcompile/executor.h"
+#include "octavo/deepcompile/gradient_sum.h"
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+/// Reduces buckets to the ranks that own their parts: half of what an all-reduce sends. While a bucket travels the next
+/// one fills. The average of a rank's own part goes to the parameter's gradient buffer, or is added to what is there of
+/// earlier micro-batches and of other graphs; a parameter of which a rank owns nothing needs no buffer there.
+class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
+ public:
+  /// As CustomOpExecutor; `sum` is that of all graphs of the engine, and has their parameters.
+  ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                   std::shared_ptr<DSParamRegistry> param_registry,
+                   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
+                   c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum);
+  ~ReducingExecutor() override;
+
+  void endBackward() override;
+
+ protected:
+  void flushReduceBucket(at::ScalarType scalar_type) override;
+
+ private:
+  struct Sending;
+
+  void receive();
+  void deliver(const ReduceTask& task);
+  at::Tensor buffer_of(long ds_id, std::int64_t count) const;
+
+  std::shared_ptr<GradientSum> sum_;
+  std::unique_ptr<Sending> sending_;
+};
+
+/// ZeRO-1: gradients of micro-batches are added up on every rank, whole, and reduced with those of the last one.
+class OCTAVO_API Z1CustomOpExecutor final : public ReducingExecutor {
+ public:
+  using ReducingExecutor::ReducingExecutor;
+  void endBackward() override;
+  at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id) override;
+};
+
+/// ZeRO-2: gradients of every micro-batch are reduced, and each rank adds up its own part.
+class OCTAVO_API Z2CustomOpExecutor final : public ReducingExecutor {
+ public:
+  using ReducingExecutor::ReducingExecutor;
+};
+
+}  // namespace octavo::dc
