@@ -9,6 +9,7 @@
 #include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/host_backend.h"
 #include "octavo/comm/plan.h"
+#include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/comm/schedule/hierarchical.h"
 #include "octavo/comm/schedule/one_phase.h"
 #include "octavo/comm/schedule/two_phase.h"

@@ -3,6 +3,7 @@
 
 #include "octavo/deepcompile/executor.h"
 #include "octavo/deepcompile/gradient_sum.h"
+#include "octavo/deepcompile/param_gather.h"
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/deepcompile/registry.h"

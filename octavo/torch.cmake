@@ -66,6 +66,7 @@ add_library(octavo SHARED
   comm/schedule/gradient_power.cpp
   comm/schedule/all_reduce_sum.cpp
   comm/schedule/gather_codes.cpp
+  comm/schedule/gather_shards.cpp
   comm/schedule/messages.cpp
   comm/schedule/packed_transfer.cpp
   comm/schedule/one_phase.cpp
@@ -90,6 +91,7 @@ add_library(octavo SHARED
   outer/outer.cpp
   deepcompile/executor.cpp
   deepcompile/gradient_sum.cpp
+  deepcompile/param_gather.cpp
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
   deepcompile/registry.cpp

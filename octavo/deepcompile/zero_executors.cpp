@@ -110,4 +110,56 @@ void Z1CustomOpExecutor::endBackward() {
   ReducingExecutor::endBackward();
 }
 
+Z3CustomOpExecutor::Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                                       std::shared_ptr<DSParamRegistry> param_registry,
+                                       std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets,
+                                       std::vector<long> ds_ids, c10::Stream rs_stream, c10::Stream copy_stream,
+                                       std::shared_ptr<GradientSum> sum, std::shared_ptr<ParamGather> gather)
+    : ReducingExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
+                       std::move(ds_ids), rs_stream, copy_stream, std::move(sum)),
+      gather_(std::move(gather)) {}
+
+/// Shards change before the next step: whole values are stale, of parameters that other graphs share, too.
+void Z3CustomOpExecutor::endBackward() {
+  ReducingExecutor::endBackward();
+  uses_.clear();
+  for (const long id : ds_ids_) {
+    if (param_updated_) param_registry_->setValid(id, false);
+  }
+}
+
+void Z3CustomOpExecutor::require_param(long ds_id) const {
+  if (hasParam(ds_id)) return;
+  fail(ErrorCode::invalid_argument, "deepcompile.zero_executors", "parameter ", ds_id, " is none of this graph");
+}
+
+at::Tensor Z3CustomOpExecutor::allgatherParam(long ds_id, std::optional<at::ScalarType> dtype) {
+  prefetchParamsFused({ds_id}, dtype);
+  const at::Tensor& whole = param_registry_->getGatheredParam(ds_id);
+  const at::ScalarType wanted = dtype.value_or(param_registry_->getParam(ds_id).getDtype());
+  if (whole.scalar_type() == wanted) return whole.view(param_registry_->getParam(ds_id).getShape());
+  gather_->wait(ds_id);  // it was gathered in another dtype
+  return whole.view(param_registry_->getParam(ds_id).getShape()).to(wanted);
+}
+
+void Z3CustomOpExecutor::prefetchParamsFused(const std::vector<long>& ds_ids, std::optional<at::ScalarType> dtype) {
+  for (const long id : ds_ids) require_param(id);
+  gather_->start(ds_ids, dtype);
+}
+
+at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
+  require_param(ds_id);
+  param_registry_->getGatheredParam(ds_id);  // there was a gather
+  gather_->wait(ds_id);
+  return v;
+}
+
+void Z3CustomOpExecutor::releaseParam(long ds_id, long n_users) {
+  require_param(ds_id);
+  param_registry_->getGatheredParam(ds_id);
+  if (++uses_[ds_id] < n_users) return;
+  if (!param_registry_->getParam(ds_id).isPersistent()) param_registry_->unregisterGatheredParam(ds_id);
+  uses_.erase(ds_id);
+}
+
 }  // namespace octavo::dc

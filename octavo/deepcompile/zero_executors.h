@@ -4,10 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "octavo/deepcompile/executor.h"
 #include "octavo/deepcompile/gradient_sum.h"
+#include "octavo/deepcompile/param_gather.h"
 #include "octavo/export.h"
 
 namespace octavo::dc {
@@ -52,6 +55,38 @@ class OCTAVO_API Z1CustomOpExecutor final : public ReducingExecutor {
 class OCTAVO_API Z2CustomOpExecutor final : public ReducingExecutor {
  public:
   using ReducingExecutor::ReducingExecutor;
+};
+
+/// ZeRO-3: every rank has a shard of each parameter, whose whole values are there from a gather to the last use of a
+/// graph; gradients as in ZeRO-2. A parameter that is persistent keeps its whole values, which serve until the end of a
+/// backward pass after which parameters change.
+class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
+ public:
+  /// As ReducingExecutor; `gather` is that of all graphs of the engine.
+  Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
+                     std::shared_ptr<DSParamRegistry> param_registry,
+                     std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
+                     c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
+                     std::shared_ptr<ParamGather> gather);
+
+  void endBackward() override;
+
+  /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, to be used
+  /// after waitAllgather() alone; `dtype`: of it, that of the parameter where it is not given.
+  at::Tensor allgatherParam(long ds_id, std::optional<at::ScalarType> dtype = std::nullopt);
+  /// The same of several at once, in one transfer.
+  void prefetchParamsFused(const std::vector<long>& ds_ids, std::optional<at::ScalarType> dtype = std::nullopt);
+  /// The parameter's whole values, which are there, in the dtype of `v`, which allgatherParam() has returned.
+  at::Tensor waitAllgather(const at::Tensor& v, long ds_id);
+  /// After one of its `n_users` uses in the graph; after the last one the memory is given up, unless the parameter is
+  /// persistent. Throws Error invalid_argument where it was not waited for, or is used more often.
+  void releaseParam(long ds_id, long n_users);
+
+ private:
+  void require_param(long ds_id) const;
+
+  std::shared_ptr<ParamGather> gather_;
+  std::unordered_map<long, long> uses_;  // since the last gather
 };
 
 }  // namespace octavo::dc

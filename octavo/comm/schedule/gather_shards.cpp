@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/gather_shards.h"
+
+#include <utility>
+
+#include "octavo/comm/schedule/float_part.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/device/scratch.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+Contribution GatherShards::tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,
+                                  Ownership ownership) {
+  const CodecTraits traits = codec.traits();
+  if (traits.packs || traits.leaves_unsent || !traits.keeps_magnitude) {
+    fail(ErrorCode::invalid_argument, "comm.gather_shards", "values are gathered by a codec that sends all of them in ",
+         "a fixed number of bytes, such as bf16, int8 or fp8, not by ", codec.text());
+  }
+  Contribution all{values, count, &codec, &codec};
+  all.dtype = dtype;
+  all.ownership = ownership;
+  return all;
+}
+
+void GatherShards::begin(std::vector<Contribution> tensors, std::uint64_t digest) {
+  const SettledAtEnd buffers_are_free(device_);
+  tensors_ = std::move(tensors);
+  if (wire_.world_size() == 1) return;
+  codes_.begin(tensors_, digest);
+  encode_own();
+  wait_for_current_stream(device_);
+  codes_.send();
+}
+
+void GatherShards::encode_own() {
+  const auto pieces = codes_.own_pieces();
+  parts_.clear();
+  for (const Piece& piece : pieces) {
+    parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
+  }
+  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
+    const Piece& piece = pieces[part.piece];
+    const Contribution& tensor = tensors_[piece.tensor];
+    const SentPart sent = tensor.sent(Way::down, wire_.rank(), piece, part.range, codes_.own_bytes(), device_);
+    const FloatPart values(device_, tensor, sent.first(), sent.count());
+    tensor.memory->encode(sent, tensor.input(sent.first(), values.load()));
+  });
+}
+
+void GatherShards::finish() {
+  if (wire_.world_size() > 1) {
+    const SettledAtEnd buffers_are_free(device_);
+    codes_.wait();
+    codes_.decode_all(std::vector<float>(tensors_.size(), 1.0F), /*nonfinite=*/nullptr);
+  }
+  tensors_.clear();  // their memory is the caller's
+}
+
+}  // namespace octavo

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/param_gather.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/comm/layout.h"
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+#include "octavo/rules/counter_random.h"
+
+namespace octavo::dc {
+
+/// Parameters that travel together.
+struct ParamGather::Flight {
+  c10::Device device;
+  std::vector<long> ids;
+  std::unique_ptr<GatherShards> schedule;
+};
+
+ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec)
+    : wire_(std::move(wire)), registry_(std::move(registry)), codec_(std::move(codec)) {}
+
+ParamGather::~ParamGather() = default;
+
+void ParamGather::start(std::span<const long> ids, std::optional<at::ScalarType> dtype) {
+  std::vector<long> needed;
+  for (const long id : ids) {
+    const bool is_there = registry_->isValid(id) || registry_->state(id) == Gathered::in_flight;
+    if (!is_there && std::ranges::find(needed, id) == needed.end()) needed.push_back(id);
+  }
+  if (needed.empty()) return;
+  std::vector<Contribution> tensors;
+  std::uint64_t digest = rules::derive_key(++started_, needed.size());
+  const c10::Device device = registry_->getParam(needed.front()).getDevice();
+  for (const long id : needed) {
+    const at::Tensor whole = make_room(registry_->getParam(id), dtype.value_or(registry_->getParam(id).getDtype()));
+    registry_->registerGatheredParam(id, whole);
+    tensors.push_back(contribution(whole));
+    digest = rules::derive_key(digest, static_cast<std::uint64_t>(id));
+    digest = rules::derive_key(digest, tensors.back().up->fingerprint());
+  }
+  auto schedule = take_schedule(device);
+  schedule->begin(std::move(tensors), digest);
+  for (const long id : needed) registry_->beginGather(id);
+  flights_.push_back(std::make_unique<Flight>(Flight{device, std::move(needed), std::move(schedule)}));
+}
+
+/// Memory for the whole values, in which this rank's own are: what the parameter kept, where it is of that dtype.
+at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) const {
+  const long id = param.getId();
+  const bool is_kept = registry_->hasGatheredParam(id) && registry_->getGatheredParam(id).scalar_type() == dtype;
+  const at::Tensor shard = param.getDSTensor();
+  at::Tensor whole = is_kept ? registry_->getGatheredParam(id)
+                             : at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
+  const auto count = static_cast<std::uint64_t>(whole.numel());
+  const Range own = owned_range(count, wire_->rank(), wire_->world_size(), Ownership::shares());
+  if (static_cast<std::uint64_t>(shard.numel()) < own.count) {
+    fail(ErrorCode::invalid_argument, "deepcompile.param_gather", "expected a shard of parameter ", id, " with ",
+         own.count, " elements, which rank ", wire_->rank(), " of ", wire_->world_size(), " owns of [",
+         join_as_str(param.getShape(), ", "), "], got ", shard.numel());
+  }
+  const auto first = static_cast<std::int64_t>(own.first), size = static_cast<std::int64_t>(own.count);
+  whole.view(-1).narrow(0, first, size).copy_(shard.flatten().narrow(0, 0, size), /*non_blocking=*/true);
+  return whole;
+}
+
+Contribution ParamGather::contribution(const at::Tensor& whole) const {
+  const at::ScalarType dtype = whole.scalar_type();
+  const Codec& exact = block_coding(dtype == at::kBFloat16 ? BlockCodec::bf16 : BlockCodec::fp32);
+  return GatherShards::tensor(whole.mutable_data_ptr(), static_cast<std::uint64_t>(whole.numel()), dtype,
+                              codec_ ? *codec_ : exact, Ownership::shares());
+}
+
+std::unique_ptr<GatherShards> ParamGather::take_schedule(c10::Device device) {
+  const auto found = std::ranges::find(idle_, device, &decltype(idle_)::value_type::first);
+  if (found == idle_.end()) return std::make_unique<GatherShards>(*wire_, device);
+  auto schedule = std::move(found->second);
+  idle_.erase(found);
+  return schedule;
+}
+
+void ParamGather::wait(long id) {
+  if (registry_->state(id) != Gathered::in_flight) return;
+  const auto found =
+      std::ranges::find_if(flights_, [&](const auto& flight) { return std::ranges::count(flight->ids, id) > 0; });
+  const std::unique_ptr<Flight> flight = std::move(*found);
+  flights_.erase(found);
+  flight->schedule->finish();
+  for (const long come : flight->ids) registry_->endGather(come);
+  idle_.emplace_back(flight->device, std::move(flight->schedule));
+}
+
+}  // namespace octavo::dc

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "octavo/codec/codec.h"
+#include "octavo/comm/schedule/gather_shards.h"
+#include "octavo/comm/wire.h"
+#include "octavo/deepcompile/registry.h"
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+/// Whole parameters of the shards that ranks have of them (Ownership::shares), for all graphs of an engine: several
+/// gathers may be under way. Not thread-safe; all ranks make the calls in the same order. Throws what Wire throws.
+class OCTAVO_API ParamGather {
+ public:
+  /// `codec`: by which values travel; null: as they are.
+  ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec = nullptr);
+  ~ParamGather();
+
+  /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtype`: of
+  /// the whole values; that of the parameter where it is not given.
+  void start(std::span<const long> ids, std::optional<at::ScalarType> dtype = std::nullopt);
+  /// Until the parameter's whole values are there, and those that travel with it. Nothing where they are.
+  void wait(long id);
+
+  std::uint64_t sent_bytes() const { return wire_->sent_bytes(); }
+
+ private:
+  struct Flight;
+
+  at::Tensor make_room(const DSParam& param, at::ScalarType dtype) const;
+  Contribution contribution(const at::Tensor& whole) const;
+  std::unique_ptr<GatherShards> take_schedule(c10::Device device);
+
+  std::unique_ptr<Wire> wire_;
+  std::shared_ptr<DSParamRegistry> registry_;
+  CodecPtr codec_;
+  std::uint64_t started_ = 0;
+  std::vector<std::unique_ptr<Flight>> flights_;
+  std::vector<std::pair<c10::Device, std::unique_ptr<GatherShards>>> idle_;
+};
+
+}  // namespace octavo::dc

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO-3: whole parameters of shards, and back.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/codec/registry.h"
+#include "octavo/deepcompile/zero_executors.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
+
+namespace octavo {
+
+namespace {
+
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+const std::vector<std::vector<std::int64_t>> kWholeShapes = {{33, 10}, {7}, {}, {64, 64}, {1, 3}};
+const std::vector<long> kAllIds = {0, 1, 2, 3, 4};
+constexpr auto kGatherDeadline = std::chrono::milliseconds(20000);
+
+at::Tensor whole_of(long id, int step = 0) {
+  const auto& shape = kWholeShapes[static_cast<std::size_t>(id)];
+  const at::Tensor flat = at::arange(at::empty(shape).numel(), at::kDouble) * 31 + 7 * id + step;
+  return (at::remainder(flat, 97) / 48.5 - 1).to(at::kFloat).view(shape);
+}
+
+/// A rank with one graph, of all parameters.
+class Z3Rank {
+ public:
+  explicit Z3Rank(const BackendPtr& backend, CodecPtr codec = nullptr) {
+    std::vector<dc::SummedParam> params;
+    for (const long id : kAllIds) {
+      params.push_back({id, "parameter" + std::to_string(id), kWholeShapes[static_cast<std::size_t>(id)]});
+    }
+    sum_ = std::make_shared<dc::GradientSum>(std::make_unique<Wire>(backend, kGatherDeadline), Plan::parse("dense"),
+                                             params);
+    for (const dc::SummedParam& param : params) {
+      const at::Tensor shard = shard_of(param.id, 0).clone();
+      registry->registerParam(param.id, param.shape, shard, at::empty_like(shard), true, 0, false);
+    }
+    gather =
+        std::make_shared<dc::ParamGather>(std::make_unique<Wire>(backend, kGatherDeadline), registry, std::move(codec));
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
+    const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
+    graph = std::make_unique<dc::Z3CustomOpExecutor>(group, registry,
+                                                     std::make_shared<dc::DoubleBufferedReduceBucket>(1000, true),
+                                                     kAllIds, stream, stream, sum_, gather);
+  }
+
+  at::Tensor shard_of(long id, int step) const {
+    const Range own = sum_->owned(id);
+    return whole_of(id, step).flatten().narrow(0, static_cast<std::int64_t>(own.first),
+                                               static_cast<std::int64_t>(own.count));
+  }
+  void update(int step) const {
+    for (const long id : kAllIds) registry->getParam(id).getDSTensor().copy_(shard_of(id, step));
+  }
+  at::Tensor gathered(long id) const { return graph->waitAllgather(graph->allgatherParam(id), id); }
+  void backward(bool update) {
+    sum_->begin_pass();
+    graph->startBackward(update);
+    for (const long id : kAllIds) graph->reduceGrad(whole_of(id), id);
+    graph->endBackward();
+  }
+
+  std::shared_ptr<dc::DSParamRegistry> registry = std::make_shared<dc::DSParamRegistry>();
+  std::shared_ptr<dc::ParamGather> gather;
+  std::unique_ptr<dc::Z3CustomOpExecutor> graph;
+
+ private:
+  std::shared_ptr<dc::GradientSum> sum_;
+};
+
+std::string refusal_of_rank(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "it did not throw";
+}
+
+TEST(Z3ExecutorTest, AParameterIsWholeFromItsGatherToItsLastUse) {
+  for (int world = 1; world <= 4; ++world) {
+    run_ranks(world, [&](const BackendPtr& backend, int) {
+      Z3Rank own(backend);
+      for (int step = 0; step < 3; ++step) {
+        own.update(step);
+        for (const long id : kAllIds) {
+          const at::Tensor whole = own.gathered(id);
+          EXPECT_TRUE(at::equal(whole, whole_of(id, step))) << "parameter " << id << " of " << world << " ranks";
+          EXPECT_EQ(own.registry->state(id), dc::Gathered::available);
+          own.graph->releaseParam(id, 2);
+          EXPECT_TRUE(own.registry->hasGatheredParam(id));
+          own.graph->releaseParam(id, 2);
+          EXPECT_EQ(own.registry->state(id), dc::Gathered::released);
+          EXPECT_FALSE(own.registry->hasGatheredParam(id));
+        }
+        own.backward(true);
+        for (const long id : kAllIds) {  // the ranks' gradients are equal
+          EXPECT_TRUE(at::allclose(own.registry->getParam(id).getGradBuffer(), own.shard_of(id, 0)));
+        }
+        own.registry->accumulation().reduced.clear();
+      }
+    });
+  }
+}
+
+TEST(Z3ExecutorTest, SeveralTravelTogetherAndSeveralTransfersAtOnce) {
+  run_ranks(3, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    own.graph->prefetchParamsFused({0, 1});
+    own.graph->prefetchParamsFused({1, 2, 3});  // 1 is on its way
+    const std::uint64_t sent = own.gather->sent_bytes();
+    EXPECT_EQ(own.registry->state(1), dc::Gathered::in_flight);
+    for (const long id : {3L, 2L, 1L, 0L}) EXPECT_TRUE(at::equal(own.gathered(id), whole_of(id)));
+    EXPECT_EQ(own.gather->sent_bytes(), sent);
+    EXPECT_EQ(own.registry->state(4), dc::Gathered::sharded);
+  });
+}
+
+TEST(Z3ExecutorTest, APersistentParameterIsGatheredOnceForAStep) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    own.registry->setPersistent(3, true);
+    const at::Tensor kept = own.gathered(3);
+    own.graph->releaseParam(3, 1);
+    own.backward(false);  // of a micro-batch
+    const std::uint64_t sent = own.gather->sent_bytes();
+    EXPECT_TRUE(own.gathered(3).is_alias_of(kept));
+    EXPECT_EQ(own.gather->sent_bytes(), sent);
+    own.graph->releaseParam(3, 1);
+    own.backward(true);
+    own.update(5);
+    EXPECT_FALSE(own.registry->isValid(3));
+    const at::Tensor next = own.gathered(3);
+    EXPECT_TRUE(at::equal(next, whole_of(3, 5)));
+    EXPECT_TRUE(next.is_alias_of(kept));
+    EXPECT_GT(own.gather->sent_bytes(), sent);
+  });
+}
+
+TEST(Z3ExecutorTest, WholeValuesHaveTheDtypeThatTheGraphAsksFor) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    const std::uint64_t before = own.gather->sent_bytes();
+    const at::Tensor narrow = own.graph->allgatherParam(3, at::kBFloat16);
+    const std::uint64_t sent = own.gather->sent_bytes() - before;
+    EXPECT_LT(sent, 2U * 64 * 64 / 2 + 100);
+    EXPECT_TRUE(at::equal(own.graph->waitAllgather(narrow, 3), whole_of(3).to(at::kBFloat16)));
+    // valid, in another dtype than the one that is asked for next, also while it is on its way
+    EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3).to(at::kBFloat16).to(at::kFloat)));
+    own.graph->prefetchParamsFused({0});
+    const at::Tensor cast = own.graph->allgatherParam(0, at::kBFloat16);
+    EXPECT_TRUE(at::equal(own.graph->waitAllgather(cast, 0), whole_of(0).to(at::kBFloat16)));
+  });
+}
+
+TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
+  constexpr int kWorld = 3;
+  std::vector<at::Tensor> got(kWorld);
+  run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
+    Z3Rank own(backend, make_codec(CodecText::parse("int8", "int8")));
+    const std::uint64_t before = own.gather->sent_bytes();
+    got[static_cast<std::size_t>(rank)] = own.gathered(3).clone();
+    EXPECT_LT(own.gather->sent_bytes() - before, 64U * 64 / kWorld * 11 / 10 * (kWorld - 1));
+  });
+  EXPECT_TRUE(at::equal(got[0], got[1]));
+  EXPECT_TRUE(at::equal(got[0], got[2]));
+  EXPECT_FALSE(at::equal(got[0], whole_of(3)));
+  EXPECT_TRUE(at::allclose(got[0], whole_of(3), 0, 0.01));
+  run_ranks(1, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend, make_codec(CodecText::parse("topk:0.01", "topk:0.01")));
+    EXPECT_NE(refusal_of_rank([&] { own.gathered(0); }).find("such as bf16, int8 or fp8, not by topk:0.01"),
+              std::string::npos);
+  });
+}
+
+TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    EXPECT_NE(refusal_of_rank([&] { own.graph->allgatherParam(9); }).find("parameter 9 is none of this graph"),
+              std::string::npos);
+    EXPECT_NE(refusal_of_rank([&] { own.graph->waitAllgather({}, 0); }).find("parameter 0 is sharded"),
+              std::string::npos);
+    own.graph->allgatherParam(0);
+    EXPECT_NE(refusal_of_rank([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is being gathered: wait"),
+              std::string::npos);
+    EXPECT_TRUE(at::equal(own.gathered(0), whole_of(0)));
+    own.graph->releaseParam(0, 1);
+    EXPECT_NE(refusal_of_rank([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is released"),
+              std::string::npos);
+  });
+}
+
+/// The ranks' graphs differ.
+TEST(Z3ExecutorTest, RanksThatGatherOtherParametersAreTold) {
+  EXPECT_THROW(run_ranks(2,
+                         [](const BackendPtr& backend, int rank) {
+                           Z3Rank own(backend);
+                           own.gathered(rank == 0 ? 0 : 4);
+                         }),
+               std::exception);
+}
+
+}  // namespace
+
+}  // namespace octavo
