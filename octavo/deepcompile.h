@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/executor.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/param_gather.h"

@@ -89,6 +89,7 @@ add_library(octavo SHARED
   comm/host_work.cpp
   outer/fragment.cpp
   outer/outer.cpp
+  deepcompile/engine.cpp
   deepcompile/executor.cpp
   deepcompile/gradient_sum.cpp
   deepcompile/param_gather.cpp

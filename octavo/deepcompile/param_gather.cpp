@@ -52,6 +52,7 @@ void ParamGather::start(std::span<const long> ids, std::optional<at::ScalarType>
 /// Memory for the whole values, in which this rank's own are: what the parameter kept, where it is of that dtype.
 at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) const {
   const long id = param.getId();
+  if (!param.isPartitioned()) return registry_->getGatheredParam(id);  // this rank's part was changed in its place
   const bool is_kept = registry_->hasGatheredParam(id) && registry_->getGatheredParam(id).scalar_type() == dtype;
   const at::Tensor shard = param.getDSTensor();
   at::Tensor whole = is_kept ? registry_->getGatheredParam(id)

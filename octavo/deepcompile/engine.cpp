@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/engine.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+namespace {
+
+constexpr const char* kOfEngine = "deepcompile.engine";
+
+c10::Stream stream_beside(c10::Device device) {
+  if (device.is_cpu()) return c10::Stream(c10::Stream::DEFAULT, device);
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+}
+
+}  // namespace
+
+Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
+               std::int64_t bucket_size, EngineOptions options)
+    : process_group(std::move(process_group)),
+      backend_(std::move(backend)),
+      bucket_size_(bucket_size),
+      options_(std::move(options)) {
+  if (bucket_size_ > 0) return;
+  fail(ErrorCode::invalid_argument, kOfEngine, "expected a bucket of at least 1 element, got ", bucket_size_);
+}
+
+Engine::~Engine() = default;
+
+// ---- registration
+
+Range Engine::owned(std::uint64_t count) const {
+  return owned_range(count, backend_->getRank(), backend_->getSize(), Ownership::shares());
+}
+
+void Engine::require_registering(long ds_id) const {
+  if (!sum_) return;
+  fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " comes after the first graph: register all ",
+       "parameters, then graphs");
+}
+
+void Engine::add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options) {
+  if (options.name.empty()) options.name = "parameter " + std::to_string(ds_id);
+  params_.push_back({ds_id, std::move(options.name), shape, options.exempt});
+}
+
+void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
+                            at::Tensor grad_buffer, std::int64_t offset, ParamOptions options) {
+  require_registering(ds_id);
+  const Range own = owned(productDim(ds_shape));
+  const auto first = static_cast<std::int64_t>(own.first);
+  if (own.count > 0 && offset != first) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected offset ", first, " of parameter ", ds_id,
+         ", from which on rank ", backend_->getRank(), " owns ", own.count, " of its elements, got ", offset);
+  }
+  if (!ds_tensor.is_contiguous()) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected parameter ", ds_id, " in row-major order, of which ranks ",
+         "own ranges, got strides ", ds_tensor.strides());
+  }
+  param_registry->registerParam(ds_id, ds_shape, ds_tensor, std::move(grad_buffer), false, offset, true);
+  param_registry->registerGatheredParam(ds_id, std::move(ds_tensor));
+  param_registry->setValid(ds_id, true);
+  add(ds_id, ds_shape, std::move(options));
+}
+
+void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
+                               at::Tensor grad_buffer, bool persistent, ParamOptions options) {
+  require_registering(ds_id);
+  const auto count = static_cast<std::int64_t>(owned(productDim(ds_shape)).count);
+  if (ds_tensor.numel() < count) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected a shard of parameter ", ds_id, " with ", count,
+         " elements, which rank ", backend_->getRank(), " of ", backend_->getSize(), " owns of [",
+         join_as_str(ds_shape, ", "), "], got ", ds_tensor.numel());
+  }
+  param_registry->registerParam(ds_id, ds_shape, std::move(ds_tensor), std::move(grad_buffer), true, 0, persistent);
+  add(ds_id, ds_shape, std::move(options));
+}
+
+/// What graphs share: of the device of the parameters.
+void Engine::make_shared_parts() {
+  if (sum_) return;
+  if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
+  const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
+  const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
+  auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_);
+  gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec);
+  reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
+  rs_stream_ = stream_beside(device);
+  copy_stream_ = stream_beside(device);
+  sum_ = std::move(sum);
+}
+
+template <class Executor, class... More>
+void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more) {
+  if (executors.contains(graph_id)) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is registered already");
+  }
+  make_shared_parts();
+  executors.emplace(graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids,
+                                                         *rs_stream_, *copy_stream_, sum_, more...));
+}
+
+void Engine::register_graph_z1(long graph_id, const std::vector<long>& ds_ids) {
+  register_graph<Z1CustomOpExecutor>(graph_id, ds_ids);
+}
+
+void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
+  register_graph<Z2CustomOpExecutor>(graph_id, ds_ids);
+}
+
+void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
+  make_shared_parts();
+  register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_);
+}
+
+// ---- a step
+
+void Engine::start_forward() {
+  for (auto& [id, executor] : executors) executor->startForward();
+}
+
+void Engine::end_forward() {
+  for (auto& [id, executor] : executors) executor->endForward();
+}
+
+void Engine::start_backward(bool update) {
+  if (!sum_) fail(ErrorCode::invalid_argument, kOfEngine, "a backward pass needs a graph: register one first");
+  if (std::exchange(begins_step_, update)) param_registry->accumulation().reduced.clear();
+  sum_->begin_pass();
+  for (auto& [id, executor] : executors) executor->startBackward(update);
+}
+
+at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  return getExecutor<CustomOpExecutor>(graph_id, executors)->reduceGrad(std::move(grad_tensor), ds_id);
+}
+
+void Engine::end_backward(long graph_id) { getExecutor<CustomOpExecutor>(graph_id, executors)->endBackward(); }
+
+// ---- whole parameters
+
+Z3CustomOpExecutor& Engine::z3_executor(long graph_id) const {
+  return *getExecutor<Z3CustomOpExecutor>(graph_id, executors);
+}
+
+at::Tensor Engine::allgather_param(long graph_id, long ds_id, std::optional<at::ScalarType> dtype) {
+  return z3_executor(graph_id).allgatherParam(ds_id, dtype);
+}
+
+void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids) {
+  z3_executor(graph_id).prefetchParamsFused(ds_ids);
+}
+
+at::Tensor Engine::wait_allgather(at::Tensor v, long graph_id, long ds_id) {
+  return z3_executor(graph_id).waitAllgather(v, ds_id);
+}
+
+void Engine::release_param(long graph_id, long ds_id, long n_users) {
+  z3_executor(graph_id).releaseParam(ds_id, n_users);
+}
+
+/// Transfers of about a bucket, all under way at once.
+void Engine::gather_updated() {
+  if (!sum_) return;
+  std::vector<long> together;
+  std::int64_t elements = 0;
+  const auto start = [&] {
+    gather_->start(together);
+    together.clear();
+    elements = 0;
+  };
+  for (const SummedParam& param : params_) {
+    if (param_registry->getParam(param.id).isPartitioned()) continue;
+    param_registry->setValid(param.id, false);
+    together.push_back(param.id);
+    elements += static_cast<std::int64_t>(productDim(param.shape));
+    if (elements >= bucket_size_) start();
+  }
+  start();
+  for (const SummedParam& param : params_) gather_->wait(param.id);
+}
+
+std::uint64_t Engine::sent_bytes() const {
+  return sum_ ? sum_->compressor().stats().wire_bytes + gather_->sent_bytes() : 0;
+}
+
+}  // namespace octavo::dc

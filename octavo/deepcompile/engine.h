@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "octavo/comm/plan.h"
+#include "octavo/deepcompile/gradient_sum.h"
+#include "octavo/deepcompile/param_gather.h"
+#include "octavo/deepcompile/reduce_bucket.h"
+#include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/zero_executors.h"
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+struct EngineOptions {
+  Plan plan = Plan::parse("dense");  // of gradients
+  CodecPtr gather_codec = nullptr;   // of parameters on their way to all ranks; null: as they are
+  bool double_buffer = true;         // a bucket fills while another one is sent
+  std::chrono::milliseconds deadline = std::chrono::minutes(30);  // of every wait for other ranks
+};
+
+/// What a parameter is registered with beside its tensors.
+struct ParamOptions {
+  std::string name = {};  // by which rules of the plan, and saved residuals, know it; empty: "parameter ID"
+  bool exempt = false;    // its gradients are sent in float32 whatever the plan says
+};
+
+/// ZeRO of one model: its parameters, and an executor for each graph that computes with them. Engines share nothing.
+/// Not thread-safe; all ranks make the calls in the same order. After an error of the category communication or timeout
+/// the process group and the engine must be rebuilt.
+///
+/// Parameters are registered first, then graphs. Of each parameter a rank owns an equal share, in flat order
+/// (Ownership::shares).
+class OCTAVO_API Engine {
+ public:
+  /// `backend`: the process group's for memory that the host reads. `bucket_size`: of gradients that are reduced
+  /// together, in elements.
+  Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
+         std::int64_t bucket_size, EngineOptions options = {});
+  ~Engine();
+
+  // ---- registration: throws Error invalid_argument, and nothing has changed
+
+  /// What this rank owns of a parameter of `count` elements.
+  Range owned(std::uint64_t count) const;
+  /// For stages 1 and 2: `ds_tensor` is the whole parameter; `grad_buffer` is for what this rank owns, from element
+  /// `offset` of the parameter on.
+  void register_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
+                      at::Tensor grad_buffer, std::int64_t offset, ParamOptions options = {});
+  /// For stage 3: `ds_tensor` is what this rank owns.
+  void register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
+                         at::Tensor grad_buffer, bool persistent, ParamOptions options = {});
+  void register_graph_z1(long graph_id, const std::vector<long>& ds_ids);
+  void register_graph_z2(long graph_id, const std::vector<long>& ds_ids);
+  void register_graph_z3(long graph_id, const std::vector<long>& ds_ids);
+
+  // ---- a step
+
+  void start_forward();
+  void end_forward();
+  /// Before the backward pass of all graphs. `update`: parameters change after it.
+  void start_backward(bool update);
+  at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
+  /// After the backward pass of a graph: what it has reduced is in the gradient buffers.
+  void end_backward(long graph_id);
+
+  // ---- whole parameters, of graphs of stage 3
+
+  at::Tensor allgather_param(long graph_id, long ds_id, std::optional<at::ScalarType> dtype = std::nullopt);
+  void prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids);
+  at::Tensor wait_allgather(at::Tensor v, long graph_id, long ds_id);
+  void release_param(long graph_id, long ds_id, long n_users);
+
+  /// Brings the whole of parameters up to date after their owners have changed their parts, in few transfers: stages 1
+  /// and 2.
+  void gather_updated();
+  /// Shards were changed outside of a step: whole values are stale.
+  void invalidate_gathered_params() { param_registry->invalidateAll(); }
+
+  /// Bytes that this rank has sent to others.
+  std::uint64_t sent_bytes() const;
+
+  // What executors work with, by DeepSpeed's names. Buckets are there from the first graph on.
+  const c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  const std::shared_ptr<DSParamRegistry> param_registry = std::make_shared<DSParamRegistry>();
+  std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets;
+  std::unordered_map<long, std::shared_ptr<CustomOpExecutor>> executors;
+
+ private:
+  void require_registering(long ds_id) const;
+  void add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options);
+  void make_shared_parts();
+  template <class Executor, class... More>
+  void register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more);
+  Z3CustomOpExecutor& z3_executor(long graph_id) const;
+
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  std::int64_t bucket_size_;
+  EngineOptions options_;
+  std::vector<SummedParam> params_;
+  std::shared_ptr<GradientSum> sum_;
+  std::shared_ptr<ParamGather> gather_;
+  std::optional<c10::Stream> rs_stream_, copy_stream_;
+  bool begins_step_ = true;
+};
+
+}  // namespace octavo::dc
