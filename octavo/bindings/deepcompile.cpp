@@ -1,19 +1,97 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/bindings/deepcompile.h"
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "octavo/bindings/seconds.h"
+#include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/parameter.h"
 
 namespace py = pybind11;
 
 namespace octavo {
 
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
+std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
+                                        const std::optional<Plan>& gather, double deadline_s) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
+  dc::EngineOptions options;
+  options.plan = plan;
+  if (gather && !gather->dense()) options.gather_codec = gather->codec;
+  options.deadline = milliseconds(deadline_s);
+  return std::make_unique<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
+}
+
+void bind_engine(py::module_& m) {
+  using dc::Engine;
+  using Shape = std::vector<std::int64_t>;
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  py::class_<Engine>(m, "Engine")
+      .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
+           py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0)
+      .def(
+          "owned",
+          [](const Engine& engine, std::uint64_t count) {
+            const Range own = engine.owned(count);
+            return std::pair(own.first, own.count);
+          },
+          py::arg("count"))
+      .def(
+          "register_param",
+          [](Engine& engine, long id, const Shape& shape, at::Tensor values, at::Tensor buffer, std::int64_t offset,
+             std::string name, bool exempt, const std::optional<at::Tensor>& own_part) {
+            engine.register_param(id, shape, std::move(values), std::move(buffer), offset,
+                                  {std::move(name), exempt, own_part.value_or(at::Tensor())});
+          },
+          py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"), py::arg("offset"),
+          py::arg("name"), py::arg("exempt"), py::arg("own_part") = py::none())
+      .def(
+          "register_z3_param",
+          [](Engine& engine, long id, const Shape& shape, at::Tensor shard, at::Tensor buffer, bool persistent,
+             std::string name, bool exempt) {
+            engine.register_z3_param(id, shape, std::move(shard), std::move(buffer), persistent,
+                                     {std::move(name), exempt});
+          },
+          py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"), py::arg("persistent"),
+          py::arg("name"), py::arg("exempt"))
+      .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"))
+      .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"))
+      .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"))
+      .def("start_backward", &Engine::start_backward, py::arg("update"))
+      .def("reduce_grad", &Engine::reduce_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
+      .def("end_backward", &Engine::end_backward, py::arg("graph_id"), no_gil)
+      .def(
+          "gather_into",
+          [](Engine& engine, const std::vector<long>& ids, const std::vector<at::Tensor>& wholes) {
+            for (std::size_t i = 0; i < ids.size(); ++i)
+              engine.param_registry->registerGatheredParam(ids[i], wholes[i]);
+            engine.prefetch_params_fused(0, ids);
+          },
+          py::arg("ds_ids"), py::arg("wholes"), no_gil)
+      .def(
+          "wait_allgather",
+          [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
+          py::arg("ds_id"), no_gil)
+      .def("release_param", &Engine::release_param, py::arg("graph_id"), py::arg("ds_id"), py::arg("n_users"))
+      .def("gather_updated", &Engine::gather_updated, no_gil)
+      .def("reduced_params", &Engine::reduced_params)
+      .def("sent_bytes", &Engine::sent_bytes);
+}
+
+}  // namespace
+
 void bind_deepcompile(py::module_& m) {
+  bind_engine(m);
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<dc::DSParam>(m, "DSParam")
       .def(py::init([](long id, std::vector<std::int64_t> shape, at::Tensor values,

@@ -67,9 +67,16 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
     fail(ErrorCode::invalid_argument, kOfEngine, "expected parameter ", ds_id, " in row-major order, of which ranks ",
          "own ranges, got strides ", ds_tensor.strides());
   }
-  param_registry->registerParam(ds_id, ds_shape, ds_tensor, std::move(grad_buffer), false, offset, true);
+  const bool has_own = options.own_part.defined();
+  if (options_.gather_codec && !has_own) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " travels by ", options_.gather_codec->text(),
+         ", which leaves something out: keep what this rank owns in memory of its own, ParamOptions::own_part");
+  }
+  param_registry->registerParam(ds_id, ds_shape, has_own ? std::move(options.own_part) : ds_tensor,
+                                std::move(grad_buffer), has_own, offset, true);
   param_registry->registerGatheredParam(ds_id, std::move(ds_tensor));
   param_registry->setValid(ds_id, true);
+  whole_.push_back(ds_id);
   add(ds_id, ds_shape, std::move(options));
 }
 
@@ -178,15 +185,20 @@ void Engine::gather_updated() {
     together.clear();
     elements = 0;
   };
-  for (const SummedParam& param : params_) {
-    if (param_registry->getParam(param.id).isPartitioned()) continue;
-    param_registry->setValid(param.id, false);
-    together.push_back(param.id);
-    elements += static_cast<std::int64_t>(productDim(param.shape));
+  for (const long id : whole_) {
+    param_registry->setValid(id, false);
+    together.push_back(id);
+    elements += static_cast<std::int64_t>(productDim(param_registry->getParam(id).getShape()));
     if (elements >= bucket_size_) start();
   }
   start();
-  for (const SummedParam& param : params_) gather_->wait(param.id);
+  for (const long id : whole_) gather_->wait(id);
+}
+
+std::vector<long> Engine::reduced_params() const {
+  std::vector<long> reduced;
+  for (const auto& [id, is_there] : param_registry->accumulation().reduced) reduced.push_back(id);
+  return reduced;
 }
 
 std::uint64_t Engine::sent_bytes() const {

@@ -33,6 +33,9 @@ struct EngineOptions {
 struct ParamOptions {
   std::string name = {};  // by which rules of the plan, and saved residuals, know it; empty: "parameter ID"
   bool exempt = false;    // its gradients are sent in float32 whatever the plan says
+  /// For stages 1 and 2 with a codec that leaves something out: what this rank owns, in memory of its own, which alone
+  /// is changed. Undefined: it is changed in its place in the whole.
+  at::Tensor own_part = {};
 };
 
 /// ZeRO of one model: its parameters, and an executor for each graph that computes with them. Engines share nothing.
@@ -87,6 +90,8 @@ class OCTAVO_API Engine {
   /// Shards were changed outside of a step: whole values are stale.
   void invalidate_gathered_params() { param_registry->invalidateAll(); }
 
+  /// Parameters whose gradient buffers hold a sum of the step that ends with the last start_backward(true), by id.
+  std::vector<long> reduced_params() const;
   /// Bytes that this rank has sent to others.
   std::uint64_t sent_bytes() const;
 
@@ -108,6 +113,7 @@ class OCTAVO_API Engine {
   std::int64_t bucket_size_;
   EngineOptions options_;
   std::vector<SummedParam> params_;
+  std::vector<long> whole_;  // of stages 1 and 2
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<ParamGather> gather_;
   std::optional<c10::Stream> rs_stream_, copy_stream_;

@@ -61,7 +61,10 @@ void ReducingExecutor::receive() {
 void ReducingExecutor::deliver(const ReduceTask& task) {
   const long id = task.getDSId();
   const Range own = sum_->owned(id);
-  if (own.count == 0) return;
+  if (own.count == 0) {
+    has_acc_grad_[id] = true;
+    return;
+  }
   const auto first = static_cast<std::int64_t>(own.first), count = static_cast<std::int64_t>(own.count);
   const at::Tensor part = task.getSendBuf().narrow(0, first, count);
   at::Tensor buffer = buffer_of(id, count);

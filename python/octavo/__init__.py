@@ -23,6 +23,7 @@ from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.outer import Outer
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor
 from octavo.sycl_kernel import SyclKernel
+from octavo.zero import initialize
 
 __all__ = [
     "CompressedGradientAccumulator",
@@ -37,6 +38,7 @@ __all__ = [
     "cmake_dir",
     "compress",
     "get_accelerator",
+    "initialize",
     "optim",
     "packbits",
     "pinned",

@@ -20,7 +20,7 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.ddp import Exempt, exemption, require_same_on_all_ranks
 from octavo.plan import as_plan, require_seed
-from octavo.rendezvous import Rendezvous
+from octavo.rendezvous import Rendezvous, send_around
 
 FEWEST_ROUNDS = 50
 """Runs with fewer rounds than this end well behind a run that exchanges gradients in every step."""
@@ -128,7 +128,7 @@ class Outer(Optimizer):
             "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
         }
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
-        _send_around(model, group)
+        send_around(model, group)
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self.plan, table, _C.OuterOptions(**options), seed)
         trouble = None if steps is None or self._rank else few_rounds(steps, every)
         if trouble:
@@ -363,11 +363,3 @@ def _plan_of(plan: str | Plan, decay: float, average: str) -> Plan:
     if decay != 1.0:
         plan = plan.with_decay(decay)
     return plan.averaged_over_hits() if average == "hits" else plan
-
-
-@torch.no_grad()
-def _send_around(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Rank 0's parameters and buffers, as DistributedDataParallel does."""
-    source = dist.get_global_rank(group, 0)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), source, group=group)

@@ -5,7 +5,9 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
+from torch import nn
 
 _POLL_S = 0.005
 _HERE, _LEFT = "here", "left"
@@ -120,3 +122,11 @@ class Rendezvous:
             f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
             f"call it on all {self._size} ranks of the group"
         )
+
+
+@torch.no_grad()
+def send_around(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Rank 0's parameters and buffers, as DistributedDataParallel does."""
+    source = dist.get_global_rank(group, 0)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        dist.broadcast(tensor.detach(), source, group=group)

@@ -194,7 +194,7 @@ TYPED_TEST(ZeroExecutorsTest, APlanCompressesWhatIsReduced) {
 
 /// What a step leaves out the next ones send: the mean over steps comes close, also of the parameter of two graphs.
 TYPED_TEST(ZeroExecutorsTest, ErrorFeedbackBelongsToTheOwnersShards) {
-  constexpr int kSteps = 40;
+  constexpr int kSteps = 20;
   run_ranks(2, [&](const BackendPtr& backend, int) {
     std::vector<double> errors;
     for (const char* plan : {"int2:64", "int2:64+ef"}) {
@@ -215,7 +215,7 @@ TYPED_TEST(ZeroExecutorsTest, ErrorFeedbackBelongsToTheOwnersShards) {
       }
       errors.push_back(error);
     }
-    EXPECT_LT(errors[1], 0.2 * errors[0]);
+    EXPECT_LT(errors[1], 0.25 * errors[0]);
   });
 }
 

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO by Octavo's engine: the training of DistributedDataParallel, whoever has what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_fsdp import batch_of
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+
+
+class Block(nn.Module):
+    """A parameter that is smaller than the number of ranks, and odd sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.norm, self.narrow = nn.Linear(64, 101), nn.LayerNorm(101), nn.Linear(101, 64)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(self.norm(torch.relu(self.wide(x)))) * self.scale
+
+
+class Odd(nn.Module):
+    """Tied parameters, a frozen one, one that is used by odd batches alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, 64)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.frozen = nn.Linear(64, 64)
+        self.frozen.requires_grad_(False)
+        self.sometimes = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, odd: bool) -> Tensor:
+        x = self.frozen(self.blocks(self.embedding(tokens)))
+        return self.head(self.sometimes(x) if odd else x)
+
+
+def loss_of(model: nn.Module, rank: int, batch: int) -> Tensor:
+    tokens = batch_of(rank, batch)
+    return nn.functional.cross_entropy(model(tokens, odd=batch % 2 == 1).flatten(0, 1), tokens.flatten())
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.1)
+
+
+def by_ddp(rank: int, accumulation: int, clip: float | None, steps: int) -> list[float]:
+    model = DistributedDataParallel(Odd(), find_unused_parameters=True)
+    optimizer, losses = adamw(model), []
+    for step in range(steps):
+        optimizer.zero_grad()
+        for batch in range(step * accumulation, (step + 1) * accumulation):
+            loss = loss_of(model, rank, batch)
+            (loss / accumulation).backward()
+            losses.append(loss.item())
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return losses
+
+
+def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
+    model = Odd()
+    if rank > 0:  # the first rank's count
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.zero_()
+    engine = octavo.initialize(model, adamw(model), config)
+    losses = []
+    for batch in range(steps * engine.config.accumulation_steps):
+        loss = loss_of(engine, rank, batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
+    steps = 40 // accumulation
+    expected = two_ranks.run(by_ddp, accumulation, 0.5, steps)
+    config = {"zero_stage": stage, "accumulation_steps": accumulation, "clip_norm": 0.5, "bucket_mib": 0.02}
+    got = two_ranks.run(by_engine, steps, config)
+    for of_rank, of_ddp in zip(got, expected, strict=True):
+        assert of_rank == pytest.approx(of_ddp, rel=1e-5)
+    assert expected[0][-1] < 0.7 * expected[0][0]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_two_ranks_add_up_to_the_bits_of_ddp(two_ranks, stage):
+    expected = two_ranks.run(by_ddp, 1, None, 20)
+    assert two_ranks.run(by_engine, 20, {"zero_stage": stage, "bucket_mib": 0.02}) == expected
+
+
+def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[list[float], int, list[Tensor]]:
+    """Losses, the bytes that were sent, and the parameters in the end, whole."""
+    model = Odd()
+    engine = octavo.initialize(model, make(model.parameters()), config)
+    losses = []
+    for batch in range(steps):
+        loss = loss_of(engine, rank, batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    sent = engine.sent_bytes()
+    if config["zero_stage"] == 3:
+        engine._gathering.gather(list(engine._shards))
+    return losses, sent, [p.detach().clone() for p in model.parameters()]
+
+
+def paged(parameters: Any) -> torch.optim.Optimizer:
+    return octavo.optim.PagedAdamW8bit(parameters, lr=1e-3, min_8bit_size=512)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_compressed_both_ways_with_paged_states_in_8_bits(two_ranks, stage):
+    dense = two_ranks.run(trained, paged, {"zero_stage": stage}, 30)
+    config = {"zero_stage": stage, "plan": "int4+ef", "gather": "int8"}
+    got = two_ranks.run(trained, paged, config, 30)
+    assert got[0][2][0].equal(got[1][2][0]) and all(a.equal(b) for a, b in zip(got[0][2], got[1][2], strict=True))
+    for (losses, sent, _), (of_dense, dense_sent, _) in zip(got, dense, strict=True):
+        assert losses[-1] == pytest.approx(of_dense[-1], rel=0.1)
+        assert sent < dense_sent / 3
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_any_number_of_ranks_trains_one_model(stage, four_ranks):
+    results = four_ranks.run(trained, torch.optim.AdamW, {"zero_stage": stage, "bucket_mib": 0.02}, 8)
+    for _, _, parameters in results[1:]:
+        assert all(a.equal(b) for a, b in zip(parameters, results[0][2], strict=True))
+
+
+def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
+    """Elements of parameters between steps, of the optimizer's states and of all parameters."""
+    model = Odd()
+    every = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": stage})
+    for batch in range(2):
+        engine.backward(loss_of(engine, rank, batch))
+        engine.step()
+    whole = sum(p.untyped_storage().nbytes() // 4 for p in model.parameters() if p.requires_grad)
+    own = sum(shard.values.numel() for shard in engine._shards.values()) if stage == 3 else 0
+    states = sum(s.numel() for state in engine.optimizer.state.values() for s in state.values() if s.ndim > 0)
+    return whole + own, states, every
+
+
+def test_each_rank_has_its_share(two_ranks):
+    for parameters, states, every in two_ranks.run(memory_of_a_rank, 1):
+        assert parameters == every and states <= 1.01 * every
+    for parameters, states, every in two_ranks.run(memory_of_a_rank, 3):
+        assert parameters <= 0.51 * every and states <= 1.01 * every
+
+
+def refusal(rank: int, what: str) -> str:
+    model = Odd()
+    optimizer = adamw(model)
+    config: dict[str, Any] = {"zero_stage": 2}
+    if what == "stage":
+        config = {"zero_stage": 4}
+    elif what == "key":
+        config["offload"] = True
+    elif what == "missing":
+        config = {}
+    elif what == "state":
+        loss_of(model, rank, 1).backward()
+        optimizer.step()
+    elif what == "optimizer":
+        optimizer = torch.optim.AdamW(model.blocks.parameters())
+    elif what == "order":
+        model.blocks[0].wide.weight.data = model.blocks[0].wide.weight.data.t().contiguous().t()
+    elif what == "ranks":
+        config["plan"] = ("dense", "int8")[rank]
+    elif what == "gather":
+        config = {"zero_stage": 2, "gather": "topk:0.01"}
+    try:
+        engine = octavo.initialize(model, optimizer, config)
+        if what == "backward":
+            loss_of(engine, rank, 0).backward()
+        engine.backward(loss_of(engine, rank, 0))
+        engine.step()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("stage", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got 4"),
+        ("key", "ValueError: [zero.initialize] there is no offload in the config; known are accumulation_steps"),
+        ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
+        ("state", "ValueError: [zero.initialize] the optimizer has state already"),
+        ("optimizer", "ValueError: [zero.initialize] the optimizer has no embedding.weight"),
+        ("order", "ValueError: [zero.initialize] expected blocks.0.wide.weight real and in row-major order"),
+        ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
+        ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
+        ("backward", "RuntimeError: [zero.backward] call engine.backward(loss) in place of loss.backward()"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
+    for said in two_ranks.run(refusal, what):
+        assert words in said
