@@ -29,8 +29,8 @@ class ZeroConfig:
     """``zero_stage``: 1 shares out optimizer state, 2 gradients too, 3 parameters too. ``plan``: by which gradients
     travel to the ranks that own their parts. ``gather``: the codec by which parameters travel to all ranks; None: as
     they are. ``accumulation_steps``: micro-batches of a step. ``clip_norm``: of all gradients together; None: they are
-    not clipped. ``bucket_mib``: of gradients that travel together. ``exempt``: as of ``octavo.compress``.
-    ``timeout_s``: how long a rank waits for the others."""
+    not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``exempt``: as of
+    ``octavo.compress``. ``timeout_s``: how long a rank waits for the others."""
 
     zero_stage: int
     plan: str | Plan = "dense"
@@ -38,6 +38,7 @@ class ZeroConfig:
     accumulation_steps: int = 1
     clip_norm: float | None = None
     bucket_mib: float = 25.0
+    gather_mib: float = 4.0
     exempt: Exempt = None
     timeout_s: float = 300.0
 
@@ -46,6 +47,7 @@ class ZeroConfig:
         self._require(self.accumulation_steps >= 1, "accumulation_steps of at least 1", self.accumulation_steps)
         self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
+        self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
 
     @staticmethod
     def _require(condition: bool, expected: str, got: object) -> None:
@@ -137,7 +139,7 @@ class ZeroEngine:
         finally:
             self._in_backward = False
         if self._gathering is not None:
-            self._gathering.release_all()
+            self._gathering.end_pass()
         self._engine.end_backward(_GRAPH)
         self._micro_batches += 1
 
@@ -216,6 +218,7 @@ class ZeroEngine:
                 "gather": str(gather),
                 "accumulation_steps": self.config.accumulation_steps,
                 "bucket_mib": self.config.bucket_mib,
+                "gather_mib": self.config.gather_mib,
                 "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
                 "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
             },
@@ -251,50 +254,104 @@ class _Shard:
 class _Gathering:
     """Stage 3 without torch.compile: parameters are whole while a module uses them, forward and backward; between,
     their memory has no bytes. Views that autograd has saved are of the same memory, and valid when it is filled again.
+
+    Parameters travel in transfers of some MiB, one of which is under way while modules work with the last one: for
+    those modules that came next in the pass before. Where others come, their parameters are gathered alone.
     """
 
     def __init__(self, engine: ZeroEngine):
         self._engine, self._ids = engine._engine, engine._ids
+        self._transfer_bytes = int(engine.config.gather_mib * 2**20)
         self._bytes = {p: p.untyped_storage().nbytes() for p in engine._shards}
         self._users = dict.fromkeys(engine._shards, 0)  # modules that are at work with it
+        self._moving: set[Tensor] = set()
+        self._visits: list[int] = []  # modules of this pass, in the order in which they needed their parameters
+        self._last_visits: list[int] = []
+        self._own: list[list[Tensor]] = []  # by module
         for parameter in engine._shards:
             parameter.untyped_storage().resize_(0)
         for module in engine.module.modules():
             own = [p for p in module.parameters(recurse=False) if p in self._users]
             if own:
-                module.register_forward_pre_hook(partial(self._before_forward, own))
-                module.register_forward_hook(partial(self._after_forward, own), always_call=True)
+                number = len(self._own)
+                self._own.append(own)
+                module.register_forward_pre_hook(partial(self._before_forward, number))
+                module.register_forward_hook(partial(self._after_forward, number), always_call=True)
 
     def gather(self, parameters: Iterable[Tensor]) -> None:
-        needed = [p for p in parameters if p.untyped_storage().nbytes() == 0 and self._bytes[p] > 0]
+        """Until they are whole."""
+        needed = list(parameters)
+        self._start(needed)
         for parameter in needed:
-            parameter.untyped_storage().resize_(self._bytes[parameter])
-        ids = [self._ids[p] for p in needed]
-        self._engine.gather_into(ids, [p.data for p in needed])
-        for id in ids:
-            self._engine.wait_allgather(id)
+            if parameter in self._moving:
+                self._engine.wait_allgather(self._ids[parameter])
+                self._moving.discard(parameter)
 
     def release(self, parameter: Tensor) -> None:
         if self._users[parameter] > 0 or parameter.untyped_storage().nbytes() == 0:
             return
+        self.gather([parameter])  # it may be on its way for a module that did not come
         self._engine.release_param(_GRAPH, self._ids[parameter], 1)
         parameter.untyped_storage().resize_(0)
 
-    def release_all(self) -> None:
-        """What has no gradient of its own in this backward pass, too."""
+    def end_pass(self) -> None:
+        """Releases what has no gradient of its own in this backward pass, too."""
         for parameter in self._users:
             self._users[parameter] = 0
             self.release(parameter)
+        self._last_visits, self._visits = self._visits, []
 
-    def _before_forward(self, own: list[Tensor], *_: Any) -> None:
-        for parameter in own:
+    def _start(self, parameters: Iterable[Tensor]) -> None:
+        """In one transfer, those that are not whole nor on their way."""
+        needed = [p for p in parameters if p.untyped_storage().nbytes() == 0 and self._bytes[p] > 0]
+        if not needed:
+            return
+        for parameter in needed:
+            parameter.untyped_storage().resize_(self._bytes[parameter])
+        self._engine.gather_into([self._ids[p] for p in needed], [p.data for p in needed])
+        self._moving.update(needed)
+
+    def _visit(self, number: int) -> None:
+        """A module needs its parameters."""
+        place = len(self._visits)
+        self._visits.append(number)
+        is_known = self._last_visits[place : place + 1] == [number]
+        if is_known:
+            self._start_ahead(place, 1)
+        self.gather(self._own[number])
+        if is_known:
+            self._start_ahead(place + 1, self._transfer_bytes)
+
+    def _start_ahead(self, place: int, enough_bytes: int) -> None:
+        """Starts a transfer for the visits of the last pass from the first one on whose parameters are not there or on
+        their way, unless those of the visits from ``place`` to it have enough bytes."""
+        visits = self._last_visits[place:]
+        for i, number in enumerate(visits):
+            own = self._own[number]
+            if any(p.untyped_storage().nbytes() == 0 for p in own if self._bytes[p] > 0):
+                return self._start(self._of_a_transfer(visits[i:]))
+            enough_bytes -= sum(self._bytes[p] for p in own)
+            if enough_bytes <= 0:
+                return None
+        return None
+
+    def _of_a_transfer(self, visits: list[int]) -> Iterable[Tensor]:
+        together: dict[Tensor, None] = {}
+        for number in visits:
+            together.update(dict.fromkeys(self._own[number]))
+            if sum(self._bytes[p] for p in together) >= self._transfer_bytes:
+                break
+        return together
+
+    def _before_forward(self, number: int, *_: Any) -> None:
+        for parameter in self._own[number]:
             self._users[parameter] += 1
-        self.gather(own)
+        self._visit(number)
 
-    def _after_forward(self, own: list[Tensor], _module: nn.Module, _arguments: Any, output: Any) -> None:
-        for parameter in own:
+    def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
+        for parameter in self._own[number]:
             self._users[parameter] -= 1
             self.release(parameter)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if outputs and torch.is_grad_enabled():
-            register_multi_grad_hook(outputs, lambda _: self.gather(own), mode="any")
+            register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")

@@ -90,7 +90,13 @@ def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
 def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
     steps = 40 // accumulation
     expected = two_ranks.run(by_ddp, accumulation, 0.5, steps)
-    config = {"zero_stage": stage, "accumulation_steps": accumulation, "clip_norm": 0.5, "bucket_mib": 0.02}
+    config = {
+        "zero_stage": stage,
+        "accumulation_steps": accumulation,
+        "clip_norm": 0.5,
+        "bucket_mib": 0.02,
+        "gather_mib": 0.02,
+    }
     got = two_ranks.run(by_engine, steps, config)
     for of_rank, of_ddp in zip(got, expected, strict=True):
         assert of_rank == pytest.approx(of_ddp, rel=1e-5)
@@ -100,7 +106,7 @@ def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_ranks_add_up_to_the_bits_of_ddp(two_ranks, stage):
     expected = two_ranks.run(by_ddp, 1, None, 20)
-    assert two_ranks.run(by_engine, 20, {"zero_stage": stage, "bucket_mib": 0.02}) == expected
+    assert two_ranks.run(by_engine, 20, {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02}) == expected
 
 
 def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[list[float], int, list[Tensor]]:
@@ -136,7 +142,9 @@ def test_compressed_both_ways_with_paged_states_in_8_bits(two_ranks, stage):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_any_number_of_ranks_trains_one_model(stage, four_ranks):
-    results = four_ranks.run(trained, torch.optim.AdamW, {"zero_stage": stage, "bucket_mib": 0.02}, 8)
+    results = four_ranks.run(
+        trained, torch.optim.AdamW, {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02}, 8
+    )
     for _, _, parameters in results[1:]:
         assert all(a.equal(b) for a, b in zip(parameters, results[0][2], strict=True))
 
