@@ -57,6 +57,7 @@ add_library(octavo SHARED
   comm/feedback/econtrol.cpp
   comm/feedback/fetchsgd.cpp
   comm/feedback/loco.cpp
+  comm/feedback/packed_owed.cpp
   comm/state/packed.cpp
   comm/state/redistribute.cpp
   comm/state/state_store.cpp

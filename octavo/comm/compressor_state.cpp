@@ -9,7 +9,7 @@
 #include "octavo/comm/compressor.h"
 #include "octavo/comm/feedback/econtrol.h"
 #include "octavo/comm/feedback/ef14.h"
-#include "octavo/comm/feedback/loco.h"
+#include "octavo/comm/feedback/packed_owed.h"
 #include "octavo/comm/state/packed.h"
 #include "octavo/kernels/error.h"
 
@@ -110,7 +110,10 @@ void Compressor::use(const Plan& plan) {
     if (is_mapped && same_map) kept.insert(kept.end(), {kResidual, kMapMemory});
     kept.insert(kept.end(), {kOwnMomentum, kOwnUpdate});
     state_.clear(i, kept);
-    if (!now->over_hits) state_.at(i, kOwnResidual).clear();  // own values are no longer sent as codes
+    if (now->over_hits) continue;
+    for (const Role& role : {kOwnResidual, kPackedOwedToOwn}) {
+      state_.at(i, role).clear();  // own values are no longer sent as codes
+    }
   }
   auto_.reset();
   if (plan_->choices && world_size() > 1) {
@@ -340,7 +343,7 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
       const at::Tensor& residual = state_.at(i, role).tensor();
       if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
     }
-    for (const Role& role : {kPackedOwed, kPackedOwedToAll}) {
+    for (const Role& role : {kPackedOwed, kPackedOwedToAll, kPackedOwedToOwn}) {
       const at::Tensor& packed = state_.at(i, role).tensor();
       if (!packed.defined()) continue;
       const at::Tensor residual =

@@ -45,9 +45,9 @@ namespace octavo {
 ///
 /// `+ef` adds error feedback (all but dense, sign-vote and unbiased codecs); with `+ef:DECAY`, above 0 and at most 1
 /// (which `+ef` means), what a rank could not send decays from step to step, as in topk:64/4096:sign+ef:0.95
-/// (comm/feedback/ef14.h). `:N` sets the block, in elements,
-/// `:stochastic` rounds codes without bias (int2 to int8): `sign:1024+ef`, `int8:stochastic`, `int4:128:stochastic+ef`.
-/// In its place there may be
+/// (comm/feedback/ef14.h). `+ef:8bit` and `+ef:DECAY:8bit` keep it in 8 bits instead of bfloat16, not for linear maps.
+/// `:N` sets the block, in elements, `:stochastic` rounds codes without bias (int2 to int8): `sign:1024+ef`,
+/// `int8:stochastic`, `int4:128:stochastic+ef`. In its place there may be
 ///
 ///   delta+CODEC       or CODEC+ef21: the difference to what the receivers took for the value before
 ///                     (comm/feedback/ef21.h): delta+int4, delta+topk:0.01, delta+randomk:0.01:unbiased

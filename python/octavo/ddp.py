@@ -42,10 +42,10 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
 class Handle:
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics.
 
-    What feedback remembers (residuals in bfloat16; velocities of ``dgc``, estimates of ``ef21`` and ``econtrol`` in
-    float32; what ``loco`` owes in 8 bits) is per-rank state, kept by parameter name, and so are the momenta of Signum
-    and Distributed Lion (float32): save one ``state_dict`` per rank. Methods may be called between steps, from any
-    thread.
+    What feedback remembers (residuals in bfloat16, with ``ef:8bit`` in 8 bits, in which ``loco`` keeps what it owes,
+    too; velocities of ``dgc``, estimates of ``ef21`` and ``econtrol`` in float32) is per-rank state, kept by parameter
+    name, and so are the momenta of Signum and Distributed Lion (float32): save one ``state_dict`` per rank. Methods may
+    be called between steps, from any thread.
     """
 
     #: Of what the ranks of the compressor hold copies: states of another layout do not fit.

@@ -37,6 +37,9 @@ TEST(Plan, TextsRoundTrip) {
                            "topk:0.001+ef+warmup:200",
                            "topk:64/4096:sign+ef:0.95",
                            "topk:64/4096:sign+ef:0.95+hits",
+                           "sign+ef:8bit",
+                           "sign+down:dense+ef:8bit",
+                           "topk:64/4096:sign+ef:0.95:8bit+hits",
                            "topk:0.01+hits+warmup:9",
                            "threshold:10:sign+ef+hits",
                            "randomk:1/10:unbiased+hits;a=int4",
@@ -72,6 +75,7 @@ TEST(Plan, TextsRoundTrip) {
   }
   EXPECT_EQ(Plan::parse("sign:256+ef").text(), "sign+ef");
   EXPECT_EQ(Plan::parse("sign+ef:1").text(), "sign+ef");
+  EXPECT_EQ(Plan::parse("sign+ef:1:8bit").text(), "sign+ef:8bit");
   EXPECT_EQ(Plan::parse("topk:0.01+hits+warmup:3+ef").text(), "topk:0.01+ef+hits+warmup:3");
   EXPECT_EQ(Plan::parse("delta+int4:128").text(), "int4:128+ef21");
   EXPECT_EQ(Plan::parse("delta+topk:0.01+warmup:3").text(), "topk:0.01+ef21+warmup:3");
@@ -133,6 +137,12 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
                            "sign+ef:x",
                            "sign+ef:",
                            "sign+ef:0.5:0.5",
+                           "sign+ef:8",
+                           "sign+ef:4bit",
+                           "sign+ef:8bit:0.5",
+                           "sign+ef:8bit:8bit",
+                           "powersgd:4+ef:8bit",
+                           "dense+ef:8bit",
                            "dense+ef:0.5",
                            "powersgd:4+ef:0.5",
                            "int4+hits",
@@ -340,6 +350,7 @@ TEST(Plan, AnotherDecayIsThatOfAllParametersWithErrorFeedback) {
   const auto decayed = [](const char* text, double decay) { return Plan::parse(text).with_decay(decay).text(); };
   EXPECT_EQ(decayed("int4+ef", 0.95), "int4+ef:0.95");
   EXPECT_EQ(decayed("int4+ef:0.5", 1), "int4+ef");
+  EXPECT_EQ(decayed("int4+ef:8bit", 0.5), "int4+ef:0.5:8bit");
   EXPECT_EQ(decayed("bf16;a=topk:0.01+ef;b=int4+ef:0.9;c=int4+loco", 0.5),
             "bf16;a=topk:0.01+ef:0.5;b=int4+ef:0.5;c=int4+loco");
   const auto refusal = [&](const char* text, double decay) -> std::string {

@@ -6,6 +6,13 @@ from rank_pool import RankPool
 
 
 @pytest.fixture(scope="session")
+def one_rank() -> Iterator[RankPool]:
+    pool = RankPool(1)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
     pool = RankPool(2)
     yield pool

@@ -16,6 +16,7 @@ PLANS += ["dgc:0.05", "dgc:0.1:int4+clip:0.1", "delta+int4", "delta+topk:0.05", 
 PLANS += ["bf16:lossless", "threshold:3:int8+ef", "lsh:0.4:int4", "lsh:0.45:bf16:lossless+econtrol:0.1"]
 PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef", "topk:0.1+down:int8+ef"]
 PLANS += ["topk:0.05+ef:0.9+hits", "topk:0.05+econtrol", "int4+loco:0.8:2", "sketch:0.2+fetchsgd:0.5"]
+PLANS += ["int4+ef:8bit", "topk:0.05+ef:0.9:8bit+hits"]
 
 
 class Odd(nn.Module):

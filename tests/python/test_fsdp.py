@@ -17,6 +17,7 @@ import octavo
 
 PLANS = ["dense", "bf16", "fp8", "int8:stochastic", "int4", "int4+ef", "ternary+ef", "sign+ef", "sign-vote"]
 PLANS += ["topk:0.05+ef", "randomk:1/4:unbiased", "fp16:lossless", "threshold:3+ef", "int4+loco:0.8:2"]
+PLANS += ["int4+down:bf16+ef:8bit"]
 
 
 class Block(nn.Module):

@@ -236,7 +236,9 @@ def learn(rank: int, plan: str, options: dict) -> float:
     [{}, dict(delay=2, fragments=2), dict(delay=2, fragments=2, mix=0.5)],
     ids=["at once", "delayed", "mixed"],
 )
-@pytest.mark.parametrize("plan", ["dense", "int4+ef", "int2+ef", "sign+ef", "topk:0.05+ef", "topk:0.05+ef:0.9+hits"])
+@pytest.mark.parametrize(
+    "plan", ["dense", "int4+ef", "int2+ef", "sign+ef", "topk:0.05+ef", "topk:0.05+ef:0.9+hits", "int4+ef:8bit"]
+)
 def test_rounds_learn_whatever_the_plan(two_ranks, plan, options):
     assert two_ranks.run(learn, plan, options)[0] < 2  # of 64 at first
 
@@ -256,7 +258,7 @@ def movement(rank: int, plan: str) -> torch.Tensor:
     return outer.state_dict()["shared"]["anchor/weight"] - start
 
 
-@pytest.mark.parametrize("plan", ["topk:0.05+ef", "sign+ef"])
+@pytest.mark.parametrize("plan", ["topk:0.05+ef", "sign+ef", "sign+ef:8bit"])
 def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks, plan):
     dense, ours = three_ranks.run(movement, "dense")[0], three_ranks.run(movement, plan)[0]
     share = float((ours * dense).sum() / dense.square().sum())

@@ -1,15 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/feedback/ef14.h"
 
+#include "octavo/comm/feedback/packed_owed.h"
 #include "octavo/comm/schedule/contribution.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
 namespace octavo {
 
-std::string Ef14::text() const { return decay_ == 1 ? "ef" : "ef:" + shortest(decay_); }
+namespace {
+
+constexpr std::string_view kIn8Bits = "8bit";
+
+}  // namespace
+
+std::string Ef14::text() const {
+  std::string text = "ef";
+  if (decay_ != 1) text.append(":").append(shortest(decay_));
+  if (kept_ == Kept::in_8_bits) text.append(":").append(kIn8Bits);
+  return text;
+}
+
+std::vector<Role> Ef14::roles() const {
+  if (kept_ == Kept::in_8_bits) return {kPackedOwed, kPackedOwedToAll, kPackedOwedToOwn};
+  return {kWorkerResidual, kOwnerResidual, kOwnResidual};
+}
 
 void Ef14::require_fit(const CodecText& plan, const LinearMap&) const {
+  if (kept_ == Kept::in_8_bits) {
+    plan.refuse("what a linear map leaves over is kept in bfloat16: leave 8bit out, as in powersgd:4+ef");
+  }
   if (decay_ == 1) return;
   plan.refuse("what a linear map leaves over does not decay: leave the decay out, as in powersgd:4+ef");
 }
@@ -19,16 +39,21 @@ void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
 }
 
 std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {
+  const auto decay = static_cast<float>(decay_);
+  if (kept_ == Kept::in_8_bits) return std::make_shared<PackedOwed>(store, parameter, Repayment{.decay = decay});
   return std::make_shared<Ef14Memory>(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual),
-                                      store.rank(), store.world_size(), static_cast<float>(decay_),
-                                      &store.at(parameter, kOwnResidual));
+                                      store.rank(), store.world_size(), decay, &store.at(parameter, kOwnResidual));
 }
 
 FeedbackPtr make_ef14(const CodecText& text) {
-  constexpr auto kExpected = "+ef takes a decay above 0, at most 1, as in topk:64/4096:sign+ef:0.95";
-  if (text.options.empty()) return std::make_shared<Ef14>();
-  if (text.options.size() > 1) text.refuse(kExpected);
-  return std::make_shared<Ef14>(text.fraction(text.options[0], kExpected));
+  constexpr auto kExpected =
+      "+ef takes a decay above 0, at most 1, as in topk:64/4096:sign+ef:0.95, and after it 8bit, as in int4+ef:8bit";
+  std::vector<std::string_view> options = text.options;
+  const bool in_8_bits = !options.empty() && options.back() == kIn8Bits;
+  if (in_8_bits) options.pop_back();
+  if (options.size() > 1) text.refuse(kExpected);
+  const double decay = options.empty() ? 1.0 : text.fraction(options[0], kExpected);
+  return std::make_shared<Ef14>(decay, in_8_bits ? Ef14::Kept::in_8_bits : Ef14::Kept::bfloat16);
 }
 
 namespace {

@@ -20,26 +20,31 @@ inline constexpr Role kOwnResidual = {"own", Extent::owned, at::kBFloat16};
 /// v = DECAY*e + d and keeps v less what the code decodes to (SparseLoCo: Sarfi et al. 2025, with 0.95). What is not
 /// sent for long is forgotten, so that a sparse codec does not send what has become stale. What an owner could not send
 /// of its sums does not decay.
+///
+/// `+ef:8bit` and `+ef:DECAY:8bit` keep the same in 8 bits instead of bfloat16: half the memory, and more passes over a
+/// tensor (PackedOwed).
 class OCTAVO_API Ef14 final : public Feedback {
  public:
+  enum class Kept { bfloat16, in_8_bits };
   /// `decay`: above 0, at most 1.
-  explicit Ef14(double decay = 1) : decay_(decay) {}
+  explicit Ef14(double decay = 1, Kept kept = Kept::bfloat16) : decay_(decay), kept_(kept) {}
   std::string text() const override;
-  std::vector<Role> roles() const override { return {kWorkerResidual, kOwnerResidual, kOwnResidual}; }
+  std::vector<Role> roles() const override;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
   void require_fit(const CodecText& plan, const LinearMap& map) const override;
   bool fits_kept_sums() const override { return true; }
   bool fits_hits() const override { return true; }
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
-  FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay); }
+  FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay, kept_); }
   bool knows_owed_share() const override { return true; }
 
  private:
   double decay_;
+  Kept kept_;
 };
 
-/// ef[:DECAY]
+/// ef[:DECAY][:8bit]
 FeedbackPtr make_ef14(const CodecText& text);
 
 /// What is owed of one tensor, by way: an element for each that is sent.

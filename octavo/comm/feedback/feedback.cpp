@@ -55,8 +55,8 @@ FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
 
 std::vector<Role> feedback_roles() {
   std::vector<Role> all;
-  for (const auto& roles :
-       {Ef14().roles(), Ef21().roles(), Dgc().roles(), EControl().roles(), FetchSgd().roles(), Loco().roles()}) {
+  for (const auto& roles : {Ef14().roles(), Ef14(1, Ef14::Kept::in_8_bits).roles(), Ef21().roles(), Dgc().roles(),
+                            EControl().roles(), FetchSgd().roles(), Loco().roles()}) {
     for (const Role& role : roles) {
       const auto same = [&](const Role& other) { return std::string_view(other.name) == role.name; };
       if (std::none_of(all.begin(), all.end(), same)) all.push_back(role);

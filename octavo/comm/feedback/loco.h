@@ -5,10 +5,6 @@
 
 namespace octavo {
 
-// What a rank owes to the averages of what it sent to owners, and of the sums that it owns, in 8 bits (state/packed.h).
-inline constexpr Role kPackedOwed = {"packed_owed", Extent::sent, at::kByte};
-inline constexpr Role kPackedOwedToAll = {"packed_owed_to_all", Extent::owned, at::kByte};
-
 /// `+loco[:BETA[:PERIOD]]`: a moving average of past errors, kept in 8 bits, is added to what is sent, and begins anew
 /// every PERIOD steps (LoCo: Xie et al. 2025, arXiv 2407.04480). With e that average, a rank sends C(g + e), and
 /// e becomes BETA*e + (1-BETA)*(g + e - C(g + e)), on both ways. The defaults, 0.8 and 1024, are those under which
@@ -26,7 +22,7 @@ class OCTAVO_API Loco final : public Feedback {
   explicit Loco(double beta = kBeta, std::uint64_t period = kPeriod) : beta_(beta), period_(period) {}
 
   std::string text() const override;
-  std::vector<Role> roles() const override { return {kPackedOwed, kPackedOwedToAll}; }
+  std::vector<Role> roles() const override;
   using Feedback::require_fit;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_kept_sums() const override { return true; }

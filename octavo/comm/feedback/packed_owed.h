@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "octavo/comm/feedback/feedback.h"
+
+namespace octavo {
+
+// What a rank owes to the averages of what it sent to owners, and of the sums that it owns, in 8 bits (state/packed.h);
+// over hits, also of its contributions to these.
+inline constexpr Role kPackedOwed = {"packed_owed", Extent::sent, at::kByte};
+inline constexpr Role kPackedOwedToAll = {"packed_owed_to_all", Extent::owned, at::kByte};
+inline constexpr Role kPackedOwedToOwn = {"packed_owed_to_own", Extent::owned, at::kByte};
+
+/// How what is owed is paid back.
+struct Repayment {
+  static constexpr std::uint64_t kNever = 0;
+  float share = 1.0F;             // of what is owed, that a step adds
+  float decay = 1.0F;             // by which what a rank owes to owners is multiplied in each step
+  std::uint64_t period = kNever;  // steps after which nothing is owed any more
+};
+
+/// The memory of `+ef:8bit` and `+loco`. With o what is owed and d a rank's contribution, the rank sends a code of
+/// d + share*(decay*o) and owes d + decay*o less what that decodes to. It is kept in 8 bits; all arithmetic is float32.
+/// Of a way whose codec leaves no error nothing is kept.
+class PackedOwed final : public Memory {
+ public:
+  PackedOwed(StateStore& store, std::size_t parameter, Repayment repayment);
+
+  void begin(c10::Device device, const Contribution& tensor, float power) override;
+  void encode(const SentPart& part, const EncodeInput& input) override;
+  std::uint64_t granule() const override;
+
+ private:
+  struct Place {
+    const std::uint8_t* now = nullptr;  // null: nothing is owed
+    std::uint8_t* next = nullptr;       // null: nothing is kept
+  };
+  Place open(Versioned& owed, Extent extent, const Contribution& tensor, const Codec& codec, c10::Device device) const;
+  /// The payload of a range.
+  Place of(const SentPart& part) const;
+  /// What is owed of a part, as floats; null: nothing.
+  const float* unpacked(const SentPart& part, const Place& place, float* memory) const;
+
+  Versioned &worker_, &owner_, &own_;
+  int rank_, world_size_;
+  Repayment repayment_;
+  float owed_share_ = 1.0F;
+  std::uint64_t count_ = 0;
+  Ownership ownership_;
+  Range own_range_;
+  Place up_, down_, of_own_;
+};
+
+}  // namespace octavo
