@@ -60,6 +60,7 @@ add_library(octavo SHARED
   comm/feedback/packed_owed.cpp
   comm/state/packed.cpp
   comm/state/redistribute.cpp
+  comm/state/state_memory.cpp
   comm/state/state_store.cpp
   comm/state/versioned.cpp
   comm/wire.cpp

@@ -168,35 +168,40 @@ std::vector<ParameterInfo> infos_of(const ParameterTuples& parameters) {
 }
 
 std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Plan& plan,
-                                            const ParameterTuples& parameters, double deadline_s) {
+                                            const ParameterTuples& parameters, double deadline_s,
+                                            const StatePaging& paging) {
   auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
-  return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters));
+  return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce, nullptr,
+                                      nullptr, paging);
 }
 
 /// `rows`: elements of a row, of which ranks own whole ones, by parameter.
 std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, const Plan& plan,
                                                   const ParameterTuples& parameters,
-                                                  const std::vector<std::uint64_t>& rows, double deadline_s) {
+                                                  const std::vector<std::uint64_t>& rows, double deadline_s,
+                                                  const StatePaging& paging) {
   auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
   std::vector<ParameterInfo> infos = infos_of(parameters);
   for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
-  return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos), Collective::reduce_scatter);
+  return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos), Collective::reduce_scatter, nullptr,
+                                      nullptr, paging);
 }
 
 std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, const BackendPtr& shards,
                                                     const Plan& plan, const ParameterTuples& parameters,
-                                                    double deadline_s) {
+                                                    double deadline_s, const StatePaging& paging) {
   auto wire = std::make_unique<Wire>(replicas, milliseconds(deadline_s));
   return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce,
-                                      std::make_unique<Wire>(shards, milliseconds(deadline_s)));
+                                      std::make_unique<Wire>(shards, milliseconds(deadline_s)), nullptr, paging);
 }
 
 /// `host`: the ranks of this rank's host; `between`: those of the same number on all hosts.
 std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, const BackendPtr& host, const Plan& plan,
-                                                 const ParameterTuples& parameters, double deadline_s) {
+                                                 const ParameterTuples& parameters, double deadline_s,
+                                                 const StatePaging& paging) {
   const auto wire_of = [&](const BackendPtr& ranks) { return std::make_unique<Wire>(ranks, milliseconds(deadline_s)); };
   return std::make_shared<Compressor>(wire_of(between), plan, infos_of(parameters), Collective::all_reduce, nullptr,
-                                      wire_of(host));
+                                      wire_of(host), paging);
 }
 
 /// Of the sum over `world_size` ranks, for an operation that FSDP2 asks for.
@@ -299,9 +304,12 @@ void bind_compressor(py::module_& m) {
       .value("planned", Exchange::planned)
       .value("gradients", Exchange::gradients)
       .value("nothing", Exchange::nothing);
+  py::class_<StatePaging>(m, "StatePaging")
+      .def(py::init<bool, std::string>(), py::arg("is_paged") = false, py::arg("directory") = "");
+  const StatePaging unpaged;
   py::class_<Compressor, std::shared_ptr<Compressor>>(m, "Compressor")
       .def(py::init(&make_compressor), py::arg("backend"), py::arg("plan"), py::arg("parameters"),
-           py::arg("deadline_s"))
+           py::arg("deadline_s"), py::arg("paging") = unpaged)
       .def_property_readonly("plan", py::cpp_function(&Compressor::plan, no_gil))
       .def_property_readonly("rank", &Compressor::rank)
       .def_property_readonly("world_size", &Compressor::world_size)
@@ -364,11 +372,11 @@ void bind_compressor(py::module_& m) {
       .def_property("seed", py::cpp_function(&Compressor::seed, no_gil),
                     py::cpp_function(&Compressor::set_seed, no_gil));
   m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
-        py::arg("rows"), py::arg("deadline_s"));
+        py::arg("rows"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),
-        py::arg("parameters"), py::arg("deadline_s"));
+        py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("host_compressor", &make_host_compressor, py::arg("between"), py::arg("host"), py::arg("plan"),
-        py::arg("parameters"), py::arg("deadline_s"));
+        py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("register_ddp_hook", &register_ddp_hook);
   m.def(
       "echo_backend", [](int world_size) -> BackendPtr { return c10::make_intrusive<EchoBackend>(world_size); },

@@ -66,12 +66,13 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
 }
 
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
-                       Collective collective, std::unique_ptr<Wire> shards, std::unique_ptr<Wire> host)
+                       Collective collective, std::unique_ptr<Wire> shards, std::unique_ptr<Wire> host,
+                       StatePaging paging)
     : wire_(std::move(wire)),
       shards_(std::move(shards)),
       host_(std::move(host)),
       collective_(collective),
-      state_(remembered(parameters), all_roles(), wire_->rank(), wire_->world_size()) {
+      state_(remembered(parameters), all_roles(), wire_->rank(), wire_->world_size(), std::move(paging)) {
   if (scatters()) verdict_.emplace(*wire_);
   if (shards_) verdict_.emplace(*shards_);
   const std::vector<ParameterInfo> of_state = remembered(parameters);
@@ -186,6 +187,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
                               (job->is_planned && (in_momentum_phase_ || job->is_owed || has_encoded(job->slots))));
   if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
   if (job->is_planned) {
+    for (const Slot& slot : job->slots) state_.bring(slot.parameter);
     mix_own_momenta(*job);
     add_own_updates(*job);
   }
@@ -237,7 +239,10 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     if (parameter.compares()) compared_ += parameter.packed;
     state_.keep(job->slots[i].parameter, outcome.power[i] != 0);  // else nothing was sent
   }
-  if (job->is_planned) keep_averages(*job);
+  if (job->is_planned) {
+    keep_averages(*job);
+    for (const Slot& slot : job->slots) state_.send_home(slot.parameter);
+  }
   if (measures_) measure(*job);
   if (job->is_encoded) {  // else the results are in the bucket, in its own units
     if (scale != 1.0F) result_of(job->values).mul_(scale);
@@ -278,11 +283,8 @@ void Compressor::mix_own_momenta(const Job& job) {
     if (!parameter.keeps_momentum) continue;
     const std::uint64_t count = parameter.info.count;
     Versioned& momentum = state_.at(slot.parameter, kOwnMomentum);
-    if (!momentum.tensor().defined()) {
-      momentum.restore(at::zeros({static_cast<std::int64_t>(count)}, at::TensorOptions(at::kFloat).device(device)));
-    }
-    mix_momentum(device, mix, count, job.values.mutable_data_ptr<float>() + slot.offset, momentum.now<float>(device),
-                 momentum.next<float>(count, device));
+    mix_momentum(device, mix, count, job.values.mutable_data_ptr<float>() + slot.offset,
+                 momentum.now_or_zeros<float>(count, device), momentum.next<float>(count, device));
   }
 }
 

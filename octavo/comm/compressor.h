@@ -87,10 +87,11 @@ class OCTAVO_API Compressor {
   /// `shards`: where the ranks of `wire` are replicas of one shard of the model, the ranks that hold the other shards.
   /// `host`: where gradients are to be compressed between hosts alone, the ranks of this rank's host (Hierarchical);
   /// those of `wire` have then the same number on their hosts, and what is remembered is that of this rank's range of
-  /// each tensor. Throws Error invalid_argument where a rule of the plan fits no parameter, or the plan not the ranks.
+  /// each tensor. `paging`: of what is kept from step to step; ranks may differ. Throws Error invalid_argument where a
+  /// rule of the plan fits no parameter, or the plan not the ranks, and what StateMemory throws.
   Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
              Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr,
-             std::unique_ptr<Wire> host = nullptr);
+             std::unique_ptr<Wire> host = nullptr, StatePaging paging = {});
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a

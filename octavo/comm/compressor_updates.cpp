@@ -66,8 +66,7 @@ Compressor::OwnUpdate Compressor::own_update(std::size_t index) {
   OwnUpdate own;
   for (auto [tensor, role] : {std::pair(&own.momentum, &kOwnMomentum), std::pair(&own.update, &kOwnUpdate)}) {
     Versioned& kept = state_.at(index, *role);
-    if (!kept.tensor().defined()) kept.restore(at::zeros({like.numel()}, like.options()));
-    kept.now<float>(like.device());  // restored from a file it is on the CPU
+    kept.now_or_zeros<float>(parameters_[index].info.count, like.device());  // restored from a file it is on the CPU
     *tensor = kept.tensor();
   }
   return own;

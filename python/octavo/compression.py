@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from octavo._C import Plan
+from octavo._C import Plan, StatePaging
 from octavo.ddp import Exempt, Handle, compress_ddp
 from octavo.plan import as_plan, require_seed
 
@@ -23,6 +23,8 @@ def compress(
     exempt: Exempt = None,
     replicas: dist.ProcessGroup | None = None,
     ranks_per_host: int | str | None = None,
+    is_paged: bool = False,
+    page_dir: str | None = None,
     seed: int = 0,
     timeout_s: float = 300.0,
 ) -> Handle:
@@ -54,12 +56,21 @@ def compress(
     than one rank would. Feedback keeps what hosts owe, of each rank's range. It takes neither linear maps, ``auto``,
     sparse gradients nor optimizers that keep a momentum on each rank (``Signum``).
 
+    ``is_paged`` keeps what is remembered from step to step, residuals, momenta of ranks and estimates, in managed
+    memory, as the optimizers of that option keep their states: on a device it lies there while a bucket is on its way,
+    and on the host otherwise; on the CPU in memory that the system may page out or, with ``page_dir``, in files in that
+    directory. No bit of a result depends on it, states are saved and loaded as those of other handles are, and ranks
+    may differ in it.
+
     With DDP the hook runs in C++ on a thread of its own, without the GIL, while backward goes on; FSDP2 needs the
     result of each collective at once, and waits for it. Call it once per model, on all ranks, with the same arguments:
     where these differ, ValueError is raised on all ranks. The gradients are encoded by their own device's kernels:
     NotImplementedError, with the reason, where it has none.
     """
     require_seed(seed, "compress")
+    if page_dir is not None and not is_paged:
+        raise ValueError(f"[compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too")
+    paging = StatePaging(is_paged, page_dir or "")
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # imports a second's worth of torch
 
@@ -75,6 +86,7 @@ def compress(
             scaler=scaler,
             exempt=exempt,
             replicas=replicas,
+            paging=paging,
             seed=seed,
             timeout_s=timeout_s,
         )
@@ -96,6 +108,7 @@ def compress(
         scaler=scaler,
         exempt=exempt,
         ranks_per_host=ranks_per_host,
+        paging=paging,
         seed=seed,
         timeout_s=timeout_s,
     )

@@ -401,6 +401,7 @@ def compress_ddp(
     scaler: "torch.amp.GradScaler | None",
     exempt: Exempt,
     ranks_per_host: int | str | None,
+    paging: "_C.StatePaging",
     seed: int,
     timeout_s: float,
 ) -> Handle:
@@ -441,7 +442,7 @@ def compress_ddp(
             "number of ranks on a host": host_size,
         },
     )
-    compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, timeout_s)
+    compressor, layout = _compressor(rendezvous, model.process_group, host_size, first_plan, table, timeout_s, paging)
     compressor.seed = seed
     handle = Handle(compressor, parameters, model)
     handle._layout = layout
@@ -496,10 +497,11 @@ def _compressor(
     plan: Plan,
     table: list[tuple[str, int, bool, int]],
     timeout_s: float,
+    paging: "_C.StatePaging",
 ) -> tuple["_C.Compressor", str]:
     """That of this rank, and of what its states are."""
     if host_size == 1:
-        return _C.Compressor(rendezvous.connect(), plan, table, timeout_s), Handle._layout
+        return _C.Compressor(rendezvous.connect(), plan, table, timeout_s, paging), Handle._layout
     if group.size() % host_size:
         raise ValueError(
             f"[ddp.compress] ranks_per_host is {host_size}, and {group.size()} ranks make no hosts of {host_size}: all "
@@ -509,7 +511,7 @@ def _compressor(
     between = rendezvous.connect(range(place, group.size(), host_size))
     in_host = rendezvous.connect(range(host * host_size, (host + 1) * host_size))
     layout = f"part {place} of {host_size} of the model on each host"
-    return _C.host_compressor(between, in_host, plan, table, timeout_s), layout
+    return _C.host_compressor(between, in_host, plan, table, timeout_s, paging), layout
 
 
 def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOptimizer | None:

@@ -139,6 +139,7 @@ def compress_fsdp(
     scaler: "torch.amp.GradScaler | None",
     exempt: Exempt,
     replicas: dist.ProcessGroup | None,
+    paging: "_C.StatePaging",
     seed: int,
     timeout_s: float,
 ) -> ShardedHandle:
@@ -182,11 +183,11 @@ def compress_fsdp(
         require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
     if replicas is None:
         rows = [_row(p) for p in parameters.values()]
-        compressor = _C.shard_compressor(meetings[shards].connect(), plan, table, rows, timeout_s)
+        compressor = _C.shard_compressor(meetings[shards].connect(), plan, table, rows, timeout_s, paging)
         layout = "shards"
     else:
         backends = meetings[replicas].connect(), meetings[shards].connect()
-        compressor = _C.replica_compressor(*backends, plan, table, timeout_s)
+        compressor = _C.replica_compressor(*backends, plan, table, timeout_s, paging)
         layout = f"replicas of shard {shards.rank()} of {shards.size()}"
     compressor.seed = seed
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]

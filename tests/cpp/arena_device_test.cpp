@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <dlfcn.h>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,8 +13,7 @@
 #include "octavo/device/pinned.h"
 #include "octavo/kernels/error.h"
 #include "octavo/optim/pager.h"
-#include "tests/cpp/fake_cuda.h"
-#include "tests/fake_device/managed.h"
+#include "tests/cpp/fake_managed.h"
 
 namespace octavo {
 
@@ -23,41 +21,14 @@ namespace {
 
 using fake::Movement;
 
-class ArenaDeviceTest : public FakeCudaTest<> {
+class ArenaDeviceTest : public FakeManagedTest {
  protected:
   static constexpr std::int64_t kElements = 5000;
   static constexpr std::uint64_t kAsked = kElements * sizeof(float);
 
-  void SetUp() override {
-    FakeCudaTest<>::SetUp();
-    plugin_ = dlopen(FAKE_PLUGIN, RTLD_NOW | RTLD_NOLOAD);
-    ASSERT_NE(plugin_, nullptr);
-    reset();
-  }
-
   static std::uint64_t held() {
     const auto page = static_cast<std::uint64_t>(page_bytes());
     return (kAsked + page - 1) / page * page;
-  }
-
-  template <class Function>
-  Function* of_plugin(const char* name) const {
-    return reinterpret_cast<Function*>(dlsym(plugin_, name));
-  }
-  void reset() const { of_plugin<void(int)>("octavo_fake_managed_reset")(0); }
-  fake::ManagedFigures figures() const {
-    guard_.synchronizeDevice(0);
-    fake::ManagedFigures all;
-    of_plugin<void(int, fake::ManagedFigures*)>("octavo_fake_managed_figures")(0, &all);
-    return all;
-  }
-  std::vector<fake::MovementRecord> records() const {
-    guard_.synchronizeDevice(0);
-    const auto copy =
-        of_plugin<std::uint64_t(int, fake::MovementRecord*, std::uint64_t)>("octavo_fake_managed_records");
-    std::vector<fake::MovementRecord> all(copy(0, nullptr, 0));
-    copy(0, all.data(), all.size());
-    return all;
   }
 
   static at::Tensor state(const std::shared_ptr<Arena>& arena) { return arena->zeros({kElements}, at::kFloat); }
@@ -67,9 +38,6 @@ class ArenaDeviceTest : public FakeCudaTest<> {
     auto* const values = state.mutable_data_ptr<float>();
     scope.kernels().divide_by_hits(scope.queue(), values, 1.0F, kElements, values);
   }
-
-  const c10::Device device_{FakeCudaGuard::kType, 0};
-  void* plugin_ = nullptr;
 };
 
 TEST_F(ArenaDeviceTest, ZerosAreWrittenAndWaitOnTheHost) {
@@ -149,12 +117,9 @@ TEST_F(ArenaDeviceTest, ThePagerBringsPagesBeforeTheirUpdateAndSendsThemHomeBehi
     EXPECT_EQ(figures().resident_bytes, 0U);
     EXPECT_LE(figures().peak_resident_bytes, 3 * states_of_window * held());
 
-    std::vector<Movement> of_fourth;
-    for (const auto& record : records()) {
-      if (record.address == states[3][0].const_data_ptr()) of_fourth.push_back(record.movement);
-    }
     // the update's input and output are a use each
-    EXPECT_EQ(of_fourth, (std::vector{Movement::prefetch, Movement::use, Movement::use, Movement::evict}));
+    EXPECT_EQ(movements_of(states[3][0].const_data_ptr()),
+              (std::vector{Movement::prefetch, Movement::use, Movement::use, Movement::evict}));
   }
 }
 

@@ -13,10 +13,15 @@
 
 namespace octavo {
 
-StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size)
-    : parameters_(std::move(parameters)), roles_(std::move(roles)), rank_(rank), world_size_(world_size) {
+StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size,
+                       StatePaging paging)
+    : parameters_(std::move(parameters)),
+      roles_(std::move(roles)),
+      rank_(rank),
+      world_size_(world_size),
+      memory_(std::make_shared<StateMemory>(std::move(paging))) {
   std::vector<Versioned> of_one;
-  for (const Role& role : roles_) of_one.emplace_back(role.dtype);
+  for (const Role& role : roles_) of_one.emplace_back(role.dtype, memory_);
   tensors_.assign(parameters_.size(), of_one);
   kept_.assign(parameters_.size(), false);
 }
@@ -26,6 +31,14 @@ Versioned& StateStore::at(std::size_t parameter, const Role& role) {
     if (std::string_view(roles_[i].name) == role.name) return tensors_[parameter][i];
   }
   fail(ErrorCode::internal, "comm.state_store", "there is no role ", role.name);
+}
+
+void StateStore::bring(std::size_t parameter) const {
+  for (const Versioned& tensor : tensors_[parameter]) tensor.bring();
+}
+
+void StateStore::send_home(std::size_t parameter) const {
+  for (const Versioned& tensor : tensors_[parameter]) tensor.send_home();
 }
 
 void StateStore::settle(bool commit) {
@@ -67,7 +80,7 @@ void StateStore::load(const std::map<std::string, at::Tensor>& tensors) {
   for (const auto& [key, values] : tensors) {
     const Place place = find_key(key);
     require(values, key, place, rank_, world_size_);
-    found.emplace_back(place, values.detach().cpu().contiguous().clone());
+    found.emplace_back(place, memory_->copy(values, c10::kCPU));
   }
   settle(/*commit=*/false);
   clear();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,7 +47,9 @@ inline constexpr Role kOwnUpdate = {"update", Extent::whole, at::kFloat, /*lives
 /// Every tensor of a rank that lives from step to step, by parameter and role; made at its first use. Not thread-safe.
 class OCTAVO_API StateStore {
  public:
-  StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size);
+  /// Throws what StateMemory does.
+  StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size,
+             StatePaging paging = {});
 
   Versioned& at(std::size_t parameter, const Role& role);
   int rank() const { return rank_; }
@@ -55,6 +58,9 @@ class OCTAVO_API StateStore {
   /// Whether what was written of a parameter belongs to values that were sent: if not, it is rolled back in any case,
   /// but for roles that live unsent.
   void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
+  /// Brings what is kept of a parameter to its device before it is used, or sends it home, where it is paged.
+  void bring(std::size_t parameter) const;
+  void send_home(std::size_t parameter) const;
   /// Ends a step: commits what was kept, or rolls back everything.
   void settle(bool commit);
   void clear();
@@ -83,6 +89,7 @@ class OCTAVO_API StateStore {
   std::vector<ParameterInfo> parameters_;
   std::vector<Role> roles_;
   int rank_, world_size_;
+  std::shared_ptr<StateMemory> memory_;
   std::vector<std::vector<Versioned>> tensors_;  // by parameter, then by role
   std::vector<bool> kept_;
 };

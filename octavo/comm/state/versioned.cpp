@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/state/versioned.h"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ATen.h>
 
 #include <utility>
 
-#include "octavo/device/huge_pages.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -21,7 +20,7 @@ void require_size(at::ScalarType dtype, std::uint64_t element_bytes) {
 
 const void* Versioned::now_bytes(c10::Device device, std::uint64_t element_bytes) {
   require_size(dtype_, element_bytes);
-  if (now_.defined() && now_.device() != device) now_ = now_.to(device);  // restored from a file
+  if (now_.defined() && now_.device() != device) now_ = memory_->copy(now_, device);  // restored from a file
   return now_.defined() ? now_.const_data_ptr() : nullptr;
 }
 
@@ -29,8 +28,8 @@ void* Versioned::next_bytes(std::uint64_t count, c10::Device device, std::uint64
   require_size(dtype_, element_bytes);
   const auto size = static_cast<std::int64_t>(count);
   if (!next_.defined() || next_.numel() != size || next_.device() != device) {
-    next_ = device.is_cpu() ? empty_on_huge_pages(count, dtype_)
-                            : at::empty({size}, at::TensorOptions(dtype_).device(device));
+    next_ = memory_->empty(count, dtype_, device);
+    memory_->bring(next_);
   }
   written_ = true;
   return next_.mutable_data_ptr();
@@ -43,11 +42,23 @@ void Versioned::commit() {
 
 void Versioned::roll_back() { written_ = false; }
 
-void Versioned::clear() { *this = Versioned(dtype_); }
+void Versioned::clear() { *this = Versioned(dtype_, memory_); }
 
 void Versioned::restore(at::Tensor values) {
   now_ = std::move(values);
   written_ = false;
+}
+
+void Versioned::require_zeros(std::uint64_t count, c10::Device device) {
+  if (!now_.defined()) now_ = memory_->empty(count, dtype_, device).zero_();
+}
+
+void Versioned::bring() const {
+  for (const at::Tensor& tensor : {now_, next_}) memory_->bring(tensor);
+}
+
+void Versioned::send_home() const {
+  for (const at::Tensor& tensor : {now_, next_}) memory_->send_home(tensor);
 }
 
 }  // namespace octavo

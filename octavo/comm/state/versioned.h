@@ -4,7 +4,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
+#include "octavo/comm/state/state_memory.h"
 #include "octavo/export.h"
 
 namespace octavo {
@@ -14,12 +17,19 @@ namespace octavo {
 /// and leaves no trace. Not thread-safe.
 class OCTAVO_API Versioned {
  public:
-  explicit Versioned(at::ScalarType dtype) : dtype_(dtype) {}
+  explicit Versioned(at::ScalarType dtype, std::shared_ptr<StateMemory> memory = std::make_shared<StateMemory>())
+      : dtype_(dtype), memory_(std::move(memory)) {}
 
   /// The values of the last commit, in the device's memory; null before the first one (all zeros).
   template <class T>
   const T* now(c10::Device device) {
     return static_cast<const T*>(now_bytes(device, sizeof(T)));
+  }
+  /// The same, after zeros were made of nothing.
+  template <class T>
+  const T* now_or_zeros(std::uint64_t count, c10::Device device) {
+    require_zeros(count, device);
+    return now<T>(device);
   }
   /// Memory of the device for the values that come after; every element must be written before commit().
   template <class T>
@@ -33,14 +43,20 @@ class OCTAVO_API Versioned {
 
   /// [count] where it was last used, or an undefined tensor where there is nothing yet.
   const at::Tensor& tensor() const { return now_; }
-  /// `values`: of the dtype.
+  /// `values`: of the dtype, made by the memory.
   void restore(at::Tensor values);
 
+  /// Where paged memory keeps both generations: to their device, and home (StateMemory).
+  void bring() const;
+  void send_home() const;
+
  private:
+  void require_zeros(std::uint64_t count, c10::Device device);
   const void* now_bytes(c10::Device device, std::uint64_t element_bytes);
   void* next_bytes(std::uint64_t count, c10::Device device, std::uint64_t element_bytes);
 
   at::ScalarType dtype_;
+  std::shared_ptr<StateMemory> memory_;
   at::Tensor now_, next_;
   bool written_ = false;
 };

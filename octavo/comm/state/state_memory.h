@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "octavo/device/arena.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// Where what is kept from step to step lies.
+struct StatePaging {
+  bool is_paged = false;       // in managed memory (device/arena.h)
+  std::string directory = {};  // of the CPU's in files there; empty: in no files
+};
+
+/// Makes the tensors of a StateStore. In managed memory they are brought to a device before they are used, and go home
+/// behind it; on the CPU the system pages. The bits are the same wherever they lie. Thread-safe.
+class OCTAVO_API StateMemory {
+ public:
+  /// Throws Error invalid_argument for a directory without paging, and for one in which no file can be made.
+  explicit StateMemory(StatePaging paging = {});
+
+  /// Throws what Arena does.
+  at::Tensor empty(std::uint64_t count, at::ScalarType dtype, c10::Device device) const;
+  /// The values in memory of this object, flat.
+  at::Tensor copy(const at::Tensor& values, c10::Device device) const;
+
+  /// On the device's current stream; nothing happens for tensors that are not paged, nor on the CPU.
+  void bring(const at::Tensor& tensor) const;
+  void send_home(const at::Tensor& tensor) const;
+
+ private:
+  std::shared_ptr<Arena> arena_on(c10::Device device) const;
+  bool moves(const at::Tensor& tensor) const;
+
+  bool is_paged_;
+  std::shared_ptr<Arena> files_;  // null: none
+};
+
+}  // namespace octavo

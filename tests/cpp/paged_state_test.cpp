@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a compressor keeps, in managed memory: on the CPU, and on the fake device, as torch's `cuda`.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+
+#include "octavo/comm/state/state_store.h"
+#include "octavo/device/arena.h"
+#include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/fake_managed.h"
+
+namespace octavo {
+
+namespace {
+
+using fake::Movement;
+
+constexpr Role kKept = {"kept", Extent::whole, at::kFloat};
+constexpr std::uint64_t kCount = 5000;
+
+StateStore paged_store(const std::string& directory = "") {
+  return {{{"a", kCount, false}}, {kKept}, 0, 2, StatePaging{.is_paged = true, .directory = directory}};
+}
+
+/// A step that keeps `value` everywhere.
+void keep_everywhere(StateStore& state, float value) {
+  std::fill_n(state.at(0, kKept).next<float>(kCount, c10::kCPU), kCount, value);
+  state.keep(0, true);
+  state.settle(/*commit=*/true);
+}
+
+TEST(PagedState, BothGenerationsAreManagedAndGoWithTheStore) {
+  const ArenaFigures before = arena_figures(ArenaKind::host);
+  {
+    StateStore state = paged_store();
+    keep_everywhere(state, 1);
+    keep_everywhere(state, 2);
+    EXPECT_EQ(arena_figures(ArenaKind::host).asked_bytes, before.asked_bytes + 2 * kCount * sizeof(float));
+    EXPECT_TRUE(is_managed(state.save().at("kept/a")));
+    EXPECT_TRUE(at::equal(state.save().at("kept/a"), at::full({kCount}, 2.0F)));
+  }
+  EXPECT_EQ(arena_figures(ArenaKind::host).tensors, before.tensors);
+}
+
+TEST(PagedState, WhatIsLoadedIsManaged) {
+  StateStore state = paged_store();
+  state.load({{"kept/a", at::full({kCount}, 3.0F)}});
+  EXPECT_TRUE(is_managed(state.save().at("kept/a")));
+  EXPECT_EQ(state.at(0, kKept).now<float>(c10::kCPU)[kCount - 1], 3);
+  state.load_world({{{"kept/a", at::full({kCount}, 3.0F)}}, {}, {{"kept/a", at::full({kCount}, 6.0F)}}});
+  EXPECT_TRUE(is_managed(state.save().at("kept/a")));
+  EXPECT_TRUE(at::equal(state.save().at("kept/a"), at::full({kCount}, 3.0F)));
+}
+
+TEST(PagedState, FilesLieWhereTheyAreToAndNowhereElse) {
+  const ArenaFigures before = arena_figures(ArenaKind::file);
+  StateStore state = paged_store(std::filesystem::temp_directory_path());
+  keep_everywhere(state, 1);
+  EXPECT_EQ(arena_figures(ArenaKind::file).asked_bytes, before.asked_bytes + kCount * sizeof(float));
+  EXPECT_THROW(paged_store("/nowhere/at/all"), Error);
+  EXPECT_THROW(StateMemory({.is_paged = false, .directory = "/tmp"}), Error);
+}
+
+class PagedStateDeviceTest : public FakeManagedTest {
+ protected:
+  /// A step on the device, whose kernel reads what is there and writes what comes.
+  void step(StateStore& state, bool is_first = false) const {
+    const at::Tensor gradient = Arena::of(device_)->zeros({kCount}, at::kFloat);
+    state.bring(0);
+    Versioned& kept = state.at(0, kKept);
+    const auto* const now = is_first ? gradient.const_data_ptr<float>() : kept.now<float>(device_);
+    auto* const next = kept.next<float>(kCount, device_);
+    const LaunchScope scope(device_);
+    scope.kernels().add_owed(scope.queue(), {now}, 1.0F, nullptr, nullptr, kCount, next);
+    state.send_home(0);
+    state.keep(0, true);
+    state.settle(/*commit=*/true);
+    guard_.synchronizeDevice(0);
+  }
+};
+
+TEST_F(PagedStateDeviceTest, PagesComeBeforeABucketAndGoHomeBehindIt) {
+  StateStore state = paged_store();
+  step(state, /*is_first=*/true);
+  step(state);  // both generations are there
+  const at::Tensor now = state.save().at("kept/a");
+  EXPECT_EQ(now.device(), device_);
+  reset();
+  step(state);
+  EXPECT_EQ(movements_of(now.const_data_ptr()), (std::vector{Movement::prefetch, Movement::use, Movement::evict}));
+  const at::Tensor next = state.save().at("kept/a");
+  EXPECT_EQ(movements_of(next.const_data_ptr()), (std::vector{Movement::prefetch, Movement::use, Movement::evict}));
+}
+
+TEST_F(PagedStateDeviceTest, OtherMemoryIsLeftAlone) {
+  const at::Tensor managed = Arena::of(device_)->zeros({kCount}, at::kFloat);
+  const StateMemory paged({.is_paged = true}), unpaged;
+  guard_.synchronizeDevice(0);
+  reset();
+  unpaged.bring(managed);
+  unpaged.send_home(managed);
+  paged.bring(at::zeros({4}));
+  paged.send_home(at::Tensor());
+  EXPECT_TRUE(records().empty());
+  paged.bring(managed);
+  EXPECT_EQ(records().size(), 1U);
+}
+
+}  // namespace
+
+}  // namespace octavo
