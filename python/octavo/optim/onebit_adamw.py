@@ -12,10 +12,11 @@ from torch import Tensor
 from octavo._C import Plan
 from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.joined import JoinedOptimizer
+from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
 
 
-class OneBitAdamW(JoinedOptimizer):
+class OneBitAdamW(ManagedStates, JoinedOptimizer):
     """AdamW in two phases, after 1-bit Adam (Tang et al. 2021).
 
     >>> optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=round(0.15 * steps))
@@ -40,8 +41,9 @@ class OneBitAdamW(JoinedOptimizer):
     variance is at least this part of its mean over 256 elements. A parameter that had no gradient in the warm-up stays
     on plain AdamW. State per parameter: ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32
     whatever the parameter's dtype, and scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks.
-    Save ``handle.state_dict()`` with it. ``warmup_steps`` is the constructor's, also after ``load_state_dict``, and
-    has no meaning once the variance is frozen.
+    Save ``handle.state_dict()`` with it. ``is_paged`` keeps the tensors in managed memory, on the CPU with ``page_dir``
+    in files in that directory; for what the handle keeps ``octavo.compress`` has the same options. ``warmup_steps`` is
+    the constructor's, also after ``load_state_dict``, and has no meaning once the variance is frozen.
     """
 
     _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known
@@ -59,7 +61,10 @@ class OneBitAdamW(JoinedOptimizer):
         warmup_plan: str | Plan = "int4+ef",
         variance_floor: float = 0.3,
         frozen_beta: float = 0.5,
+        is_paged: bool = False,
+        page_dir: str | None = None,
     ):
+        self._set_paging(is_paged, page_dir)
         self._require(lr >= 0, "lr of at least 0", lr)
         self._require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
         self._require(0 <= frozen_beta < 1, "frozen_beta in [0, 1)", frozen_beta)
@@ -217,7 +222,7 @@ class OneBitAdamW(JoinedOptimizer):
         state = self.state[parameter]
         state.update(step=0, frozen=False, power=0.0, frozen_power=0.0)
         for key in ("exp_avg", "exp_avg_sq"):
-            state[key] = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)
+            state[key] = self._zeros_like(parameter)
         return state
 
     @staticmethod
@@ -300,4 +305,4 @@ class OneBitAdamW(JoinedOptimizer):
         in the parameter's memory order."""
         for key in ("exp_avg", "exp_avg_sq"):
             if key in saved:
-                self.state[parameter][key] = torch.empty_like(parameter, dtype=torch.float32).copy_(saved[key])
+                self.state[parameter][key] = self._zeros_like(parameter).copy_(saved[key])

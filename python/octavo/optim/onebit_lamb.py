@@ -52,6 +52,8 @@ class OneBitLamb(OneBitAdamW):
         coefficient_beta: float = 0.9,
         factor_bounds: tuple[float, float] = (0.5, 4.0),
         factor_change: float = 0.1,
+        is_paged: bool = False,
+        page_dir: str | None = None,
     ):
         for name, (least, greatest) in (("coefficient", coefficient_bounds), ("factor", factor_bounds)):
             self._require(0 < least <= greatest, f"{name}_bounds above 0, the lower one first", (least, greatest))
@@ -59,7 +61,8 @@ class OneBitLamb(OneBitAdamW):
         self._require(0 < factor_change < 1, "factor_change in (0, 1)", factor_change)
         phases = dict(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
         frozen = dict(variance_floor=variance_floor, frozen_beta=frozen_beta)
-        super().__init__(params, lr, betas, eps, weight_decay, **phases, **frozen)
+        paging = dict(is_paged=is_paged, page_dir=page_dir)
+        super().__init__(params, lr, betas, eps, weight_decay, **phases, **frozen, **paging)
         own = dict(
             coefficient_bounds=coefficient_bounds,
             coefficient_beta=coefficient_beta,

@@ -12,13 +12,14 @@ from torch import Tensor
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
 from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.joined import JoinedOptimizer
+from octavo.optim.managed import ManagedStates
 
 _VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
 _EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
 _SCHEDULE = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")
 
 
-class ZeroOneAdam(JoinedOptimizer):
+class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     """Adam whose ranks make steps of their own between those that are sent, after 0/1 Adam (Lu et al. 2022).
 
     >>> options = dict(var_freeze_step=round(0.15 * steps), local_step_scaler=round(0.2 * steps))
@@ -61,6 +62,8 @@ class ZeroOneAdam(JoinedOptimizer):
     updates since the last sync are per-rank state, float32: ``handle.state_dict()`` of each rank has them. A run that
     is saved between two syncs resumes with the same bits, though the parameters of only one rank were saved; another
     number of ranks goes on with the means. In a single process no handle is needed, and syncs have one rank to average.
+    ``is_paged`` keeps the state's tensors in managed memory, on the CPU with ``page_dir`` in files in that directory;
+    momenta and updates are the handle's, for which ``octavo.compress`` has the same options.
     """
 
     _own_options = frozenset(_SCHEDULE)  # of parameter groups, by which a saved state is known
@@ -84,7 +87,10 @@ class ZeroOneAdam(JoinedOptimizer):
         var_update_scaler: int = 16,
         local_step_clipper: int = 16,
         variance_floor: float = 0.3,
+        is_paged: bool = False,
+        page_dir: str | None = None,
     ):
+        self._set_paging(is_paged, page_dir)
         super().__init__(
             params,
             {
@@ -222,7 +228,7 @@ class ZeroOneAdam(JoinedOptimizer):
             return
         for parameter, state, lr, weight_decay in self._known():
             if "anchor" not in state and (kind == _LOCAL or self._handle is None):
-                state["anchor"] = parameter.detach().clone(memory_format=torch.preserve_format)
+                state["anchor"] = self._zeros_like(parameter, parameter.dtype).copy_(parameter.detach())
             state["total"] += self._step_size(state, lr)
             state["decay"] *= 1 - lr * weight_decay
             state["step"] += 1
@@ -324,7 +330,7 @@ class ZeroOneAdam(JoinedOptimizer):
                     continue
                 if not state:
                     state = self.state[parameter]
-                    state.update(step=0, exp_avg=_zeros(parameter), exp_avg_sq=_zeros(parameter))
+                    state.update(step=0, exp_avg=self._zeros_like(parameter), exp_avg_sq=self._zeros_like(parameter))
                 state["step"] += 1
                 moments, options = (state["exp_avg"], state["exp_avg_sq"]), (*group["betas"], group["eps"])
                 torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, state["step"], lr, *options, weight_decay)
@@ -332,9 +338,9 @@ class ZeroOneAdam(JoinedOptimizer):
     def _first_state(self, parameter: Tensor) -> None:
         state = self.state[parameter]
         state.update(step=0, variance_step=0, total=0.0, decay=1.0)
-        state.update(exp_avg_sq=_zeros(parameter), preconditioner=_zeros(parameter))
+        state.update(exp_avg_sq=self._zeros_like(parameter), preconditioner=self._zeros_like(parameter))
         if self._handle is None:
-            state.update(exp_avg=_zeros(parameter), update=_zeros(parameter))
+            state.update(exp_avg=self._zeros_like(parameter), update=self._zeros_like(parameter))
 
     def _own(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
         """Momenta and updates since the last sync, in the shape and memory order of the preconditioner."""
@@ -416,8 +422,7 @@ class ZeroOneAdam(JoinedOptimizer):
                 for what, value in state_dict["state"].get(key, {}).items():
                     if isinstance(value, Tensor):  # torch casts it to the parameter's dtype
                         dtype = parameter.dtype if what == "anchor" else torch.float32
-                        copy = torch.empty_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
-                        self.state[parameter][what] = copy.copy_(value)
+                        self.state[parameter][what] = self._zeros_like(parameter, dtype).copy_(value)
                 if self._handle is None and "preconditioner" in self.state[parameter]:
                     self._begin_round_alone(parameter)
         self._enter_phase()
@@ -429,10 +434,6 @@ class ZeroOneAdam(JoinedOptimizer):
         state = self.state[parameter]
         if "update" in state:
             return
-        state.update(exp_avg=_zeros(parameter), update=_zeros(parameter), total=0.0, decay=1.0)
+        state.update(exp_avg=self._zeros_like(parameter), update=self._zeros_like(parameter), total=0.0, decay=1.0)
         if "anchor" in state:
             parameter.copy_(state["anchor"])
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    return torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.preserve_format)

@@ -22,7 +22,7 @@ def as_gpu(rank: int, function: Callable[..., object], *args: object) -> object:
 
 
 PLANS = ["dense", "int4+ef", "sign+ef", "sign-vote", "dgc:0.05", "delta+int4", "threshold:3:int8+ef", "bf16:lossless"]
-PLANS += ["topk:0.1+ef:0.9+hits", "lsh:0.5:int4"]
+PLANS += ["topk:0.1+ef:0.9+hits", "topk:0.1+ef:0.9:8bit+hits", "lsh:0.5:int4"]
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States in managed memory for optimizers that keep them by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from octavo._C import Arena
+
+
+class ManagedStates(Optimizer):
+    """Makes states, in managed memory where the optimizer is paged: shared memory of SYCL and CUDA, whose pages the
+    driver moves to where they are used, on the CPU memory that the system may page out or, with a directory, files
+    there. A copy of the optimizer goes on as the optimizer does; loading leaves it as it is."""
+
+    _is_paged = False
+    _page_dir: str | None = None
+
+    def _set_paging(self, is_paged: bool, page_dir: str | None) -> None:
+        """Before the first state. Raises ValueError for a directory without paging."""
+        if page_dir is not None and not is_paged:
+            raise ValueError(
+                f"[optim.{type(self).__name__}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too"
+            )
+        self._is_paged, self._page_dir = is_paged, page_dir
+
+    def _zeros_like(self, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """On the parameter's device, in its memory order."""
+        if not self._is_paged:
+            return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+        in_files = self._page_dir is not None and parameter.device.type == "cpu"
+        arena = Arena(parameter.device, directory=self._page_dir) if in_files else Arena.of(parameter.device)
+        return arena.zeros_like(parameter, dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_is_paged": self._is_paged, "_page_dir": self._page_dir}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not self._is_paged or "defaults" not in state:  # no copy: of what is loaded a subclass makes states itself
+            return
+        for parameter, of_one in self.state.items():
+            for name, value in of_one.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    of_one[name] = self._zeros_like(parameter, value.dtype).copy_(value)
