@@ -38,8 +38,8 @@ def train(
         str,
         typer.Option(
             help="adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; with states of fewer bits, or "
-            f"in managed memory: {', '.join(FUSED)}. auto is onebit-adamw for sign and sign+ef, signum for sign-vote, "
-            "otherwise adamw."
+            f"paged, as is then what the exchange remembers: {', '.join(FUSED)}. auto is onebit-adamw for sign and "
+            "sign+ef, signum for sign-vote, otherwise adamw."
         ),
     ] = _DEFAULT.optimizer,
     zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,

@@ -149,6 +149,11 @@ class TrainConfig:
         return "signum" if self.resolved_plan == "sign-vote" else "adamw"
 
     @property
+    def is_paged(self) -> bool:
+        """Whether states are in managed memory, those of the exchange, too."""
+        return self.optimizer_name.startswith("paged-")
+
+    @property
     def resolved_plan(self) -> str:
         """`plan`, or the default of the optimizer where it is not given."""
         if self.plan is not None:

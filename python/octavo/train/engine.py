@@ -140,9 +140,8 @@ def build_engine(
         _rehearse(ddp, data, chosen, device)
     optimizer = world.agree(lambda: build_optimizer(config, model))
     joined = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
-    handle = world.agree(
-        lambda: octavo.compress(ddp, _plan(config), optimizer=joined, seed=config.seed, timeout_s=config.timeout_s)
-    )
+    options = dict(is_paged=config.is_paged, seed=config.seed, timeout_s=config.timeout_s)
+    handle = world.agree(lambda: octavo.compress(ddp, _plan(config), optimizer=joined, **options))
     return Engine(model, ddp, handle, optimizer, chosen, device)
 
 
