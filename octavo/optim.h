@@ -5,5 +5,6 @@
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
 #include "octavo/optim/pager.h"
+#include "octavo/optim/state_coding.h"
 #include "octavo/optim/step.h"
 #include "octavo/optim/zero_one_adam.h"

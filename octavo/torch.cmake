@@ -44,6 +44,7 @@ add_library(octavo SHARED
   optim/lamb.cpp
   optim/lion.cpp
   optim/pager.cpp
+  optim/state_coding.cpp
   optim/step.cpp
   optim/zero_one_adam.cpp
   comm/plan.cpp

@@ -8,6 +8,7 @@
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
+#include "octavo/optim/state_coding.h"
 #include "octavo/optim/zero_one_adam.h"
 
 namespace octavo {
@@ -103,6 +104,19 @@ void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
   as_torch_error([&] { lion_(tensors, {lr, beta1, beta2, weight_decay}); });
 }
 
+void encode_state_op(const at::Tensor& values, at::Tensor codes, at::Tensor scales, std::int64_t bits, bool is_signed) {
+  as_torch_error([&] { encode_state_(values, codes, scales, {static_cast<int>(bits), is_signed}); });
+}
+
+at::Tensor decode_state_op(const at::Tensor& codes, const at::Tensor& scales, std::int64_t count, std::int64_t bits,
+                           bool is_signed) {
+  return as_torch_error([&] { return decode_state(codes, scales, count, {static_cast<int>(bits), is_signed}); });
+}
+
+at::Tensor decode_state_fake(const at::Tensor& codes, const at::Tensor&, c10::SymInt count, std::int64_t, bool) {
+  return at::empty_symint({std::move(count)}, codes.options().dtype(at::kFloat));
+}
+
 void sign_step_op(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {
   as_torch_error([&] { sign_step_(parameters, updates, lr, weight_decay); });
 }
@@ -165,6 +179,9 @@ TORCH_LIBRARY(octavo, m) {
       "Tensor? gradient_factor=None, Tensor(e!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[], int[] "
       "first_elements=[]) -> ()",
       compilable);
+  m.def("encode_state_(Tensor values, Tensor(a!) codes, Tensor(b!) scales, int bits, bool is_signed) -> ()",
+        compilable);
+  m.def("decode_state(Tensor codes, Tensor scales, SymInt count, int bits, bool is_signed) -> Tensor", compilable);
   m.def("sign_step_(Tensor(a!)[] parameters, Tensor[] updates, float lr, float weight_decay) -> ()", compilable);
   m.def(
       "zero_one_variance_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) momentum, Tensor(c!) square, "
@@ -191,6 +208,8 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("lamb_", lamb_op);
   m.impl("adam_", adam_op);
   m.impl("lion_", lion_op);
+  m.impl("encode_state_", encode_state_op);
+  m.impl("decode_state", decode_state_op);
   m.impl("sign_step_", sign_step_op);
   m.impl("zero_one_variance_", zero_one_variance_op);
   m.impl("zero_one_local_", zero_one_local_op);
@@ -207,6 +226,8 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("lamb_", fake_of(lamb_op));
   m.impl("adam_", fake_of(adam_op));
   m.impl("lion_", fake_of(lion_op));
+  m.impl("encode_state_", fake_of(encode_state_op));
+  m.impl("decode_state", decode_state_fake);
   m.impl("sign_step_", fake_of(sign_step_op));
   m.impl("zero_one_variance_", fake_of(zero_one_variance_op));
   m.impl("zero_one_local_", fake_of(zero_one_local_op));

@@ -41,7 +41,7 @@ def in_blocks(values: Tensor, bits: int) -> Tensor:
 
 def codes_of(state: dict[str, Tensor], name: str, bits: int, count: int) -> Tensor:
     """One number for each element."""
-    codes = flat(state[name]).long()
+    codes = flat(state[f"{name}_codes"]).long()
     return codes if bits == 8 else torch.stack((codes // 16, codes % 16), 1).flatten()[:count]
 
 

@@ -131,7 +131,7 @@ def test_every_code_means_what_the_table_says(bits):
     state = optimizer.state[parameter]
     for scale in (0.75, -3.0):
         parameter.data.zero_()
-        state["exp_avg"].copy_(packed)
+        state["exp_avg_codes"].copy_(packed)
         state["exp_avg_scale"].fill_(scale)
         state["exp_avg_sq_scale"].zero_()
         state["step"].fill_(100)

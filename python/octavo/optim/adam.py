@@ -19,7 +19,7 @@ class Adam(FusedOptimizer):
     """
 
     _moments = ("exp_avg", "exp_avg_sq")
-    _own_options = frozenset({"betas", "eps", "weight_decay", "optim_bits"})
+    _own_options = frozenset({"betas", "eps", "weight_decay"})
     _is_decay_decoupled = False
 
     def __init__(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, ClassVar
 
@@ -13,23 +13,27 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from octavo._C import Arena
 from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.shards import any_rank, first_element, gathered, local
+from octavo.optim.states import StateMaker
 
-BLOCK = {8: 256, 4: 128}  # elements of a state that share a scale
 NONFINITE = ("skip_element", "skip_step", "raise")
 BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
+FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # options that say how states are kept
+OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # that optimizers of other libraries have not
+# Options of groups that torch's optimizers have besides: how they make a step, or what is refused where it is true.
+TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 
 class FusedOptimizer(Optimizer):
     """Base of ``Adam``, ``AdamW`` and ``Lion``. Every option may differ between parameter groups, and is saved with
     them.
 
-    ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements have
-    float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size`` elements into managed memory,
-    which the device moves to where it is used and back: shared memory of SYCL and CUDA, on the CPU memory that the
-    system may page out or, with ``page_dir``, a file in that directory, so that states may be larger than RAM.
+    ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements (of a
+    DTensor: those of all ranks) have float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size``
+    elements into managed memory, which the device moves to where it is used and back: shared memory of SYCL and CUDA,
+    on the CPU memory that the system may page out or, with ``page_dir``, a file in that directory, so that states may
+    be larger than RAM.
 
     ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
     element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
@@ -40,10 +44,10 @@ class FusedOptimizer(Optimizer):
     every machine and however a DTensor is cut along its first dimension; ``"extra_bits"`` keeps 8 more bits of each
     parameter as a state.
 
-    State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, float32 or codes (uint8 in
-    row-major order, whatever the parameter's, with its scales beside it as ``NAME_scale``); ``extra_bits``. All are
-    plain tensors, of the parameter's device. Of a DTensor, as ``fully_shard`` makes parameters, a rank has the state of
-    its own shard.
+    State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, in float32 under its name
+    or as ``NAME_codes`` (uint8, in row-major order whatever the parameter's) and ``NAME_scale``; ``extra_bits``. All
+    are plain tensors, of the parameter's device, and none shares its memory with another. Of a DTensor, as
+    ``fully_shard`` makes parameters, a rank has the state of its own shard.
     """
 
     _moments: ClassVar[tuple[str, ...]]  # names of a parameter's states
@@ -67,9 +71,8 @@ class FusedOptimizer(Optimizer):
         bf16_rounding: str = "nearest",
         seed: int = 0,
     ):
-        self._arenas: dict[torch.device, Arena] = {}
+        self._maker = self._make_maker(page_dir)
         self._nonfinite: dict[torch.device, Tensor] = {}
-        self._page_dir = page_dir
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
             min_8bit_size=min_8bit_size,
@@ -191,7 +194,7 @@ class FusedOptimizer(Optimizer):
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
             if not self.state[parameter]:
-                self.state[parameter] = self._first_state(group, parameter)
+                self.state[parameter] = self._maker.first(group, parameter)
             by_device.setdefault(parameter.device, []).append(parameter)
         for device, here in by_device.items():
             is_random = group["bf16_rounding"] == "stochastic"
@@ -250,7 +253,8 @@ class FusedOptimizer(Optimizer):
         return self._nonfinite[device]
 
     def _states(self, parameters: list[Tensor], name: str) -> list[Tensor]:
-        return [self.state[parameter][name] for parameter in parameters]
+        states = (self.state[parameter] for parameter in parameters)
+        return [state[name] if name in state else state[f"{name}_codes"] for state in states]
 
     def _scales(self, parameters: list[Tensor], name: str) -> list[Tensor]:
         return self._states_of_some(parameters, f"{name}_scale", torch.float32)
@@ -263,58 +267,16 @@ class FusedOptimizer(Optimizer):
         pairs = zip(parameters, found, strict=True)
         return [local(p).new_empty(0, dtype=dtype) if state is None else state for p, state in pairs]
 
-    # ---- states
-
-    def _first_state(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        parameter = local(parameter)
-        state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32)}
-        for name in self._moments:
-            state |= self._zero_moment(group, parameter, name)
-        if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16:
-            state["extra_bits"] = self._zeros_like(group, parameter, torch.int8)
-        return state
-
-    def _zero_moment(self, group: dict[str, Any], parameter: Tensor, name: str) -> dict[str, Tensor]:
-        """Codes of any kind are zeros under a scale of 0."""
-        bits = self._bits_of(group, parameter)
-        if bits == 32:
-            return {name: self._zeros_like(group, parameter, torch.float32)}
-        shape = list(parameter.shape) if bits == 8 else [-(-parameter.numel() // 2)]
-        blocks = -(-parameter.numel() // BLOCK[bits])
-        return {
-            name: self._zeros(group, parameter, shape, torch.uint8),
-            f"{name}_scale": self._zeros(group, parameter, [blocks], torch.float32),
-        }
-
-    def _bits_of(self, group: dict[str, Any], parameter: Tensor) -> int:
-        return 32 if parameter.numel() < max(group["min_8bit_size"], 1) else group["optim_bits"]
-
-    def _zeros_like(self, group: dict[str, Any], parameter: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._is_paged(group, parameter):
-            return self._arena_on(parameter.device).zeros_like(parameter, dtype)
-        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
-
-    def _zeros(self, group: dict[str, Any], parameter: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
-        if self._is_paged(group, parameter):
-            return self._arena_on(parameter.device).zeros(shape, dtype)
-        return torch.zeros(shape, dtype=dtype, device=parameter.device)
-
-    def _is_paged(self, group: dict[str, Any], parameter: Tensor) -> bool:
-        return group["is_paged"] and parameter.numel() >= max(group["min_paged_size"], 1)
-
-    def _arena_on(self, device: torch.device) -> Arena:
-        if device not in self._arenas:
-            directory = self._page_dir if self._page_dir is not None and device.type == "cpu" else ""
-            self._arenas[device] = Arena(device, directory=directory)
-        return self._arenas[device]
-
     # ---- copies and checkpoints
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back ``state_dict()``. Each state is made anew as the saved options say, in managed memory where this
-        optimizer's own say so, and filled from the saved one: the saved tensors may be on any device and are not kept.
-        Paging, and options that are not saved, stay as they are. Raises ValueError for the state of another optimizer
-        or of other shapes; whatever it raises, nothing has changed."""
+        """Takes back ``state_dict()``, that of another optimizer of this family, or that of ``torch.optim.Adam`` and
+        ``AdamW``; of bitsandbytes, what ``from_bitsandbytes`` makes of it. How states are kept stays as this optimizer
+        says (``optim_bits``, ``min_8bit_size``, ``is_paged``, ``min_paged_size``): those in another format are encoded
+        or decoded, those in the same one copied to the bit, each straight into its place. All other options are the
+        saved ones, and this optimizer's own where none are saved. The saved tensors may be on any device and are not
+        kept. Raises ValueError for the state of another optimizer or of other shapes; whatever it raises, nothing has
+        changed."""
         require_own_state(self, state_dict, self._own_options)
         hook = self.register_load_state_dict_pre_hook(_as_it_was_saved)
         try:
@@ -323,50 +285,36 @@ class FusedOptimizer(Optimizer):
             hook.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_page_dir": self._page_dir}
+        return super().__getstate__() | {"_page_dir": self._maker.page_dir}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Of a copy, and of what a load replaces: states in managed memory are copied there."""
+        saved_groups = state["param_groups"]
         if "defaults" in state:  # a copy, which has nothing yet
-            self._arenas, self._nonfinite, self._page_dir = {}, {}, state["_page_dir"]
-        defaults = state.get("defaults") or self.defaults
-        groups = [defaults | group for group in state["param_groups"]]
-        if "defaults" not in state:
-            for group, own in zip(groups, self.param_groups, strict=True):
-                group.update({name: own[name] for name in ("is_paged", "min_paged_size")})
+            self._maker, self._nonfinite = self._make_maker(state["_page_dir"]), {}
+            groups = [state["defaults"] | group for group in saved_groups]
+        else:
+            groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]
         states: dict[Tensor, dict[str, Tensor]] = {}
-        for group in groups:
+        for group, saved_group in zip(groups, saved_groups, strict=True):
             self._require_valid(group)
+            saved_bits = 4 if saved_group.get("optim_bits") == 4 else 8
             for parameter in group["params"]:
                 if parameter in state["state"]:
-                    states[parameter] = self._restored(group, parameter, state["state"][parameter])
+                    saved = state["state"][parameter]
+                    saved = saved.state if isinstance(saved, _Saved) else saved
+                    states[parameter] = self._maker.restored(group, parameter, saved, saved_bits)
         super().__setstate__(state | {"param_groups": groups, "state": defaultdict(dict, states)})
 
-    def _restored(self, group: dict[str, Any], parameter: Tensor, saved: Any) -> dict[str, Tensor]:
-        saved = saved.state if isinstance(saved, _Saved) else saved
-        if not isinstance(saved, Mapping):
-            raise ValueError(f"[optim.{type(self).__name__}] expected a saved state by names, got {saved!r}")
-        if not saved:
-            return {}
-        made = self._first_state(group, parameter)
-        if strangers := saved.keys() - made.keys():
-            raise ValueError(
-                f"[optim.{type(self).__name__}] this is the state of another optimizer, or of one with other options: "
-                f"a {type(self).__name__} has no {', '.join(sorted(strangers))}; nothing has changed"
-            )
-        for name, tensor in made.items():
-            self._fill(tensor, saved.get(name), name)
-        return made
+    def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        """The options of a group after a load."""
+        for name in ("amsgrad", "maximize"):
+            self._require(not saved.get(name), f"a state without {name}, which is not supported", saved.get(name))
+        kept = {name: value for name, value in saved.items() if name not in TORCHS_OWN}
+        return {name: own[name] for name in self.defaults if name in own} | kept | {name: own[name] for name in FORMAT}
 
-    def _fill(self, tensor: Tensor, saved: Any, name: str) -> None:
-        is_like = isinstance(saved, Tensor) and saved.shape == tensor.shape and saved.dtype == tensor.dtype
-        if not is_like:
-            got = f"{saved.dtype} {tuple(saved.shape)}" if isinstance(saved, Tensor) else repr(saved)
-            raise ValueError(
-                f"[optim.{type(self).__name__}] expected the saved {name} as {tensor.dtype} {tuple(tensor.shape)}, got "
-                f"{got}; nothing has changed"
-            )
-        tensor.copy_(saved)
+    def _make_maker(self, page_dir: str | None) -> StateMaker:
+        return StateMaker(type(self).__name__, self._moments, page_dir)
 
 
 class _Saved:

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States that other libraries' optimizers saved, in the form that ``load_state_dict`` takes, and the other way round.
+
+torch's needs no import: names and meaning are those of ours, and ``load_state_dict`` takes it. What bitsandbytes saves
+has names of its own, and is translated by a function, so that a load need not guess who wrote a file. Its 8-bit codes
+and ours are of one map in blocks of 256, and are neither decoded nor encoded. Only the sign of a block differs:
+a scale of ours is the block's extreme with its sign, whose code is that of 1; bitsandbytes' is its magnitude, and there
+is no code for -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.optim.fused import OWN_OPTIONS, FusedOptimizer
+from octavo.optim.shards import local
+from octavo.optim.state_formats import BLOCK, IS_SIGNED, blocks_of, floats_of, has_codes, names_of
+
+NESTED = "__bnb_optimizer_quant_state__"  # under which bitsandbytes hides tensors from FSDP since 0.50
+MOMENTS = {"1": "exp_avg", "2": "exp_avg_sq"}  # by the number that bitsandbytes gives them
+OLD_BLOCK = 2048  # of bitsandbytes before 0.44
+
+
+def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """What ``load_state_dict`` of our class of the same name takes, from the state of Adam, AdamW or Lion of
+    bitsandbytes in 32 or block-wise 8 bits, paged or not. Its codes are taken as they are; its tensors are shared.
+
+    Weight decay is decoupled in both its Adam and its AdamW: go on with ``AdamW``. Raises ValueError for the state of
+    another optimizer, of a tensor-wise one, or of codes by another map.
+    """
+    groups = [_without(group, {"alpha", "t_alpha", "t_beta3"}) for group in state_dict["param_groups"]]
+    if any(group.get("alpha") for group in state_dict["param_groups"]):
+        raise ValueError("[optim.from_bitsandbytes] AdEMAMix has no counterpart in octavo.optim")
+    return {"state": {key: _imported(state) for key, state in state_dict["state"].items()}, "param_groups": groups}
+
+
+def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
+    """What ``load_state_dict`` of bitsandbytes' class of the same name takes. States in 32 bits stay so, codes of 8
+    bits are the same values but for one kind: where the extreme of a momentum's block is negative, it and what the map
+    rounds to it become -0.993 of its magnitude, as they are in any such block of bitsandbytes. 4 bits become 8.
+    ``extra_bits`` are left out.
+    """
+
+    def exported(state: dict[str, Tensor], bits: int, shape: torch.Size) -> dict[str, Any]:
+        others: dict[str, Any] = {"step": int(state["step"])}
+        for number, moment in MOMENTS.items():
+            if has_codes(state, moment):
+                codes, scales = _codes_of_8_bits(state, moment, bits, shape)
+                others |= {f"state{number}": codes.view(shape), f"absmax{number}": scales.abs()}
+                others[f"qmap{number}"] = _map_of(moment).to(codes.device)
+            elif moment in state:
+                others[f"state{number}"] = state[moment].clone()
+        return others
+
+    return _exported(optimizer, exported, {"eps": 0.0})
+
+
+def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
+    """What ``torch.optim.Adam`` and ``AdamW`` take: all moments in float32; ``extra_bits`` are left out. Of Lion, which
+    torch has not, the momentum."""
+
+    def exported(state: dict[str, Tensor], bits: int, shape: torch.Size) -> dict[str, Any]:
+        moments = [moment for moment in MOMENTS.values() if set(names_of(moment)) & state.keys()]
+        floats = {moment: floats_of(state, moment, bits, shape) for moment in moments}
+        return {"step": state["step"].clone()} | {
+            moment: values if has_codes(state, moment) else values.clone() for moment, values in floats.items()
+        }
+
+    return _exported(optimizer, exported, {})
+
+
+# ---- from bitsandbytes
+
+
+def _imported(state: dict[str, Any]) -> dict[str, Any]:
+    state = _without(state, {NESTED}) | state.get(NESTED, {})
+    ours = {"step": state.get("step")}
+    for number, moment in MOMENTS.items():
+        values = state.get(f"state{number}")
+        if values is None:
+            continue
+        floats, codes, scales = names_of(moment)
+        if values.dtype != torch.uint8:
+            ours[floats] = values
+            continue
+        _require_our_map(state.get(f"qmap{number}"), moment)
+        ours |= {codes: values, scales: _scales_of(state.get(f"absmax{number}"), values.numel())}
+    if "exp_avg" not in ours and "exp_avg_codes" not in ours:
+        raise ValueError(
+            f"[optim.from_bitsandbytes] expected the state of Adam, AdamW or Lion with a state1, got "
+            f"{', '.join(map(str, state))}"
+        )
+    return ours
+
+
+def _require_our_map(table: Tensor | None, moment: str) -> None:
+    if table is None or not torch.allclose(table.float().cpu(), _map_of(moment), rtol=1e-5, atol=1e-9):
+        raise ValueError(
+            f"[optim.from_bitsandbytes] the codes of {moment} are not of bitsandbytes' dynamic map: only those have a "
+            f"counterpart here"
+        )
+
+
+def _scales_of(absmax: Tensor | None, count: int) -> Tensor:
+    if absmax is not None and absmax.numel() == blocks_of(count, 8):
+        return absmax
+    if absmax is not None and absmax.numel() == -(-count // OLD_BLOCK):
+        return absmax.repeat_interleave(OLD_BLOCK // BLOCK[8])[: blocks_of(count, 8)]
+    raise ValueError(
+        f"[optim.from_bitsandbytes] expected an absmax for each block of {BLOCK[8]} or {OLD_BLOCK} of {count} codes, "
+        f"got {'none' if absmax is None else absmax.numel()}: tensor-wise 8-bit states are not supported"
+    )
+
+
+# ---- to others
+
+
+def _codes_of_8_bits(state: dict[str, Tensor], moment: str, bits: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """For scales without their signs. Mirrored, code 127 + n becomes 127 - n, and what would be -1 the least there
+    is."""
+    _, codes, scales = (state.get(name) for name in names_of(moment))
+    count = shape.numel()
+    if bits != 8:
+        values = floats_of(state, moment, bits, shape)
+        codes = torch.empty(shape, dtype=torch.uint8, device=values.device)
+        scales = torch.empty(blocks_of(count, 8), dtype=torch.float32, device=values.device)
+        torch.ops.octavo.encode_state_(values, codes, scales, 8, IS_SIGNED[moment])
+    is_mirrored = (scales < 0).repeat_interleave(BLOCK[8])[:count].view(shape)
+    mirrored = 254 - codes.clamp(max=254)
+    return torch.where(is_mirrored, mirrored, codes), scales
+
+
+def _map_of(moment: str) -> Tensor:
+    """The values of all codes."""
+    return torch.ops.octavo.decode_state(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, 8, IS_SIGNED[moment])
+
+
+def _exported(
+    optimizer: FusedOptimizer, exported: Callable[..., dict[str, Any]], defaults: dict[str, Any]
+) -> dict[str, Any]:
+    """With exported(state, bits of codes, shape) of each parameter that has a state, and its groups without the options
+    that only ours have."""
+    states: dict[int, dict[str, Any]] = {}
+    groups = optimizer.state_dict()["param_groups"]
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        for parameter, key in zip(group["params"], saved["params"], strict=True):
+            if optimizer.state.get(parameter):
+                states[key] = exported(optimizer.state[parameter], group["optim_bits"], local(parameter).shape)
+    return {"state": states, "param_groups": [defaults | _without(group, OWN_OPTIONS) for group in groups]}
+
+
+def _without(names: dict[str, Any], unwanted: Any) -> dict[str, Any]:
+    return {name: value for name, value in names.items() if name not in unwanted}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formats of a moment: float32 under its own name, or codes of 8 or 4 bits as ``NAME_codes`` with the scales of
+their blocks as ``NAME_scale``. A name never means both, so that no program takes codes for floats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK = {8: 256, 4: 128}  # elements that share a scale
+IS_SIGNED = {"exp_avg": True, "exp_avg_sq": False}  # by moment: its codes are those of a momentum or of a variance
+
+
+def names_of(moment: str) -> tuple[str, str, str]:
+    """Of its floats, of its codes and of their scales."""
+    return moment, f"{moment}_codes", f"{moment}_scale"
+
+
+def has_codes(state: Mapping[str, Any], moment: str) -> bool:
+    return f"{moment}_codes" in state
+
+
+def code_shape(shape: torch.Size, bits: int) -> list[int]:
+    return list(shape) if bits == 8 else [-(-shape.numel() // 2)]
+
+
+def blocks_of(count: int, bits: int) -> int:
+    return -(-count // BLOCK[bits])
+
+
+def floats_of(state: Mapping[str, Tensor], moment: str, bits: int, shape: torch.Size) -> Tensor:
+    """A moment of this shape as floats; `bits` are those of its codes, if it has any. In the state's own memory where
+    it has none."""
+    if not has_codes(state, moment):
+        return state[moment]
+    codes, scales = (state[name].contiguous() for name in names_of(moment)[1:])
+    return torch.ops.octavo.decode_state(codes, scales, shape.numel(), bits, IS_SIGNED[moment]).view(shape)
+
+
+def keep_floats(state: Mapping[str, Tensor], moment: str, bits: int, values: Tensor) -> None:
+    """Writes floats to a moment in whichever format the state has it."""
+    floats, codes, scales = names_of(moment)
+    if has_codes(state, moment):
+        torch.ops.octavo.encode_state_(values, state[codes], state[scales], bits, IS_SIGNED[moment])
+    else:
+        state[floats].copy_(values)
+
+
+def is_fitting(state: Mapping[str, Any], moment: str, bits: int, shape: torch.Size) -> bool:
+    """Whether a state has such a moment in one of the formats, and in one alone."""
+    floats, codes, scales = (state.get(name) for name in names_of(moment))
+    if not has_codes(state, moment):
+        is_floats = isinstance(floats, Tensor) and floats.is_floating_point() and floats.shape == shape
+        return is_floats and scales is None
+    sizes = {"uint8": torch.Size(code_shape(shape, bits)).numel(), "float32": blocks_of(shape.numel(), bits)}
+    return floats is None and all(
+        isinstance(tensor, Tensor) and tensor.dtype == getattr(torch, dtype) and tensor.numel() == count
+        for tensor, (dtype, count) in zip((codes, scales), sizes.items(), strict=True)
+    )

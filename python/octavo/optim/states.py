@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a fused optimizer keeps of a parameter: made for its first step, or from what was saved, and where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo._C import Arena
+from octavo.optim.shards import local
+from octavo.optim.state_formats import blocks_of, code_shape, floats_of, has_codes, is_fitting, keep_floats, names_of
+
+
+class StateMaker:
+    """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory, of
+    which it has an arena for each device."""
+
+    def __init__(self, owner: str, moments: tuple[str, ...], page_dir: str | None):
+        self.page_dir = page_dir
+        self.arenas: dict[torch.device, Arena] = {}
+        self._owner = owner  # the optimizer's class, for errors
+        self._moments = moments
+
+    def first(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
+        """Of a parameter that has made no step. Of a DTensor a rank has the state of its own shard, in codes where the
+        whole is large enough for them: so the format does not depend on the number of ranks."""
+        bits, parameter = self._bits_of(group, parameter), local(parameter)
+        state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32)}
+        for moment in self._moments:
+            state |= self._zero_moment(group, parameter, moment, bits)
+        if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16:
+            state["extra_bits"] = self._zeros_like(group, parameter, torch.int8)
+        return state
+
+    def restored(self, group: dict[str, Any], parameter: Tensor, saved: Any, saved_bits: int) -> dict[str, Tensor]:
+        """Of a saved state, whose codes are of `saved_bits`: copied where it is in the group's format, otherwise
+        decoded, encoded or both. Raises ValueError for what is no state of such a parameter."""
+        if not isinstance(saved, Mapping):
+            raise ValueError(f"[optim.{self._owner}] expected a saved state by names, got {saved!r}")
+        if not saved:
+            return {}
+        state = self.first(group, parameter)
+        saved = {name: local(value) for name, value in saved.items()}
+        self._require_names(saved, state)
+        state["step"].fill_(self._step_of(saved))
+        for moment in self._moments:
+            self._restore_moment(state, saved, moment, local(parameter).shape, (group["optim_bits"], saved_bits))
+        if "extra_bits" in saved:
+            self._copy(state, saved, "extra_bits")
+        return state
+
+    # ---- what is made
+
+    def _zero_moment(self, group: dict[str, Any], parameter: Tensor, moment: str, bits: int) -> dict[str, Tensor]:
+        """Codes of any kind are zeros under a scale of 0."""
+        floats, codes, scales = names_of(moment)
+        if bits == 32:
+            return {floats: self._zeros_like(group, parameter, torch.float32)}
+        return {
+            codes: self._zeros(group, parameter, code_shape(parameter.shape, bits), torch.uint8),
+            scales: self._zeros(group, parameter, [blocks_of(parameter.numel(), bits)], torch.float32),
+        }
+
+    def _bits_of(self, group: dict[str, Any], parameter: Tensor) -> int:
+        return 32 if parameter.numel() < max(group["min_8bit_size"], 1) else group["optim_bits"]
+
+    def _zeros_like(self, group: dict[str, Any], parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        if self._is_paged(group, parameter):
+            return self._arena_on(parameter.device).zeros_like(parameter, dtype)
+        return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+
+    def _zeros(self, group: dict[str, Any], parameter: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+        if self._is_paged(group, parameter):
+            return self._arena_on(parameter.device).zeros(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=parameter.device)
+
+    def _is_paged(self, group: dict[str, Any], parameter: Tensor) -> bool:
+        return group["is_paged"] and parameter.numel() >= max(group["min_paged_size"], 1)
+
+    def _arena_on(self, device: torch.device) -> Arena:
+        if device not in self.arenas:
+            directory = self.page_dir if self.page_dir is not None and device.type == "cpu" else ""
+            self.arenas[device] = Arena(device, directory=directory)
+        return self.arenas[device]
+
+    # ---- what was saved
+
+    def _require_names(self, saved: dict[str, Any], state: dict[str, Tensor]) -> None:
+        """Moments may be saved in any format; of the rest, nothing that this state does not have."""
+        if "max_exp_avg_sq" in saved:
+            raise ValueError(
+                f"[optim.{self._owner}] amsgrad is not supported, and the saved state has its max_exp_avg_sq: go on "
+                f"with the optimizer that saved it, or leave max_exp_avg_sq out; nothing has changed"
+            )
+        known = state.keys() | {name for moment in self._moments for name in names_of(moment)}
+        if strangers := saved.keys() - known:
+            raise ValueError(
+                f"[optim.{self._owner}] this is the state of another optimizer, or of one with other options: "
+                f"a {self._owner} has no {', '.join(sorted(strangers))}; nothing has changed"
+            )
+
+    def _step_of(self, saved: dict[str, Any]) -> float:
+        step = saved.get("step")
+        if isinstance(step, int | float) or (isinstance(step, Tensor) and step.numel() == 1):
+            return float(step)
+        raise ValueError(
+            f"[optim.{self._owner}] expected the saved step as a number, got {_described(step)}; nothing has changed"
+        )
+
+    def _restore_moment(
+        self, state: dict[str, Tensor], saved: dict[str, Any], moment: str, shape: torch.Size, bits: tuple[int, int]
+    ) -> None:
+        own_bits, saved_bits = bits
+        if not is_fitting(saved, moment, saved_bits, shape):
+            raise ValueError(
+                f"[optim.{self._owner}] expected the saved {moment} as floats {tuple(shape)} or as codes of "
+                f"{saved_bits} bits with the scales of their blocks, got "
+                f"{', '.join(f'{name} {_described(saved.get(name))}' for name in names_of(moment))}; nothing has "
+                f"changed"
+            )
+        if has_codes(saved, moment) and has_codes(state, moment) and own_bits == saved_bits:
+            for name in names_of(moment)[1:]:
+                state[name].copy_(saved[name].view(state[name].shape))
+        else:
+            keep_floats(state, moment, own_bits, floats_of(saved, moment, saved_bits, shape))
+
+    def _copy(self, state: dict[str, Tensor], saved: dict[str, Any], name: str) -> None:
+        own, value = state[name], saved[name]
+        if not isinstance(value, Tensor) or value.shape != own.shape or value.dtype != own.dtype:
+            raise ValueError(
+                f"[optim.{self._owner}] expected the saved {name} as {_described(own)}, got {_described(value)}; "
+                f"nothing has changed"
+            )
+        own.copy_(value)
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
