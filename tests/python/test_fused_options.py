@@ -68,6 +68,87 @@ def test_groups_have_options_of_their_own_and_save_them():
     assert same(optimizer, other)
 
 
+# ---- by name
+
+
+def named() -> list[tuple[str, nn.Parameter]]:
+    names = ["embed.weight", "layers.0.weight", "layers.0.norm.weight", "head.scale"]
+    return list(zip(names, parameters_of(), strict=True))
+
+
+OVERRIDES = {"embed*": {"optim_bits": 32}, "*.weight": {"lr": 0.5}, "*norm*": {"weight_decay": 0.0, "lr": 0.25}}
+
+
+def test_overrides_are_the_groups_that_one_would_write():
+    optimizer = AdamW8bit(named(), lr=0.1, weight_decay=0.3, overrides=OVERRIDES)
+    kept = ("param_names", "optim_bits", "lr", "weight_decay", "betas")
+    assert [[group[name] for name in kept] for group in optimizer.param_groups] == [
+        [["embed.weight"], 32, 0.5, 0.3, (0.9, 0.999)],
+        [["layers.0.weight"], 8, 0.5, 0.3, (0.9, 0.999)],
+        [["layers.0.norm.weight"], 8, 0.25, 0.0, (0.9, 0.999)],
+        [["head.scale"], 8, 0.1, 0.3, (0.9, 0.999)],
+    ]
+    by_hand = [{"params": [p]} for _, p in named()]
+    for group, options in zip(by_hand, ({"optim_bits": 32, "lr": 0.5}, {"lr": 0.5}, OVERRIDES["*norm*"]), strict=False):
+        group.update(options)
+    other = AdamW8bit(by_hand, lr=0.1, weight_decay=0.3)
+    for one in (optimizer, other):
+        go_on(one, range(3))
+    assert same(optimizer, other)
+    first, second = (group["params"][0] for group in optimizer.param_groups[:2])
+    assert "exp_avg" in optimizer.state[first] and "exp_avg_codes" in optimizer.state[second]
+
+
+def test_overrides_split_groups_and_leave_their_options():
+    pairs = named()
+    groups = [{"params": pairs[:2], "lr": 0.7}, {"params": pairs[2:]}]
+    optimizer = AdamW8bit(groups, lr=0.1, overrides={"*.weight": {"eps": 1e-4}})
+    got = [(group["param_names"], group["lr"], group["eps"]) for group in optimizer.param_groups]
+    assert got == [
+        (["embed.weight", "layers.0.weight"], 0.7, 1e-4),
+        (["layers.0.norm.weight"], 0.1, 1e-4),
+        (["head.scale"], 0.1, 1e-8),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "overrides", "message"),
+    [
+        (named, {"embed": {"lr": 1.0}}, "overrides of 'embed' match no parameter"),
+        (named, {"*": {"bits": 8}}, r"overrides of '\*' have no option bits; there are betas, .*optim_bits"),
+        (named, {"*": {"lr": -1.0}}, "an lr of at least 0"),
+        (parameters_of, {"*": {"lr": 1.0}}, r"give model\.named_parameters\(\)"),
+    ],
+)
+def test_overrides_that_mean_nothing_are_refused(params, overrides, message):
+    with pytest.raises(ValueError, match=rf"^\[optim\.AdamW8bit\] .*{message}"):
+        AdamW8bit(params(), overrides=overrides)
+
+
+def test_overrides_are_saved_and_a_load_checks_names():
+    optimizer = AdamW8bit(named(), overrides=OVERRIDES)
+    go_on(optimizer, range(2))
+    state = copy.deepcopy(optimizer.state_dict())
+    assert [group["param_names"] for group in state["param_groups"]] == [[name] for name, _ in named()]
+    resumed = AdamW8bit(named(), overrides=OVERRIDES)
+    resumed.load_state_dict(state)
+    assert same(copy.deepcopy(resumed), resumed)
+    go_on(resumed, range(2, 3))
+    without_names = AdamW8bit([{"params": [p]} for _, p in named()])
+    without_names.load_state_dict(state)
+    assert without_names.param_groups[2]["lr"] == 0.25
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        AdamW8bit(named()).load_state_dict(state)
+    state["param_groups"][1]["param_names"] = ["layers.1.weight"]
+    before = copy.deepcopy(resumed)
+    with pytest.raises(ValueError, match=r"has 'layers\.1\.weight' where this optimizer has 'layers\.0\.weight'"):
+        resumed.load_state_dict(state)
+    assert same(before, resumed)
+
+
+# ---- other parts of torch
+
+
 def test_a_schedule_a_closure_and_a_scaler_of_torch_work():
     parameters, optimizer = run(AdamW8bit, range(0), lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from octavo.optim.checks import require_dense, require_own_state, require_real
+from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, gathered, local
 from octavo.optim.states import StateMaker
 
@@ -27,7 +28,14 @@ TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", 
 
 class FusedOptimizer(Optimizer):
     """Base of ``Adam``, ``AdamW`` and ``Lion``. Every option may differ between parameter groups, and is saved with
-    them.
+    them. ``overrides`` makes groups by names:
+
+    >>> AdamW8bit(
+    ...     model.named_parameters(), overrides={"embed*": dict(optim_bits=32), "*norm*": dict(weight_decay=0.0)}
+    ... )
+
+    A parameter has the options of all patterns (``fnmatch``) that match its whole name, of which the last one counts.
+    Names are saved, and a load refuses a state of parameters with other names or in other groups.
 
     ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements (of a
     DTensor: those of all ranks) have float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size``
@@ -70,6 +78,7 @@ class FusedOptimizer(Optimizer):
         nonfinite: str = "skip_element",
         bf16_rounding: str = "nearest",
         seed: int = 0,
+        overrides: Mapping[str, Mapping[str, Any]] | None = None,
     ):
         self._maker = self._make_maker(page_dir)
         self._nonfinite: dict[torch.device, Tensor] = {}
@@ -82,6 +91,8 @@ class FusedOptimizer(Optimizer):
             bf16_rounding=bf16_rounding,
             seed=seed,
         )
+        if overrides is not None:
+            params = groups_by_name(type(self).__name__, params, overrides, defaults.keys() | options.keys())
         super().__init__(params, defaults | options)
 
     # ---- what a subclass says
@@ -308,6 +319,14 @@ class FusedOptimizer(Optimizer):
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """The options of a group after a load."""
+        names = own.get("param_names", saved.get("param_names"))
+        if saved.get("param_names", names) != names:
+            pairs = zip(saved["param_names"], names, strict=True)
+            other, name = next((a, b) for a, b in pairs if a != b)
+            raise ValueError(
+                f"[optim.{type(self).__name__}] the saved state is of other parameters, or of parameters in another "
+                f"order: it has '{other}' where this optimizer has '{name}'; nothing has changed"
+            )
         for name in ("amsgrad", "maximize"):
             self._require(not saved.get(name), f"a state without {name}, which is not supported", saved.get(name))
         kept = {name: value for name, value in saved.items() if name not in TORCHS_OWN}

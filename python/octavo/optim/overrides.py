@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options of some parameters alone, by patterns of their names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor
+
+
+def groups_by_name(
+    owner: str, params: Iterable[Any], overrides: Mapping[str, Mapping[str, Any]], options: Collection[str]
+) -> list[dict[str, Any]]:
+    """The parameter groups that give parameters the options of all patterns that match their names, of which the last
+    one counts. `params` are pairs of a name and a parameter, or groups of these, which stay apart; in each of them a
+    group for all parameters that the same patterns match. `options` are those that there are. Raises ValueError for
+    parameters without names, for an option that there is not, and for a pattern that matches nothing."""
+    for pattern, values in overrides.items():
+        if strangers := values.keys() - set(options):
+            raise ValueError(
+                f"[optim.{owner}] overrides of '{pattern}' have no option {', '.join(sorted(strangers))}; there are "
+                f"{', '.join(sorted(options))}"
+            )
+    params = list(params)
+    given = params if params and isinstance(params[0], dict) else [{"params": params}]
+    unmatched = set(overrides)
+    groups: list[dict[str, Any]] = []
+    for group in given:
+        parts: dict[tuple[str, ...], dict[str, Any]] = {}
+        for name, parameter in _named(owner, group["params"]):
+            patterns = tuple(pattern for pattern in overrides if fnmatchcase(name, pattern))
+            unmatched -= set(patterns)
+            part = parts.setdefault(patterns, _merged(group, [overrides[pattern] for pattern in patterns]))
+            part["params"].append((name, parameter))
+        groups += parts.values()
+    if unmatched:
+        raise ValueError(
+            f"[optim.{owner}] overrides of '{sorted(unmatched)[0]}' match no parameter: patterns are those of a shell, "
+            f"of whole names, such as '*.norm.weight' or 'embed*'"
+        )
+    return groups
+
+
+def _named(owner: str, params: Any) -> list[tuple[str, Tensor]]:
+    pairs = [params] if isinstance(params, Tensor) else list(params)
+    if not all(isinstance(pair, tuple) and isinstance(pair[0], str) for pair in pairs):
+        raise ValueError(f"[optim.{owner}] overrides are by name: give model.named_parameters(), not its parameters()")
+    return pairs
+
+
+def _merged(group: dict[str, Any], overrides: list[Mapping[str, Any]]) -> dict[str, Any]:
+    merged = {**group, "params": []}
+    for options in overrides:
+        merged |= options
+    return merged
