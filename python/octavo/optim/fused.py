@@ -55,7 +55,7 @@ class FusedOptimizer(Optimizer):
     State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, in float32 under its name
     or as ``NAME_codes`` (uint8, in row-major order whatever the parameter's) and ``NAME_scale``; ``extra_bits``. All
     are plain tensors, of the parameter's device, and none shares its memory with another. Of a DTensor, as
-    ``fully_shard`` makes parameters, a rank has the state of its own shard.
+    ``fully_shard`` makes parameters, a rank has the state of its own shard; ``state_dict()`` says it in DTensors.
     """
 
     _moments: ClassVar[tuple[str, ...]]  # names of a parameter's states
@@ -279,6 +279,18 @@ class FusedOptimizer(Optimizer):
         return [local(p).new_empty(0, dtype=dtype) if state is None else state for p, state in pairs]
 
     # ---- copies and checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the states' own tensors. States of DTensors are DTensors in it, of the parameter's mesh and
+        placements, as ``torch.distributed.checkpoint`` needs them to save them and to load them on another number of
+        ranks."""
+        state_dict = super().state_dict()
+        states = state_dict["state"]
+        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, key in zip(group["params"], saved["params"], strict=True):
+                if key in states:
+                    states[key] = self._maker.portable(group, parameter, states[key])
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back ``state_dict()``, that of another optimizer of this family, or that of ``torch.optim.Adam`` and

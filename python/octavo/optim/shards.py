@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 if dist.is_available():
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard
 else:
     DTensor = ()
 
@@ -38,6 +38,23 @@ def first_element(tensor: Tensor) -> int:
             f"'nearest', or shard along dimension 0 only"
         )
     return chunk.offsets[0] * tensor.stride(0) if tensor.ndim else 0
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor)
+
+
+def has_whole_rows(parameter: DTensor) -> bool:
+    """Whether a rank has some rows of a parameter, or all, and these whole."""
+    return all(placement.is_replicate() or placement == Shard(0) for placement in parameter.placements)
+
+
+def as_shard(part: Tensor, parameter: DTensor) -> DTensor:
+    """What a rank has of a tensor that is cut as the parameter is, in the same memory. Where ranks have whole rows,
+    these may be of other sizes than the parameter's."""
+    shape = parameter.shape[:1] + part.shape[1:] if has_whole_rows(parameter) else parameter.shape
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, shape=shape, stride=stride)
 
 
 def any_rank(is_so: bool, tensors: Iterable[Tensor]) -> bool:

@@ -10,8 +10,17 @@ import torch
 from torch import Tensor
 
 from octavo._C import Arena
-from octavo.optim.shards import local
-from octavo.optim.state_formats import blocks_of, code_shape, floats_of, has_codes, is_fitting, keep_floats, names_of
+from octavo.optim.shards import as_shard, has_whole_rows, is_sharded, local
+from octavo.optim.state_formats import (
+    BLOCK,
+    blocks_of,
+    code_shape,
+    floats_of,
+    has_codes,
+    is_fitting,
+    keep_floats,
+    names_of,
+)
 
 
 class StateMaker:
@@ -51,6 +60,26 @@ class StateMaker:
         if "extra_bits" in saved:
             self._copy(state, saved, "extra_bits")
         return state
+
+    def portable(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A state in the form of checkpoints, in the state's own memory where it can be. Of a DTensor's shard it is
+        DTensors, which other numbers of ranks can load: codes where each row of the parameter is whole blocks, so that
+        no block is on two ranks whatever their number, otherwise the floats that they mean, from which the same codes
+        come back. Which of them it is depends on nothing that another number of ranks changes."""
+        if not is_sharded(parameter) or not state:
+            return state
+        bits, shape = group["optim_bits"], local(parameter).shape
+        row = parameter.shape[1:].numel()
+        keeps_codes = parameter.ndim > 1 and has_whole_rows(parameter) and row % BLOCK.get(bits, 1) == 0
+        parts: dict[str, Tensor] = {name: state[name] for name in ("extra_bits",) if name in state}
+        for moment in self._moments:
+            floats, codes, scales = names_of(moment)
+            if has_codes(state, moment) and keeps_codes:
+                parts[codes] = state[codes] if bits == 8 else state[codes].view(shape[0], row // 2)
+                parts[scales] = state[scales].view(shape[0], row // BLOCK[bits])
+            else:
+                parts[floats] = floats_of(state, moment, bits, shape)
+        return {"step": state["step"]} | {name: as_shard(part, parameter) for name, part in parts.items()}
 
     # ---- what is made
 
