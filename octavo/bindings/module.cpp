@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include "octavo/bindings/arena.h"
+#include "octavo/bindings/autograd.h"
 #include "octavo/bindings/comm.h"
 #include "octavo/bindings/deepcompile.h"
 #include "octavo/bindings/host.h"
@@ -64,6 +65,7 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_errors();
   octavo::bind_backends(m);
   octavo::bind_arena(m);
+  octavo::bind_autograd(m);
   octavo::bind_comm(m);
   octavo::bind_deepcompile(m);
   octavo::bind_host(m);

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -103,6 +104,57 @@ def test_shards_in_codes_paged_and_not(two_ranks):
     for a, b, c in zip(plain[0], paged[1], expected[0], strict=True):
         assert torch.equal(a, b)
         assert (a - c).abs().max() < 0.02
+
+
+def steps_in_backward_under_ddp(rank: int) -> list[str]:
+    """The refusals, where the model is wrapped before, and where it is wrapped after."""
+    model = Small()
+    early, errors = AdamW8bit(model.parameters(), lr=1e-2), []
+    handles = early.step_in_backward()
+    loss_of(model, batch_of(rank, 0)).backward()
+    before = [p.detach().clone() for p in model.parameters()]
+    ddp = DistributedDataParallel(model)
+    with pytest.raises(RuntimeError) as refused:
+        loss_of(ddp, batch_of(rank, 0)).backward()
+    errors.append(str(refused.value))
+    for handle in handles:
+        handle.remove()
+    assert rank == 1 or all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
+    with pytest.raises(RuntimeError) as refused:
+        AdamW8bit(ddp.parameters()).step_in_backward()
+    errors.append(str(refused.value))
+    del ddp
+    gc.collect()
+    AdamW8bit(model.parameters()).step_in_backward()
+    loss_of(model, batch_of(rank, 0)).backward()
+    assert all(p.grad is None for p in model.parameters())
+    return errors
+
+
+def test_steps_in_backward_under_ddp_are_refused(two_ranks):
+    for errors in two_ranks.run(steps_in_backward_under_ddp):
+        assert all(error.startswith("[optim.AdamW8bit] the gradient of a ") for error in errors), errors
+        assert all("Call step() after backward" in error for error in errors)
+
+
+def steps_of_shards(rank: int, in_backward: bool) -> list[Tensor]:
+    model = shard(ShardedOdd())
+    optimizer = AdamW8bit(model.parameters(), lr=1e-2, min_8bit_size=100)
+    if in_backward:
+        optimizer.step_in_backward()
+    for step in range(3):
+        tokens = sharded_batch(rank, step)
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        assert all((p.grad is None) or not in_backward for p in model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [whole(parameter.detach()).clone() for parameter in model.parameters()]
+
+
+def test_shards_step_in_backward_as_after_it(two_ranks):
+    after, within = (two_ranks.run(steps_of_shards, in_backward) for in_backward in (False, True))
+    for a, b in zip(after[0], within[0], strict=True):
+        assert torch.equal(a, b)
 
 
 def skips(rank: int) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from octavo._C import is_gradient_awaited
 from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, gathered, local
@@ -179,9 +180,12 @@ class FusedOptimizer(Optimizer):
     def step_in_backward(self) -> list[RemovableHandle]:
         """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
-        accumulation, nor for clipping by the norm of all gradients, nor under DistributedDataParallel, which averages
-        gradients after that: ranks would step by their own. ``remove()`` of the handles ends it.
+        accumulation, nor for clipping by the norm of all gradients. ``remove()`` of the handles ends it. Raises
+        RuntimeError, here or in backward, where something reads gradients after that, as DistributedDataParallel does
+        to average them: ranks would step by their own. ``fully_shard`` averages them before.
         """
+        for parameter in self._all_parameters():
+            self._require_unawaited(parameter)
         return [
             parameter.register_post_accumulate_grad_hook(partial(self._step_now, number))
             for number, group in enumerate(self.param_groups)
@@ -189,8 +193,17 @@ class FusedOptimizer(Optimizer):
             if parameter.requires_grad
         ]
 
+    def _require_unawaited(self, parameter: Tensor) -> None:
+        if is_gradient_awaited(parameter):
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] the gradient of a {tuple(parameter.shape)} parameter is read after "
+                f"backward has it, as DistributedDataParallel does to average it: a step in backward would come before "
+                f"that, by this rank's gradient alone. Call step() after backward instead, or shard with fully_shard"
+            )
+
     @torch.no_grad()
     def _step_now(self, group_number: int, parameter: Tensor) -> None:
+        self._require_unawaited(parameter)
         group = self.param_groups[group_number]  # of now: a load makes them anew
         self._require_ready()
         require_dense(self, parameter.grad)
