@@ -79,6 +79,7 @@ def train(name: str, options: argparse.Namespace) -> list[float]:
     """Trains by an optimizer; returns the losses that Trainer has logged."""
     tokenizer = ByT5Tokenizer(extra_ids=0)  # a token is a byte: nothing to download
     records = json.loads(options.data.read_text(encoding="utf-8")) if options.data else tasks.records(400)
+    samples = [sample(record, tokenizer) for record in records]
     model = small_llama(len(tokenizer)).to(options.device)  # before an optimizer has its parameters
     if options.by_class:  # Trainer makes the optimizer, without weight decay for norms; weight_decay is Trainer's own
         chosen = dict(optimizer_cls_and_kwargs=(OPTIMIZERS[name], {"lr": options.lr}))
@@ -98,7 +99,7 @@ def train(name: str, options: argparse.Namespace) -> list[float]:
             use_cpu=options.device == "cpu",
             disable_tqdm=True,
         ),
-        train_dataset=[sample(record, tokenizer) for record in records],
+        train_dataset=[kept for kept in samples if kept["labels"][-1] != -100],  # whose answer was not cut off
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         **chosen,
     )
