@@ -55,7 +55,7 @@ struct StepOperands {
   const void* gradient;
   FloatFormat gradient_format = FloatFormat::float32;
   StateView mean;         // the momentum
-  StateView square = {};  // the variance, where the rule has one
+  StateView square = {};  // the variance, where the rule has one; in the format of `mean`
   /// A float of the device by which gradients are multiplied; null: 1.
   const float* gradient_factor = nullptr;
   /// Set to 1 where a gradient is not finite, otherwise left alone; null: not wanted. Calls may share it.

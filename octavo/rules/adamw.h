@@ -18,17 +18,31 @@ struct AdamWStep {
   float coupled_decay = 0.0F;  // Adam's weight decay, which is added to the gradient
 };
 
+// In two halves, between which a kernel may do something else. `Float` is a float, or several of them that a kernel
+// handles as one.
+
 /// Returns whether the gradient, with what is added to it, is finite; where it is not, nothing changes.
+template <class Float>
+OCTAVO_RULE auto adamw_moments(const AdamWStep& s, Float gradient, Float parameter, Float& mean, Float& square) {
+  const Float decayed = gradient + s.coupled_decay * parameter;
+  const auto finite = is_finite(decayed);
+  const Float next_mean = mean + s.beta1_complement * (decayed - mean);
+  const Float next_square = s.beta2 * square + s.beta2_complement * (decayed * decayed);
+  mean = chosen(finite, next_mean, mean);
+  square = chosen(finite, next_square, square);
+  return finite;
+}
+
+/// The parameter after a step along these moments.
+template <class Float>
+OCTAVO_RULE Float adamw_moved(const AdamWStep& s, Float parameter, Float mean, Float square) {
+  const Float denominator = square_root(square) * s.root_scale + s.eps;
+  return parameter * s.decay - s.step_size * (mean / denominator);
+}
+
 OCTAVO_RULE bool adamw(const AdamWStep& s, float gradient, float& parameter, float& mean, float& square) {
-  const float decayed = gradient + s.coupled_decay * parameter;
-  const bool finite = is_finite(decayed);
-  const float next_mean = mean + s.beta1_complement * (decayed - mean);
-  const float next_square = s.beta2 * square + s.beta2_complement * (decayed * decayed);
-  const float denominator = __builtin_sqrtf(next_square) * s.root_scale + s.eps;
-  const float moved = parameter * s.decay - s.step_size * (next_mean / denominator);
-  parameter = finite ? moved : parameter;
-  mean = finite ? next_mean : mean;
-  square = finite ? next_square : square;
+  const bool finite = adamw_moments(s, gradient, parameter, mean, square);
+  parameter = chosen(finite, adamw_moved(s, parameter, mean, square), parameter);
   return finite;
 }
 

@@ -30,6 +30,10 @@ OCTAVO_RULE std::uint32_t magnitude_bits(float value) { return to_bits(value) & 
 
 OCTAVO_RULE bool is_finite(float value) { return magnitude_bits(value) < kInfinityBits; }
 
+OCTAVO_RULE float square_root(float value) { return __builtin_sqrtf(value); }
+
+OCTAVO_RULE float chosen(bool condition, float a, float b) { return condition ? a : b; }
+
 OCTAVO_RULE float magnitude(float value) { return from_bits(magnitude_bits(value)); }
 
 /// Adding 1.5 * 2^23 to what is less than 2^22 in magnitude rounds it to the nearest whole number, ties to even, and

@@ -17,8 +17,9 @@ struct MomentumMix {
 };
 
 /// Turns `value`, a gradient, into the update; returns the momentum that is kept.
-OCTAVO_RULE float mix_momentum(const MomentumMix& mix, float& value, float momentum) {
-  const float gradient = value;
+template <class Float>
+OCTAVO_RULE Float mix_momentum(const MomentumMix& mix, Float& value, Float momentum) {
+  const Float gradient = value;
   value = mix.update_beta * momentum + mix.update_complement * gradient;
   return mix.kept_beta * momentum + mix.kept_complement * gradient;
 }
@@ -31,7 +32,8 @@ OCTAVO_RULE float sign_of(float value) {
 }
 
 /// `decay`: 1 - lr * weight_decay; `step_size`: lr.
-OCTAVO_RULE float sign_step(float decay, float step_size, float parameter, float update) {
+template <class Float>
+OCTAVO_RULE Float sign_step(float decay, float step_size, Float parameter, Float update) {
   return parameter * decay - step_size * sign_of(update);
 }
 
@@ -42,14 +44,15 @@ struct LionStep {
   MomentumMix mix;
 };
 
-/// Returns whether the gradient is finite; where it is not, nothing changes.
-OCTAVO_RULE bool lion(const LionStep& s, float gradient, float& parameter, float& momentum) {
-  const bool finite = is_finite(gradient);
-  float update = gradient;
-  const float next_momentum = mix_momentum(s.mix, update, momentum);
-  const float moved = sign_step(s.decay, s.step_size, parameter, update);
-  parameter = finite ? moved : parameter;
-  momentum = finite ? next_momentum : momentum;
+/// Returns whether the gradient is finite; where it is not, nothing changes. `Float`: as in adamw.
+template <class Float>
+OCTAVO_RULE auto lion(const LionStep& s, Float gradient, Float& parameter, Float& momentum) {
+  const auto finite = is_finite(gradient);
+  Float update = gradient;
+  const Float next_momentum = mix_momentum(s.mix, update, momentum);
+  const Float moved = sign_step(s.decay, s.step_size, parameter, update);
+  parameter = chosen(finite, moved, parameter);
+  momentum = chosen(finite, next_momentum, momentum);
   return finite;
 }
 

@@ -42,7 +42,8 @@ OCTAVO_RULE float extreme_of(float greatest, float greatest_negative) {
 /// 1, code 0 of the unsigned map and the middle code of the signed one are 0. The codes are those of bitsandbytes.
 ///
 /// Values are numbered by magnitude so that those of a decade begin at a power of two: the exponent of a number is its
-/// decade. Within a decade a value is slope * number + offset. Number kTop is the value 1, in a decade of its own.
+/// decade. Within a decade a value is slope * number + offset. Number kTop is the value 1, in a decade of its own. The
+/// distance between a value's code and that of zero is its number less that of zero.
 template <unsigned kDecades, bool kIsSigned>
 struct DynamicMap {
   static constexpr bool kSigned = kIsSigned;
@@ -54,6 +55,7 @@ struct DynamicMap {
   static constexpr std::int32_t kFirst = kSigned ? 1 : 2;  // number of the least positive value
   static constexpr std::int32_t kTop = kFirst << kDecades;
   static constexpr std::int32_t kZeroCode = kSigned ? kTop - 1 : 0;
+  static constexpr std::int32_t kZeroNumber = kFirst - 1;
 
   struct Table {
     float values[kLevels + 1];
@@ -81,10 +83,14 @@ struct DynamicMap {
     return table;
   }
 
-  // decoding
-  static constexpr Table kSlopes = made_of([](unsigned d) { return d == kDecades ? 0 : spacing(d); });
-  static constexpr Table kOffsets = made_of([](unsigned d) { return value_of(d, 0); });
-  // encoding: from which magnitude on a value is of the decade, halfway between the two values around; and its number
+  // Decoding, of numbers in quarters: 0 and kTop have then the same exponent modulo 8, and one slope without an offset
+  // serves both. The offset is a negative zero, so that a zero is positive whichever sign the scale has.
+  static constexpr float kQuarters = 4;
+  static constexpr Table kSlopes = made_of([](unsigned d) {  //
+    return (d == kDecades ? 1 / first_number(d) : spacing(d)) / kQuarters;
+  });
+  static constexpr Table kOffsets = made_of([](unsigned d) { return d == kDecades ? -0.0 : value_of(d, 0); });
+  // encoding: from which magnitude on a value is of the decade, halfway between the two values around; and its distance
   static constexpr Table kBorders = made_of([](unsigned d) {
     return d == 0 ? 0 : (value_of(d - 1, first_number(d) - 1) + value_of(d, first_number(d))) / 2;
   });
@@ -95,8 +101,8 @@ struct DynamicMap {
     return ends_at_zero(d) ? 1 / value_of(0, 1) : 1 / spacing(d);
   });
   static constexpr Table kShifts = made_of([](unsigned d) {
-    if (d == kDecades) return static_cast<double>(kTop);
-    return ends_at_zero(d) ? 0.0 : -value_of(d, 0) / spacing(d);
+    if (d == kDecades) return static_cast<double>(kTop - kZeroNumber);
+    return ends_at_zero(d) ? 0.0 : -value_of(d, 0) / spacing(d) - kZeroNumber;
   });
 
   /// The decade of a magnitude from 0 to 1.
@@ -106,40 +112,38 @@ struct DynamicMap {
     return decade;
   }
 
-  /// The last number of a decade.
-  OCTAVO_RULE static constexpr std::int32_t last_number(std::uint32_t decade) {
-    return decade == kDecades ? kTop : (kFirst << 1 << decade) - 1;
+  /// Of the last value of a decade.
+  OCTAVO_RULE static constexpr std::int32_t last_distance(std::uint32_t decade) {
+    return (decade == kDecades ? kTop : (kFirst << 1 << decade) - 1) - kZeroNumber;
   }
 
-  OCTAVO_RULE static std::int32_t number_of(float size) {
+  OCTAVO_RULE static std::int32_t distance_of(float size) {
     const std::uint32_t decade = decade_of(size);
-    const float place = size * kSteepness[decade] + kShifts[decade], last = static_cast<float>(last_number(decade));
+    const float place = size * kSteepness[decade] + kShifts[decade], last = static_cast<float>(last_distance(decade));
     return nearest_whole(place < last ? place : last);
   }
 
-  /// Of a value that is not a NaN. What is not 0 does not become 0 in the unsigned map: a variance of 0 under a
-  /// momentum that is not 0 would make a step of any size.
+  /// Of a value that is not a NaN, and of at least 0 where the map is unsigned. What is not 0 does not become 0 there:
+  /// a variance of 0 under a momentum that is not 0 would make a step of any size.
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
     const float scaled = value * scale.reciprocal;
-    const std::int32_t number = number_of(magnitude(scaled));
+    const std::int32_t distance = distance_of(magnitude(scaled));
     if constexpr (kSigned) {
-      const std::int32_t bounded = number < kTop ? number : kTop - 1;
-      const std::int32_t negative = kZeroCode - bounded, positive = kZeroCode + number;
-      return static_cast<std::uint32_t>(positive_bit(scaled) ? positive : negative);
+      const std::int32_t bounded = distance < kTop ? distance : kTop - 1;
+      return static_cast<std::uint32_t>(positive_bit(scaled) ? kZeroCode + distance : kZeroCode - bounded);
     } else {
-      const std::int32_t positive = number > kFirst ? number - 1 : kFirst - 1;
-      return static_cast<std::uint32_t>(magnitude(scaled) > 0.0F ? positive : 0);
+      const std::int32_t positive = distance > 1 ? distance : 1;
+      return static_cast<std::uint32_t>(scaled > 0.0F ? positive : 0);
     }
   }
 
   OCTAVO_RULE static float decoded(std::uint32_t code, float kept) {
-    const std::int32_t signed_number = static_cast<std::int32_t>(code) - kZeroCode;
-    const std::int32_t size = signed_number < 0 ? -signed_number : signed_number;
-    const float number = static_cast<float>(kSigned ? size : size + 1);
-    const std::uint32_t decade = ((to_bits(number) >> 23) - (kSigned ? 127U : 128U)) % 8;
-    if (signed_number == 0) return 0.0F;
-    const float value = (kSlopes[decade] * kept) * number + kOffsets[decade] * kept;
-    return signed_number < 0 ? -value : value;
+    const std::int32_t steps = static_cast<std::int32_t>(code) - kZeroCode;
+    if (steps == 0) return 0.0F;
+    const float number = static_cast<float>(steps + kZeroNumber) * kQuarters;
+    const std::uint32_t decade = (magnitude_bits(number) - to_bits(kFirst * kQuarters)) >> 23;
+    const float offset = kOffsets[decade] * kept;
+    return (kSlopes[decade] * kept) * number + (steps < 0 ? -offset : offset);
   }
 };
 

@@ -1,38 +1,89 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/adamw.h"
 
-#include "octavo/kernels/cpu/step_blocks.h"
+#include "octavo/kernels/cpu/step_state.h"
 #include "octavo/kernels/cpu/table.h"
 
 namespace octavo::cpu::OCTAVO_ISA {
 
+namespace {
+
+/// The first half of a step updates the moments, the second moves the parameters and encodes.
+template <class MeanMap, class SquareMap>
+class AdamWBlock {
+ public:
+  OCTAVO_INLINE explicit AdamWBlock(const rules::AdamWStep& step) : step_(step) {}
+  OCTAVO_INLINE bool all_finite() const { return all_finite_; }
+
+  OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first, std::uint64_t count) {
+    operands_ = &operands;
+    first_ = first;
+    count_ = count;
+    parameter_ = load_parameters(operands, first, count, parameters_);
+    gradient_ = load_gradients(operands, first, count, gradients_);
+    mean_.begin(operands.mean, first, count);
+    square_.begin(operands.square, first, count);
+    finite_ = IntVector{} - 1;
+  }
+
+  OCTAVO_INLINE void first(std::uint64_t i) {
+    Floats mean = mean_.before(i), square = square_.before(i);
+    const auto finite =
+        rules::adamw_moments(step_, load_floats(gradient_ + i), load_floats(parameter_ + i), mean, square);
+    finite_ &= in_all(finite);
+    mean_.store(i, mean);
+    square_.store(i, square);
+  }
+
+  OCTAVO_INLINE void between() {
+    is_finite_ = is_all(finite_);
+    all_finite_ &= is_finite_;
+    mean_.work_out_scales();
+    square_.work_out_scales();
+  }
+
+  OCTAVO_INLINE void second(std::uint64_t i) {
+    const Floats parameter = load_floats(parameter_ + i), mean = mean_.after(i), square = square_.after(i);
+    Floats moved = rules::adamw_moved(step_, parameter, mean, square);
+    if (!is_finite_) moved = chosen(is_finite(i), moved, parameter);
+    store_floats(moved, parameter_ + i);
+    mean_.encode(i, mean);
+    square_.encode(i, square);
+  }
+
+  OCTAVO_INLINE void end() {
+    if (operands_) store_parameters(*operands_, first_, count_, parameters_);
+    mean_.end();
+    square_.end();
+  }
+
+ private:
+  /// Once more, of the few blocks in which something is not: to remember it for each element would cost all of them.
+  OCTAVO_INLINE Ints is_finite(std::uint64_t i) const {
+    return cpu::OCTAVO_ISA::is_finite(load_floats(gradient_ + i) + step_.coupled_decay * load_floats(parameter_ + i));
+  }
+
+  const rules::AdamWStep step_;
+  const StepOperands* operands_ = nullptr;
+  std::uint64_t first_ = 0, count_ = 0;
+  StepBuffer parameters_, gradients_;
+  float* parameter_ = parameters_.values;
+  const float* gradient_ = gradients_.values;
+  StateBlock<MeanMap> mean_;
+  StateBlock<SquareMap> square_;
+  IntVector finite_ = {};
+  bool is_finite_ = true, all_finite_ = true;
+};
+
+}  // namespace
+
 void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepOperands& operands) {
-  using rules::Momentum8, rules::Momentum4, rules::Variance8, rules::Variance4;
-  bool all_finite = true;
-  for_step_blocks(operands, count, [&](const StepOperands& block, auto size) {
-    StepBuffer parameters, gradients, means, squares;
-    float* p = load_parameters(block, size, parameters);
-    const float* g = load_gradients(block, size, gradients);
-    float* m = load_state<Momentum8, Momentum4>(block.mean, size, means);
-    float* v = load_state<Variance8, Variance4>(block.square, size, squares);
-    // A copy of the rule, which no store of a float can change; and values of their own, because of a choice between a
-    // new value and what memory has compilers make masked stores, on which AVX2 may take longer than on all the rest.
-    const rules::AdamWStep rule = step;
-    all_finite &= update_elements(size, [&](std::uint64_t i) {
-      float parameter = p[i], mean = m[i], square = v[i];
-      const bool finite = rules::adamw(rule, g[i], parameter, mean, square);
-      p[i] = parameter;
-      m[i] = mean;
-      v[i] = square;
-      return finite;
-    });
-    const StateScales mean_scales = scales_of<Momentum8, Momentum4>(block.mean, size, means);
-    const StateScales square_scales = scales_of<Variance8, Variance4>(block.square, size, squares);
-    store_parameters(block, size, parameters);
-    store_state<Momentum8, Momentum4>(block.mean, size, mean_scales, means);
-    store_state<Variance8, Variance4>(block.square, size, square_scales, squares);
+  with_state_maps(operands.mean.format, [&]<class MeanMap, class SquareMap>(MeanMap, SquareMap) {
+    using Block = AdamWBlock<MeanMap, SquareMap>;
+    Block blocks[2] = {Block(step), Block(step)};
+    for_step_blocks(operands, count, blocks);
+    report(blocks[0].all_finite() && blocks[1].all_finite(), operands.nonfinite);
   });
-  report(all_finite, operands.nonfinite);
 }
 
 void frozen_adamw(Queue, float decay, float step_size, std::uint64_t count, const float* update, float* parameter) {

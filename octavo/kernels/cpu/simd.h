@@ -38,6 +38,7 @@ struct Register {
 using FloatVector = Register<kVectorFloats>::Floats;
 
 using IntVector = Register<kVectorFloats>::Ints;
+using Words = Register<kVectorFloats>::Words;
 
 OCTAVO_INLINE IntVector as_ints(FloatVector floats) { return reinterpret_cast<IntVector>(floats); }
 OCTAVO_INLINE FloatVector as_floats(IntVector ints) { return reinterpret_cast<FloatVector>(ints); }
@@ -52,66 +53,10 @@ OCTAVO_INLINE FloatVector load_vector(const float* values) {
 OCTAVO_INLINE void store_vector(FloatVector vector, float* values) { std::memcpy(values, &vector, sizeof vector); }
 
 OCTAVO_INLINE FloatVector magnitudes(FloatVector values) {
-  using Words = Register<kVectorFloats>::Words;
   return reinterpret_cast<FloatVector>(reinterpret_cast<Words>(values) & ~rules::kSignMask);
 }
 
-/// The second where either is a NaN.
-OCTAVO_INLINE FloatVector lesser(FloatVector a, FloatVector b) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<FloatVector>(
-      _mm512_maskz_min_ps(0xFFFF, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<FloatVector>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
-#else
-  return a < b ? a : b;
-#endif
-}
-OCTAVO_INLINE FloatVector greater(FloatVector a, FloatVector b) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<FloatVector>(
-      _mm512_maskz_max_ps(0xFFFF, reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
-#elif defined(__AVX2__)
-  return reinterpret_cast<FloatVector>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
-#else
-  return a > b ? a : b;
-#endif
-}
-OCTAVO_INLINE FloatVector lesser(FloatVector a, float b) { return lesser(a, FloatVector{} + b); }
-OCTAVO_INLINE FloatVector greater(FloatVector a, float b) { return greater(a, FloatVector{} + b); }
-
 // Masks of all lanes, which change nothing, spare the compiler the unused vector that it would warn of.
-
-OCTAVO_INLINE IntVector load_bytes(const std::uint8_t* bytes) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<IntVector>(
-      _mm512_maskz_cvtepu8_epi32(0xFFFF, _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))));
-#elif defined(__AVX2__)
-  return reinterpret_cast<IntVector>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
-#else
-  IntVector loaded;
-  for (std::uint64_t lane = 0; lane < kVectorFloats; ++lane) loaded[lane] = bytes[lane];
-  return loaded;
-#endif
-}
-
-/// Integers, of which those beyond the range of a signed byte become its ends, plus 128, as bytes.
-OCTAVO_INLINE void store_bytes(IntVector vector, std::uint8_t* bytes) {
-#if defined(__AVX512F__)
-  const __m128i packed = _mm512_maskz_cvtsepi32_epi8(0xFFFF, reinterpret_cast<__m512i>(vector));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm_xor_si128(packed, _mm_set1_epi8(-128)));
-#elif defined(__AVX2__)
-  const auto words = reinterpret_cast<__m256i>(vector);
-  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-  const __m128i packed = _mm_packs_epi16(halves, halves);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(bytes), _mm_xor_si128(packed, _mm_set1_epi8(-128)));
-#else
-  for (std::uint64_t lane = 0; lane < kVectorFloats; ++lane) {
-    const std::int32_t bounded = vector[lane] < 127 ? vector[lane] : 127;
-    bytes[lane] = static_cast<std::uint8_t>((bounded > -128 ? bounded : -128) + 128);
-  }
-#endif
-}
 
 /// Lane l of the result is lane l ^ x of the vector.
 OCTAVO_INLINE FloatVector exchange_lanes(FloatVector vector, std::uint32_t x) {
@@ -132,7 +77,6 @@ OCTAVO_INLINE FloatVector exchange_lanes(FloatVector vector, std::uint32_t x) {
 
 /// -value in the lanes whose bit of the mask is 1, lane 0 in the lowest.
 OCTAVO_INLINE FloatVector negate_lanes(FloatVector vector, std::uint64_t mask) {
-  using Words = Register<kVectorFloats>::Words;
   Words shifts;
   for (std::uint32_t lane = 0; lane < kVectorFloats; ++lane) shifts[lane] = 31 - lane;
   const Words signs = (Words{} + static_cast<std::uint32_t>(mask)) << shifts & rules::kSignMask;
