@@ -23,6 +23,40 @@ TEST(AdamW, WithCoupledDecayEqualsReference) {
   });
 }
 
+/// The middles between the values of a map and the floats around them, in blocks whose extreme is 1.
+template <class Map>
+void append_middles(bool are_squares, std::vector<float>& gradients) {
+  for (std::uint32_t code = 0; code + 1 < 1U << Map::kBits; ++code) {
+    const float middle = (Map::decoded(code, 1.0F) + Map::decoded(code + 1, 1.0F)) / 2;
+    const std::uint32_t bits = rules::to_bits(are_squares ? std::sqrt(middle) : middle);
+    for (const std::uint32_t around : {bits - 2, bits - 1, bits, bits + 1, bits + 2}) {
+      if (gradients.size() % rules::Momentum4::kBlock == 0) gradients.push_back(1.0F);
+      gradients.push_back(rules::from_bits(around));
+    }
+  }
+}
+
+/// Where a rounding more or less is another code. The step makes moments of gradients alone.
+TEST(AdamW, CodesBetweenTwoValuesEqualReference) {
+  std::vector<float> gradients;
+  append_middles<rules::Momentum8>(false, gradients);
+  append_middles<rules::Variance8>(true, gradients);
+  append_middles<rules::Momentum4>(false, gradients);
+  append_middles<rules::Variance4>(true, gradients);
+  rules::AdamWStep step = kStep;
+  step.beta1_complement = step.beta2_complement = 1.0F;
+  step.beta2 = 0.0F;
+  for (const StateFormat state : {StateFormat::bits8, StateFormat::bits4}) {
+    const StepForm form{FloatFormat::float32, FloatFormat::float32, state};
+    StepMemory expected(form, gradients.size(), 0), got(form, gradients.size(), 0);
+    for (StepMemory* memory : {&expected, &got}) {
+      std::memcpy(memory->gradient.data(), gradients.data(), gradients.size() * sizeof(float));
+      (memory == &got ? tested() : reference()).adamw({}, step, gradients.size(), memory->operands(0));
+    }
+    got.expect_same(expected);
+  }
+}
+
 /// What one call makes of a tensor, calls for its parts make of it too: the random bits of an element are its own.
 TEST(AdamW, MayBeCutBetweenBlocks) {
   constexpr std::uint64_t kCount = 2000;
