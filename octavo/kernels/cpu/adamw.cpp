@@ -27,12 +27,16 @@ class AdamWBlock {
   }
 
   OCTAVO_INLINE void first(std::uint64_t i) {
+    const Floats parameter = load_floats(parameter_ + i);
     Floats mean = mean_.before(i), square = square_.before(i);
-    const auto finite =
-        rules::adamw_moments(step_, load_floats(gradient_ + i), load_floats(parameter_ + i), mean, square);
+    const Ints finite = rules::adamw_moments(step_, load_floats(gradient_ + i), parameter, mean, square);
     finite_ &= in_all(finite);
     mean_.store(i, mean);
     square_.store(i, square);
+    if constexpr (!kHasCodes) {  // memory is the limit: what would be gained later is lost by loading all once more
+      const Floats moved = rules::adamw_moved(step_, parameter, mean, square);
+      store_floats(chosen(finite, moved, parameter), parameter_ + i);
+    }
   }
 
   OCTAVO_INLINE void between() {
@@ -43,6 +47,7 @@ class AdamWBlock {
   }
 
   OCTAVO_INLINE void second(std::uint64_t i) {
+    if constexpr (!kHasCodes) return;
     const Floats parameter = load_floats(parameter_ + i), mean = mean_.after(i), square = square_.after(i);
     Floats moved = rules::adamw_moved(step_, parameter, mean, square);
     if (!is_finite_) moved = chosen(is_finite(i), moved, parameter);
@@ -58,6 +63,8 @@ class AdamWBlock {
   }
 
  private:
+  static constexpr bool kHasCodes = StateBlock<MeanMap>::kHasCodes;
+
   /// Once more, of the few blocks in which something is not: to remember it for each element would cost all of them.
   OCTAVO_INLINE Ints is_finite(std::uint64_t i) const {
     return cpu::OCTAVO_ISA::is_finite(load_floats(gradient_ + i) + step_.coupled_decay * load_floats(parameter_ + i));

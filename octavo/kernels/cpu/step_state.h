@@ -30,6 +30,8 @@ OCTAVO_INLINE void with_state_maps(StateFormat format, Visit visit) {
 template <class Map>
 class StateBlock {
  public:
+  static constexpr bool kHasCodes = Map::kBits < 32;
+
   OCTAVO_INLINE void begin(const StateView& state, std::uint64_t first, std::uint64_t count) {
     const bool is_whole = count == kStepBlock;
     count_ = count;
@@ -91,8 +93,6 @@ class StateBlock {
   }
 
  private:
-  static constexpr bool kHasCodes = Map::kBits < 32;
-
   /// What lies behind the elements of a tensor's last block becomes zeros, which are no extremes.
   OCTAVO_INLINE void forget_rest() {
     std::memset(buffer_ + count_, 0, (kStepBlock - count_) * sizeof(float));
