@@ -11,7 +11,7 @@ import torch
 from fused_runs import give_gradients, go_on, parameters_of, randn, run, same, tensors_of
 from torch import Tensor, nn
 
-from octavo import _C
+from octavo import _C, optim
 from octavo.optim import (
     AdamW,
     AdamW4bit,
@@ -52,6 +52,23 @@ def test_distributed_lion_refuses_a_group_of_other_betas_and_stays_as_it_was():
     with pytest.raises(ValueError, match="same betas"):
         optimizer.add_param_group({"params": parameters_of(), "betas": (0.5, 0.99)})
     assert len(optimizer.param_groups) == 1
+
+
+BITSANDBYTES = dict(args=None, percentile_clipping=100, block_wise=True)
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "Lion"])
+def test_scripts_for_bitsandbytes_find_their_names_and_arguments(kind):
+    for name in (kind, f"Paged{kind}"):
+        for suffix, bits in (("", 32), ("8bit", 8), ("32bit", 32)):
+            optimizer = getattr(optim, name + suffix)(parameters_of(), min_8bit_size=4096, **BITSANDBYTES)
+            (group,) = optimizer.param_groups
+            assert (group["optim_bits"], group["is_paged"]) == (bits, name.startswith("Paged"))
+            assert not group.keys() & BITSANDBYTES.keys()
+    for option in (dict(percentile_clipping=5), dict(block_wise=False), dict(max_unorm=1.0), dict(skip_zeros=True)):
+        (word,) = option
+        with pytest.raises(ValueError, match=rf"\[optim\.{kind}\] {word}=.* of bitsandbytes is not supported"):
+            getattr(optim, kind)(parameters_of(), **option)
 
 
 def test_groups_have_options_of_their_own_and_save_them():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.optim.checks import without_inert
 from octavo.optim.fused import FusedOptimizer
 
 
@@ -34,7 +35,8 @@ class Adam(FusedOptimizer):
     ):
         if amsgrad:
             raise ValueError(f"[optim.{type(self).__name__}] amsgrad is not supported: use torch.optim.Adam for it")
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay), **options)
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, defaults, **without_inert(self, options))
 
     def _check(self, group: dict[str, Any]) -> None:
         self._require(all(0 <= beta < 1 for beta in group["betas"]), "betas from 0 to below 1", group["betas"])
@@ -122,3 +124,8 @@ class PagedAdamW8bit(AdamW8bit):
     """``AdamW8bit`` with its state in managed memory."""
 
     _pages = True
+
+
+# Names that bitsandbytes has, too.
+Adam32bit, PagedAdam32bit = Adam, PagedAdam
+AdamW32bit, PagedAdamW32bit = AdamW, PagedAdamW

@@ -24,6 +24,21 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
         )
 
 
+_INERT = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
+
+
+def without_inert(optimizer: Optimizer, options: dict[str, Any]) -> dict[str, Any]:
+    """The options without those of bitsandbytes that change nothing there at their defaults. Raises ValueError for
+    another value of one: there is no such option here."""
+    for name in _INERT.keys() & options.keys():
+        if options[name] != _INERT[name]:
+            raise ValueError(
+                f"[optim.{type(optimizer).__name__}] {name}={options[name]!r} of bitsandbytes is not supported: "
+                f"leave it out, or {_INERT[name]!r}"
+            )
+    return {name: value for name, value in options.items() if name not in _INERT}
+
+
 def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options: Set[str]) -> None:
     """Raises ValueError for a state whose parameter groups lack one of ``options``."""
     if any(options - group.keys() for group in state_dict["param_groups"]):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
+from octavo.optim.checks import without_inert
 from octavo.optim.fused import FusedOptimizer
 from octavo.optim.joined import JoinedOptimizer
 
@@ -34,7 +35,8 @@ class Lion(FusedOptimizer):
         weight_decay: float = 0.0,
         **options: Any,
     ):
-        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay), **options)
+        defaults = dict(lr=lr, betas=betas, weight_decay=weight_decay)
+        super().__init__(params, defaults, **without_inert(self, options))
 
     def _check(self, group: dict[str, Any]) -> None:
         self._require(all(0 <= beta < 1 for beta in self._betas(group)), "betas from 0 to below 1", self._betas(group))
@@ -72,6 +74,10 @@ class PagedLion8bit(Lion8bit):
     """``Lion8bit`` with its state in managed memory."""
 
     _pages = True
+
+
+# Names that bitsandbytes has, too.
+Lion32bit, PagedLion32bit = Lion, PagedLion
 
 
 class DistributedLion(JoinedOptimizer, Lion):
