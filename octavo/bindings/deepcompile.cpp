@@ -83,6 +83,8 @@ void bind_engine(py::module_& m) {
           [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
           py::arg("ds_id"), no_gil)
       .def("release_param", &Engine::release_param, py::arg("graph_id"), py::arg("ds_id"), py::arg("n_users"))
+      .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
+      .def("invalidate_gathered_params", &Engine::invalidate_gathered_params)
       .def("gather_updated", &Engine::gather_updated, no_gil)
       .def("reduced_params", &Engine::reduced_params)
       .def("sent_bytes", &Engine::sent_bytes);

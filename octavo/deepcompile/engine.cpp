@@ -201,6 +201,11 @@ std::vector<long> Engine::reduced_params() const {
   return reduced;
 }
 
+Compressor& Engine::compressor() const {
+  if (!sum_) fail(ErrorCode::invalid_argument, kOfEngine, "gradients are summed up from the first graph on");
+  return sum_->compressor();
+}
+
 std::uint64_t Engine::sent_bytes() const {
   return sum_ ? sum_->compressor().stats().wire_bytes + gather_->sent_bytes() : 0;
 }

@@ -94,6 +94,9 @@ class OCTAVO_API Engine {
   std::vector<long> reduced_params() const;
   /// Bytes that this rank has sent to others.
   std::uint64_t sent_bytes() const;
+  /// What averages gradients, with what its plan remembers from step to step. Throws Error invalid_argument before the
+  /// first graph.
+  Compressor& compressor() const;
 
   // What executors work with, by DeepSpeed's names. Buckets are there from the first graph on.
   const c10::intrusive_ptr<c10d::ProcessGroup> process_group;

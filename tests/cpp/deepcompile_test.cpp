@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
 
 namespace octavo {
 
@@ -22,18 +23,6 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
 const c10::Stream kHostStream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
-
-/// What it says where it throws.
-template <class Body>
-std::string refusal_of(Body body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    return error.what();
-  }
-  return "it did not throw";
-}
 
 c10::intrusive_ptr<c10d::ProcessGroup> group_of(const BackendPtr& backend) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());

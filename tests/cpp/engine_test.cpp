@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
 
 namespace octavo {
 
@@ -162,39 +162,32 @@ TEST(EngineTest, ValuesThatAreLoadedTakeThePlaceOfPersistentOnes) {
 }
 
 TEST(EngineTest, WhatDoesNotFitIsRefused) {
-  const auto refused = [](const std::function<void()>& body) -> std::string {
-    try {
-      body();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      return error.what();
-    }
-    return "it did not throw";
-  };
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, 2);
-    EXPECT_NE(refused([&] { dc::Engine(group, backend, 0); }).find("a bucket of at least 1 element, got 0"),
+    EXPECT_NE(refusal_of([&] { dc::Engine(group, backend, 0); }).find("a bucket of at least 1 element, got 0"),
               std::string::npos);
     dc::Engine engine(group, backend, 100);
-    EXPECT_NE(refused([&] { engine.start_backward(true); }).find("register one first"), std::string::npos);
-    EXPECT_NE(refused([&] { engine.register_graph_z1(0, {0}); }).find("register parameters before"), std::string::npos);
-    EXPECT_NE(refused([&] { engine.register_param(0, {8}, at::zeros({8}), {}, 1); }).find("of parameter 0"),
+    EXPECT_NE(refusal_of([&] { engine.start_backward(true); }).find("register one first"), std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0}); }).find("register parameters before"),
               std::string::npos);
-    EXPECT_NE(refused([&] { engine.register_z3_param(0, {8}, at::zeros({3}), {}, false); }).find("with 4 elements"),
+    EXPECT_NE(refusal_of([&] { engine.register_param(0, {8}, at::zeros({8}), {}, 1); }).find("of parameter 0"),
               std::string::npos);
-    EXPECT_NE(refused([&] { engine.register_param(0, {4, 2}, at::zeros({2, 4}).t(), {}, 4 * rank); }).find("row-major"),
+    EXPECT_NE(refusal_of([&] { engine.register_z3_param(0, {8}, at::zeros({3}), {}, false); }).find("with 4 elements"),
               std::string::npos);
+    EXPECT_NE(
+        refusal_of([&] { engine.register_param(0, {4, 2}, at::zeros({2, 4}).t(), {}, 4 * rank); }).find("row-major"),
+        std::string::npos);
     engine.register_param(0, {8}, at::zeros({8}), at::zeros({4}), 4 * rank);
-    EXPECT_NE(refused([&] { engine.register_graph_z1(0, {0, 5}); }).find("no parameter 5 is registered"),
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0, 5}); }).find("no parameter 5 is registered"),
               std::string::npos);
     engine.register_graph_z1(0, {0});
-    EXPECT_NE(refused([&] { engine.register_graph_z2(0, {0}); }).find("graph 0 is registered already"),
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z2(0, {0}); }).find("graph 0 is registered already"),
               std::string::npos);
-    EXPECT_NE(refused([&] { engine.register_param(1, {8}, at::zeros({8}), {}, 4 * rank); }).find("after the first"),
+    EXPECT_NE(refusal_of([&] { engine.register_param(1, {8}, at::zeros({8}), {}, 4 * rank); }).find("after the first"),
               std::string::npos);
-    EXPECT_NE(refused([&] { engine.end_backward(3); }).find("graph 3 is not registered; 1 others are"),
+    EXPECT_NE(refusal_of([&] { engine.end_backward(3); }).find("graph 3 is not registered; 1 others are"),
               std::string::npos);
-    EXPECT_NE(refused([&] { engine.allgather_param(0, 0); }).find("another stage of ZeRO"), std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.allgather_param(0, 0); }).find("another stage of ZeRO"), std::string::npos);
   });
 }
 

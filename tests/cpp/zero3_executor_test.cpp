@@ -10,8 +10,8 @@
 
 #include "octavo/codec/registry.h"
 #include "octavo/deepcompile/zero_executors.h"
-#include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
 
 namespace octavo {
 
@@ -76,15 +76,6 @@ class Z3Rank {
  private:
   std::shared_ptr<dc::GradientSum> sum_;
 };
-
-std::string refusal_of_rank(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "it did not throw";
-}
 
 TEST(Z3ExecutorTest, AParameterIsWholeFromItsGatherToItsLastUse) {
   for (int world = 1; world <= 4; ++world) {
@@ -177,7 +168,7 @@ TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
   EXPECT_TRUE(at::allclose(got[0], whole_of(3), 0, 0.01));
   run_ranks(1, [](const BackendPtr& backend, int) {
     Z3Rank own(backend, make_codec(CodecText::parse("topk:0.01", "topk:0.01")));
-    EXPECT_NE(refusal_of_rank([&] { own.gathered(0); }).find("such as bf16, int8 or fp8, not by topk:0.01"),
+    EXPECT_NE(refusal_of([&] { own.gathered(0); }).find("such as bf16, int8 or fp8, not by topk:0.01"),
               std::string::npos);
   });
 }
@@ -185,17 +176,15 @@ TEST(Z3ExecutorTest, CodesGiveAllRanksTheSameBits) {
 TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     Z3Rank own(backend);
-    EXPECT_NE(refusal_of_rank([&] { own.graph->allgatherParam(9); }).find("parameter 9 is none of this graph"),
+    EXPECT_NE(refusal_of([&] { own.graph->allgatherParam(9); }).find("parameter 9 is none of this graph"),
               std::string::npos);
-    EXPECT_NE(refusal_of_rank([&] { own.graph->waitAllgather({}, 0); }).find("parameter 0 is sharded"),
-              std::string::npos);
+    EXPECT_NE(refusal_of([&] { own.graph->waitAllgather({}, 0); }).find("parameter 0 is sharded"), std::string::npos);
     own.graph->allgatherParam(0);
-    EXPECT_NE(refusal_of_rank([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is being gathered: wait"),
+    EXPECT_NE(refusal_of([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is being gathered: wait"),
               std::string::npos);
     EXPECT_TRUE(at::equal(own.gathered(0), whole_of(0)));
     own.graph->releaseParam(0, 1);
-    EXPECT_NE(refusal_of_rank([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is released"),
-              std::string::npos);
+    EXPECT_NE(refusal_of([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is released"), std::string::npos);
   });
 }
 

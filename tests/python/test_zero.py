@@ -7,23 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from test_fsdp import batch_of
+from test_fsdp import Block, batch_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-
-
-class Block(nn.Module):
-    """A parameter that is smaller than the number of ranks, and odd sizes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide, self.norm, self.narrow = nn.Linear(64, 101), nn.LayerNorm(101), nn.Linear(101, 64)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.narrow(self.norm(torch.relu(self.wide(x)))) * self.scale
 
 
 class Odd(nn.Module):
@@ -121,7 +109,7 @@ def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[l
         losses.append(loss.item())
     sent = engine.sent_bytes()
     if config["zero_stage"] == 3:
-        engine._gathering.gather(list(engine._shards))
+        engine._gathering.gather(list(engine.parts))
     return losses, sent, [p.detach().clone() for p in model.parameters()]
 
 
@@ -158,8 +146,10 @@ def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
         engine.backward(loss_of(engine, rank, batch))
         engine.step()
     whole = sum(p.untyped_storage().nbytes() // 4 for p in model.parameters() if p.requires_grad)
-    own = sum(shard.values.numel() for shard in engine._shards.values()) if stage == 3 else 0
-    states = sum(s.numel() for state in engine.optimizer.state.values() for s in state.values() if s.ndim > 0)
+    own = sum(part.values.to_local().numel() for part in engine.parts.values()) if stage == 3 else 0
+    states = sum(
+        s.to_local().numel() for state in engine.optimizer.state.values() for s in state.values() if s.ndim > 0
+    )
     return whole + own, states, every
 
 
@@ -219,3 +209,60 @@ def refusal(rank: int, what: str) -> str:
 def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
     for said in two_ranks.run(refusal, what):
         assert words in said
+
+
+def resumed(rank: int, stages: tuple[int, int], make: Any, folder: str, save: bool, load: bool) -> list[float]:
+    """Of 12 steps: the first 6 are saved, or the last 6 go on from what was saved."""
+    plan = {"plan": "int4+ef"} if make is paged else {}
+    model = Odd()
+    engine = octavo.initialize(model, make(model.parameters()), {"zero_stage": stages[load]} | plan)
+    if load:
+        engine.load_checkpoint(folder)
+    losses = []
+    for batch in range(6 if load else 0, 6 if save else 12):
+        loss = loss_of(engine, rank, batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    if save:
+        engine.save_checkpoint(folder)
+    return losses
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, paged], ids=["torch's AdamW", "paged in 8 bits"])
+@pytest.mark.parametrize("stages", [(1, 1), (2, 2), (3, 3), (2, 3)], ids=str)
+def test_a_resumed_run_is_the_run_to_the_bit(two_ranks, stages, make, tmp_path):
+    whole = two_ranks.run(resumed, stages[:1] * 2, make, str(tmp_path / "one"), False, False)
+    first = two_ranks.run(resumed, stages, make, str(tmp_path / "one"), True, False)
+    rest = two_ranks.run(resumed, stages, make, str(tmp_path / "one"), False, True)
+    assert [a + b for a, b in zip(first, rest, strict=True)] == whole
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, paged], ids=["torch's AdamW", "paged in 8 bits"])
+def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, make, tmp_path):
+    two_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), True, False)
+    on_three = three_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), False, True)
+    on_two = two_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), False, True)
+    for step in range(6):  # of other batches on average: the same ranks have the same
+        assert on_three[0][step] == pytest.approx(on_two[0][step], rel=0.15)
+    assert on_three[0][0] == pytest.approx(on_two[0][0], rel=1e-4)
+
+
+def refused_checkpoint(rank: int, folder: str) -> str:
+    model = nn.Sequential(nn.Linear(4, 4))
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 2, "accumulation_steps": 2})
+    said = []
+    for _ in range(2):
+        try:
+            engine.load_checkpoint(folder)
+        except ValueError as error:
+            said.append(str(error))
+        engine.backward(model(torch.ones(1, 4)).sum())
+    return " ".join(said)
+
+
+def test_the_checkpoint_of_another_model_is_refused(two_ranks, tmp_path):
+    two_ranks.run(resumed, (2, 2), torch.optim.AdamW, str(tmp_path / "one"), True, False)
+    for said in two_ranks.run(refused_checkpoint, str(tmp_path / "one")):
+        assert "[zero.load_checkpoint] this is the checkpoint of another model: it has" in said
+        assert "1 of 2 micro-batches of a step have been added up" in said

@@ -1,27 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO-1, 2 and 3 by Octavo's engine: ranks share out optimizer state, gradients and parameters."""
+"""Training by ZeRO: ranks share out optimizer state, gradients and parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.ddp import Exempt, exemption, require_same_on_all_ranks
+from octavo.ddp import Exempt, Handle, exemption, require_same_on_all_ranks
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
-
-_GRAPH = 0  # without torch.compile all parameters are of one
+from octavo.zero import checkpoint
+from octavo.zero.gathering import GRAPH, Gathering
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,20 @@ class ZeroEngine:
         plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
         self._engine = self._connect(plan, exempt)
         send_around(model, group)
-        self._shards = {parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()}
-        getattr(self._engine, f"register_graph_z{config.zero_stage}")(_GRAPH, list(range(len(self._shards))))
+        self.parts: dict[nn.Parameter, OwnPart] = {
+            parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
+        }
+        getattr(self._engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(len(self.parts))))
         for param_group in optimizer.param_groups:
-            mine = [self._shards[p].values for p in param_group["params"] if p in self._shards]
-            param_group["params"] = [values for values in mine if values.numel() > 0]
+            param_group["params"] = [self.parts[p].values for p in param_group["params"] if p in self.parts]
         self._micro_batches = 0
         self._in_backward = False
-        for parameter in self._shards:
+        for parameter in self.parts:
             parameter.register_post_accumulate_grad_hook(self._reduce)
-        self._gathering = _Gathering(self) if config.zero_stage == 3 else None
+        self._gathering: Gathering | None = None
+        if config.zero_stage == 3:
+            self._gathering = Gathering(self._engine, self._ids, model, int(config.gather_mib * 2**20))
+        self.handle = Handle(self._engine.compressor, self._parameters, model)
 
     # ---- a step
 
@@ -140,7 +144,7 @@ class ZeroEngine:
             self._in_backward = False
         if self._gathering is not None:
             self._gathering.end_pass()
-        self._engine.end_backward(_GRAPH)
+        self._engine.end_backward(GRAPH)
         self._micro_batches += 1
 
     @torch.no_grad()
@@ -150,19 +154,19 @@ class ZeroEngine:
         if self._micro_batches % self.config.accumulation_steps != 0:
             return None
         reduced = set(self._engine.reduced_params())
-        for parameter, shard in self._shards.items():
-            shard.values.grad = shard.gradient if self._ids[parameter] in reduced else None
+        for parameter, part in self.parts.items():
+            part.values.grad = part.gradient if self._ids[parameter] in reduced else None
         norm = None if self.config.clip_norm is None else self._clip()
         self.optimizer.step()
-        for shard in self._shards.values():
-            shard.values.grad = None
+        for part in self.parts.values():
+            part.values.grad = None
         if self._gathering is None:
             self._engine.gather_updated()
         return norm
 
     def _clip(self) -> Tensor:
         """By the norm of all ranks' parts."""
-        gradients = [shard.values.grad for shard in self._shards.values() if shard.values.grad is not None]
+        gradients = [part.values.grad.to_local() for part in self.parts.values() if part.values.grad is not None]
         squares = torch.nn.utils.get_total_norm(gradients).double().square()
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt()
@@ -173,10 +177,36 @@ class ZeroEngine:
         """Of a parameter whose gradient is complete."""
         if not self._in_backward:
             raise RuntimeError("[zero.backward] call engine.backward(loss) in place of loss.backward()")
-        self._engine.reduce_grad(parameter.grad, _GRAPH, self._ids[parameter])
+        self._engine.reduce_grad(parameter.grad, GRAPH, self._ids[parameter])
         parameter.grad = None
         if self._gathering is not None:
             self._gathering.release(parameter)
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, directory: str | Path) -> None:
+        """Writes parameters, buffers, the optimizer's state and what the plan remembers, each rank its part, by
+        ``torch.distributed.checkpoint``. What was in the directory is replaced once all is written. Between steps."""
+        self._require_between_steps("save_checkpoint")
+        checkpoint.save(self, Path(directory), self._group)
+
+    def load_checkpoint(self, directory: str | Path) -> None:
+        """Takes back what an engine of the same model and kind of optimizer has saved, on any number of ranks and of
+        any stage: on as many ranks to the bit. ValueError for the checkpoint of another model; then nothing has
+        changed."""
+        self._require_between_steps("load_checkpoint")
+        checkpoint.load(self, Path(directory), self._group)
+        if self._gathering is None:
+            self._engine.gather_updated()
+        else:
+            self._engine.invalidate_gathered_params()
+
+    def _require_between_steps(self, what: str) -> None:
+        if self._micro_batches % self.config.accumulation_steps != 0:
+            raise ValueError(
+                f"[zero.{what}] {self._micro_batches % self.config.accumulation_steps} of "
+                f"{self.config.accumulation_steps} micro-batches of a step have been added up: call it between steps"
+            )
 
     def sent_bytes(self) -> int:
         """Bytes that this rank has sent to others: gradients and parameters."""
@@ -227,7 +257,7 @@ class ZeroEngine:
         elements = max(1, int(self.config.bucket_mib * 2**20) // 4)
         return _C.Engine(rendezvous.connect(), elements, plan, gather, self.config.timeout_s)
 
-    def _share_out(self, name: str, exempt: bool) -> _Shard:
+    def _share_out(self, name: str, exempt: bool) -> OwnPart:
         parameter = self._parameters[name]
         id, whole = self._ids[parameter], parameter.data
         first, count = self._engine.owned(whole.numel())
@@ -240,118 +270,19 @@ class ZeroEngine:
         else:
             own_part = values if is_apart else None
             self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
-        return _Shard(nn.Parameter(values), gradient)
+        mesh = DeviceMesh.from_group(self._group, whole.device.type)
+        shape = torch.Size([whole.numel()])
+
+        def of_all(part: Tensor) -> DTensor:
+            return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
+
+        return OwnPart(nn.Parameter(of_all(values)), of_all(gradient))
 
 
 @dataclass
-class _Shard:
-    """What a rank has of a parameter, flat: the optimizer's parameter, and where its gradient comes."""
+class OwnPart:
+    """What a rank has of a parameter, as a shard of the flat parameter: the optimizer's parameter, and where its
+    gradient comes."""
 
     values: nn.Parameter
-    gradient: Tensor
-
-
-class _Gathering:
-    """Stage 3 without torch.compile: parameters are whole while a module uses them, forward and backward; between,
-    their memory has no bytes. Views that autograd has saved are of the same memory, and valid when it is filled again.
-
-    Parameters travel in transfers of some MiB, one of which is under way while modules work with the last one: for
-    those modules that came next in the pass before. Where others come, their parameters are gathered alone.
-    """
-
-    def __init__(self, engine: ZeroEngine):
-        self._engine, self._ids = engine._engine, engine._ids
-        self._transfer_bytes = int(engine.config.gather_mib * 2**20)
-        self._bytes = {p: p.untyped_storage().nbytes() for p in engine._shards}
-        self._users = dict.fromkeys(engine._shards, 0)  # modules that are at work with it
-        self._moving: set[Tensor] = set()
-        self._visits: list[int] = []  # modules of this pass, in the order in which they needed their parameters
-        self._last_visits: list[int] = []
-        self._own: list[list[Tensor]] = []  # by module
-        for parameter in engine._shards:
-            parameter.untyped_storage().resize_(0)
-        for module in engine.module.modules():
-            own = [p for p in module.parameters(recurse=False) if p in self._users]
-            if own:
-                number = len(self._own)
-                self._own.append(own)
-                module.register_forward_pre_hook(partial(self._before_forward, number))
-                module.register_forward_hook(partial(self._after_forward, number), always_call=True)
-
-    def gather(self, parameters: Iterable[Tensor]) -> None:
-        """Until they are whole."""
-        needed = list(parameters)
-        self._start(needed)
-        for parameter in needed:
-            if parameter in self._moving:
-                self._engine.wait_allgather(self._ids[parameter])
-                self._moving.discard(parameter)
-
-    def release(self, parameter: Tensor) -> None:
-        if self._users[parameter] > 0 or parameter.untyped_storage().nbytes() == 0:
-            return
-        self.gather([parameter])  # it may be on its way for a module that did not come
-        self._engine.release_param(_GRAPH, self._ids[parameter], 1)
-        parameter.untyped_storage().resize_(0)
-
-    def end_pass(self) -> None:
-        """Releases what has no gradient of its own in this backward pass, too."""
-        for parameter in self._users:
-            self._users[parameter] = 0
-            self.release(parameter)
-        self._last_visits, self._visits = self._visits, []
-
-    def _start(self, parameters: Iterable[Tensor]) -> None:
-        """In one transfer, those that are not whole nor on their way."""
-        needed = [p for p in parameters if p.untyped_storage().nbytes() == 0 and self._bytes[p] > 0]
-        if not needed:
-            return
-        for parameter in needed:
-            parameter.untyped_storage().resize_(self._bytes[parameter])
-        self._engine.gather_into([self._ids[p] for p in needed], [p.data for p in needed])
-        self._moving.update(needed)
-
-    def _visit(self, number: int) -> None:
-        """A module needs its parameters."""
-        place = len(self._visits)
-        self._visits.append(number)
-        is_known = self._last_visits[place : place + 1] == [number]
-        if is_known:
-            self._start_ahead(place, 1)
-        self.gather(self._own[number])
-        if is_known:
-            self._start_ahead(place + 1, self._transfer_bytes)
-
-    def _start_ahead(self, place: int, enough_bytes: int) -> None:
-        """Starts a transfer for the visits of the last pass from the first one on whose parameters are not there or on
-        their way, unless those of the visits from ``place`` to it have enough bytes."""
-        visits = self._last_visits[place:]
-        for i, number in enumerate(visits):
-            own = self._own[number]
-            if any(p.untyped_storage().nbytes() == 0 for p in own if self._bytes[p] > 0):
-                return self._start(self._of_a_transfer(visits[i:]))
-            enough_bytes -= sum(self._bytes[p] for p in own)
-            if enough_bytes <= 0:
-                return None
-        return None
-
-    def _of_a_transfer(self, visits: list[int]) -> Iterable[Tensor]:
-        together: dict[Tensor, None] = {}
-        for number in visits:
-            together.update(dict.fromkeys(self._own[number]))
-            if sum(self._bytes[p] for p in together) >= self._transfer_bytes:
-                break
-        return together
-
-    def _before_forward(self, number: int, *_: Any) -> None:
-        for parameter in self._own[number]:
-            self._users[parameter] += 1
-        self._visit(number)
-
-    def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
-        for parameter in self._own[number]:
-            self._users[parameter] -= 1
-            self.release(parameter)
-        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if outputs and torch.is_grad_enabled():
-            register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
+    gradient: DTensor

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO-1, 2 and 3 by Octavo's engine (``octavo/deepcompile/engine.h``)."""
+
+from octavo.zero.engine import ZeroConfig, ZeroEngine, initialize
+
+__all__ = ["ZeroConfig", "ZeroEngine", "initialize"]

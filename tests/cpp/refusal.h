@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+/// What `body` says that is refused: of the category invalid_argument.
+template <class Body>
+std::string refusal_of(Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "it did not throw";
+}
+
+}  // namespace octavo
