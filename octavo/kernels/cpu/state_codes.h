@@ -154,10 +154,12 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
     const Floats place = size * steepness[entry] + shifts[entry];
     const Floats distance = each([](FloatVector x, FloatVector last) { return lesser(x, last); }, place, lasts[entry]);
     if constexpr (kSigned) {
-      constexpr std::int8_t kZeroCode = Map::kZeroCode;
+      constexpr std::uint8_t kZeroCode = Map::kZeroCode;
       const Ints sign = as_ints(scaled) & static_cast<std::int32_t>(rules::kSignMask);
       const SignedBytes opposite = narrowed<SignedBytes>(nearest_wholes(as_floats(as_ints(distance) ^ sign)));
-      return in_order(Bytes(kZeroCode - (kDecades == 7 ? opposite : lesser(opposite, SignedBytes{} + kZeroCode))));
+      const SignedBytes bounded =
+          kDecades == 7 ? opposite : lesser(opposite, SignedBytes{} + static_cast<std::int8_t>(kZeroCode));
+      return in_order(kZeroCode - Bytes(bounded));  // modulo 256
     } else {
       const Bytes is_positive = lesser(narrowed<Bytes>(as_ints(scaled)), Bytes{} + std::uint8_t{1});
       return in_order(greater(narrowed<Bytes>(nearest_wholes(distance)), is_positive));

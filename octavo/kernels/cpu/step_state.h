@@ -85,6 +85,7 @@ class StateBlock {
   }
 
   OCTAVO_INLINE void end() {
+    if (count_ == 0) return;  // it has not begun
     if constexpr (kHasCodes) {
       if (codes_ == unpacked_) pack_codes<Map>(unpacked_, count_, memory_);
     } else {
