@@ -11,6 +11,7 @@
 #include "octavo/device/arena.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/pinned.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 #include "octavo/optim/pager.h"
 #include "tests/cpp/fake_managed.h"
@@ -56,8 +57,11 @@ TEST_F(ArenaDeviceTest, MemoryStaysUntilTheKernelsOfEveryStreamAreDone) {
   const auto arena = Arena::make({.device = device_});
   at::Tensor tensor = state(arena);
   update(tensor);
+  const auto updated = make_event(FakeCudaGuard::kType, /*timing=*/false);  // two streams write to it in turn
+  updated->record(guard_.getStream(device_));
   {
     const c10::OptionalStreamGuard other(guard_.getStreamFromGlobalPool(device_, false));
+    updated->block(guard_.getStream(device_));
     update(tensor);
     update(tensor);
   }

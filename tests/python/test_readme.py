@@ -68,7 +68,7 @@ def _run_section(rank: int, section: str, folder: str) -> None:
     names = {"steps": 40, "x": torch.ones(1000), "tensor": torch.randn(5000)}
     names |= {"batches": torch.randn(40, 4, 64).unbind(), "loss": lambda model, batch: model(batch).square().mean()}
     for begin, block in snippets()[section]:
-        own_ways = ("DistributedDataParallel(model)", "Outer(model", "initialize(model")
+        own_ways = ("DistributedDataParallel(model)", "Outer(model", "octavo.initialize(")
         if any(way in block for way in own_ways):  # each is a way to train a model of one's own
             names["model"] = nn.Linear(64, 64)
         code = "\n".join(line for line in block.splitlines() if not line.startswith("dist.init_process_group("))

@@ -108,9 +108,9 @@ def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[l
         engine.step()
         losses.append(loss.item())
     sent = engine.sent_bytes()
-    if config["zero_stage"] == 3:
-        engine._gathering.gather(list(engine.parts))
-    return losses, sent, [p.detach().clone() for p in model.parameters()]
+    engine.step()  # nothing is left to do
+    with engine.gathered():
+        return losses, sent, [p.detach().clone() for p in model.parameters()]
 
 
 def paged(parameters: Any) -> torch.optim.Optimizer:
@@ -135,6 +135,29 @@ def test_any_number_of_ranks_trains_one_model(stage, four_ranks):
     )
     for _, _, parameters in results[1:]:
         assert all(a.equal(b) for a, b in zip(parameters, results[0][2], strict=True))
+
+
+def evaluated_between(rank: int, stage: int) -> list[float]:
+    """As `by_engine`, with forward passes that have no backward pass, and one with an error."""
+    model = Odd()
+    engine, losses = octavo.initialize(model, adamw(model), {"zero_stage": stage, "gather_mib": 0.02}), []
+    for batch in range(12):
+        with torch.no_grad():
+            for other in range(batch % 3):
+                loss_of(engine, rank, other)
+            if batch == 5:
+                with pytest.raises(IndexError):
+                    engine(torch.full((2, 3), 99), odd=False)
+        loss = loss_of(engine, rank, batch)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_passes_without_gradients_change_nothing(two_ranks, stage):
+    assert two_ranks.run(evaluated_between, stage) == two_ranks.run(by_engine, 12, {"zero_stage": stage})
 
 
 def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ class ZeroEngine:
         plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
         self._engine = self._connect(plan, exempt)
         send_around(model, group)
+        self._mesh = DeviceMesh.from_group(group, next(iter(self._parameters.values())).device.type)
         self.parts: dict[nn.Parameter, OwnPart] = {
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
         }
@@ -116,6 +118,7 @@ class ZeroEngine:
         for param_group in optimizer.param_groups:
             param_group["params"] = [self.parts[p].values for p in param_group["params"] if p in self.parts]
         self._micro_batches = 0
+        self._has_gradients = False
         self._in_backward = False
         for parameter in self.parts:
             parameter.register_post_accumulate_grad_hook(self._reduce)
@@ -146,13 +149,15 @@ class ZeroEngine:
             self._gathering.end_pass()
         self._engine.end_backward(GRAPH)
         self._micro_batches += 1
+        self._has_gradients = self._micro_batches % self.config.accumulation_steps == 0
 
     @torch.no_grad()
     def step(self) -> Tensor | None:
-        """The optimizer's step, after the last micro-batch of one; otherwise nothing. Returns the norm of all gradients
-        where they are clipped."""
-        if self._micro_batches % self.config.accumulation_steps != 0:
+        """The optimizer's step, once after the last micro-batch of one; otherwise nothing. Returns the norm of all
+        gradients where they are clipped."""
+        if not self._has_gradients:
             return None
+        self._has_gradients = False
         reduced = set(self._engine.reduced_params())
         for parameter, part in self.parts.items():
             part.values.grad = part.gradient if self._ids[parameter] in reduced else None
@@ -170,8 +175,22 @@ class ZeroEngine:
         squares = torch.nn.utils.get_total_norm(gradients).double().square()
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt()
-        torch._foreach_mul_(gradients, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0).to(gradients[0].dtype))
+        factor = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factor)
         return norm
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside, all parameters are whole, on all ranks, which call it together: to read or save
+        ``module.state_dict()``. In stages 1 and 2 they always are. What is written to them is lost in stage 3."""
+        if self._gathering is not None:
+            self._gathering.gather(self.parts)
+        try:
+            yield
+        finally:
+            if self._gathering is not None:
+                self._gathering.release_all()
 
     def _reduce(self, parameter: Tensor) -> None:
         """Of a parameter whose gradient is complete."""
@@ -270,11 +289,10 @@ class ZeroEngine:
         else:
             own_part = values if is_apart else None
             self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
-        mesh = DeviceMesh.from_group(self._group, whole.device.type)
         shape = torch.Size([whole.numel()])
 
         def of_all(part: Tensor) -> DTensor:
-            return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
+            return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
 
         return OwnPart(nn.Parameter(of_all(values)), of_all(gradient))
 

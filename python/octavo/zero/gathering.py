@@ -35,6 +35,7 @@ class Gathering:
         self._own: list[list[Tensor]] = []  # by module
         for parameter in ids:
             parameter.untyped_storage().resize_(0)
+        model.register_forward_pre_hook(lambda *_: self._visits.clear())  # what came before had no backward pass
         for module in model.modules():
             own = [p for p in module.parameters(recurse=False) if p in self._users]
             if own:
@@ -59,11 +60,14 @@ class Gathering:
         self._engine.release_param(GRAPH, self._ids[parameter], 1)
         parameter.untyped_storage().resize_(0)
 
-    def end_pass(self) -> None:
-        """Releases what has no gradient of its own in this backward pass, too."""
+    def release_all(self) -> None:
+        """Also what had no gradient in this backward pass."""
         for parameter in self._users:
             self._users[parameter] = 0
             self.release(parameter)
+
+    def end_pass(self) -> None:
+        self.release_all()
         self._last_visits, self._visits = self._visits, []
 
     def _start(self, parameters: Iterable[Tensor]) -> None:

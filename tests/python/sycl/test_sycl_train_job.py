@@ -3,6 +3,7 @@
 
 import dataclasses
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,12 +55,21 @@ def test_a_run_goes_on_with_another_device(two_ranks: RankPool, tmp_path: Path) 
     assert resumed["device"] == "cpu"
 
 
+@pytest.fixture
+def fresh_ranks() -> Iterator[RankPool]:
+    """Two ranks in which nothing has run: what other tests have left in managed memory would count in a peak."""
+    pool = RankPool(2)
+    yield pool
+    pool.stop()
+
+
 def collect(_rank: int) -> None:
-    """What earlier trainings in these processes have left counts in a peak."""
+    """What the last training has left counts, too."""
     gc.collect()
 
 
-def test_paged_states_are_managed_and_none_of_the_devices(two_ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.ranks
+def test_paged_states_are_managed_and_none_of_the_devices(fresh_ranks: RankPool, tmp_path: Path) -> None:
     runs = {}
     for name, options in (
         ("cpu", dict(device="cpu", optimizer="paged-adamw8bit")),
@@ -67,8 +77,8 @@ def test_paged_states_are_managed_and_none_of_the_devices(two_ranks: RankPool, t
         ("device", dict(device="sycl", optimizer="adamw8bit")),
     ):
         (tmp_path / name).mkdir()
-        two_ranks.run(collect)
-        runs[name] = train(two_ranks, nano_config(tmp_path / name, plan="int4+ef", **options))
+        fresh_ranks.run(collect)
+        runs[name] = train(fresh_ranks, nano_config(tmp_path / name, plan="int4+ef", **options))
     assert len({run["replicas_sha256"] for run in runs.values()}) == 1
     paged, device = runs["paged"], runs["device"]
     states = paged["state_bytes_per_param"] * paged["parameters"]
