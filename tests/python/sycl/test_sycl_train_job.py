@@ -69,6 +69,7 @@ def collect(_rank: int) -> None:
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(240)
 def test_paged_states_are_managed_and_none_of_the_devices(fresh_ranks: RankPool, tmp_path: Path) -> None:
     runs = {}
     for name, options in (
