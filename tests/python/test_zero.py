@@ -38,6 +38,13 @@ def loss_of(model: nn.Module, rank: int, batch: int) -> Tensor:
     return nn.functional.cross_entropy(model(tokens, odd=batch % 2 == 1).flatten(0, 1), tokens.flatten())
 
 
+def step_once(engine: octavo.zero.ZeroEngine, rank: int, batch: int) -> float:
+    loss = loss_of(engine, rank, batch)
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.1)
 
@@ -64,13 +71,7 @@ def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
             for parameter in model.parameters():
                 parameter.zero_()
     engine = octavo.initialize(model, adamw(model), config)
-    losses = []
-    for batch in range(steps * engine.config.accumulation_steps):
-        loss = loss_of(engine, rank, batch)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
+    return [step_once(engine, rank, batch) for batch in range(steps * engine.config.accumulation_steps)]
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -103,10 +104,7 @@ def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[l
     engine = octavo.initialize(model, make(model.parameters()), config)
     losses = []
     for batch in range(steps):
-        loss = loss_of(engine, rank, batch)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+        losses.append(step_once(engine, rank, batch))
     sent = engine.sent_bytes()
     engine.step()  # nothing is left to do
     with engine.gathered():
@@ -148,10 +146,7 @@ def evaluated_between(rank: int, stage: int) -> list[float]:
             if batch == 5:
                 with pytest.raises(IndexError):
                     engine(torch.full((2, 3), 99), odd=False)
-        loss = loss_of(engine, rank, batch)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+        losses.append(step_once(engine, rank, batch))
     return losses
 
 
@@ -243,10 +238,7 @@ def resumed(rank: int, stages: tuple[int, int], make: Any, folder: str, save: bo
         engine.load_checkpoint(folder)
     losses = []
     for batch in range(6 if load else 0, 6 if save else 12):
-        loss = loss_of(engine, rank, batch)
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
+        losses.append(step_once(engine, rank, batch))
     if save:
         engine.save_checkpoint(folder)
     return losses

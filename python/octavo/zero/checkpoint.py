@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 if TYPE_CHECKING:
-    from octavo.zero.engine import ZeroEngine
+    from octavo.zero.engine import OwnPart, ZeroEngine
 
 # Keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
 # residuals/RANK/KEY, about/RANK.
@@ -38,18 +38,19 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     saved = dcp.FileSystemReader(directory).read_metadata().state_dict_metadata
     _require_this_model(engine, saved)
-    state = {key: _room_for(engine, key, what) for key, what in saved.items()}
+    parts = _parts(engine)
+    state = {key: _room_for(parts, key, what) for key, what in saved.items()}
     dcp.load(state, checkpoint_id=directory, process_group=group)
     _load_optimizer(engine, state)
     _load_residuals(engine, state)
     with torch.no_grad():
-        for name, part in _parts(engine).items():
+        for name, part in parts.items():
             part.values.copy_(state[f"parameters/{name}"])
         for name, tensor in _others(engine).items():
             tensor.copy_(state[f"module/{name}"])
 
 
-def _parts(engine: ZeroEngine) -> dict[str, Any]:
+def _parts(engine: ZeroEngine) -> dict[str, OwnPart]:
     return {name: engine.parts[p] for name, p in engine.module.named_parameters() if p in engine.parts}
 
 
@@ -100,13 +101,13 @@ def _described(shape: torch.Size | None) -> str:
     return "nothing" if shape is None else f"a tensor of {tuple(shape)}"
 
 
-def _room_for(engine: ZeroEngine, key: str, what: TensorStorageMetadata | BytesStorageMetadata) -> Any:
+def _room_for(parts: dict[str, OwnPart], key: str, what: TensorStorageMetadata | BytesStorageMetadata) -> Any:
     """Where a saved value is loaded to: cut as its parameter is, if it has its elements."""
     if isinstance(what, BytesStorageMetadata):
         return None
     kind, _, rest = key.partition("/")
     name = rest if kind == "parameters" else rest.rpartition("/")[0]
-    part = _parts(engine).get(name) if kind in ("parameters", "optimizer") else None
+    part = parts.get(name) if kind in ("parameters", "optimizer") else None
     if part is not None and what.size == part.values.shape:
         return torch.zeros_like(part.values.data, dtype=what.properties.dtype)
     return torch.zeros(what.size, dtype=what.properties.dtype)
