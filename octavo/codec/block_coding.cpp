@@ -117,6 +117,10 @@ const Codec& block_coding(BlockCodec codec) {
   return *(*all)[static_cast<std::size_t>(codec)];
 }
 
+const Codec& exact_coding(at::ScalarType dtype) {
+  return block_coding(dtype == at::kBFloat16 ? BlockCodec::bf16 : BlockCodec::fp32);
+}
+
 BlockCodec values_codec(const CodecText& text, std::string_view name) {
   const auto found =
       std::find_if(std::begin(kAll), std::end(kAll), [&](BlockCodec codec) { return plan_name(codec) == name; });

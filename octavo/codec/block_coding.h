@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <span>
 #include <string>
@@ -44,6 +46,9 @@ class OCTAVO_API BlockCoding final : public Codec {
 
 /// The codec with its own block size.
 OCTAVO_API const Codec& block_coding(BlockCodec codec);
+
+/// The least bytes in which values of a floating dtype travel as they are: bfloat16 in bfloat16, others in float32.
+OCTAVO_API const Codec& exact_coding(at::ScalarType dtype);
 
 /// The block codec of that name, for the values that another codec selects. Refuses what is none, or keeps no
 /// magnitudes.

@@ -37,7 +37,7 @@ const float* readable_on(c10::Device device, const at::Tensor& momentum) {
 /// The codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are that in half of it.
 const Codec* without_loss(const Contribution& tensor) {
   const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == Memory::none();
-  return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &block_coding(BlockCodec::bf16) : tensor.up;
+  return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &exact_coding(tensor.dtype) : tensor.up;
 }
 
 /// Distinct for every step, parameter and rank of a run: what is added to it must not repeat.

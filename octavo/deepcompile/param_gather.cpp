@@ -70,10 +70,11 @@ at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) co
 }
 
 Contribution ParamGather::contribution(const at::Tensor& whole) const {
-  const at::ScalarType dtype = whole.scalar_type();
-  const Codec& exact = block_coding(dtype == at::kBFloat16 ? BlockCodec::bf16 : BlockCodec::fp32);
-  return GatherShards::tensor(whole.mutable_data_ptr(), static_cast<std::uint64_t>(whole.numel()), dtype,
-                              codec_ ? *codec_ : exact, Ownership::shares());
+  const Codec& exact = exact_coding(whole.scalar_type());
+  Contribution all = GatherShards::tensor(whole.mutable_data_ptr(), static_cast<std::uint64_t>(whole.numel()),
+                                          whole.scalar_type(), codec_ ? *codec_ : exact, Ownership::shares());
+  if (wire_->world_size() == 1) all.up = all.down = &exact;  // nothing travels, and nothing is left out
+  return all;
 }
 
 std::unique_ptr<GatherShards> ParamGather::take_schedule(c10::Device device) {
@@ -90,7 +91,8 @@ void ParamGather::wait(long id) {
       std::ranges::find_if(flights_, [&](const auto& flight) { return std::ranges::count(flight->ids, id) > 0; });
   const std::unique_ptr<Flight> flight = std::move(*found);
   flights_.erase(found);
-  flight->schedule->finish();
+  flight->schedule->wait();
+  flight->schedule->decode_all();
   for (const long come : flight->ids) registry_->endGather(come);
   idle_.emplace_back(flight->device, std::move(flight->schedule));
 }

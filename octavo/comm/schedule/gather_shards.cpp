@@ -26,7 +26,6 @@ Contribution GatherShards::tensor(void* values, std::uint64_t count, at::ScalarT
 void GatherShards::begin(std::vector<Contribution> tensors, std::uint64_t digest) {
   const SettledAtEnd buffers_are_free(device_);
   tensors_ = std::move(tensors);
-  if (wire_.world_size() == 1) return;
   codes_.begin(tensors_, digest);
   encode_own();
   wait_for_current_stream(device_);
@@ -48,12 +47,12 @@ void GatherShards::encode_own() {
   });
 }
 
-void GatherShards::finish() {
-  if (wire_.world_size() > 1) {
-    const SettledAtEnd buffers_are_free(device_);
-    codes_.wait();
-    codes_.decode_all(std::vector<float>(tensors_.size(), 1.0F), /*nonfinite=*/nullptr);
-  }
+void GatherShards::wait() { codes_.wait(); }
+
+void GatherShards::decode_all(std::uint32_t* nonfinite) {
+  const SettledAtEnd buffers_are_free(device_);
+  constexpr float kAny = 1;  // none is left out
+  codes_.decode_all(std::vector<float>(tensors_.size(), kAny), nonfinite);
   tensors_.clear();  // their memory is the caller's
 }
 

@@ -25,11 +25,13 @@ class OCTAVO_API GatherShards {
   static Contribution tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,
                              Ownership ownership);
 
-  /// Starts the transfer, for which the tensors are read now, and written by finish(). `digest`: of all on which the
-  /// ranks must agree.
+  /// Starts the transfer, for which the tensors are read now, and written by decode_all(). `digest`: of all on which
+  /// the ranks must agree.
   void begin(std::vector<Contribution> tensors, std::uint64_t digest);
-  /// Waits until the tensors are whole.
-  void finish();
+  /// For what the others have sent.
+  void wait();
+  /// Enqueues what makes the tensors whole. As GatherCodes::decode_all().
+  void decode_all(std::uint32_t* nonfinite = nullptr);
 
  private:
   void encode_own();

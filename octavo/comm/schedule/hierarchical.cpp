@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "octavo/codec/block_coding.h"
-#include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
@@ -25,8 +24,7 @@ void Hierarchical::begin(Bucket bucket) {
   begun_ = 0;
   const auto phase = [&](const Codec* Contribution::* codec) { return packs(bucket_.tensors, codec, hosts_) ? 2 : 1; };
   transfers_ = 2 + phase(&Contribution::up) + phase(&Contribution::down);
-  const bool is_bf16 = bucket_.gradients.scalar_type() == at::kBFloat16;
-  const Codec& exact = block_coding(is_bf16 ? BlockCodec::bf16 : BlockCodec::fp32);
+  const Codec& exact = exact_coding(bucket_.gradients.scalar_type());
   std::vector<Contribution> summed;
   gathered_.clear();
   for (const Contribution& tensor : bucket_.tensors) {
@@ -71,21 +69,7 @@ void Hierarchical::gather_in_host() {
   const SettledAtEnd buffers_are_free(device_);
   outcome_ = between_.finish();
   Stopwatch watch;
-  results_.begin(gathered_, bucket_.digest);
-  const std::span<const Piece> pieces = results_.own_pieces();
-  parts_.clear();
-  for (const Piece& piece : pieces) {
-    parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(gathered_[piece.tensor]));
-  }
-  parts_.for_each(device_, 1, [&](const Parts::Part& part) {
-    const Piece& piece = pieces[part.piece];
-    const Contribution& tensor = gathered_[piece.tensor];
-    const SentPart sent = tensor.sent(Way::down, host_.rank(), piece, part.range, results_.own_bytes(), device_);
-    const FloatPart values(device_, tensor, sent.first(), sent.count());
-    piece.codec->encode(device_, tensor.input(sent.first(), values.load()), sent.payload, nullptr);
-  });
-  wait_for_current_stream(device_);
-  results_.send();
+  results_.begin(std::move(gathered_), bucket_.digest);
   watch.lap(seconds_.encode);
 }
 
@@ -96,8 +80,7 @@ Outcome Hierarchical::finish() {
   results_.wait();
   watch.lap(seconds_.wait_down);
   std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
-  constexpr float kAny = 1;  // absent gradients, too, have results: their momenta
-  results_.decode_all(std::vector<float>(gathered_.size(), kAny), nonfinite);
+  results_.decode_all(nonfinite);  // absent gradients, too, have results: their momenta
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's

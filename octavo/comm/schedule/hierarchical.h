@@ -5,9 +5,8 @@
 
 #include <vector>
 
-#include "octavo/comm/schedule/gather_codes.h"
+#include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/comm/schedule/one_phase.h"
-#include "octavo/comm/schedule/parts.h"
 #include "octavo/comm/schedule/schedule.h"
 #include "octavo/comm/schedule/two_phase.h"
 #include "octavo/comm/wire.h"
@@ -48,14 +47,13 @@ class OCTAVO_API Hierarchical final : public Schedule {
   OnePhase sums_;
   TwoPhase between_;
   int hosts_;
-  GatherCodes results_;
+  GatherShards results_;
   Bucket bucket_;
   std::vector<Contribution> gathered_;  // as the bucket's tensors travel inside the host
   Outcome outcome_;                     // between hosts
   int transfers_ = 0;                   // of the bucket
   int begun_ = 0;                       // transfers between hosts
-  Parts parts_;
-  at::Tensor nonfinite_;  // one word, on the host
+  at::Tensor nonfinite_;                // one word, on the host
 };
 
 }  // namespace octavo
