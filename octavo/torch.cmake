@@ -94,11 +94,15 @@ add_library(octavo SHARED
   outer/outer.cpp
   deepcompile/engine.cpp
   deepcompile/executor.cpp
+  deepcompile/fresh_gather.cpp
   deepcompile/gradient_sum.cpp
+  deepcompile/graph_ids.cpp
+  deepcompile/host_copy.cpp
   deepcompile/param_gather.cpp
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
   deepcompile/registry.cpp
+  deepcompile/tensor_offload.cpp
   deepcompile/text.cpp
   deepcompile/zero_executors.cpp)
 # What registers the device `sycl` with torch, and its operators. No test in C++ runs it, so the thread sanitizer's tree
@@ -124,7 +128,7 @@ target_precompile_headers(octavo PRIVATE <ATen/ATen.h>)
 set_target_properties(octavo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
 
 if(OCTAVO_PYTHON)
-  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/arena.cpp bindings/autograd.cpp
+  Python_add_library(_C MODULE bindings/module.cpp bindings/ops.cpp bindings/dc_ops.cpp bindings/arena.cpp bindings/autograd.cpp
     bindings/comm.cpp bindings/deepcompile.cpp bindings/host.cpp bindings/outer.cpp bindings/sycl.cpp)
   octavo_target(_C)
   target_link_libraries(_C PRIVATE octavo ${octavo_torch_ROOT}/lib/libtorch_python.so)

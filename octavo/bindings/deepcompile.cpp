@@ -64,12 +64,14 @@ void bind_engine(py::module_& m) {
           },
           py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"), py::arg("persistent"),
           py::arg("name"), py::arg("exempt"))
+      .def("new_graph_id", &Engine::new_graph_id)
       .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"))
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"))
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"))
       .def("start_backward", &Engine::start_backward, py::arg("update"))
       .def("reduce_grad", &Engine::reduce_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
-      .def("end_backward", &Engine::end_backward, py::arg("graph_id"), no_gil)
+      .def("end_backward", &Engine::end_backward, py::arg("graph_id"), py::arg("release_reduce_buckets") = false,
+           no_gil)
       .def(
           "gather_into",
           [](Engine& engine, const std::vector<long>& ids, const std::vector<at::Tensor>& wholes) {

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include "octavo/bindings/errors.h"
+#include "octavo/bindings/fake.h"
 #include "octavo/codec/sign_bits.h"
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/lamb.h"
@@ -141,12 +142,6 @@ void zero_one_local_op(at::TensorList parameters, at::TensorList gradients, at::
 void zero_one_sync_op(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta, at::TensorList updates,
                       at::ArrayRef<double> decays, at::ArrayRef<double> totals) {
   as_torch_error([&] { zero_one_sync_(parameters, anchors, momenta, updates, decays.vec(), totals.vec()); });
-}
-
-/// Of an operator that changes tensors in place: what it does where there is no memory, which is nothing.
-template <class... Arguments>
-constexpr auto fake_of(void (*)(Arguments...)) {
-  return +[](Arguments...) {};
 }
 
 TORCH_LIBRARY(octavo, m) {

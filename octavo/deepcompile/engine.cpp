@@ -37,6 +37,8 @@ Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrus
 
 Engine::~Engine() = default;
 
+int Engine::rank() const { return backend_->getRank(); }
+
 // ---- registration
 
 Range Engine::owned(std::uint64_t count) const {
@@ -101,6 +103,7 @@ void Engine::make_shared_parts() {
   const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
   auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_);
   gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec);
+  fresh_ = std::make_shared<FreshGather>(gather_, param_registry);
   reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
   rs_stream_ = stream_beside(device);
   copy_stream_ = stream_beside(device);
@@ -111,6 +114,10 @@ template <class Executor, class... More>
 void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more) {
   if (executors.contains(graph_id)) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is registered already");
+  }
+  if (graph_ids_.is_anothers(graph_id)) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is another engine's: number graphs by ",
+         "new_graph_id() of the engine that registers them");
   }
   make_shared_parts();
   executors.emplace(graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids,
@@ -127,7 +134,7 @@ void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
 
 void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
   make_shared_parts();
-  register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_);
+  register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_, fresh_);
 }
 
 // ---- a step
@@ -148,10 +155,25 @@ void Engine::start_backward(bool update) {
 }
 
 at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
-  return getExecutor<CustomOpExecutor>(graph_id, executors)->reduceGrad(std::move(grad_tensor), ds_id);
+  return executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
 }
 
-void Engine::end_backward(long graph_id) { getExecutor<CustomOpExecutor>(graph_id, executors)->endBackward(); }
+void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
+  if (grads.size() != ds_ids.size()) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected a gradient for each of ", ds_ids.size(),
+         " parameters of graph ", graph_id, ", got ", grads.size());
+  }
+  for (std::size_t i = 0; i < grads.size(); ++i) executor(graph_id).reduceGrad(grads[i], ds_ids[i]);
+  executor(graph_id).blockOnCopies();
+}
+
+void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
+  executor(graph_id).endBackward();
+  offload_of(graph_id).clear_reloaded();
+  if (release_reduce_buckets) reduce_buckets->clear();
+}
+
+CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }
 
 // ---- whole parameters
 
@@ -163,8 +185,18 @@ at::Tensor Engine::allgather_param(long graph_id, long ds_id, std::optional<at::
   return z3_executor(graph_id).allgatherParam(ds_id, dtype);
 }
 
-void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids) {
-  z3_executor(graph_id).prefetchParamsFused(ds_ids);
+void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids,
+                                   const std::vector<at::ScalarType>& dtypes) {
+  z3_executor(graph_id).prefetchParamsFused(ds_ids, dtypes);
+}
+
+std::vector<at::Tensor> Engine::allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
+                                                       const std::vector<at::ScalarType>& dtypes) {
+  return z3_executor(graph_id).allgatherParamsFused(ds_ids, dtypes);
+}
+
+void Engine::wait_params(at::TensorList gathered, long graph_id, const std::vector<long>& ds_ids) {
+  z3_executor(graph_id).waitParams(gathered, ds_ids);
 }
 
 at::Tensor Engine::wait_allgather(at::Tensor v, long graph_id, long ds_id) {
@@ -173,6 +205,33 @@ at::Tensor Engine::wait_allgather(at::Tensor v, long graph_id, long ds_id) {
 
 void Engine::release_param(long graph_id, long ds_id, long n_users) {
   z3_executor(graph_id).releaseParam(ds_id, n_users);
+}
+
+// ---- values that wait on the host
+
+TensorOffload& Engine::offload_of(long graph_id) {
+  executor(graph_id);  // it is known
+  return offloads_[graph_id];
+}
+
+at::Tensor Engine::offload_tensor(at::Tensor tensor, long graph_id, long id) {
+  return offload_of(graph_id).offload(tensor, id, /*is_pinned=*/true);
+}
+
+at::Tensor Engine::reload_tensor(at::Tensor, long graph_id, long id) { return offload_of(graph_id).reload(id); }
+
+at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
+
+at::Tensor Engine::wait_reload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_reload(id); }
+
+void Engine::offload_parameter(long graph_id, long ds_id) {
+  executor(graph_id).requireParam(ds_id);
+  param_registry->offload(ds_id);
+}
+
+void Engine::reload_parameter(long graph_id, long ds_id) {
+  executor(graph_id).requireParam(ds_id);
+  param_registry->reload(ds_id);
 }
 
 /// Transfers of about a bucket, all under way at once.
@@ -208,6 +267,10 @@ Compressor& Engine::compressor() const {
 
 std::uint64_t Engine::sent_bytes() const {
   return sum_ ? sum_->compressor().stats().wire_bytes + gather_->sent_bytes() : 0;
+}
+
+void free_tensors(std::vector<at::Tensor> tensors) {
+  for (const at::Tensor& tensor : tensors) tensor.set_data(at::empty({0}, tensor.options()));
 }
 
 }  // namespace octavo::dc

@@ -13,10 +13,13 @@
 #include <vector>
 
 #include "octavo/comm/plan.h"
+#include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
+#include "octavo/deepcompile/graph_ids.h"
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/tensor_offload.h"
 #include "octavo/deepcompile/zero_executors.h"
 #include "octavo/export.h"
 
@@ -51,6 +54,10 @@ class OCTAVO_API Engine {
   Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
          std::int64_t bucket_size, EngineOptions options = {});
   ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int rank() const;
 
   // ---- registration: throws Error invalid_argument, and nothing has changed
 
@@ -63,6 +70,9 @@ class OCTAVO_API Engine {
   /// For stage 3: `ds_tensor` is what this rank owns.
   void register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                          at::Tensor grad_buffer, bool persistent, ParamOptions options = {});
+  /// A number for a graph by which the operators `torch.ops.dc` find this engine; no other engine of the process has
+  /// it.
+  long new_graph_id() { return graph_ids_.next(); }
   void register_graph_z1(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z2(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z3(long graph_id, const std::vector<long>& ds_ids);
@@ -74,21 +84,40 @@ class OCTAVO_API Engine {
   /// Before the backward pass of all graphs. `update`: parameters change after it.
   void start_backward(bool update);
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
-  /// After the backward pass of a graph: what it has reduced is in the gradient buffers.
-  void end_backward(long graph_id);
+  /// Of several, whose memory may be used for something else by what the current stream gets from now on.
+  void reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids);
+  /// After the backward pass of a graph: what it has reduced is in the gradient buffers. `release_reduce_buckets`: of
+  /// the last graph of a pass, to give up the buckets' memory until the next one.
+  void end_backward(long graph_id, bool release_reduce_buckets = false);
 
   // ---- whole parameters, of graphs of stage 3
 
   at::Tensor allgather_param(long graph_id, long ds_id, std::optional<at::ScalarType> dtype = std::nullopt);
-  void prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids);
+  /// `dtypes`: of the whole values, one for each; those of the parameters where it is empty.
+  void prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids,
+                             const std::vector<at::ScalarType>& dtypes = {});
   at::Tensor wait_allgather(at::Tensor v, long graph_id, long ds_id);
   void release_param(long graph_id, long ds_id, long n_users);
+  /// The two halves of a gather for a compiled graph, which owns the memory that it gets: FreshGather.
+  std::vector<at::Tensor> allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
+                                                 const std::vector<at::ScalarType>& dtypes = {});
+  void wait_params(at::TensorList gathered, long graph_id, const std::vector<long>& ds_ids);
 
   /// Brings the whole of parameters up to date after their owners have changed their parts, in few transfers: stages 1
   /// and 2.
   void gather_updated();
   /// Shards were changed outside of a step: whole values are stale.
   void invalidate_gathered_params() { param_registry->invalidateAll(); }
+
+  // ---- values of a graph that wait on the host for its backward pass: TensorOffload, of which `id` is the number
+
+  at::Tensor offload_tensor(at::Tensor tensor, long graph_id, long id);
+  at::Tensor reload_tensor(at::Tensor tensor, long graph_id, long id);
+  at::Tensor wait_offload(at::Tensor tensor, long graph_id, long id);
+  at::Tensor wait_reload(at::Tensor tensor, long graph_id, long id);
+  /// A parameter of the graph: DSParam.
+  void offload_parameter(long graph_id, long ds_id);
+  void reload_parameter(long graph_id, long ds_id);
 
   /// Parameters whose gradient buffers hold a sum of the step that ends with the last start_backward(true), by id.
   std::vector<long> reduced_params() const;
@@ -110,7 +139,9 @@ class OCTAVO_API Engine {
   void make_shared_parts();
   template <class Executor, class... More>
   void register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more);
+  CustomOpExecutor& executor(long graph_id) const;
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
+  TensorOffload& offload_of(long graph_id);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::int64_t bucket_size_;
@@ -119,8 +150,14 @@ class OCTAVO_API Engine {
   std::vector<long> whole_;  // of stages 1 and 2
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<ParamGather> gather_;
+  std::shared_ptr<FreshGather> fresh_;
+  std::unordered_map<long, TensorOffload> offloads_;  // by graph
   std::optional<c10::Stream> rs_stream_, copy_stream_;
   bool begins_step_ = true;
+  GraphIds graph_ids_{*this};
 };
+
+/// Gives up the memory of tensors that nobody else holds.
+OCTAVO_API void free_tensors(std::vector<at::Tensor> tensors);
 
 }  // namespace octavo::dc

@@ -3,12 +3,12 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <utility>
 
+#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
 
 namespace octavo::dc {
@@ -16,10 +16,6 @@ namespace octavo::dc {
 namespace {
 
 constexpr const char* kOfExecutor = "deepcompile.executor";
-
-c10::Stream compute_stream(c10::Stream beside) {
-  return c10::impl::VirtualGuardImpl(beside.device_type()).getStream(beside.device());
-}
 
 }  // namespace
 
@@ -44,11 +40,14 @@ CustomOpExecutor::~CustomOpExecutor() = default;
 
 bool CustomOpExecutor::hasParam(long ds_id) const { return std::ranges::find(ds_ids_, ds_id) != ds_ids_.end(); }
 
+void CustomOpExecutor::requireParam(long ds_id) const {
+  if (hasParam(ds_id)) return;
+  fail(ErrorCode::invalid_argument, kOfExecutor, "parameter ", ds_id, " is none of this graph, which has [",
+       join_as_str(ds_ids_, ", ", 100), "]");
+}
+
 void CustomOpExecutor::require_gradient(const at::Tensor& gradient, long ds_id) const {
-  if (!hasParam(ds_id)) {
-    fail(ErrorCode::invalid_argument, kOfExecutor, "parameter ", ds_id, " is none of this graph, which has [",
-         join_as_str(ds_ids_, ", ", 100), "]");
-  }
+  requireParam(ds_id);
   const DSParam& param = param_registry_->getParam(ds_id);
   const auto whole = static_cast<std::int64_t>(productDim(param.getShape()));
   if (gradient.numel() == whole && gradient.device() == param.getDevice() &&
@@ -71,7 +70,7 @@ at::Tensor CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   reduce_buckets_->getEvent(dtype)->block(copy_stream_);
   bucket->reserve(count);
   const at::Tensor slice = bucket->allocate(count);
-  computed_->record(compute_stream(copy_stream_));
+  computed_->record(current_stream_of(copy_stream_.device()));
   computed_->block(copy_stream_);
   {
     const c10::OptionalStreamGuard is_current(copy_stream_);
@@ -81,11 +80,16 @@ at::Tensor CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   return at::empty({0}, slice.options());
 }
 
+void CustomOpExecutor::blockOnCopies() {
+  copied_->record(copy_stream_);
+  copied_->block(current_stream_of(copy_stream_.device()));
+}
+
 void CustomOpExecutor::endBackward() {
   flushAllReduceBuckets();
   const auto reduced = make_event(rs_stream_.device_type(), /*timing=*/false);
   reduced->record(rs_stream_);
-  reduced->block(compute_stream(rs_stream_));
+  reduced->block(current_stream_of(rs_stream_.device()));
 }
 
 void CustomOpExecutor::flushAllReduceBuckets() {
@@ -113,7 +117,7 @@ c10d::ReduceOp CustomOpExecutor::getReductionOp() const {
 
 void CustomOpExecutor::performCleanup(at::ScalarType scalar_type) {
   reduce_buckets_->swap(scalar_type, rs_stream_, copy_stream_);
-  copied_->block(compute_stream(copy_stream_));
+  copied_->block(current_stream_of(copy_stream_.device()));
   reduce_tasks_.erase(scalar_type);
 }
 

@@ -52,7 +52,13 @@ class OCTAVO_API CustomOpExecutor {
   /// tensor. Throws Error invalid_argument for another one; nothing is in the bucket then.
   virtual at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id);
 
+  /// What the current stream gets from now on waits until gradients are in the buckets: their memory may then be used
+  /// for something else.
+  void blockOnCopies();
+
   bool hasParam(long ds_id) const;
+  /// Throws Error invalid_argument for a parameter that is none of the graph.
+  void requireParam(long ds_id) const;
 
  protected:
   /// Reduces the bucket of the dtype: blockCopyEvents(), applyPreDivision(), a collective of process_group_ on

@@ -26,21 +26,24 @@ ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegi
 
 ParamGather::~ParamGather() = default;
 
-void ParamGather::start(std::span<const long> ids, std::optional<at::ScalarType> dtype) {
+void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
   std::vector<long> needed;
-  for (const long id : ids) {
-    const bool is_there = registry_->isValid(id) || registry_->state(id) == Gathered::in_flight;
-    if (!is_there && std::ranges::find(needed, id) == needed.end()) needed.push_back(id);
+  std::vector<at::ScalarType> wanted;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const bool is_there = registry_->isThereOrComing(ids[i]);
+    if (is_there || std::ranges::find(needed, ids[i]) != needed.end()) continue;
+    needed.push_back(ids[i]);
+    wanted.push_back(dtypes.empty() ? registry_->getParam(ids[i]).getDtype() : dtypes[i]);
   }
   if (needed.empty()) return;
   std::vector<Contribution> tensors;
   std::uint64_t digest = rules::derive_key(++started_, needed.size());
   const c10::Device device = registry_->getParam(needed.front()).getDevice();
-  for (const long id : needed) {
-    const at::Tensor whole = make_room(registry_->getParam(id), dtype.value_or(registry_->getParam(id).getDtype()));
-    registry_->registerGatheredParam(id, whole);
+  for (std::size_t i = 0; i < needed.size(); ++i) {
+    const at::Tensor whole = make_room(registry_->getParam(needed[i]), wanted[i]);
+    registry_->registerGatheredParam(needed[i], whole);
     tensors.push_back(contribution(whole));
-    digest = rules::derive_key(digest, static_cast<std::uint64_t>(id));
+    digest = rules::derive_key(digest, static_cast<std::uint64_t>(needed[i]));
     digest = rules::derive_key(digest, tensors.back().up->fingerprint());
   }
   auto schedule = take_schedule(device);
@@ -95,6 +98,10 @@ void ParamGather::wait(long id) {
   flight->schedule->decode_all();
   for (const long come : flight->ids) registry_->endGather(come);
   idle_.emplace_back(flight->device, std::move(flight->schedule));
+}
+
+void ParamGather::wait_all() {
+  while (!flights_.empty()) wait(flights_.front()->ids.front());
 }
 
 }  // namespace octavo::dc

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,11 +24,13 @@ class OCTAVO_API ParamGather {
   ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec = nullptr);
   ~ParamGather();
 
-  /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtype`: of
-  /// the whole values; that of the parameter where it is not given.
-  void start(std::span<const long> ids, std::optional<at::ScalarType> dtype = std::nullopt);
+  /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`:
+  /// of the whole values, one for each; those of the parameters where it is empty.
+  void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
   /// Until the parameter's whole values are there, and those that travel with it. Nothing where they are.
   void wait(long id);
+  /// Of all that are on their way.
+  void wait_all();
 
   std::uint64_t sent_bytes() const { return wire_->sent_bytes(); }
 

@@ -2,10 +2,10 @@
 #include "octavo/deepcompile/parameter.h"
 
 #include <ATen/ATen.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <utility>
 
+#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/side_streams.h"
@@ -25,21 +25,6 @@ SideStreams& offload_streams() {
 SideStreams& reload_streams() {
   thread_local SideStreams streams;
   return streams;
-}
-
-c10::Stream current_stream_of(c10::Device device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
-/// Copies on the stream that is the current one of the device. Its memory is not used again before that.
-std::shared_ptr<StreamEvent> copy_on_stream(const at::Tensor& to, const at::Tensor& from, const at::Tensor& of_device) {
-  const c10::Device device = of_device.device();
-  const c10::Stream stream = current_stream_of(device);
-  to.copy_(from, /*non_blocking=*/true);
-  c10::impl::VirtualGuardImpl(device.type()).recordDataPtrOnStream(of_device.storage().data_ptr(), stream);
-  std::shared_ptr<StreamEvent> done = make_event(device.type(), /*timing=*/false);
-  done->record(stream);
-  return done;
 }
 
 }  // namespace

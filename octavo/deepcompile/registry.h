@@ -64,6 +64,8 @@ class OCTAVO_API DSParamRegistry {
 
   void setValid(long ds_id, bool valid);
   bool isValid(long ds_id) const { return at(ds_id).valid; }
+  /// Whether no gather is needed: the values are valid, or a collective writes them.
+  bool isThereOrComing(long ds_id) const { return isValid(ds_id) || state(ds_id) == Gathered::in_flight; }
   /// Of all parameters: the shards have changed.
   void invalidateAll();
 

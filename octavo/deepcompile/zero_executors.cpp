@@ -117,10 +117,12 @@ Z3CustomOpExecutor::Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> pr
                                        std::shared_ptr<DSParamRegistry> param_registry,
                                        std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets,
                                        std::vector<long> ds_ids, c10::Stream rs_stream, c10::Stream copy_stream,
-                                       std::shared_ptr<GradientSum> sum, std::shared_ptr<ParamGather> gather)
+                                       std::shared_ptr<GradientSum> sum, std::shared_ptr<ParamGather> gather,
+                                       std::shared_ptr<FreshGather> fresh)
     : ReducingExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
                        std::move(ds_ids), rs_stream, copy_stream, std::move(sum)),
-      gather_(std::move(gather)) {}
+      gather_(std::move(gather)),
+      fresh_(std::move(fresh)) {}
 
 /// Shards change before the next step: whole values are stale, of parameters that other graphs share, too.
 void Z3CustomOpExecutor::endBackward() {
@@ -131,13 +133,12 @@ void Z3CustomOpExecutor::endBackward() {
   }
 }
 
-void Z3CustomOpExecutor::require_param(long ds_id) const {
-  if (hasParam(ds_id)) return;
-  fail(ErrorCode::invalid_argument, "deepcompile.zero_executors", "parameter ", ds_id, " is none of this graph");
+void Z3CustomOpExecutor::requireParams(const std::vector<long>& ds_ids) const {
+  for (const long id : ds_ids) requireParam(id);
 }
 
 at::Tensor Z3CustomOpExecutor::allgatherParam(long ds_id, std::optional<at::ScalarType> dtype) {
-  prefetchParamsFused({ds_id}, dtype);
+  prefetchParamsFused({ds_id}, dtype ? std::vector{*dtype} : std::vector<at::ScalarType>());
   const at::Tensor& whole = param_registry_->getGatheredParam(ds_id);
   const at::ScalarType wanted = dtype.value_or(param_registry_->getParam(ds_id).getDtype());
   if (whole.scalar_type() == wanted) return whole.view(param_registry_->getParam(ds_id).getShape());
@@ -145,20 +146,32 @@ at::Tensor Z3CustomOpExecutor::allgatherParam(long ds_id, std::optional<at::Scal
   return whole.view(param_registry_->getParam(ds_id).getShape()).to(wanted);
 }
 
-void Z3CustomOpExecutor::prefetchParamsFused(const std::vector<long>& ds_ids, std::optional<at::ScalarType> dtype) {
-  for (const long id : ds_ids) require_param(id);
-  gather_->start(ds_ids, dtype);
+void Z3CustomOpExecutor::prefetchParamsFused(const std::vector<long>& ds_ids,
+                                             const std::vector<at::ScalarType>& dtypes) {
+  requireParams(ds_ids);
+  gather_->start(ds_ids, dtypes);
+}
+
+std::vector<at::Tensor> Z3CustomOpExecutor::allgatherParamsFused(const std::vector<long>& ds_ids,
+                                                                 const std::vector<at::ScalarType>& dtypes) {
+  requireParams(ds_ids);
+  return fresh_->start(ds_ids, dtypes);
+}
+
+void Z3CustomOpExecutor::waitParams(at::TensorList gathered, const std::vector<long>& ds_ids) {
+  requireParams(ds_ids);
+  fresh_->wait(gathered, ds_ids);
 }
 
 at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
-  require_param(ds_id);
+  requireParam(ds_id);
   param_registry_->getGatheredParam(ds_id);  // there was a gather
   gather_->wait(ds_id);
   return v;
 }
 
 void Z3CustomOpExecutor::releaseParam(long ds_id, long n_users) {
-  require_param(ds_id);
+  requireParam(ds_id);
   param_registry_->getGatheredParam(ds_id);
   if (++uses_[ds_id] < n_users) return;
   if (!param_registry_->getParam(ds_id).isPersistent()) param_registry_->unregisterGatheredParam(ds_id);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octavo/deepcompile/executor.h"
+#include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/export.h"
@@ -62,30 +63,36 @@ class OCTAVO_API Z2CustomOpExecutor final : public ReducingExecutor {
 /// backward pass after which parameters change.
 class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
  public:
-  /// As ReducingExecutor; `gather` is that of all graphs of the engine.
+  /// As ReducingExecutor; `gather` and `fresh` are those of all graphs of the engine.
   Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                      std::shared_ptr<DSParamRegistry> param_registry,
                      std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                      c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
-                     std::shared_ptr<ParamGather> gather);
+                     std::shared_ptr<ParamGather> gather, std::shared_ptr<FreshGather> fresh);
 
   void endBackward() override;
 
   /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, to be used
   /// after waitAllgather() alone; `dtype`: of it, that of the parameter where it is not given.
   at::Tensor allgatherParam(long ds_id, std::optional<at::ScalarType> dtype = std::nullopt);
-  /// The same of several at once, in one transfer.
-  void prefetchParamsFused(const std::vector<long>& ds_ids, std::optional<at::ScalarType> dtype = std::nullopt);
+  /// The same of several at once, in one transfer. `dtypes`: one for each, or none.
+  void prefetchParamsFused(const std::vector<long>& ds_ids, const std::vector<at::ScalarType>& dtypes = {});
   /// The parameter's whole values, which are there, in the dtype of `v`, which allgatherParam() has returned.
   at::Tensor waitAllgather(const at::Tensor& v, long ds_id);
   /// After one of its `n_users` uses in the graph; after the last one the memory is given up, unless the parameter is
   /// persistent. Throws Error invalid_argument where it was not waited for, or is used more often.
   void releaseParam(long ds_id, long n_users);
 
+  /// Starts one transfer, and returns memory for the whole values that is the caller's alone, as FreshGather does.
+  std::vector<at::Tensor> allgatherParamsFused(const std::vector<long>& ds_ids,
+                                               const std::vector<at::ScalarType>& dtypes = {});
+  void waitParams(at::TensorList gathered, const std::vector<long>& ds_ids);
+
  private:
-  void require_param(long ds_id) const;
+  void requireParams(const std::vector<long>& ds_ids) const;
 
   std::shared_ptr<ParamGather> gather_;
+  std::shared_ptr<FreshGather> fresh_;
   std::unordered_map<long, long> uses_;  // since the last gather
 };
 

@@ -48,9 +48,9 @@ class Z3Rank {
         std::make_shared<dc::ParamGather>(std::make_unique<Wire>(backend, kGatherDeadline), registry, std::move(codec));
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
     const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
-    graph = std::make_unique<dc::Z3CustomOpExecutor>(group, registry,
-                                                     std::make_shared<dc::DoubleBufferedReduceBucket>(1000, true),
-                                                     kAllIds, stream, stream, sum_, gather);
+    graph = std::make_unique<dc::Z3CustomOpExecutor>(
+        group, registry, std::make_shared<dc::DoubleBufferedReduceBucket>(1000, true), kAllIds, stream, stream, sum_,
+        gather, std::make_shared<dc::FreshGather>(gather, registry));
   }
 
   at::Tensor shard_of(long id, int step) const {

@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+// torch.ops.dc: what compiled graphs do for ZeRO, under DeepSpeed's names, and four operators of Octavo's own, whose
+// results are the graph's and which no pass may drop: Inductor uses memory again after its last reader, and leaves out
+// what has neither a result that is used nor a mutation. `graph_id` comes from new_graph_id() of the engine.
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "octavo/bindings/errors.h"
+#include "octavo/bindings/fake.h"
+#include "octavo/deepcompile/engine.h"
+#include "octavo/deepcompile/graph_ids.h"
+#include "octavo/deepcompile/text.h"
+
+namespace octavo {
+
+namespace {
+
+using Dtypes = std::optional<std::vector<at::ScalarType>>;
+
+/// Runs `body` with the graph's engine; what it throws also says of which graph, parameters and rank. `what`: is
+/// numbered by `ids`.
+template <class Body>
+auto on_graph(std::int64_t graph_id, at::IntArrayRef ids, Body body, const char* what = "parameter") {
+  return as_torch_error([&] {
+    dc::Engine* engine = nullptr;
+    try {
+      engine = &dc::engine_of(graph_id);
+      return body(*engine);
+    } catch (const Error& error) {
+      std::ostringstream place;
+      place << error.what() << " (graph " << graph_id;
+      if (!ids.empty()) place << ", " << what << ' ' << dc::join_as_str(ids, ", ", 100);
+      if (engine != nullptr) place << ", rank " << engine->rank();
+      place << ')';
+      throw Error(error.code(), place.str());
+    }
+  });
+}
+
+// ---- whole parameters
+
+at::Tensor dc_allgather_param(const at::Tensor&, std::int64_t graph_id, std::int64_t id,
+                              std::optional<at::ScalarType> dtype) {
+  return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.allgather_param(graph_id, id, dtype); });
+}
+
+at::Tensor dc_allgather_param_fake(const at::Tensor& a, std::int64_t, std::int64_t,
+                                   std::optional<at::ScalarType> dtype) {
+  return at::empty_symint(a.sym_sizes(), a.options().dtype(dtype.value_or(a.scalar_type())));
+}
+
+void dc_prefetch_params_fused(std::int64_t graph_id, at::TensorList, at::IntArrayRef ids, const Dtypes& dtypes) {
+  on_graph(graph_id, ids, [&](dc::Engine& engine) {
+    engine.prefetch_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
+  });
+}
+
+at::Tensor dc_wait_allgather(const at::Tensor& a, std::int64_t graph_id, std::int64_t id) {
+  return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.wait_allgather(a, graph_id, id); });
+}
+
+at::Tensor dc_release_param(const at::Tensor& a, std::int64_t graph_id, std::int64_t id, std::int64_t n_users) {
+  on_graph(graph_id, id, [&](dc::Engine& engine) { engine.release_param(graph_id, id, n_users); });
+  return a;
+}
+
+std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, std::int64_t graph_id, at::IntArrayRef ids,
+                                                  const Dtypes& dtypes) {
+  return on_graph(graph_id, ids, [&](dc::Engine& engine) {
+    std::vector<at::Tensor> gathered =
+        engine.allgather_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
+    if (params.size() == ids.size()) return gathered;
+    fail(ErrorCode::invalid_argument, "dc.allgather_params_fused", "expected a traced parameter for each of ",
+         ids.size(), " numbers, got ", params.size());
+  });
+}
+
+std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, std::int64_t, at::IntArrayRef,
+                                                       const Dtypes& dtypes) {
+  std::vector<at::Tensor> gathered;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const at::ScalarType dtype = dtypes.has_value() ? dtypes->at(i) : params[i].scalar_type();
+    gathered.push_back(at::empty_symint(params[i].sym_sizes(), params[i].options().dtype(dtype)));
+  }
+  return gathered;
+}
+
+void dc_wait_params(at::TensorList gathered, std::int64_t graph_id, at::IntArrayRef ids) {
+  on_graph(graph_id, ids, [&](dc::Engine& engine) { engine.wait_params(gathered, graph_id, ids.vec()); });
+}
+
+// ---- gradients
+
+at::Tensor dc_reduce_grad(const at::Tensor& a, std::int64_t graph_id, std::int64_t id) {
+  return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.reduce_grad(a, graph_id, id); });
+}
+
+void dc_reduce_grads(at::TensorList grads, const at::Tensor&, std::int64_t graph_id, at::IntArrayRef ids) {
+  on_graph(graph_id, ids, [&](dc::Engine& engine) { engine.reduce_grads(grads, graph_id, ids.vec()); });
+}
+
+void dc_end_backward(const c10::IValue&, std::int64_t graph_id, bool release_reduce_buckets) {
+  on_graph(graph_id, {}, [&](dc::Engine& engine) { engine.end_backward(graph_id, release_reduce_buckets); });
+}
+
+void dc_finish_backward(const at::Tensor&, std::int64_t graph_id) {
+  on_graph(graph_id, {}, [&](dc::Engine& engine) { engine.end_backward(graph_id); });
+}
+
+// ---- memory
+
+void dc_free_tensors(at::TensorList a) { dc::free_tensors(a.vec()); }
+
+/// An operator on a value of a graph that goes to the host or comes back.
+template <at::Tensor (dc::Engine::*move)(at::Tensor, long, long)>
+at::Tensor dc_move(const at::Tensor& a, std::int64_t graph_id, std::int64_t id) {
+  return on_graph(graph_id, id, [&](dc::Engine& engine) { return (engine.*move)(a, graph_id, id); }, "value");
+}
+
+at::Tensor dc_move_fake(const at::Tensor& a, std::int64_t, std::int64_t) { return at::empty_like(a); }
+
+template <void (dc::Engine::*move)(long, long)>
+void dc_move_param(const at::Tensor&, std::int64_t graph_id, std::int64_t id) {
+  on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
+}
+
+TORCH_LIBRARY(dc, m) {
+  const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
+  m.def("allgather_param(Tensor a, int graph_id, int id, ScalarType? dtype=None) -> Tensor");
+  m.def("prefetch_params_fused(int graph_id, Tensor[] params, int[] ids, ScalarType[]? dtypes=None) -> ()");
+  m.def("wait_allgather(Tensor(a) a, int graph_id, int id) -> Tensor(a)");
+  m.def("release_param(Tensor(a) a, int graph_id, int id, int n_users) -> Tensor(a)");
+  m.def("reduce_grad(Tensor a, int graph_id, int id) -> Tensor");
+  m.def("free_tensors(Tensor[] a) -> ()");
+  m.def("end_backward(Any deps, int graph_id, bool release_reduce_buckets) -> ()");
+  m.def("offload_tensor(Tensor a, int graph_id, int id) -> Tensor");
+  m.def("reload_tensor(Tensor a, int graph_id, int id) -> Tensor");
+  m.def("wait_offload(Tensor a, int graph_id, int id) -> Tensor");
+  m.def("wait_reload(Tensor a, int graph_id, int id) -> Tensor");
+  m.def("offload_parameter(Tensor a, int graph_id, int id) -> ()");
+  m.def("reload_parameter(Tensor a, int graph_id, int id) -> ()");
+  m.def("test_call(Tensor a) -> Tensor", compilable);
+
+  // Octavo's own. `params`: the parameters as they were traced, of which the shapes count and the memory is never read.
+  m.def("allgather_params_fused(Tensor[] params, int graph_id, int[] ids, ScalarType[]? dtypes=None) -> Tensor[]",
+        compilable);
+  m.def("wait_params(Tensor(a!)[] gathered, int graph_id, int[] ids) -> ()", compilable);
+  // `token`: any tensor; that it is said to change keeps the operator in its place.
+  m.def("reduce_grads(Tensor[] grads, Tensor(a!) token, int graph_id, int[] ids) -> ()", compilable);
+  m.def("finish_backward(Tensor(a!) token, int graph_id) -> ()", compilable);
+}
+
+TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
+  using dc::Engine;
+  m.impl("allgather_param", dc_allgather_param);
+  m.impl("prefetch_params_fused", dc_prefetch_params_fused);
+  m.impl("wait_allgather", dc_wait_allgather);
+  m.impl("release_param", dc_release_param);
+  m.impl("reduce_grad", dc_reduce_grad);
+  m.impl("free_tensors", dc_free_tensors);
+  m.impl("end_backward", dc_end_backward);
+  m.impl("offload_tensor", dc_move<&Engine::offload_tensor>);
+  m.impl("reload_tensor", dc_move<&Engine::reload_tensor>);
+  m.impl("wait_offload", dc_move<&Engine::wait_offload>);
+  m.impl("wait_reload", dc_move<&Engine::wait_reload>);
+  m.impl("offload_parameter", dc_move_param<&Engine::offload_parameter>);
+  m.impl("reload_parameter", dc_move_param<&Engine::reload_parameter>);
+  m.impl("test_call", [](const at::Tensor& a) { return a.clone(); });
+  m.impl("allgather_params_fused", dc_allgather_params_fused);
+  m.impl("wait_params", dc_wait_params);
+  m.impl("reduce_grads", dc_reduce_grads);
+  m.impl("finish_backward", dc_finish_backward);
+}
+
+TORCH_LIBRARY_IMPL(dc, Meta, m) {
+  m.impl("allgather_param", dc_allgather_param_fake);
+  m.impl("prefetch_params_fused", fake_of(dc_prefetch_params_fused));
+  m.impl("wait_allgather", [](const at::Tensor& a, std::int64_t, std::int64_t) { return a; });
+  m.impl("release_param", [](const at::Tensor& a, std::int64_t, std::int64_t, std::int64_t) { return a; });
+  m.impl("reduce_grad", [](const at::Tensor& a, std::int64_t, std::int64_t) { return at::empty({0}, a.options()); });
+  m.impl("free_tensors", fake_of(dc_free_tensors));
+  m.impl("end_backward", fake_of(dc_end_backward));
+  for (const char* name : {"offload_tensor", "reload_tensor", "wait_offload", "wait_reload"}) {
+    m.impl(name, dc_move_fake);
+  }
+  m.impl("offload_parameter", fake_of(dc_move_param<&dc::Engine::offload_parameter>));
+  m.impl("reload_parameter", fake_of(dc_move_param<&dc::Engine::reload_parameter>));
+  m.impl("test_call", [](const at::Tensor& a) { return at::empty_like(a); });
+  m.impl("allgather_params_fused", dc_allgather_params_fused_fake);
+  m.impl("wait_params", fake_of(dc_wait_params));
+  m.impl("reduce_grads", fake_of(dc_reduce_grads));
+  m.impl("finish_backward", fake_of(dc_finish_backward));
+}
+
+}  // namespace
+
+}  // namespace octavo

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/fresh_gather.h"
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+namespace {
+
+constexpr const char* kOfFreshGather = "deepcompile.fresh_gather";
+
+void require_as_many(std::size_t got, std::size_t ids, const char* what) {
+  if (got == ids) return;
+  fail(ErrorCode::invalid_argument, kOfFreshGather, "expected ", ids, ' ', what, ", one for each parameter, got ", got);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
+  if (!dtypes.empty()) require_as_many(dtypes.size(), ids.size(), "dtypes");
+  std::vector<at::Tensor> fresh;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    fresh.push_back(make_room(ids[i], dtypes.empty() ? registry_->getParam(ids[i]).getDtype() : dtypes[i]));
+  }
+  gather_->start(ids, dtypes);
+  for (const long id : ids) ++awaited_[id];
+  return fresh;
+}
+
+/// A collective writes straight to it where nothing is there, nor on its way. What was fetched ahead is handed over.
+at::Tensor FreshGather::make_room(long id, at::ScalarType dtype) {
+  const DSParam& param = registry_->getParam(id);
+  const bool is_kept = param.isPersistent(), comes = registry_->isThereOrComing(id);
+  const bool was_ahead = !is_kept && comes && awaited_[id] == 0 && is_kept_by_registry_alone(id);
+  if (was_ahead && registry_->getGatheredParam(id).scalar_type() == dtype) {
+    return registry_->getGatheredParam(id);
+  }
+  at::Tensor room = at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
+  if (!is_kept && !comes) registry_->registerGatheredParam(id, room);
+  return room;
+}
+
+void FreshGather::wait(at::TensorList gathered, std::span<const long> ids) {
+  require_as_many(gathered.size(), ids.size(), "gathered tensors");
+  for (std::size_t i = 0; i < ids.size(); ++i) wait_one(gathered[i], ids[i]);
+}
+
+void FreshGather::wait_one(const at::Tensor& gathered, long id) {
+  const DSParam& param = registry_->getParam(id);
+  int& awaited = awaited_[id];
+  if (awaited == 0) {
+    fail(ErrorCode::invalid_argument, kOfFreshGather, "parameter ", id, " was not gathered since it was last waited ",
+         "for: wait once for each gather");
+  }
+  if (gathered.sizes() != at::IntArrayRef(param.getShape())) {
+    fail(ErrorCode::invalid_argument, kOfFreshGather, "expected gathered parameter ", id, " as [",
+         join_as_str(param.getShape(), ", "), "], got ", gathered.sizes());
+  }
+  gather_->wait(id);
+  const bool is_valid = registry_->isValid(id), is_needed = --awaited > 0 || param.isPersistent();
+  const bool is_its_memory = registry_->getGatheredParam(id).is_alias_of(gathered);
+  if (!is_its_memory) gathered.copy_(registry_->getGatheredParam(id), /*non_blocking=*/true);
+  if (is_its_memory && is_needed) {
+    registry_->registerGatheredParam(id, gathered.clone());
+    registry_->setValid(id, is_valid);
+  } else if (!is_needed && (is_its_memory || is_kept_by_registry_alone(id))) {
+    registry_->unregisterGatheredParam(id);
+  }
+}
+
+bool FreshGather::is_kept_by_registry_alone(long id) const {
+  const at::Tensor& whole = registry_->getGatheredParam(id);
+  return whole.use_count() == 1 && whole.storage().use_count() == 1;
+}
+
+}  // namespace octavo::dc
