@@ -107,8 +107,10 @@ void dc_end_backward(const c10::IValue&, std::int64_t graph_id, bool release_red
   on_graph(graph_id, {}, [&](dc::Engine& engine) { engine.end_backward(graph_id, release_reduce_buckets); });
 }
 
-void dc_finish_backward(const at::Tensor&, std::int64_t graph_id) {
-  on_graph(graph_id, {}, [&](dc::Engine& engine) { engine.end_backward(graph_id); });
+void dc_finish_backward(const at::Tensor&, std::int64_t graph_id, std::optional<std::int64_t> n_grads) {
+  on_graph(graph_id, {}, [&](dc::Engine& engine) {
+    n_grads ? engine.finish_backward(graph_id, *n_grads) : engine.end_backward(graph_id);
+  });
 }
 
 // ---- memory
@@ -149,9 +151,10 @@ TORCH_LIBRARY(dc, m) {
   m.def("allgather_params_fused(Tensor[] params, int graph_id, int[] ids, ScalarType[]? dtypes=None) -> Tensor[]",
         compilable);
   m.def("wait_params(Tensor(a!)[] gathered, int graph_id, int[] ids) -> ()", compilable);
-  // `token`: any tensor; that it is said to change keeps the operator in its place.
+  // `n_grads`: that reduce_grads must have got since the graph's last backward pass. `token`: any tensor; that it is
+  // said to change keeps the operator in its place.
   m.def("reduce_grads(Tensor[] grads, Tensor(a!) token, int graph_id, int[] ids) -> ()", compilable);
-  m.def("finish_backward(Tensor(a!) token, int graph_id) -> ()", compilable);
+  m.def("finish_backward(Tensor(a!) token, int graph_id, int? n_grads=None) -> ()", compilable);
 }
 
 TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {

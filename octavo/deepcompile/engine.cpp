@@ -165,6 +165,15 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
   }
   for (std::size_t i = 0; i < grads.size(); ++i) executor(graph_id).reduceGrad(grads[i], ds_ids[i]);
   executor(graph_id).blockOnCopies();
+  handed_over_[graph_id] += static_cast<std::int64_t>(grads.size());
+}
+
+void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
+  const std::int64_t got = std::exchange(handed_over_[graph_id], 0);
+  end_backward(graph_id);
+  if (got == n_grads) return;
+  fail(ErrorCode::invalid_argument, kOfEngine, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
+       ": the compiler has left out an operator, and parameters were not trained");
 }
 
 void Engine::end_backward(long graph_id, bool release_reduce_buckets) {

@@ -86,6 +86,9 @@ class OCTAVO_API Engine {
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
   /// Of several, whose memory may be used for something else by what the current stream gets from now on.
   void reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids);
+  /// As end_backward(). Throws Error invalid_argument where reduce_grads() was not called with `n_grads` gradients of
+  /// the graph before: a compiler may drop an operator without a word.
+  void finish_backward(long graph_id, std::int64_t n_grads);
   /// After the backward pass of a graph: what it has reduced is in the gradient buffers. `release_reduce_buckets`: of
   /// the last graph of a pass, to give up the buckets' memory until the next one.
   void end_backward(long graph_id, bool release_reduce_buckets = false);
@@ -151,7 +154,8 @@ class OCTAVO_API Engine {
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<ParamGather> gather_;
   std::shared_ptr<FreshGather> fresh_;
-  std::unordered_map<long, TensorOffload> offloads_;  // by graph
+  std::unordered_map<long, TensorOffload> offloads_;    // by graph
+  std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
   std::optional<c10::Stream> rs_stream_, copy_stream_;
   bool begins_step_ = true;
   GraphIds graph_ids_{*this};

@@ -29,6 +29,7 @@ CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
       ds_ids_(std::move(ds_ids)),
       rs_stream_(rs_stream),
       copy_stream_(copy_stream),
+      reduce_tasks_(reduce_buckets_->tasks()),
       has_acc_grad_(param_registry_->accumulation().reduced),
       pre_div_reduce_(pre_div_reduce),
       computed_(make_event(copy_stream.device_type(), /*timing=*/false)),
@@ -59,12 +60,19 @@ void CustomOpExecutor::require_gradient(const at::Tensor& gradient, long ds_id) 
        gradient.device().str());
 }
 
+/// Whether the bucket has a gradient of the parameter, by another graph: a parameter is in a transfer once.
+bool CustomOpExecutor::waits(at::ScalarType dtype, long ds_id) const {
+  const auto found = reduce_tasks_.find(dtype);
+  return found != reduce_tasks_.end() &&
+         std::ranges::find(found->second, ds_id, &ReduceTask::getDSId) != found->second.end();
+}
+
 at::Tensor CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   if (!grad_tensor.defined()) return {};
   require_gradient(grad_tensor, ds_id);
   const at::ScalarType dtype = grad_tensor.scalar_type();
   const std::int64_t count = grad_tensor.numel();
-  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count)) flushReduceBucket(dtype);
+  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count) || waits(dtype, ds_id)) flushReduceBucket(dtype);
 
   const auto bucket = reduce_buckets_->getBuffer(dtype);
   reduce_buckets_->getEvent(dtype)->block(copy_stream_);

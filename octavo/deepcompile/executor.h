@@ -78,12 +78,14 @@ class OCTAVO_API CustomOpExecutor {
   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets_;
   std::vector<long> ds_ids_;
   c10::Stream rs_stream_, copy_stream_;
-  std::unordered_map<at::ScalarType, std::vector<ReduceTask>> reduce_tasks_;  // of buckets that are not empty
+  // Of buckets that are not empty, and so of all graphs that fill them.
+  std::unordered_map<at::ScalarType, std::vector<ReduceTask>>& reduce_tasks_;
   std::unordered_map<long, bool>& has_acc_grad_;  // the registry's: a parameter may be one of several graphs
   bool param_updated_ = false;
   bool pre_div_reduce_;
 
  private:
+  bool waits(at::ScalarType dtype, long ds_id) const;
   void require_gradient(const at::Tensor& gradient, long ds_id) const;
 
   std::shared_ptr<StreamEvent> computed_, copied_;

@@ -48,7 +48,7 @@ void GradientSum::begin_pass() {
   in_step_.clear();
 }
 
-std::unique_ptr<Compressor::Job> GradientSum::begin(const at::Tensor& bucket, std::span<const ReduceTask> tasks) {
+void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) {
   std::vector<Slot> slots;
   bool comes_again = false;
   for (const ReduceTask& task : tasks) {
@@ -59,12 +59,17 @@ std::unique_ptr<Compressor::Job> GradientSum::begin(const at::Tensor& bucket, st
   // What is remembered of a parameter is read and written once a step: one of several graphs is of several steps.
   if (comes_again) begin_pass();
   for (const ReduceTask& task : tasks) in_step_.insert(task.getDSId());
-  return compressor_->begin(bucket, std::move(slots));
+  job_ = compressor_->begin(bucket, std::move(slots));
+  sent_ = std::move(tasks);
 }
 
-void GradientSum::finish(std::unique_ptr<Compressor::Job> job) {
+std::vector<ReduceTask> GradientSum::receive() {
+  if (!job_) return {};
+  std::unique_ptr<Compressor::Job> job = std::move(job_);
+  std::vector<ReduceTask> come = std::exchange(sent_, {});
   for (int next = 1; next < Compressor::transfers(*job); ++next) compressor_->advance(*job);
   compressor_->finish(std::move(job));
+  return come;
 }
 
 }  // namespace octavo::dc

@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "octavo/comm/compressor.h"
@@ -38,10 +38,12 @@ class OCTAVO_API GradientSum {
 
   /// A backward pass begins. What the plan remembers is that of whole passes.
   void begin_pass();
-  /// One at a time: starts to send the gradients of `tasks`, slices of `bucket`, which must stay until finish(): their
-  /// owned ranges are then the averages, in their place; the rest of the bucket is undefined.
-  std::unique_ptr<Compressor::Job> begin(const at::Tensor& bucket, std::span<const ReduceTask> tasks);
-  void finish(std::unique_ptr<Compressor::Job> job);
+  /// Starts to send the gradients of `tasks`, slices of `bucket`, which must stay until receive(). One bucket at a
+  /// time.
+  void send(const at::Tensor& bucket, std::vector<ReduceTask> tasks);
+  /// Waits for it. Returns its tasks, of whose slices the owned ranges are the averages now, and the rest is undefined;
+  /// nothing where none was sent.
+  std::vector<ReduceTask> receive();
 
   Compressor& compressor() { return *compressor_; }
 
@@ -52,6 +54,8 @@ class OCTAVO_API GradientSum {
   std::unordered_map<long, std::size_t> indices_;
   std::unique_ptr<Compressor> compressor_;
   std::unordered_set<long> in_step_;
+  std::vector<ReduceTask> sent_;
+  std::unique_ptr<Compressor::Job> job_;
 };
 
 }  // namespace octavo::dc

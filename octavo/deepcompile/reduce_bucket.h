@@ -8,6 +8,7 @@
 #include <memory>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "octavo/device/stream_event.h"
 #include "octavo/export.h"
@@ -78,6 +79,9 @@ class OCTAVO_API DoubleBufferedReduceBucket {
   /// Drops all buckets; the work that was enqueued on them goes on.
   void clear() { pairs_.clear(); }
 
+  /// What is in the buckets that fill, in the order of their slices.
+  std::unordered_map<at::ScalarType, std::vector<ReduceTask>>& tasks() { return tasks_; }
+
  private:
   struct Half {
     std::shared_ptr<ReduceBucket> bucket;
@@ -94,6 +98,7 @@ class OCTAVO_API DoubleBufferedReduceBucket {
   bool is_double_;
   c10::Device device_;
   std::unordered_map<at::ScalarType, Pair> pairs_;
+  std::unordered_map<at::ScalarType, std::vector<ReduceTask>> tasks_;
 };
 
 }  // namespace octavo::dc

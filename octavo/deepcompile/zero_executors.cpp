@@ -11,12 +11,6 @@
 
 namespace octavo::dc {
 
-/// A bucket on its way.
-struct ReducingExecutor::Sending {
-  std::vector<ReduceTask> tasks;
-  std::unique_ptr<Compressor::Job> job;
-};
-
 ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                    std::shared_ptr<DSParamRegistry> param_registry,
                                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
@@ -27,18 +21,14 @@ ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
   for (const long id : ds_ids_) sum_->owned(id);  // each is known
 }
 
-ReducingExecutor::~ReducingExecutor() = default;
-
 /// What was sent before has come: one bucket travels at a time, and its memory fills again after the next swap.
 void ReducingExecutor::flushReduceBucket(at::ScalarType scalar_type) {
   receive();
   blockCopyEvents(scalar_type);
   {
     const c10::OptionalStreamGuard is_current(rs_stream_);
-    std::vector<ReduceTask> tasks = std::move(reduce_tasks_.at(scalar_type));
     const auto bucket = reduce_buckets_->getBuffer(scalar_type);
-    auto job = sum_->begin(bucket->getBuffer().narrow(0, 0, bucket->getOffset()), tasks);
-    sending_ = std::make_unique<Sending>(Sending{std::move(tasks), std::move(job)});
+    sum_->send(bucket->getBuffer().narrow(0, 0, bucket->getOffset()), std::move(reduce_tasks_.at(scalar_type)));
   }
   if (!reduce_buckets_->isDouble()) receive();
   performCleanup(scalar_type);
@@ -51,11 +41,8 @@ void ReducingExecutor::endBackward() {
 }
 
 void ReducingExecutor::receive() {
-  if (!sending_) return;
   const c10::OptionalStreamGuard is_current(rs_stream_);
-  const std::unique_ptr<Sending> come = std::move(sending_);
-  sum_->finish(std::move(come->job));
-  for (const ReduceTask& task : come->tasks) deliver(task);
+  for (const ReduceTask& task : sum_->receive()) deliver(task);
 }
 
 void ReducingExecutor::deliver(const ReduceTask& task) {

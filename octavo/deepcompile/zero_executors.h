@@ -26,7 +26,6 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
                    std::shared_ptr<DSParamRegistry> param_registry,
                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                    c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum);
-  ~ReducingExecutor() override;
 
   void endBackward() override;
 
@@ -34,14 +33,11 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
   void flushReduceBucket(at::ScalarType scalar_type) override;
 
  private:
-  struct Sending;
-
   void receive();
   void deliver(const ReduceTask& task);
   at::Tensor buffer_of(long ds_id, std::int64_t count) const;
 
   std::shared_ptr<GradientSum> sum_;
-  std::unique_ptr<Sending> sending_;
 };
 
 /// ZeRO-1: gradients of micro-batches are added up on every rank, whole, and reduced with those of the last one.

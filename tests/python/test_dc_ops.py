@@ -77,6 +77,18 @@ def gather_and_reduce(rank: int) -> None:
             assert torch.allclose(mine.gradients[id], mine.own(id, whole_of(id, step) * 1.5))
 
 
+def dropped(rank: int) -> None:
+    mine, token = Rank(rank), torch.zeros(1)
+    mine.engine.start_backward(True)
+    dc.reduce_grads([whole_of(0)], token, mine.graph, [0])
+    with pytest.raises(ValueError, match=r"expected 2 gradients of graph \d+, got 1: the compiler has left out"):
+        dc.finish_backward(token, mine.graph, 2)
+
+
+def test_a_graph_that_lost_an_operator_is_found(two_ranks):
+    two_ranks.run(dropped)
+
+
 def test_a_graph_gathers_twice_and_reduces(two_ranks):
     two_ranks.run(gather_and_reduce)
 
