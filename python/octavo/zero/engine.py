@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -22,6 +22,7 @@ from octavo.ddp import Exempt, Handle, exemption, require_same_on_all_ranks
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
 from octavo.zero import checkpoint
+from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler, compile_config
 from octavo.zero.gathering import GRAPH, Gathering
 
 
@@ -31,7 +32,9 @@ class ZeroConfig:
     travel to the ranks that own their parts. ``gather``: the codec by which parameters travel to all ranks; None: as
     they are. ``accumulation_steps``: micro-batches of a step. ``clip_norm``: of all gradients together; None: they are
     not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``exempt``: as of
-    ``octavo.compress``. ``timeout_s``: how long a rank waits for the others."""
+    ``octavo.compress``. ``compile``: True, the name of a backend or a mapping for ``torch.compile``
+    (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``timeout_s``: how long a rank waits for
+    the others."""
 
     zero_stage: int
     plan: str | Plan = "dense"
@@ -41,6 +44,7 @@ class ZeroConfig:
     bucket_mib: float = 25.0
     gather_mib: float = 4.0
     exempt: Exempt = None
+    compile: bool | str | Mapping[str, Any] = False
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -99,6 +103,7 @@ class ZeroEngine:
             raise ValueError("[zero.initialize] there is no process group: call init_process_group() first")
         if optimizer.state:
             raise ValueError("[zero.initialize] the optimizer has state already: give a new one")
+        compiled = compile_config(config.compile)
         self.module, self.optimizer, self.config = model, optimizer, config
         self._group = group
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -126,11 +131,18 @@ class ZeroEngine:
         if config.zero_stage == 3:
             self._gathering = Gathering(self._engine, self._ids, model, int(config.gather_mib * 2**20))
         self.handle = Handle(self._engine.compressor, self._parameters, model)
+        self._steps = 0
+        self._forward: Callable[..., Any] = model
+        self._compiler: ZeroCompiler | None = None
+        if compiled is not None:
+            transfer_bytes = int(config.gather_mib * 2**20)
+            self._compiler = ZeroCompiler(self._engine, self._ids, config.zero_stage, transfer_bytes, compiled, group)
+            self._forward = torch.compile(model, backend=self._compiler, dynamic=compiled.dynamic)
 
     # ---- a step
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self.module(*arguments, **named)
+        return self._forward(*arguments, **named)
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -167,6 +179,9 @@ class ZeroEngine:
             part.values.grad = None
         if self._gathering is None:
             self._engine.gather_updated()
+        self._steps += 1
+        if self._compiler is not None:
+            self._compiler.begin_step(self._steps)
         return norm
 
     def _clip(self) -> Tensor:
@@ -193,13 +208,28 @@ class ZeroEngine:
                 self._gathering.release_all()
 
     def _reduce(self, parameter: Tensor) -> None:
-        """Of a parameter whose gradient is complete."""
+        """Of a parameter whose gradient is complete. None where a compiled graph has reduced it."""
+        if parameter.grad is None:
+            return
         if not self._in_backward:
             raise RuntimeError("[zero.backward] call engine.backward(loss) in place of loss.backward()")
         self._engine.reduce_grad(parameter.grad, GRAPH, self._ids[parameter])
         parameter.grad = None
         if self._gathering is not None:
             self._gathering.release(parameter)
+
+    def register_compile_pass(self, name: str, edit: Edit, contract: Contract) -> None:
+        """A pass of the user's own, which ``set_compile_schedule`` can name. ``edit`` gets each graph."""
+        self._of_compiled("register_compile_pass").register_pass(name, edit, contract)
+
+    def set_compile_schedule(self, schedule: Schedule) -> None:
+        """In place of the config's, before the first forward pass. ValueError where it breaks a contract."""
+        self._of_compiled("set_compile_schedule").set_schedule(schedule)
+
+    def _of_compiled(self, what: str) -> ZeroCompiler:
+        if self._compiler is None:
+            raise ValueError(f'[zero.{what}] the engine is not compiled: give "compile": True to octavo.initialize')
+        return self._compiler
 
     # ---- checkpoints
 
@@ -268,6 +298,7 @@ class ZeroEngine:
                 "accumulation_steps": self.config.accumulation_steps,
                 "bucket_mib": self.config.bucket_mib,
                 "gather_mib": self.config.gather_mib,
+                "compile": str(compile_config(self.config.compile)),
                 "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
                 "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
             },

@@ -21,6 +21,9 @@ class Gathering:
     """Parameters are whole while a module uses them, forward and backward; between, their memory has no bytes. Views
     that autograd has saved are of the same memory, and valid when it is filled again.
 
+    While Dynamo traces a module nothing is done: compiled graphs gather for themselves, what they call otherwise is as
+    without them.
+
     Parameters travel in transfers of some MiB, one of which is under way while modules work with the last one: for
     those modules that came next in the pass before. Where others come, their parameters are gathered alone.
     """
@@ -35,7 +38,7 @@ class Gathering:
         self._own: list[list[Tensor]] = []  # by module
         for parameter in ids:
             parameter.untyped_storage().resize_(0)
-        model.register_forward_pre_hook(lambda *_: self._visits.clear())  # what came before had no backward pass
+        model.register_forward_pre_hook(self._before_pass)
         for module in model.modules():
             own = [p for p in module.parameters(recurse=False) if p in self._users]
             if own:
@@ -43,6 +46,10 @@ class Gathering:
                 self._own.append(own)
                 module.register_forward_pre_hook(partial(self._before_forward, number))
                 module.register_forward_hook(partial(self._after_forward, number), always_call=True)
+
+    def _before_pass(self, *_: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._visits.clear()  # what came before had no backward pass
 
     def gather(self, parameters: Iterable[Tensor]) -> None:
         """Until they are whole."""
@@ -113,11 +120,15 @@ class Gathering:
         return together
 
     def _before_forward(self, number: int, *_: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         for parameter in self._own[number]:
             self._users[parameter] += 1
         self._visit(number)
 
     def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         for parameter in self._own[number]:
             self._users[parameter] -= 1
             self.release(parameter)

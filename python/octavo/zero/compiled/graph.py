@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph of aten operators as passes see it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from octavo.zero.compiled.partition import PARAMETER
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Of one run of a graph, the greatest of all ranks. By ``key`` of the node: the ``seconds`` that it took, and
+    ``live_bytes`` of what was computed before and is still needed then."""
+
+    seconds: Mapping[str, float]
+    live_bytes: Mapping[str, int]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.live_bytes.values(), default=0)
+
+
+@dataclass
+class Memory:
+    """Of the device, for all graphs of a model: what passes may use beyond what a measured step has used, which each
+    pass lessens by what it takes. ``persistent``: parameters that stay whole from their first use to the end of a step.
+    ``staying``: saved values, by graph and number, that are not offloaded; those of fewer than ``min_offload_bytes``
+    never are."""
+
+    spare_bytes: int = 0
+    min_offload_bytes: int = 2**20
+    persistent: set[int] = field(default_factory=set)
+    staying: set[tuple[int, int]] = field(default_factory=set)
+
+
+@dataclass
+class ZeroGraph:
+    """``module``: what passes edit, and nothing else. ``graph_id``: what its operators carry, equal for a forward pass
+    and its backward pass. ``transfer_bytes``: of parameters that travel together. ``profile``: of a step before;
+    None: none was measured yet."""
+
+    module: GraphModule
+    graph_id: int
+    is_backward: bool
+    transfer_bytes: int
+    memory: Memory
+    profile: Profile | None = None
+
+    @property
+    def nodes(self) -> list[Node]:
+        return list(self.module.graph.nodes)
+
+    @property
+    def parameters(self) -> dict[Node, int]:
+        """The ids of those that are used, by placeholder, in the order of their first use."""
+        place = {node: i for i, node in enumerate(self.nodes)}
+        first = {
+            node: min(place[user] for user in users(node))
+            for node in self.module.graph.find_nodes(op="placeholder")
+            if PARAMETER in node.meta and users(node)
+        }
+        return {node: node.meta[PARAMETER] for node in sorted(first, key=first.__getitem__)}
+
+    def calls(self, target: torch._ops.OpOverload) -> list[Node]:
+        return list(self.module.graph.find_nodes(op="call_function", target=target))
+
+    def insert(self, before: Node, target: Callable[..., Any], arguments: tuple[Any, ...], value: Any = None) -> Node:
+        """``value``: a fake tensor, or several, as what it returns."""
+        with self.module.graph.inserting_before(before):
+            node = self.module.graph.call_function(target, arguments)
+        node.meta["val"] = value
+        return node
+
+    def structure(self) -> str:
+        """Equal for graphs that call the same operators with the same parameters, whatever the shapes are."""
+        digest = hashlib.sha256(b"backward" if self.is_backward else b"forward")
+        for node in self.nodes:
+            target = node.target if node.op == "call_function" else ""
+            digest.update(f"{node.op} {target} {node.meta.get(PARAMETER, '')} {len(node.all_input_nodes)};".encode())
+        return digest.hexdigest()[:16]
+
+
+def users(node: Node) -> list[Node]:
+    """That compute with it."""
+    return [user for user in node.users if user.op != "output"]
+
+
+def key(node: Node) -> str:
+    """The same in all lowerings of a graph and on all ranks: passes insert the calls that name parameters, in one order
+    or another."""
+    for argument in node.args:
+        if isinstance(argument, list | tuple) and all(isinstance(id, int) for id in argument):
+            return f"{node.target} {list(argument)}"
+    return node.name
+
+
+def size_bytes(node: Node) -> int:
+    """Of the tensor that a node gives; 0 where it gives none, or its shape is not known when it is compiled."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
+        return 0
+    return value.numel() * value.element_size()

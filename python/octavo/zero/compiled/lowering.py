@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a graph to what runs, again for each step of the schedule: without Dynamo, and without tracing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.virtualized import V
+from torch.fx import GraphModule
+
+from octavo.zero.compiled.graph import Profile
+from octavo.zero.compiled.measure import Measuring
+
+Runner: TypeAlias = Callable[[list[Any]], Any]  # takes its inputs' references
+Compile: TypeAlias = Callable[[GraphModule], Runner]
+
+INDUCTOR_OPTIONS: dict[str, Any] = {
+    "fx_graph_cache": False,  # graphs carry ids of this process
+    "reorder_for_peak_memory": False,  # passes have put transfers where they belong
+}
+
+
+class Lowered:
+    """A graph that AOT autograd calls, as what the passes last made of it."""
+
+    def __init__(self, module: GraphModule, compile: Compile):
+        self._boxed_call = True  # AOT autograd's word for a Runner
+        self._original = GraphModule(module, copy.deepcopy(module.graph))
+        self._compile = compile
+        self._module = module
+        self._run: Runner | None = None
+        self._measuring: Measuring | None = None
+
+    def copy_original(self) -> GraphModule:
+        return GraphModule(self._original, copy.deepcopy(self._original.graph))
+
+    def lower(self, module: GraphModule) -> None:
+        module.graph.lint()
+        module.recompile()
+        self._module = GraphModule(module, copy.deepcopy(module.graph))  # compilers edit what they get
+        self._run = self._compile(module)
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        if self._measuring is not None:
+            return self._measuring.boxed_run(inputs)
+        return self._run(inputs)
+
+    def start_measuring(self) -> None:
+        self._measuring = Measuring(self._module)
+
+    def finish_measuring(self) -> Profile | None:
+        """None: it did not run."""
+        measuring, self._measuring = self._measuring, None
+        return measuring.profile if measuring is not None and measuring.profile.seconds else None
+
+
+def run_as_is(module: GraphModule) -> Runner:
+    """As aten's own operators."""
+
+    def run(inputs: list[Any]) -> Any:
+        arguments = tuple(inputs)
+        inputs.clear()
+        return module.forward(*arguments)
+
+    return run
+
+
+def inductor_compiler(inputs: Sequence[Any], options: dict[str, Any]) -> Compile:
+    """To be made while Inductor compiles a graph for the first time: what it needs again later is that time's."""
+    fake_mode, context = V.fake_mode, torch._guards.TracingContext.try_get()
+
+    def compile(module: GraphModule) -> Runner:
+        with (
+            V.set_fake_mode(fake_mode),
+            torch._guards.tracing(context),
+            inductor_config.patch(INDUCTOR_OPTIONS),
+        ):
+            return compile_fx_inner(module, inputs, **options)
+
+    return compile

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a graph's nodes cost in one real step, which counts as any other."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.fx import Interpreter, Node
+from torch.utils._pytree import tree_leaves
+
+from octavo.zero.compiled.graph import Profile, key
+
+
+class Measuring(Interpreter):
+    """Runs a graph node by node. On a device each node is waited for, so that its time is its own."""
+
+    def __init__(self, module: torch.fx.GraphModule):
+        super().__init__(module)
+        self._seconds: dict[str, float] = {}
+        self._live_bytes: dict[str, int] = {}
+        self._holders: dict[int, int] = {}  # of a storage: how many live values have it
+        self._bytes: dict[int, int] = {}
+        self._sum_bytes = 0
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(dict(self._seconds), dict(self._live_bytes))
+
+    def boxed_run(self, args_list: list[Any]) -> Any:
+        self._holders, self._bytes, self._sum_bytes = {}, {}, 0
+        return super().boxed_run(args_list)
+
+    def run_node(self, n: Node) -> Any:
+        if n.op in ("placeholder", "output"):
+            return super().run_node(n)
+        self._live_bytes[key(n)] = self._sum_bytes
+        started = time.perf_counter()
+        value = super().run_node(n)
+        if torch.accelerator.is_available() and any(_is_on_device(leaf) for leaf in tree_leaves(value)):
+            torch.accelerator.synchronize()
+        self._seconds[key(n)] = time.perf_counter() - started
+        self._count(value, 1)
+        for last_used in self.user_to_last_uses.get(n, []):
+            if last_used.op != "placeholder":
+                self._count(self.env[last_used], -1)
+        return value
+
+    def _count(self, value: Any, holders: int) -> None:
+        for tensor in tree_leaves(value):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            before = self._holders.get(storage._cdata, 0)
+            self._holders[storage._cdata] = before + holders
+            if before == 0:
+                self._bytes[storage._cdata] = storage.nbytes()
+                self._sum_bytes += storage.nbytes()
+            elif before + holders == 0:
+                self._sum_bytes -= self._bytes[storage._cdata]
+
+
+def agree(profiles: dict[str, Profile], peak_bytes: int, group: dist.ProcessGroup) -> tuple[dict[str, Profile], int]:
+    """The greatest figures of all ranks, of each graph by its structure: what is decided by them is equal on all."""
+    of_all: list[Any] = [None] * group.size()
+    dist.all_gather_object(of_all, (profiles, peak_bytes), group=group)
+    agreed: dict[str, Profile] = {}
+    for of_rank, _ in of_all:
+        for structure, profile in of_rank.items():
+            before = agreed.get(structure, Profile({}, {}))
+            seconds = _greatest(before.seconds, profile.seconds)
+            agreed[structure] = Profile(seconds, _greatest(before.live_bytes, profile.live_bytes))
+    return agreed, max(peak for _, peak in of_all)
+
+
+def _greatest(one: Any, other: Any) -> dict[str, Any]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
+def _is_on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"

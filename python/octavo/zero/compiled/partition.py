@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the joint graph of a forward and a backward pass to the two: gradients are reduced, not returned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+# In the meta of nodes:
+PARAMETER = "octavo_parameter"  # of a placeholder: the parameter's id
+SAVED = (
+    "octavo_saved"  # of a value that the backward pass gets, and nothing else that it gets shares its memory: a number
+)
+
+_CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+
+
+def partition(
+    joint: GraphModule, inputs: Sequence[object], ids: Mapping[int, int], graph_id: int, **options: Any
+) -> tuple[GraphModule, GraphModule]:
+    """``ids``: of the parameters, by index of the input. Nothing that is made of a parameter alone is saved for the
+    backward pass, which gathers it again. What the backward pass does with gradients is in one call at its end."""
+    mark_parameters(joint, ids)
+    _recompute_views(joint)
+    grads = _parameters_of_gradients(joint, ids)
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    _reduce_at_end(backward, grads[options["num_fwd_outputs"] :], graph_id)
+    _number_saved(forward, backward, options["num_fwd_outputs"])
+    return forward, backward
+
+
+def mark_parameters(graph_module: GraphModule, ids: Mapping[int, int]) -> None:
+    for node in graph_module.graph.find_nodes(op="placeholder"):
+        index = _index(node.meta.get("desc"))
+        if index in ids:
+            node.meta[PARAMETER] = ids[index]
+
+
+def is_cast(node: Node) -> bool:
+    return node.target in _CASTS
+
+
+def _index(description: object) -> int | None:
+    return description.idx if isinstance(description, PlainAOTInput) else None
+
+
+def _recompute_views(joint: GraphModule) -> None:
+    """A saved view or cast would keep the whole values from the forward pass to the backward pass."""
+    of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if PARAMETER in node.meta}
+    for node in joint.graph.nodes:
+        inputs = node.all_input_nodes
+        if inputs and all(n in of_parameters for n in inputs) and (is_cast(node) or _is_view(node.target)):
+            of_parameters.add(node)
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+
+
+def _is_view(target: Callable[..., Any] | str) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and any(r.alias_info for r in target._schema.returns)
+
+
+def _parameters_of_gradients(joint: GraphModule, ids: Mapping[int, int]) -> list[int | None]:
+    """By output of the joint graph: the id of the parameter of which it is the gradient."""
+    descriptions = joint.graph.output_node().meta["desc"]
+    return [ids.get(_index(d.grad_of), None) if isinstance(d, GradAOTOutput) else None for d in descriptions]
+
+
+def _reduce_at_end(backward: GraphModule, parameters: Sequence[int | None], graph_id: int) -> None:
+    """The calls mutate a token, so that none of them is taken for dead code."""
+    output = backward.graph.output_node()
+    values: list[Any] = list(output.args[0])
+    reduced = [i for i, id in enumerate(parameters) if id is not None and isinstance(values[i], Node)]
+    if not reduced:
+        return
+    with backward.graph.inserting_before(output):
+        gradients = [values[i] for i in reduced]
+        token = _token(gradients[0])
+        ids = [parameters[i] for i in reduced]
+        for target, arguments in (
+            (torch.ops.dc.reduce_grads.default, (gradients, token, graph_id, ids)),
+            (torch.ops.dc.finish_backward.default, (token, graph_id, len(reduced))),
+        ):
+            backward.graph.call_function(target, arguments).meta["val"] = None
+    output.args = (tuple(None if i in reduced else value for i, value in enumerate(values)),)
+    backward.recompile()
+
+
+def _token(gradient: Node) -> Node:
+    value = gradient.meta["val"]
+    options = {"dtype": torch.uint8, "device": value.device}
+    token = gradient.graph.call_function(torch.ops.aten.empty.memory_format, ([1],), options)
+    with value.fake_mode:
+        token.meta["val"] = torch.empty(1, **options)
+    return token
+
+
+def _number_saved(forward: GraphModule, backward: GraphModule, outputs: int) -> None:
+    """Of what the forward pass has computed, and does not return besides."""
+    returned = forward.graph.output_node().args[0]
+    held = [*returned, *forward.graph.find_nodes(op="placeholder")]
+    holders = Counter(_storage(node) for node in held if isinstance(node, Node))
+    placeholders = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    for number, node in enumerate(returned[outputs:]):
+        if isinstance(node, Node) and node.op != "placeholder" and holders[_storage(node)] == 1:
+            node.meta[SAVED] = placeholders[node.name].meta[SAVED] = number
+
+
+def _storage(node: Node) -> object:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else node

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes: functions that edit a graph, what each needs of the others, and when they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from octavo.zero.compiled.graph import ZeroGraph
+from octavo.zero.compiled.passes.gather import gather
+from octavo.zero.compiled.passes.offload_activations import offload_activations
+from octavo.zero.compiled.passes.prefetch import prefetch
+from octavo.zero.compiled.passes.reduce import reduce
+from octavo.zero.compiled.passes.selective_gather import selective_gather
+
+Edit: TypeAlias = Callable[[ZeroGraph], None]
+Schedule: TypeAlias = Sequence[tuple[int, Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """``provides``: what is true of a graph after the pass. ``requires``: what must be true before it.
+    ``conflicts``: passes that must not run on the same graph. ``stages``: of ZeRO, of which it is a part.
+    ``needs_profile``: only after a step that was measured, so not in step 0. ``backends``: whose rules of aliasing its
+    operators keep."""
+
+    provides: frozenset[str] = frozenset()
+    requires: frozenset[str] = frozenset()
+    conflicts: frozenset[str] = frozenset()
+    stages: frozenset[int] = frozenset({1, 2, 3})
+    needs_profile: bool = False
+    backends: frozenset[str] = frozenset({"inductor", "aot_eager"})
+
+
+@dataclass(frozen=True)
+class Pass:
+    edit: Edit
+    contract: Contract
+
+
+BUILT_IN: Mapping[str, Pass] = {
+    "gather": Pass(gather, Contract(provides=frozenset({"gathered"}), stages=frozenset({3}))),
+    "reduce": Pass(reduce, Contract(provides=frozenset({"reduced early"}))),
+    "prefetch": Pass(prefetch, Contract(requires=frozenset({"gathered"}), stages=frozenset({3}), needs_profile=True)),
+    "selective_gather": Pass(
+        selective_gather, Contract(requires=frozenset({"gathered"}), stages=frozenset({3}), needs_profile=True)
+    ),
+    "offload_activations": Pass(offload_activations, Contract(backends=frozenset({"aot_eager"}))),
+}
+
+MEASURED_STEP = 3  # by then all graphs of most models are compiled, and memory that is kept has been allocated
+
+
+def default_schedule(stage: int) -> Schedule:
+    if stage < 3:
+        return [(0, ["reduce"])]
+    return [(0, ["gather", "reduce"]), (MEASURED_STEP, ["gather", "reduce", "selective_gather", "prefetch"])]
+
+
+def require_sound(schedule: Schedule, passes: Mapping[str, Pass], stage: int, backend: str) -> None:
+    """ValueError where a schedule breaks a contract, before anything runs."""
+    steps = [step for step, _ in schedule]
+    if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
+        raise ValueError(f"[zero.passes] expected a schedule whose steps begin with 0 and increase, got {steps}")
+    for step, names in schedule:
+        _require_sound_step(step, names, passes, stage, backend)
+
+
+def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pass], stage: int, backend: str) -> None:
+    provided: set[str] = set()
+    done: list[str] = []
+    for name in names:
+        where = f"[zero.passes] step {step}:"
+        if name not in passes:
+            raise ValueError(f"{where} there is no pass {name!r}; known are {', '.join(sorted(passes))}")
+        contract = passes[name].contract
+        if stage not in contract.stages:
+            raise ValueError(f"{where} {name} is of stage {sorted(contract.stages)}, and this is stage {stage}")
+        if backend not in contract.backends:
+            raise ValueError(f"{where} {name} is for the backend {sorted(contract.backends)}, and this is {backend}")
+        if missing := contract.requires - provided:
+            providers = [n for n, p in passes.items() if p.contract.provides & missing]
+            raise ValueError(f"{where} {name} comes after one of {providers}, which makes graphs {sorted(missing)}")
+        for other in done:
+            if other in contract.conflicts or name in passes[other].contract.conflicts:
+                raise ValueError(f"{where} {name} and {other} exclude each other")
+        if contract.needs_profile and step == 0:
+            raise ValueError(f"{where} {name} needs a step that was measured: schedule it for a later step")
+        provided |= contract.provides
+        done.append(name)
+    if stage == 3 and "gathered" not in provided:
+        raise ValueError(f"[zero.passes] step {step}: stage 3 needs the pass gather")

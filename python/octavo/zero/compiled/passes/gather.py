@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 3: parameters are gathered for their uses in a graph, several in one transfer."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Node
+
+from octavo.zero.compiled.graph import ZeroGraph, size_bytes, users
+from octavo.zero.compiled.partition import PARAMETER, is_cast
+
+
+def gather(graph: ZeroGraph) -> None:
+    """Parameters that are used next to each other come in one transfer, before the first use of any of them. It starts
+    when the one before has come. Their memory is the graph's, and is free after the last use."""
+    waits = [_gather_together(graph, parameters) for parameters in _transfers(graph)]
+    for before, wait in itertools.pairwise(waits):
+        move_launch(launch_of(wait), before)
+
+
+def launch_of(wait: Node) -> Node:
+    """The call that starts the transfer for which a call of wait_params waits."""
+    return wait.args[0][0].args[0]
+
+
+def parts_of(launch: Node) -> list[Node]:
+    """The parameters that it gives, which are there after the wait."""
+    return [node for node in launch.users if node.target is operator.getitem]
+
+
+def move_launch(launch: Node, behind: Node) -> None:
+    for part in parts_of(launch):
+        behind.append(part)
+    behind.append(launch)
+
+
+def _transfers(graph: ZeroGraph) -> Iterator[list[Node]]:
+    together: list[Node] = []
+    for node in graph.parameters:
+        together.append(node)
+        if sum(size_bytes(n) for n in together) >= graph.transfer_bytes:
+            yield together
+            together = []
+    if together:
+        yield together
+
+
+def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
+    """Returns the call that waits."""
+    ids = [node.meta[PARAMETER] for node in parameters]
+    casts = [_cast_of(node) for node in parameters]
+    values = [_whole(node, cast) for node, cast in zip(parameters, casts, strict=True)]
+    using = {user for node in parameters for user in users(node)}
+    first = next(node for node in graph.nodes if node in using)
+    dtypes = [value.dtype for value in values]
+    arguments = (parameters, graph.graph_id, ids, dtypes)
+    launch = graph.insert(first, torch.ops.dc.allgather_params_fused.default, arguments, values)
+    wholes = [graph.insert(first, operator.getitem, (launch, i), value) for i, value in enumerate(values)]
+    wait = graph.insert(first, torch.ops.dc.wait_params.default, (wholes, graph.graph_id, ids))
+    for user in using:
+        for node, whole, cast in zip(parameters, wholes, casts, strict=True):
+            if cast is None:
+                user.replace_input_with(node, whole)
+            elif node in user.all_input_nodes:
+                user.replace_all_uses_with(whole)
+                graph.module.graph.erase_node(user)
+                break
+    return wait
+
+
+def _cast_of(parameter: Node) -> torch.dtype | None:
+    """What all its users make of it first: then fewer bytes travel."""
+    dtypes = {user.meta["val"].dtype for user in users(parameter) if is_cast(user)}
+    is_only_cast = len(dtypes) == 1 and all(is_cast(user) for user in users(parameter))
+    dtype = dtypes.pop() if is_only_cast else None
+    return dtype if dtype is not None and dtype.itemsize < parameter.meta["val"].dtype.itemsize else None
+
+
+def _whole(parameter: Node, cast: torch.dtype | None) -> torch.Tensor:
+    value = parameter.meta["val"]
+    with value.fake_mode:
+        return torch.empty(value.shape, dtype=cast or value.dtype, device=value.device)

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a forward pass saves for its backward pass waits on the host."""
+
+from __future__ import annotations
+
+import itertools
+
+from itertools import pairwise
+
+import torch
+from torch.fx import Node
+
+from octavo.zero.compiled.graph import ZeroGraph, size_bytes, users
+from octavo.zero.compiled.partition import SAVED
+
+
+def offload_activations(graph: ZeroGraph) -> None:
+    """Of values of some MiB, whose copy begins after their last use in the forward pass, and back before their first
+    use in the backward pass. At first all of them; once a step was measured, the largest stay on the device as far as
+    there is memory to spare. Not on the CPU, whose memory is the host's."""
+    saved = {node.meta[SAVED]: node for node in graph.nodes if node.meta.get(SAVED) is not None}
+    for number, node in _moving(graph, saved).items():
+        if graph.is_backward:
+            _bring_back(graph, node, number)
+        else:
+            _send(graph, node, number)
+    if graph.is_backward:
+        _start_one_ahead(graph)
+
+
+def _moving(graph: ZeroGraph, saved: dict[int, Node]) -> dict[int, Node]:
+    moving: dict[int, Node] = {}
+    for number, node in sorted(saved.items(), key=lambda item: -size_bytes(item[1])):
+        value = node.meta["val"]
+        if value.device.type == "cpu" or size_bytes(node) < graph.memory.min_offload_bytes:
+            continue
+        name = (graph.graph_id, number)
+        if name in graph.memory.staying:
+            continue
+        if graph.profile is not None and not graph.is_backward and size_bytes(node) <= graph.memory.spare_bytes:
+            graph.memory.spare_bytes -= size_bytes(node)
+            graph.memory.staying.add(name)
+        else:
+            moving[number] = node
+    return moving
+
+
+def _send(graph: ZeroGraph, node: Node, number: int) -> None:
+    """The backward pass gets the host's memory; what reads it there waits for the copy."""
+    output = graph.module.graph.output_node()
+    last = next(n for n in reversed(graph.nodes) if n is node or n in users(node))
+    arguments = (node, graph.graph_id, number)
+    on_host = graph.insert(last.next, torch.ops.dc.offload_tensor.default, arguments, node.meta["val"])
+    output.replace_input_with(node, on_host)
+
+
+def _bring_back(graph: ZeroGraph, node: Node, number: int) -> None:
+    using = users(node)
+    first = next(n for n in graph.nodes if n in using)
+    arguments = (node, graph.graph_id, number)
+    graph.insert(first, torch.ops.dc.reload_tensor.default, arguments, node.meta["val"])
+    there = graph.insert(first, torch.ops.dc.wait_reload.default, arguments, node.meta["val"])
+    for user in using:
+        user.replace_input_with(node, there)
+
+
+def _start_one_ahead(graph: ZeroGraph) -> None:
+    """Each copy begins when the one before it has come."""
+    waits = [node for node in graph.nodes if node.target == torch.ops.dc.wait_reload.default]
+    for before, wait in pairwise(waits):
+        before.append(wait.prev)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters whose gathers take longest for their bytes stay whole, as far as there is memory to spare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Node
+
+from octavo.zero.compiled.graph import Profile, ZeroGraph, key, size_bytes
+from octavo.zero.compiled.passes.gather import launch_of, parts_of
+
+
+def selective_gather(graph: ZeroGraph) -> None:
+    """Whole transfers, since one that has to be made for another parameter costs as much."""
+    if graph.profile is None:
+        return
+    memory = graph.memory
+    for _, part_bytes, ids in sorted(_transfers(graph, graph.profile), key=lambda transfer: transfer[0], reverse=True):
+        if part_bytes <= memory.spare_bytes and not memory.persistent.issuperset(ids):
+            memory.spare_bytes -= part_bytes
+            memory.persistent.update(ids)
+
+
+def _transfers(graph: ZeroGraph, profile: Profile) -> Iterator[tuple[float, int, list[int]]]:
+    """Of each its seconds a byte, from its start to its end as far as the graph did nothing else, bytes and ids."""
+    for wait in graph.calls(torch.ops.dc.wait_params.default):
+        launch: Node = launch_of(wait)
+        part_bytes = sum(size_bytes(part) for part in parts_of(launch))
+        seconds = profile.seconds.get(key(wait), 0.0) + profile.seconds.get(key(launch), 0.0)
+        if part_bytes > 0:
+            yield seconds / part_bytes, part_bytes, wait.args[2]

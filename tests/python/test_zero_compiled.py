@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO's engine with compiled graphs: the training of DistributedDataParallel, and what the passes do to it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from test_zero import Odd, adamw, by_ddp, loss_of, step_once
+from torch import Tensor, nn
+
+import octavo
+from octavo.zero.compiled import Contract, ZeroGraph
+
+SMALL = {"bucket_mib": 0.02, "gather_mib": 0.02}
+
+
+def by_compiled(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
+    torch._dynamo.reset()
+    engine = octavo.initialize(model := Odd(), adamw(model), config)
+    return [step_once(engine, rank, batch) for batch in range(steps * engine.config.accumulation_steps)]
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
+    steps = 24 // accumulation
+    expected = two_ranks.run(by_ddp, accumulation, 0.5, steps)
+    config = {"zero_stage": stage, "accumulation_steps": accumulation, "clip_norm": 0.5, "compile": "aot_eager"}
+    got = two_ranks.run(by_compiled, steps, config | SMALL)
+    for of_rank, of_ddp in zip(got, expected, strict=True):
+        assert of_rank == pytest.approx(of_ddp, rel=1e-5)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_generated_code_gives_them_too(two_ranks, stage):
+    expected = two_ranks.run(by_ddp, 1, None, 8)
+    got = two_ranks.run(by_compiled, 8, {"zero_stage": stage, "compile": True} | SMALL)
+    for of_rank, of_ddp in zip(got, expected, strict=True):
+        assert of_rank == pytest.approx(of_ddp, rel=1e-4)
+
+
+class Broken(nn.Module):
+    """Two graphs, both of which use ``shared``, around a module that Dynamo leaves alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared, self.alone, self.skipped = nn.Linear(8, 8), nn.Linear(8, 7), nn.Linear(8, 8)
+
+    @torch.compiler.disable
+    def between(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.skipped(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alone(torch.relu(self.shared(self.between(torch.relu(self.shared(x))))))
+
+
+def of_broken(rank: int, stage: int | None, backend: str | bool) -> list[float]:
+    torch._dynamo.reset()
+    model = Broken()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if stage is None:
+        step_model = nn.parallel.DistributedDataParallel(model)
+    else:
+        step_model = octavo.initialize(model, optimizer, {"zero_stage": stage, "compile": backend} | SMALL)
+    losses = []
+    for step in range(6):
+        torch.manual_seed(10 * step + rank)
+        loss = step_model(torch.randn(3 + step % 3, 8)).square().mean()  # of several lengths
+        if stage is None:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            step_model.backward(loss)
+            step_model.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_several_graphs_share_parameters_with_each_other_and_with_eager_code(two_ranks, stage):
+    expected = two_ranks.run(of_broken, None, False)
+    got = two_ranks.run(of_broken, stage, "aot_eager")
+    assert got == [pytest.approx(of_ddp, rel=1e-6) for of_ddp in expected]
+
+
+def sent_by_step(rank: int, config: dict[str, Any], autocast: bool, steps: int) -> tuple[list[int], list[float]]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    sent, losses = [0], []
+    for step in range(steps):
+        torch.manual_seed(step)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = engine(torch.randn(4, 64)).float().square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+        sent.append(engine.sent_bytes())
+    return [after - before for before, after in itertools.pairwise(sent)], losses
+
+
+def test_what_is_cast_first_travels_in_few_bytes(two_ranks):
+    config = {"zero_stage": 3, "compile": "aot_eager"}
+    wide, narrow = (two_ranks.run(sent_by_step, config, autocast, 2)[0][0][-1] for autocast in (False, True))
+    forward, backward = 2 * (64 * 64 + 64) + 64 * 8 + 8, 64 * 64 + 64 * 8  # elements; no gradient needs the rest
+    assert wide - narrow == (forward + backward) // 2 * 2  # of a rank's half 2 bytes fewer each
+
+
+def test_memory_to_spare_keeps_parameters_whole(two_ranks):
+    tight = {"zero_stage": 3, "compile": {"backend": "aot_eager"}} | SMALL
+    roomy = tight | {"compile": {"backend": "aot_eager", "memory_mib": 2.0**20}}
+    (sent, losses), _ = two_ranks.run(sent_by_step, tight, False, 6)
+    (less, same), _ = two_ranks.run(sent_by_step, roomy, False, 6)
+    assert same == losses
+    assert less[0] == sent[0]
+    assert less[-1] < 0.8 * sent[-1] == 0.8 * sent[0]  # one gather in place of two
+
+
+def transfers_of_schedules(rank: int, memory_mib: float | None) -> tuple[int, list[list[str]]]:
+    """How often Dynamo has called the backend, and the forward graph's own operators, in order, after each step."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "memory_mib": memory_mib}, "gather_mib": 0.01}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    calls: list[list[str]] = []
+
+    def see(graph: ZeroGraph) -> None:
+        if not graph.is_backward:
+            calls.append([node.target.__name__ for node in graph.nodes if node.op == "call_function"])
+
+    engine.register_compile_pass("see", see, Contract(requires=frozenset({"gathered"})))
+    engine.set_compile_schedule([(0, ["gather", "reduce", "see"]), (2, ["gather", "reduce", "prefetch", "see"])])
+    for _ in range(3):
+        engine.backward(engine(torch.randn(4, 64)).square().mean())
+        engine.step()
+    return len(engine._compiler._graphs), calls
+
+
+def test_a_step_of_the_schedule_lowers_the_graphs_again_and_traces_nothing(two_ranks):
+    graphs, calls = two_ranks.run(transfers_of_schedules, 2.0**20)[0]
+    assert graphs == 2
+    assert len(calls) == 2
+    assert sorted(calls[0]) == sorted(calls[1])
+    assert sum(name.startswith("allgather_params_fused") for name in calls[0]) > 3
+
+
+def refused(rank: int, compile: Any, schedule: Any = None) -> str:
+    model = nn.Linear(4, 4)
+    try:
+        engine = octavo.initialize(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": compile}
+        )
+        engine.set_compile_schedule(schedule)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("compile", "schedule", "words"),
+    [
+        ("tensorrt", None, "expected compile's backend to be one of ('inductor', 'aot_eager'), got 'tensorrt'"),
+        ({"bakend": "inductor"}, None, "compile has no bakend"),
+        ({"memory_mib": 0}, None, "expected a memory_mib above 0"),
+        (False, [(0, ["gather"])], 'give "compile": True'),
+        (True, [(1, ["gather"])], "whose steps begin with 0"),
+        (True, [(0, ["gather", "fly"])], "there is no pass 'fly'"),
+        (True, [(0, ["reduce"])], "stage 3 needs the pass gather"),
+        (True, [(0, ["gather"]), (2, ["prefetch", "gather"])], "step 2: prefetch comes after one of ['gather']"),
+        (True, [(0, ["gather", "prefetch"])], "prefetch needs a step that was measured"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(two_ranks, compile, schedule, words):
+    for message in two_ranks.run(refused, compile, schedule):
+        assert words in message
+
+
+def test_contracts_name_what_excludes_each_other():
+    from octavo.zero.compiled.passes import BUILT_IN, Pass, require_sound
+
+    passes = dict(BUILT_IN) | {"mine": Pass(lambda graph: None, Contract(conflicts=frozenset({"reduce"})))}
+    with pytest.raises(ValueError, match="mine and reduce exclude each other"):
+        require_sound([(0, ["reduce", "mine"])], passes, 1, "inductor")
+    with pytest.raises(ValueError, match="gather is of stage"):
+        require_sound([(0, ["gather"])], passes, 2, "inductor")
+
+
+def evaluated(rank: int) -> list[float]:
+    torch._dynamo.reset()
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3, "compile": "aot_eager"} | SMALL)
+    losses = []
+    for batch in range(4):
+        with torch.no_grad():
+            losses.append(loss_of(engine, rank, batch).item())
+        assert step_once(engine, rank, batch) == pytest.approx(losses[-1], rel=1e-6)
+    return losses
+
+
+def test_passes_without_gradients_gather_too(two_ranks):
+    for losses in two_ranks.run(evaluated):
+        assert losses[-1] < losses[0]
