@@ -26,7 +26,7 @@ void GatherCodes::send() {
     return packed_.send_sizes(to_all, tensors_.size(), digest_);
   }
   const std::uint64_t bytes = own().bytes;
-  seal(own_bytes(), bytes, digest_);
+  seal(own_bytes(), sealed(bytes), digest_);
   for (std::uint64_t receiver = 1; receiver + 1 < messages_.size(); ++receiver) {
     std::memcpy(own_bytes() + receiver * bytes, own_bytes(), bytes);
   }
@@ -50,7 +50,7 @@ void GatherCodes::wait() {
   for (int owner = 0; !packs_ && owner < wire_.world_size(); ++owner) {
     if (owner == wire_.rank()) continue;
     const std::uint64_t bytes = messages_[static_cast<std::size_t>(owner)].bytes;
-    require_sealed(message_of(owner), bytes, digest_, owner, wire_.rank());
+    require_sealed(message_of(owner), sealed(bytes), digest_, owner, wire_.rank());
   }
 }
 
@@ -64,7 +64,11 @@ std::uint8_t* GatherCodes::message_of(int owner) {
   return message;
 }
 
-void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite) {
+std::uint64_t GatherCodes::sealed(std::uint64_t bytes) const {
+  return sealed_bytes(tensors_, &Contribution::down, sizeof(MessageHeader), bytes);
+}
+
+void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfinite, bool own_is_there) {
   struct Payload {
     const Piece* piece;
     int owner;
@@ -75,7 +79,8 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
   for (int owner = 0; owner < wire_.world_size(); ++owner) {
     std::uint8_t* const message = message_of(owner);
     for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
-      if (power[piece.tensor] == 0) continue;
+      const bool is_there = own_is_there && owner == wire_.rank() && !piece.codec->traits().leaves_error;
+      if (is_there || power[piece.tensor] == 0) continue;
       payloads.push_back({&piece, owner, message});
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));
     }

@@ -34,8 +34,9 @@ class GatherCodes {
   void advance();
   void wait();
   /// Enqueues the decoding of all ranges into the tensors, but for those of power 0. Sets *nonfinite, memory of
-  /// reserve_on_host, to 1 where a result is not finite.
-  void decode_all(std::span<const float> power, std::uint32_t* nonfinite);
+  /// reserve_on_host, to 1 where a result is not finite. `own_is_there`: this rank's own ranges hold already what they
+  /// were encoded from, so that those that travel as they are stay.
+  void decode_all(std::span<const float> power, std::uint32_t* nonfinite, bool own_is_there = false);
 
   /// As of ScatterSum.
   std::span<const PackedFigures> packed() const {
@@ -44,6 +45,7 @@ class GatherCodes {
 
  private:
   std::uint8_t* message_of(int owner);
+  std::uint64_t sealed(std::uint64_t bytes) const;
   const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
 
   Wire& wire_;

@@ -75,6 +75,13 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
        ": give all ranks the same plan, model, seed and checkpoint; the process group and its handles must be rebuilt");
 }
 
+std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
+                           std::uint64_t header_bytes, std::uint64_t bytes) {
+  const bool as_they_are =
+      std::ranges::none_of(tensors, [&](const Contribution& one) { return (one.*codec)->traits().leaves_error; });
+  return as_they_are ? header_bytes : bytes;
+}
+
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
                          std::uint64_t header_bytes) {
   std::vector<EncodedTensor> encoded;

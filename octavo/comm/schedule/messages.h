@@ -16,14 +16,19 @@ namespace octavo {
 /// What every message begins with.
 struct MessageHeader {
   std::uint64_t digest;    // of Bucket
-  std::uint64_t checksum;  // of what follows
+  std::uint64_t checksum;  // of what follows and is sealed
 };
 
-/// Writes the header of a message of `bytes` bytes, header included, whose rest is there.
+/// Writes the header of a message, of whose first `bytes` bytes, header included, the rest is there.
 OCTAVO_API void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest);
 
 /// Throws Error communication where a message of `sender` has another digest, or is not what was sealed.
 void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver);
+
+/// How much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where all tensors travel as they are,
+/// which process groups send without a checksum, too. A flipped bit then changes a value, not a block of them.
+std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
+                           std::uint64_t header_bytes, std::uint64_t bytes);
 
 /// The messages of a bucket, by owner; `codec`: &Contribution::up or &Contribution::down.
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/one_phase.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "octavo/codec/block_coding.h"
 #include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/comm/schedule/stopwatch.h"
@@ -31,24 +33,38 @@ Outcome OnePhase::finish() {
   up_.wait();
   watch.lap(seconds_.wait_up);
   const auto rank = static_cast<std::size_t>(wire_.rank());
-  const Message sums = cut(bucket_.tensors, &Contribution::down, wire_.world_size(), 0)[rank];
-  up_.reduce(bucket_.divisor, sums.pieces, reserve_on_host(sums_, sums.bytes, device_));
+  Message sums = cut(bucket_.tensors, &Contribution::down, wire_.world_size(), 0)[rank];
+  std::uint8_t* const message = place(sums);
+  up_.reduce(bucket_.divisor, sums.pieces, message);
   watch.lap(seconds_.reduce);
   std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
-  deliver(sums, nonfinite);
+  deliver(sums, message, nonfinite);
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's
   return {*nonfinite == 0, up_.power(), {up_.packed().begin(), up_.packed().end()}};
 }
 
-/// Not those of power 0, whose values are zeros already.
-void OnePhase::deliver(const Message& sums, std::uint32_t* nonfinite) {
+/// Where the sums are encoded to: where the rank's own values lie, if they are floats as the sums are.
+std::uint8_t* OnePhase::place(Message& sums) {
+  const bool lie_in_place = std::ranges::all_of(bucket_.tensors, [](const Contribution& tensor) {
+    return tensor.dtype == at::kFloat && tensor.down == &block_coding(BlockCodec::fp32);
+  });
+  if (!lie_in_place || sums.pieces.empty()) return reserve_on_host(sums_, sums.bytes, device_);
+  const auto values_of = [&](const Piece& piece) {
+    return static_cast<std::uint8_t*>(bucket_.tensors[piece.tensor].at(piece.range.first));
+  };
+  std::uint8_t* const first = values_of(std::ranges::min(sums.pieces, {}, values_of));
+  for (Piece& piece : sums.pieces) piece.offset = static_cast<std::uint64_t>(values_of(piece) - first);
+  return first;
+}
+
+/// Not those of power 0, whose values are zeros already. Floats that lie in their place are looked at alone.
+void OnePhase::deliver(const Message& sums, std::uint8_t* message, std::uint32_t* nonfinite) {
   parts_.clear();
   for (const Piece& piece : sums.pieces) {
     parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(bucket_.tensors[piece.tensor]));
   }
-  auto* const message = sums_.mutable_data_ptr<std::uint8_t>();
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const Piece& piece = sums.pieces[part.piece];
     const Contribution& tensor = bucket_.tensors[piece.tensor];

@@ -28,7 +28,8 @@ class OCTAVO_API OnePhase final : public Schedule {
   Outcome finish() override;
 
  private:
-  void deliver(const Message& sums, std::uint32_t* nonfinite);
+  std::uint8_t* place(Message& sums);
+  void deliver(const Message& sums, std::uint8_t* message, std::uint32_t* nonfinite);
 
   Wire& wire_;
   PhaseSeconds& seconds_;

@@ -44,7 +44,7 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   wait_for_current_stream(device_);
   if (packs_) return packed_.send_sizes(out, tensors_.size(), digest_);
   for (const PlacedMessage& to_owner : out) {
-    if (to_owner.message != &own()) seal(to_owner.bytes, to_owner.message->bytes, digest_);
+    if (to_owner.message != &own()) seal(to_owner.bytes, sealed(to_owner.message->bytes), digest_);
   }
   const std::vector<std::uint64_t> received(messages_.size(), own().bytes);
   transfer_ = exchange_with_others(wire_, device_, sent_, sizes(messages_), got_, received);
@@ -70,9 +70,13 @@ void ScatterSum::wait() {
   if (transfer_) transfer_->wait();
   transfer_.reset();
   for (int rank = 0; !packs_ && rank < wire_.world_size(); ++rank) {
-    if (rank != wire_.rank()) require_sealed(received_from(rank), own().bytes, digest_, rank, wire_.rank());
+    if (rank != wire_.rank()) require_sealed(received_from(rank), sealed(own().bytes), digest_, rank, wire_.rank());
   }
   merge_powers();
+}
+
+std::uint64_t ScatterSum::sealed(std::uint64_t bytes) const {
+  return sealed_bytes(tensors_, &Contribution::up, header_bytes(tensors_.size()), bytes);
 }
 
 void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
