@@ -69,7 +69,7 @@ void bind_engine(py::module_& m) {
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"))
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"))
       .def("start_backward", &Engine::start_backward, py::arg("update"))
-      .def("reduce_grad", &Engine::reduce_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
+      .def("take_grad", &Engine::take_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
       .def("end_backward", &Engine::end_backward, py::arg("graph_id"), py::arg("release_reduce_buckets") = false,
            no_gil)
       .def(

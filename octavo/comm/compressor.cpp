@@ -317,8 +317,8 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
 std::vector<Contribution> Compressor::contributions(const Job& job) {
   std::vector<Contribution> tensors;
   for (const Slot& slot : job.slots) {
-    void* const values = static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
-    tensors.push_back(contribution(slot.parameter, values, job.values.device()));
+    std::byte* const in_bucket = static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
+    tensors.push_back(contribution(slot.parameter, slot.apart ? slot.apart : in_bucket, job.values.device()));
     tensors.back().dtype = job.values.scalar_type();
     if (collective_ == Collective::reduce_to_owners) tensors.back().up = without_loss(tensors.back());
     if (collective_ != Collective::reduce_scatter) continue;
@@ -376,6 +376,16 @@ bool Compressor::takes_as_it_is(const Job& job) const {
            const auto [up, down] = codecs_of(parameter);
            const bool is_cut = std::max(up->traits().granule, down->traits().granule) < kUncut;
            return parameter.sends_own() || map_of(parameter) || !is_cut;
+         });
+}
+
+bool Compressor::takes_apart(at::ScalarType dtype) const {
+  const std::lock_guard lock(mutex_);
+  if (collective_ != Collective::reduce_to_owners || !at::isFloatingType(dtype)) return false;
+  if (exchange_ != Exchange::planned || in_momentum_phase_ || measures_ || measures_next_) return false;
+  return gradient_scale_ == 1.0F && std::ranges::all_of(parameters_, [&](const Parameter& parameter) {
+           const auto [up, down] = codecs_of(parameter);
+           return !map_of(parameter) && (dtype == at::kFloat || std::max(up->traits().granule, down->traits().granule) < kUncut);
          });
 }
 

@@ -28,6 +28,8 @@ namespace octavo {
 struct Slot {
   std::size_t parameter;  // index into the ParameterInfos
   std::uint64_t offset;   // in elements of the bucket
+  /// Where it lies instead, in memory of its own, which belongs to the job; null: in the bucket.
+  void* apart = nullptr;
 };
 
 /// Who gets the averages.
@@ -138,6 +140,9 @@ class OCTAVO_API Compressor {
                              Clock::time_point ready = Clock::now());
   void advance(Job& job);
   void finish(std::unique_ptr<Job> job);
+  /// Whether slots of this step's next buckets may lie apart: gradients on the CPU, of a floating dtype, whose averages
+  /// owners get (reduce_to_owners). Not while more is done with a bucket than to send it.
+  bool takes_apart(at::ScalarType dtype) const;
   static int transfers(const Job& job) { return job.outcome ? 1 : job.schedule->transfers(); }
   /// All of the above.
   void reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);

@@ -158,6 +158,10 @@ at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id
   return executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
 }
 
+void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  executor(graph_id).takeGrad(std::move(grad_tensor), ds_id);
+}
+
 void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
   if (grads.size() != ds_ids.size()) {
     fail(ErrorCode::invalid_argument, kOfEngine, "expected a gradient for each of ", ds_ids.size(),

@@ -84,6 +84,8 @@ class OCTAVO_API Engine {
   /// Before the backward pass of all graphs. `update`: parameters change after it.
   void start_backward(bool update);
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
+  /// As CustomOpExecutor::takeGrad().
+  void take_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
   /// Of several, whose memory may be used for something else by what the current stream gets from now on.
   void reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids);
   /// As end_backward(). Throws Error invalid_argument where reduce_grads() was not called with `n_grads` gradients of

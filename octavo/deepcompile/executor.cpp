@@ -47,7 +47,7 @@ void CustomOpExecutor::requireParam(long ds_id) const {
        join_as_str(ds_ids_, ", ", 100), "]");
 }
 
-void CustomOpExecutor::require_gradient(const at::Tensor& gradient, long ds_id) const {
+void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) const {
   requireParam(ds_id);
   const DSParam& param = param_registry_->getParam(ds_id);
   const auto whole = static_cast<std::int64_t>(productDim(param.getShape()));
@@ -69,15 +69,10 @@ bool CustomOpExecutor::waits(at::ScalarType dtype, long ds_id) const {
 
 at::Tensor CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   if (!grad_tensor.defined()) return {};
-  require_gradient(grad_tensor, ds_id);
+  requireGradient(grad_tensor, ds_id);
   const at::ScalarType dtype = grad_tensor.scalar_type();
-  const std::int64_t count = grad_tensor.numel();
-  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count) || waits(dtype, ds_id)) flushReduceBucket(dtype);
-
-  const auto bucket = reduce_buckets_->getBuffer(dtype);
+  const at::Tensor slice = allocate(grad_tensor, ds_id);
   reduce_buckets_->getEvent(dtype)->block(copy_stream_);
-  bucket->reserve(count);
-  const at::Tensor slice = bucket->allocate(count);
   computed_->record(current_stream_of(copy_stream_.device()));
   computed_->block(copy_stream_);
   {
@@ -91,6 +86,15 @@ at::Tensor CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
 void CustomOpExecutor::blockOnCopies() {
   copied_->record(copy_stream_);
   copied_->block(current_stream_of(copy_stream_.device()));
+}
+
+at::Tensor CustomOpExecutor::allocate(const at::Tensor& gradient, long ds_id) {
+  const at::ScalarType dtype = gradient.scalar_type();
+  const std::int64_t count = gradient.numel();
+  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count) || waits(dtype, ds_id)) flushReduceBucket(dtype);
+  const auto bucket = reduce_buckets_->getBuffer(dtype);
+  bucket->reserve(count);
+  return bucket->allocate(count);
 }
 
 void CustomOpExecutor::endBackward() {

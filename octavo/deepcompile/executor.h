@@ -51,6 +51,9 @@ class OCTAVO_API CustomOpExecutor {
   /// Of a parameter of this graph: as many elements as it has, in any floating dtype, on its device. Returns an empty
   /// tensor. Throws Error invalid_argument for another one; nothing is in the bucket then.
   virtual at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id);
+  /// The same of a gradient that nobody else uses any more: it may be sent from where it lies, and its memory is then
+  /// the executor's until endBackward().
+  virtual void takeGrad(at::Tensor grad_tensor, long ds_id) { reduceGrad(std::move(grad_tensor), ds_id); }
 
   /// What the current stream gets from now on waits until gradients are in the buckets: their memory may then be used
   /// for something else.
@@ -72,6 +75,9 @@ class OCTAVO_API CustomOpExecutor {
   c10d::ReduceOp getReductionOp() const;
   /// The bucket has been sent: the other one fills, and gradients may be freed that the current stream has made.
   void performCleanup(at::ScalarType scalar_type);
+  void requireGradient(const at::Tensor& gradient, long ds_id) const;
+  /// Room for a gradient in its dtype's bucket, which is flushed where that is full, or has the parameter already.
+  at::Tensor allocate(const at::Tensor& gradient, long ds_id);
 
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
   std::shared_ptr<DSParamRegistry> param_registry_;
@@ -86,7 +92,6 @@ class OCTAVO_API CustomOpExecutor {
 
  private:
   bool waits(at::ScalarType dtype, long ds_id) const;
-  void require_gradient(const at::Tensor& gradient, long ds_id) const;
 
   std::shared_ptr<StreamEvent> computed_, copied_;
 };

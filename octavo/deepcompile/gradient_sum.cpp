@@ -52,8 +52,13 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
   std::vector<Slot> slots;
   bool comes_again = false;
   for (const ReduceTask& task : tasks) {
-    const std::int64_t offset = task.getSendBuf().storage_offset() - bucket.storage_offset();
-    slots.push_back({index_of(task.getDSId()), static_cast<std::uint64_t>(offset)});
+    const at::Tensor values = task.getSendBuf();
+    const std::int64_t offset = values.storage_offset() - bucket.storage_offset();
+    if (values.is_alias_of(bucket)) {
+      slots.push_back({index_of(task.getDSId()), static_cast<std::uint64_t>(offset)});
+    } else {
+      slots.push_back({index_of(task.getDSId()), 0, values.mutable_data_ptr()});
+    }
     comes_again |= in_step_.contains(task.getDSId());
   }
   // What is remembered of a parameter is read and written once a step: one of several graphs is of several steps.

@@ -38,10 +38,12 @@ class OCTAVO_API GradientSum {
 
   /// A backward pass begins. What the plan remembers is that of whole passes.
   void begin_pass();
-  /// Starts to send the gradients of `tasks`, slices of `bucket`, which must stay until receive(). One bucket at a
-  /// time.
+  /// Whether gradients may lie apart from their bucket (Compressor::takes_apart).
+  bool takes_apart(at::ScalarType dtype) const { return compressor_->takes_apart(dtype); }
+  /// Starts to send the gradients of `tasks`, slices of `bucket` or apart from it, which must stay until receive(). One
+  /// bucket at a time.
   void send(const at::Tensor& bucket, std::vector<ReduceTask> tasks);
-  /// Waits for it. Returns its tasks, of whose slices the owned ranges are the averages now, and the rest is undefined;
+  /// Waits for it. Returns its tasks, of whose values the owned ranges are the averages now, and the rest is undefined;
   /// nothing where none was sent.
   std::vector<ReduceTask> receive();
 

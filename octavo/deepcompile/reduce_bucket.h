@@ -19,7 +19,7 @@ namespace octavo::dc {
 /// A gradient in a bucket, which is kept alive until it has been copied there.
 class ReduceTask {
  public:
-  /// `send_buf`: its slice of the bucket.
+  /// `send_buf`: its slice of the bucket, or the gradient itself, flat.
   ReduceTask(long ds_id, at::Tensor grad, at::Tensor send_buf)
       : ds_id_(ds_id), grad_(std::move(grad)), send_buf_(std::move(send_buf)) {}
   long getDSId() const { return ds_id_; }

@@ -40,6 +40,20 @@ void ReducingExecutor::endBackward() {
   CustomOpExecutor::endBackward();
 }
 
+/// On the CPU it stays where it is: its room in the bucket, which is never written, says how much is to be sent.
+void ReducingExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
+  const bool stays = grad_tensor.defined() && grad_tensor.is_cpu() && grad_tensor.is_contiguous() &&
+                     sum_->takes_apart(grad_tensor.scalar_type());
+  if (!stays) {
+    reduceGrad(std::move(grad_tensor), ds_id);
+    return;
+  }
+  requireGradient(grad_tensor, ds_id);
+  allocate(grad_tensor, ds_id);
+  const at::Tensor flat = grad_tensor.view(-1);
+  reduce_tasks_[flat.scalar_type()].emplace_back(ds_id, std::move(grad_tensor), flat);
+}
+
 void ReducingExecutor::receive() {
   const c10::OptionalStreamGuard is_current(rs_stream_);
   for (const ReduceTask& task : sum_->receive()) deliver(task);
@@ -73,18 +87,25 @@ at::Tensor ReducingExecutor::buffer_of(long ds_id, std::int64_t count) const {
 at::Tensor Z1CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   if (!grad_tensor.defined()) return {};
   auto& local = param_registry_->accumulation().local;
-  const auto earlier = local.find(ds_id);
   if (!param_updated_) {
     // as memory of its own: autograd may go on to use the gradient
-    at::Tensor sum = earlier == local.end() ? grad_tensor.clone() : earlier->second.add_(grad_tensor);
-    local.insert_or_assign(ds_id, std::move(sum));
+    takeGrad(local.contains(ds_id) ? grad_tensor : grad_tensor.clone(), ds_id);
     return at::empty({0}, grad_tensor.options());
   }
-  if (earlier != local.end()) {
-    grad_tensor = earlier->second.add_(grad_tensor);
-    local.erase(earlier);
-  }
-  return ReducingExecutor::reduceGrad(std::move(grad_tensor), ds_id);
+  return ReducingExecutor::reduceGrad(with_earlier(std::move(grad_tensor), ds_id), ds_id);
+}
+
+void Z1CustomOpExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
+  if (!grad_tensor.defined()) return;
+  at::Tensor sum = with_earlier(std::move(grad_tensor), ds_id);
+  if (param_updated_) return ReducingExecutor::takeGrad(std::move(sum), ds_id);
+  param_registry_->accumulation().local.insert_or_assign(ds_id, std::move(sum));
+}
+
+/// The sum over this step's micro-batches so far, which is then no longer the registry's.
+at::Tensor Z1CustomOpExecutor::with_earlier(at::Tensor gradient, long ds_id) {
+  auto earlier = param_registry_->accumulation().local.extract(ds_id);
+  return earlier ? earlier.mapped().add_(gradient) : gradient;
 }
 
 /// What had gradients in earlier micro-batches alone is reduced, too.
@@ -93,9 +114,9 @@ void Z1CustomOpExecutor::endBackward() {
   for (const long id : ds_ids_) {
     const auto left = param_updated_ ? local.find(id) : local.end();
     if (left == local.end()) continue;
-    const at::Tensor sum = std::move(left->second);
+    at::Tensor sum = std::move(left->second);
     local.erase(left);
-    ReducingExecutor::reduceGrad(sum, id);
+    ReducingExecutor::takeGrad(std::move(sum), id);
   }
   ReducingExecutor::endBackward();
 }

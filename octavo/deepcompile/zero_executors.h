@@ -28,6 +28,7 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
                    c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum);
 
   void endBackward() override;
+  void takeGrad(at::Tensor grad_tensor, long ds_id) override;
 
  protected:
   void flushReduceBucket(at::ScalarType scalar_type) override;
@@ -46,6 +47,10 @@ class OCTAVO_API Z1CustomOpExecutor final : public ReducingExecutor {
   using ReducingExecutor::ReducingExecutor;
   void endBackward() override;
   at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id) override;
+  void takeGrad(at::Tensor grad_tensor, long ds_id) override;
+
+ private:
+  at::Tensor with_earlier(at::Tensor gradient, long ds_id);
 };
 
 /// ZeRO-2: gradients of every micro-batch are reduced, and each rank adds up its own part.

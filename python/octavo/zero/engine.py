@@ -31,8 +31,9 @@ class ZeroConfig:
     """``zero_stage``: 1 shares out optimizer state, 2 gradients too, 3 parameters too. ``plan``: by which gradients
     travel to the ranks that own their parts. ``gather``: the codec by which parameters travel to all ranks; None: as
     they are. ``accumulation_steps``: micro-batches of a step. ``clip_norm``: of all gradients together; None: they are
-    not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``exempt``: as of
-    ``octavo.compress``. ``compile``: True, the name of a backend or a mapping for ``torch.compile``
+    not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``reuse_mib``: of
+    stage 3; what is used again before parameters of this size stays whole. ``exempt``: as of ``octavo.compress``.
+    ``compile``: True, the name of a backend or a mapping for ``torch.compile``
     (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``timeout_s``: how long a rank waits for
     the others."""
 
@@ -43,6 +44,7 @@ class ZeroConfig:
     clip_norm: float | None = None
     bucket_mib: float = 25.0
     gather_mib: float = 4.0
+    reuse_mib: float = 32.0
     exempt: Exempt = None
     compile: bool | str | Mapping[str, Any] = False
     timeout_s: float = 300.0
@@ -53,6 +55,7 @@ class ZeroConfig:
         self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
+        self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
 
     @staticmethod
     def _require(condition: bool, expected: str, got: object) -> None:
@@ -129,7 +132,8 @@ class ZeroEngine:
             parameter.register_post_accumulate_grad_hook(self._reduce)
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
-            self._gathering = Gathering(self._engine, self._ids, model, int(config.gather_mib * 2**20))
+            transfer, kept = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
+            self._gathering = Gathering(self._engine, self._ids, model, transfer, kept)
         self.handle = Handle(self._engine.compressor, self._parameters, model)
         self._steps = 0
         self._forward: Callable[..., Any] = model
@@ -170,6 +174,8 @@ class ZeroEngine:
         if not self._has_gradients:
             return None
         self._has_gradients = False
+        if self._gathering is not None:
+            self._gathering.release_all()  # also of passes that had no backward pass
         reduced = set(self._engine.reduced_params())
         for parameter, part in self.parts.items():
             part.values.grad = part.gradient if self._ids[parameter] in reduced else None
@@ -213,8 +219,8 @@ class ZeroEngine:
             return
         if not self._in_backward:
             raise RuntimeError("[zero.backward] call engine.backward(loss) in place of loss.backward()")
-        self._engine.reduce_grad(parameter.grad, GRAPH, self._ids[parameter])
-        parameter.grad = None
+        gradient, parameter.grad = parameter.grad, None
+        self._engine.take_grad(gradient, GRAPH, self._ids[parameter])
         if self._gathering is not None:
             self._gathering.release(parameter)
 
@@ -299,6 +305,7 @@ class ZeroEngine:
                 "bucket_mib": self.config.bucket_mib,
                 "gather_mib": self.config.gather_mib,
                 "compile": str(compile_config(self.config.compile)),
+                "reuse_mib": self.config.reuse_mib,
                 "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
                 "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
             },

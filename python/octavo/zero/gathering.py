@@ -25,11 +25,20 @@ class Gathering:
     without them.
 
     Parameters travel in transfers of some MiB, one of which is under way while modules work with the last one: for
-    those modules that came next in the pass before. Where others come, their parameters are gathered alone.
+    those modules that came next in the pass before. Where others come, their parameters are gathered alone. What comes
+    again soon, as the last modules of a forward pass do, stays: ``kept_bytes`` is what may be needed until then.
     """
 
-    def __init__(self, engine: _C.Engine, ids: Mapping[nn.Parameter, int], model: nn.Module, transfer_bytes: int):
-        self._engine, self._ids, self._transfer_bytes = engine, ids, transfer_bytes
+    def __init__(
+        self,
+        engine: _C.Engine,
+        ids: Mapping[nn.Parameter, int],
+        model: nn.Module,
+        transfer_bytes: int,
+        kept_bytes: int,
+    ):
+        self._engine, self._ids = engine, ids
+        self._transfer_bytes, self._kept_bytes = transfer_bytes, kept_bytes
         self._bytes = {p: p.untyped_storage().nbytes() for p in ids}
         self._users = dict.fromkeys(ids, 0)  # modules that are at work with it
         self._moving: set[Tensor] = set()
@@ -87,6 +96,22 @@ class Gathering:
         self._engine.gather_into([self._ids[p] for p in needed], [p.data for p in needed])
         self._moving.update(needed)
 
+    def _comes_soon(self, parameter: Tensor) -> bool:
+        """Whether a module needs it before others need too much."""
+        place, before = len(self._visits), set[Tensor]()
+        if self._last_visits[place - 1 : place] != self._visits[-1:]:
+            return False
+        needed = self._bytes[parameter]
+        for number in self._last_visits[place:]:
+            for other in self._own[number]:
+                if other is parameter:
+                    return True
+                needed += 0 if other in before else self._bytes[other]
+                before.add(other)
+            if needed > self._kept_bytes:
+                return False
+        return False
+
     def _visit(self, number: int) -> None:
         """A module needs its parameters."""
         place = len(self._visits)
@@ -131,7 +156,8 @@ class Gathering:
             return
         for parameter in self._own[number]:
             self._users[parameter] -= 1
-            self.release(parameter)
+            if not (torch.is_grad_enabled() and self._comes_soon(parameter)):
+                self.release(parameter)
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if outputs and torch.is_grad_enabled():
             register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
