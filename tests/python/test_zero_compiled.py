@@ -151,6 +151,39 @@ def test_a_step_of_the_schedule_lowers_the_graphs_again_and_traces_nothing(two_r
     assert sum(name.startswith("allgather_params_fused") for name in calls[0]) > 3
 
 
+def failing_on_one_rank(rank: int) -> str:
+    torch._dynamo.reset()
+    model = nn.Linear(8, 8)
+    engine = octavo.initialize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": "aot_eager", "timeout_s": 20}
+    )
+
+    def fail(graph: ZeroGraph) -> None:
+        if rank == 1:
+            raise MemoryError("no room")
+
+    engine.register_compile_pass("fail", fail, Contract())
+    engine.set_compile_schedule([(0, ["gather", "reduce"]), (1, ["gather", "fail"])])
+    engine.backward(engine(torch.randn(4, 8)).square().mean())
+    try:
+        engine.step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_pass_that_fails_on_one_rank_fails_on_all(two_ranks):
+    words = "[zero.compiled] could not lower the graphs for step 1; rank 1: MemoryError: no room"
+    assert two_ranks.run(failing_on_one_rank) == [words, words]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_compressed_both_ways(two_ranks, stage):
+    config = {"zero_stage": stage, "plan": "int4+ef", "gather": "int8"} | SMALL
+    eager = two_ranks.run(by_compiled, 12, config)
+    assert two_ranks.run(by_compiled, 12, config | {"compile": "aot_eager"}) == eager
+
+
 def refused(rank: int, compile: Any, schedule: Any = None) -> str:
     model = nn.Linear(4, 4)
     try:

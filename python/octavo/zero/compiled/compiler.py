@@ -19,7 +19,7 @@ from octavo import _C
 from octavo.accelerator import get_accelerator
 from octavo.zero.compiled.graph import Memory, Profile, ZeroGraph
 from octavo.zero.compiled.lowering import INDUCTOR_OPTIONS, Compile, Lowered, inductor_compiler, run_as_is
-from octavo.zero.compiled.measure import agree
+from octavo.zero.compiled.measure import agree, require_on_all_ranks
 from octavo.zero.compiled.partition import mark_parameters, partition
 from octavo.zero.compiled.passes import BUILT_IN, Contract, Edit, Pass, Schedule, default_schedule, require_sound
 
@@ -101,13 +101,14 @@ class ZeroCompiler:
         self._schedule, self._names = schedule, schedule[0][1]
 
     def begin_step(self, step: int) -> None:
-        """Between two steps; ``step`` is the number of those that were made. All ranks call it."""
+        """Between two steps; ``step`` is the number of those that were made. All ranks call it, and where one of them
+        fails all do: RuntimeError names it."""
         if self._is_measuring:
             self._finish_measuring()
         due = dict(self._schedule).get(step)
         if due is not None and step > 0:
             self._names = due
-            self._lower(self._graphs)
+            require_on_all_ranks(lambda: self._lower(self._graphs), f"lower the graphs for step {step}", self._group)
         following = dict(self._schedule).get(step + 1, ())
         if any(self._passes[name].contract.needs_profile for name in following):
             self._is_measuring = True

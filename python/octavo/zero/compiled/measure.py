@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,6 +75,20 @@ def agree(profiles: dict[str, Profile], peak_bytes: int, group: dist.ProcessGrou
             seconds = _greatest(before.seconds, profile.seconds)
             agreed[structure] = Profile(seconds, _greatest(before.live_bytes, profile.live_bytes))
     return agreed, max(peak for _, peak in of_all)
+
+
+def require_on_all_ranks(work: Callable[[], None], what: str, group: dist.ProcessGroup) -> None:
+    """Does it on this rank. RuntimeError on all ranks where one could not: none of them is left waiting."""
+    failure: Exception | None = None
+    try:
+        work()
+    except Exception as error:
+        failure = error
+    of_all: list[str | None] = [None] * group.size()
+    dist.all_gather_object(of_all, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
+    failed = [f"rank {rank}: {text}" for rank, text in enumerate(of_all) if text is not None]
+    if failed:
+        raise RuntimeError(f"[zero.compiled] could not {what}; {'; '.join(failed)}") from failure
 
 
 def _greatest(one: Any, other: Any) -> dict[str, Any]:
