@@ -16,7 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from train_runs import solo_world
 
-from octavo.train.checkpoint import durable_files, manifest, restore, state_file
+from octavo import durable_files
+from octavo.train.checkpoint import manifest, restore, state_file
 from octavo.train.checkpoint.shared_disk import find_disk
 from octavo.train.checkpoint.writer import (
     MODEL,

@@ -38,7 +38,7 @@ TRAIN_OPTIONS = {
         "grad_accum",
     ),
     *("lr", "model", "nproc", "optimizer", "out", "plan", "port", "precision", "seed", "seq_len", "steps"),
-    *("timeout_s", "weight_decay", "zero"),
+    *("timeout_s", "weight_decay", "zero", "gather"),
     *("outer", "outer_delay", "outer_fragments", "outer_lr", "outer_momentum"),
 }
 
@@ -83,7 +83,8 @@ def test_version_and_cmake_dir(octavo_cli):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--zero 1", "--zero 1 is not supported yet; only --zero 0 is"),
+        ("--zero 1 --outer 4", "--zero 1 and rounds of local steps exclude each other"),
+        ("--zero 1 --gather int9", "int9"),
         ("--compile", "--compile is not supported yet"),
         ("--device xpu", "--device xpu is not supported yet"),
         ("--steps 0", "--steps must be at least 1, not 0"),

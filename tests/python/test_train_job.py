@@ -22,7 +22,8 @@ from octavo.train.compare import run_comparison
 from octavo.train.config import BETA2, OPTIMIZERS, TrainConfig
 from octavo.train.data.batches import IGNORE
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.engine import build_engine, build_replica
+from octavo.train.engine.build import build_engine, build_replica
+from octavo.train.engine.ddp import DdpEngine
 from octavo.train.errors import JobError
 from octavo.train.evaluate import Answer
 from octavo.train.job import run_job
@@ -269,7 +270,7 @@ def test_a_step_with_a_non_finite_gradient_is_skipped_and_counted(world, tmp_pat
 
 def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_path, monkeypatch):
     monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
-    monkeypatch.setattr(trainer.Trainer, "_gradient_is_finite", lambda _self: False)
+    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda _self: False)
     with pytest.raises(JobError, match="none of the last 3 steps, up to step 3, had a finite gradient"):
         run_job(nano_config(tmp_path), world, None)
 

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, load_model
 from test_fsdp import Block, batch_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
+from octavo import durable_files
 
 
 class Odd(nn.Module):
@@ -281,3 +284,103 @@ def test_the_checkpoint_of_another_model_is_refused(two_ranks, tmp_path):
     for said in two_ranks.run(refused_checkpoint, str(tmp_path / "one")):
         assert "[zero.load_checkpoint] this is the checkpoint of another model: it has" in said
         assert "1 of 2 micro-batches of a step have been added up" in said
+
+
+class Stop(BaseException):
+    """Stands for SIGKILL: nobody catches it."""
+
+
+def killed_in_a_save(rank: int, folder: str) -> tuple[list[float], list[float]]:
+    """Losses after a save, and those of an engine that goes on from it although a second save was broken off."""
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
+    step_once(engine, rank, 0)
+    engine.save_checkpoint(folder)
+    expected = [step_once(engine, rank, batch) for batch in (1, 2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable_files, "point_link", stop)
+        if rank == 0:
+            with pytest.raises(Stop):
+                engine.save_checkpoint(folder)
+            torch.distributed.barrier()  # the one that it did not come to
+        else:
+            engine.save_checkpoint(folder)
+    other = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
+    other.load_checkpoint(folder)
+    got = [step_once(other, rank, batch) for batch in (1, 2)]
+    other.save_checkpoint(folder)
+    return got, expected
+
+
+def stop(*_: Any) -> None:
+    raise Stop
+
+
+def test_a_process_killed_in_a_save_leaves_the_checkpoint_before(two_ranks, tmp_path):
+    for got, expected in two_ranks.run(killed_in_a_save, str(tmp_path / "one")):
+        assert got == expected
+    assert sorted(path.name for path in (tmp_path / "one").iterdir()) == ["latest", "saved-000003"]
+
+
+def exported(rank: int, path: str, config: dict[str, Any]) -> dict[str, Tensor]:
+    """The parameters of a trained model as their owners have them; the file has them, too."""
+    model = Odd()
+    engine = octavo.initialize(model, adamw(model), config)
+    for batch in range(3):
+        step_once(engine, rank, batch)
+    engine.export_safetensors(path)
+    return {name: whole.clone() for name, whole in engine.whole_parameters()}
+
+
+@pytest.mark.parametrize("gather", [None, "int8"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_model_is_exported_to_one_file(two_ranks, tmp_path, stage, gather):
+    path = tmp_path / "model.safetensors"
+    ours, theirs = two_ranks.run(exported, str(path), {"zero_stage": stage, "gather": gather})
+    assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
+    untrained = Odd().state_dict()
+    assert load_file(path).keys() == untrained.keys() - {"head.weight"}  # it is the embedding's
+    model = Odd()
+    load_model(model, path)
+    for name, tensor in model.state_dict().items():
+        if name in ours:
+            assert tensor.equal(ours[name]) and not tensor.equal(untrained[name])
+    assert model.frozen.weight.equal(Odd().frozen.weight)
+    assert model.head.weight is model.embedding.weight
+
+
+def export_nowhere(rank: int, folder: str) -> str:
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
+    try:
+        engine.export_safetensors(Path(folder) / "none" / "model.safetensors")
+    except OSError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(two_ranks, tmp_path):
+    for said in two_ranks.run(export_nowhere, str(tmp_path)):
+        assert said.startswith("[zero.export_safetensors] rank 0 cannot write ")
+        assert said.endswith("No such file or directory")
+
+
+def finite_of(rank: int, stage: int) -> tuple[list[bool], list[float]]:
+    """Rank 1 has a NaN in the second step of three, which is dropped."""
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": stage, "plan": "int4+ef"})
+    finite, losses = [], []
+    for batch in range(3):
+        loss = loss_of(engine, rank, batch)
+        engine.backward(loss * float("nan") if (rank, batch) == (1, 1) else loss)
+        finite.append(engine.has_finite_gradients())
+        if finite[-1]:
+            engine.step()
+        else:
+            engine.drop_gradients()
+        losses.append(loss.item())
+    return finite, losses
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_that_are_not_finite_are_known_to_all_ranks(two_ranks, stage):
+    for finite, losses in two_ranks.run(finite_of, stage):
+        assert finite == [True, False, True]
+        assert all(loss == loss for loss in losses)

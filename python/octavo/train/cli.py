@@ -31,7 +31,7 @@ def train(
         str | None,
         typer.Option(
             help="How gradients are sent: dense, bf16, fp8, int8 to int2, sign2, ternary, sign, int4+ef ... "
-            "The default is sign+ef, for signum and lion sign-vote."
+            "The default is sign+ef, for signum and lion sign-vote, with --zero int4+ef."
         ),
     ] = _DEFAULT.plan,
     optimizer: Annotated[
@@ -39,10 +39,20 @@ def train(
         typer.Option(
             help="adamw, onebit-adamw, onebit-lamb, zero-one-adam, muon, signum or lion; with states of fewer bits, or "
             f"paged, as is then what the exchange remembers: {', '.join(FUSED)}. auto is onebit-adamw for sign and "
-            "sign+ef, signum for sign-vote, otherwise adamw."
+            "sign+ef, signum for sign-vote, otherwise, and with --zero, adamw."
         ),
     ] = _DEFAULT.optimizer,
-    zero: Annotated[int, typer.Option(help="ZeRO stage; only 0 is supported yet.")] = _DEFAULT.zero,
+    zero: Annotated[
+        int,
+        typer.Option(
+            help="ZeRO: ranks share out the optimizer's state (1), gradients too (2), parameters too (3); 0: each has "
+            "all."
+        ),
+    ] = _DEFAULT.zero,
+    gather: Annotated[
+        str | None,
+        typer.Option(help="With --zero: the codec by which parameters travel, such as int8; as they are if left out."),
+    ] = _DEFAULT.gather,
     compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not supported yet.")] = False,
     outer: Annotated[
         int,
@@ -144,6 +154,8 @@ def train(
 def _run(config: TrainConfig) -> int:
     for plan in config.compare or (config.resolved_plan,):
         octavo.Plan(split_rounds(plan)[1])  # says in its own words what is wrong with it
+    if config.gather is not None:
+        octavo.Plan(config.gather)
     # The heavy imports come after the options are known to be good.
     from octavo.train.launch.world import launched_outside
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from octavo.train.checkpoint import durable_files
+from octavo import durable_files
 from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
 from octavo.train.errors import JobError

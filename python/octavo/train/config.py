@@ -2,7 +2,7 @@
 """The options of `octavo train`, checked when a `TrainConfig` is made.
 
 A `TrainConfig` that exists is valid: its constructor raises `ValueError` with one sentence otherwise. What is not
-supported yet (`--zero` above 0, `--compile`, devices other than the CPU and sycl) is refused, never ignored.
+supported yet (`--compile`, devices other than the CPU and sycl) is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ FUSED = ADAMS | LIONS
 OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion", *FUSED)
 ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
-OF_EACH_RANK = ("adamw", "muon", *FUSED)
+OF_EACH_ELEMENT = ("adamw", *FUSED)
+"""Optimizers that step each element by itself: a rank can have any part of a parameter, as --zero has it."""
+OF_EACH_RANK = (*OF_EACH_ELEMENT, "muon")
 """Optimizers that a rank can step by itself, between the rounds of --outer."""
 OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
 """What --outer has besides the steps of a round."""
@@ -94,7 +96,8 @@ class TrainConfig:
     `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. `plan`, `lr`, `beta1` and `beta2`
     None are the optimizer's own defaults, `clip_norm` None does not clip. `outer`: steps from one round of
     `octavo.Outer` to the next, with its delay, fragments, learning rate and momentum (None: by its own rule); 0: ranks
-    exchange gradients in every step.
+    exchange gradients in every step. `zero`: the stage of ZeRO, with the codec by which parameters travel, `gather`
+    (None: as they are); 0: each rank has all of the model and of the optimizer's state.
     """
 
     data: str | None = None
@@ -102,6 +105,7 @@ class TrainConfig:
     plan: str | None = None
     optimizer: str = "auto"
     zero: int = 0
+    gather: str | None = None
     compile: bool = False
     outer: int = 0
     outer_delay: int = 0
@@ -135,6 +139,7 @@ class TrainConfig:
         _check_compare(self)
         _refuse_what_is_not_supported(self)
         _check_outer(self)
+        _check_zero(self)
         _check_optimizer(self)
 
     @property
@@ -142,7 +147,7 @@ class TrainConfig:
         """The optimizer after `auto` is resolved from the plan."""
         if self.optimizer != "auto":
             return self.optimizer
-        if self.outer:
+        if self.outer or self.zero:
             return "adamw"
         if is_sign_plan(self.resolved_plan):
             return "onebit-adamw"
@@ -158,6 +163,8 @@ class TrainConfig:
         """`plan`, or the default of the optimizer where it is not given."""
         if self.plan is not None:
             return self.plan
+        if self.zero:
+            return "int4+ef"  # signs are for 1-bit optimizers, which ZeRO has not
         return "sign-vote" if self.optimizer in VOTED else "sign+ef"
 
     @property
@@ -347,8 +354,6 @@ def _check_compare(config: TrainConfig) -> None:
 def _refuse_what_is_not_supported(config: TrainConfig) -> None:
     if config.zero not in (0, 1, 2, 3):
         _fail(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
-    if config.zero > 0:
-        _fail(f"--zero {config.zero} is not supported yet; only --zero 0 is")
     if config.compile:
         _fail("--compile is not supported yet; leave it out")
     if config.device not in ("auto", "cpu", "sycl"):
@@ -367,6 +372,29 @@ def _check_outer(config: TrainConfig) -> None:
     for name in OUTER_OPTIONS:
         if getattr(config, name) != getattr(TrainConfig, name):
             _fail(f"--{name.replace('_', '-')} needs --outer, the steps of a round")
+
+
+def _check_zero(config: TrainConfig) -> None:
+    if not config.zero:
+        if config.gather is not None:
+            _fail(f"--gather {config.gather} needs --zero, whose parameters it sends: --zero 1, 2 or 3")
+        return
+    for run in [config.for_plan(plan) for plan in config.compare] or [config]:
+        if run.outer:
+            _fail(
+                f"--zero {config.zero} and rounds of local steps exclude each other, because a rank that steps by "
+                f"itself needs the whole model: leave --zero out, or the rounds, with a plan such as int4+ef"
+            )
+        if run.optimizer_name not in OF_EACH_ELEMENT:
+            _fail(
+                f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
+                f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
+            )
+        if run.resolved_plan.split(":")[0] == "auto":
+            _fail(
+                f"--plan {run.resolved_plan} measures the exchanges of replicas: with --zero name a plan, such as "
+                f"int4+ef, or what `octavo advise` says"
+            )
 
 
 def _check_optimizer(config: TrainConfig) -> None:

@@ -14,15 +14,16 @@ from typing import Any
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
+from octavo import durable_files
 from octavo.outer import few_rounds
 from octavo.train import device, evaluate
-from octavo.train.checkpoint import durable_files, restore, run_folder, training_state
+from octavo.train.checkpoint import restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
 from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.engine import build_engine, build_replica
+from octavo.train.engine.build import build_engine, build_replica
 from octavo.train.launch.world import World
 from octavo.train.report import memory, plots, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
@@ -178,10 +179,11 @@ def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, A
     if run.world.is_main:
         plots.plot_loss(read_metrics(run.out / run_folder.METRICS), run.out / run_folder.PLOT)
         durable_files.write_json(run.out / run_folder.SUMMARY, summary)
-    if console:
-        model, data = trainer.engine.model, run.data
-        tables.print_summary(console, summary, run.out)
-        tables.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
+    with trainer.engine.whole_model():
+        if console:
+            model, data = trainer.engine.model, run.data
+            tables.print_summary(console, summary, run.out)
+            tables.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
     return summary
 
 
@@ -189,13 +191,14 @@ def _opening(run: _Run, trainer: Trainer) -> str:
     config, parameters = run.config, sum(p.numel() for p in trainer.engine.model.parameters())
     where = device.describe(trainer.engine.device, config.device)
     rounds = f" every {config.outer} steps" if config.outer else ""
+    shares = f", ZeRO-{config.zero}" if config.zero else ""
     begin = f"resuming after step {run.step}" if run.step else "starting"
     if run.found and run.found.world_size != run.world.size:
         begin += f", saved by {run.found.world_size} ranks"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
         f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.resolved_plan}{rounds}, "
-        f"{config.optimizer_name}"
+        f"{config.optimizer_name}{shares}"
     )
 
 

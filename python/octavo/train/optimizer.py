@@ -59,6 +59,12 @@ def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.
     return onebit(groups, lr=lr, betas=betas, eps=ADAM_EPS, warmup_steps=warmup, frozen_beta=beta1)
 
 
+def plan_of(config: TrainConfig) -> octavo.Plan:
+    """``--plan``, with ``--beta1`` as its momentum where it keeps one and the option is given."""
+    plan = octavo.Plan(config.resolved_plan)
+    return plan if plan.momentum is None or config.beta1 is None else plan.with_momentum(config.beta1)
+
+
 def optimizer_options(config: TrainConfig) -> dict[str, Any]:
     """What metrics.jsonl and summary.json say about the optimizer, its defaults resolved."""
     return dict(

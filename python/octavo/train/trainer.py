@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Iterator
@@ -17,10 +16,10 @@ from octavo.train import evaluate
 from octavo.train.config import TrainConfig
 from octavo.train.data.batches import IGNORE, Batches
 from octavo.train.data.training_data import Data
-from octavo.train.engine import Engine
+from octavo.train.engine.base import Engine, Sent
 from octavo.train.errors import DIVERGED, JobError
 from octavo.train.launch.world import World
-from octavo.train.optimizer import clip_gradient, learning_rate, optimizer_options, set_learning_rate
+from octavo.train.optimizer import learning_rate, optimizer_options, set_learning_rate
 from octavo.train.report.metrics import Totals
 
 EVAL_ROWS = 128
@@ -39,34 +38,29 @@ class Trainer:
     engine: Engine
     totals: Totals
 
-    def __post_init__(self) -> None:
-        self._seen = dict(self.engine.handle.stats())
-
     def step(self) -> dict[str, Any]:
         """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
-        start, step = time.perf_counter(), self.totals.step + 1
+        start, step, before = time.perf_counter(), self.totals.step + 1, self.engine.sent()
         late = getattr(self.engine.optimizer, "frozen", True)  # what this step sends is of the phase before it
         rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.resolved_lr)
         set_learning_rate(self.engine.optimizer, rate)
         loss = self._backward(step)
         if not self.engine.steps_alone:  # else rank 0's own is what is reported
             loss = self.world.mean(loss)
-        skipped = not self._gradient_is_finite()
+        skipped = not self.engine.has_finite_gradients()
         norm = None
         if skipped:
             self.engine.skip_step()
         else:
-            norm = self._update()
-        if step == self.config.steps and hasattr(self.engine.optimizer, "synchronize"):
-            self.engine.optimizer.synchronize()
-        self.engine.optimizer.zero_grad(set_to_none=True)
-        record = self._account(step, loss, rate, skipped, late, time.perf_counter() - start)
+            norm = self.engine.update()
+        self.engine.end_step(is_last=step == self.config.steps)
+        record = self._account(step, loss, rate, skipped, late, before, time.perf_counter() - start)
         return record if norm is None else {**record, "grad_norm": norm}
 
     def evaluate(self) -> float:
         """The mean loss over the held-out rows, each rank having done its share of them."""
         share = _Share(self.data.held_out, self.world, EVAL_ROWS)
-        with self.engine.common_parameters():
+        with self.engine.whole_model():
             mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
         total, tokens = _sum(mean * share.tokens, share.tokens)
         self.totals.eval_loss = total / tokens
@@ -78,7 +72,8 @@ class Trainer:
             return None
         asked = self.data.corpus.held_out[:EXACT_ITEMS][self.world.rank :: self.world.size]
         tokenizer = self.data.tokenizer
-        mean = evaluate.exact_match(self.engine.model, tokenizer, asked, EXACT_ITEMS) if asked else 0.0
+        with self.engine.whole_model():
+            mean = evaluate.exact_match(self.engine.model, tokenizer, asked, EXACT_ITEMS) if asked else 0.0
         right, count = _sum(mean * len(asked), len(asked))
         return right / count
 
@@ -86,54 +81,30 @@ class Trainer:
         """Forward and backward of all micro-batches, the last of which sends. Returns this rank's part of the loss.
 
         Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
-        DDP averages over ranks what each has summed over its tokens and divided by the mean number of tokens per rank.
+        it is the average over ranks of what each has summed over its tokens and divided by the mean number of tokens
+        per rank.
         """
         parts = self.config.grad_accum
         tokens_per_rank = self.data.train.answer_tokens(step - 1, self.world.size) / self.world.size
         total = 0.0
         for micro in range(parts):
             batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
-            waits = self.engine.accumulating() if micro + 1 < parts else contextlib.nullcontext()
-            with waits:
-                loss = self.engine.loss(batch, tokens_per_rank)
-                loss.backward()
-            total += loss.item()
+            total += self.engine.backward(batch, tokens_per_rank, is_last=micro + 1 == parts)
         return total
 
-    def _update(self) -> float | None:
-        """Clips the gradient where asked to, then updates the parameters. Returns the norm before clipping."""
-        config, engine, norm = self.config, self.engine, None
-        if config.clip_norm is not None:
-            norm = clip_gradient(engine.optimizer, engine.model.parameters(), config.clip_norm)
-        engine.optimizer.step()
-        return norm
-
-    def _gradient_is_finite(self) -> bool:
-        # The reduced gradients are the same bits on every rank, so the ranks agree without another message; where
-        # nothing was reduced they need one.
-        # The least and the greatest are NaN where any value is, and are found at the speed of memory.
-        gradients = [p.grad for p in self.engine.model.parameters() if p.grad is not None]
-        bounds = [bound for gradient in gradients for bound in torch.aminmax(gradient)]
-        finite = bool(torch.isfinite(torch.stack(bounds)).all())
-        if not self.engine.steps_alone and self.engine.handle.exchange == "nothing":
-            return self.world.mean(float(finite)) == 1.0
-        return finite
-
     def _account(
-        self, step: int, loss: float, rate: float, skipped: bool, late: bool, seconds: float
+        self, step: int, loss: float, rate: float, skipped: bool, late: bool, before: Sent, seconds: float
     ) -> dict[str, Any]:
-        """Adds a step to the totals and makes its record."""
-        totals, stats = self.totals, dict(self.engine.handle.stats())
-        wire = stats["wire_bytes"] - self._seen["wire_bytes"]
-        dense = stats["dense_bytes"] - self._seen["dense_bytes"]
-        self._seen = stats
+        """Adds a step to the totals and makes its record. `before`: what was sent before it."""
+        totals, sent = self.totals, self.engine.sent()
+        wire, dense = sent.wire_bytes - before.wire_bytes, sent.dense_bytes - before.dense_bytes
         tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
         totals.add_step(step, tokens, seconds, skipped, loss if math.isfinite(loss) else None)
         totals.add_bytes(wire, dense, late=late)
         self._stop_if_diverged()
         record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)
-        sent = dict(wire_bytes=wire, dense_bytes=dense, wire_bytes_total=totals.wire_bytes)
-        return {**record, **optimizer_options(self.config), **sent, "skipped": skipped}
+        of_wire = dict(wire_bytes=wire, dense_bytes=dense, wire_bytes_total=totals.wire_bytes)
+        return {**record, **optimizer_options(self.config), **of_wire, "skipped": skipped}
 
     def _stop_if_diverged(self) -> None:
         if self.totals.skipped_in_a_row >= MOST_SKIPPED:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,7 +21,7 @@ from octavo._C import Plan
 from octavo.ddp import Exempt, Handle, exemption, require_same_on_all_ranks
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
-from octavo.zero import checkpoint
+from octavo.zero import checkpoint, export, optimizer_state
 from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler, compile_config
 from octavo.zero.gathering import GRAPH, Gathering
 
@@ -34,8 +34,8 @@ class ZeroConfig:
     not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``reuse_mib``: of
     stage 3; what is used again before parameters of this size stays whole. ``exempt``: as of ``octavo.compress``.
     ``compile``: True, the name of a backend or a mapping for ``torch.compile``
-    (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``timeout_s``: how long a rank waits for
-    the others."""
+    (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``seed``: of what the plan draws.
+    ``timeout_s``: how long a rank waits for the others."""
 
     zero_stage: int
     plan: str | Plan = "dense"
@@ -47,6 +47,7 @@ class ZeroConfig:
     reuse_mib: float = 32.0
     exempt: Exempt = None
     compile: bool | str | Mapping[str, Any] = False
+    seed: int = 0
     timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
@@ -134,6 +135,7 @@ class ZeroEngine:
         if config.zero_stage == 3:
             transfer, kept = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
             self._gathering = Gathering(self._engine, self._ids, model, transfer, kept)
+        self._engine.compressor.seed = config.seed
         self.handle = Handle(self._engine.compressor, self._parameters, model)
         self._steps = 0
         self._forward: Callable[..., Any] = model
@@ -176,9 +178,8 @@ class ZeroEngine:
         self._has_gradients = False
         if self._gathering is not None:
             self._gathering.release_all()  # also of passes that had no backward pass
-        reduced = set(self._engine.reduced_params())
-        for parameter, part in self.parts.items():
-            part.values.grad = part.gradient if self._ids[parameter] in reduced else None
+        for part in self._reduced_parts():
+            part.values.grad = part.gradient
         norm = None if self.config.clip_norm is None else self._clip()
         self.optimizer.step()
         for part in self.parts.values():
@@ -192,7 +193,7 @@ class ZeroEngine:
 
     def _clip(self) -> Tensor:
         """By the norm of all ranks' parts."""
-        gradients = [part.values.grad.to_local() for part in self.parts.values() if part.values.grad is not None]
+        gradients = self._reduced_gradients()
         squares = torch.nn.utils.get_total_norm(gradients).double().square()
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt()
@@ -201,12 +202,35 @@ class ZeroEngine:
             gradient.mul_(factor)
         return norm
 
+    def _reduced_parts(self) -> list[OwnPart]:
+        """Of parameters that some rank had a gradient for in this step."""
+        reduced = set(self._engine.reduced_params())
+        return [part for parameter, part in self.parts.items() if self._ids[parameter] in reduced]
+
+    def _reduced_gradients(self) -> list[Tensor]:
+        return [part.gradient.to_local() for part in self._reduced_parts()]
+
+    @torch.no_grad()
+    def has_finite_gradients(self) -> bool:
+        """After the last micro-batch of a step: whether all gradients are finite, of all ranks, which call it
+        together. ``drop_gradients`` then takes the place of ``step``."""
+        bounds = [bound for part in self._reduced_gradients() if part.numel() for bound in torch.aminmax(part)]
+        is_finite = torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True)
+        flag = is_finite.to(torch.int32)
+        dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
+        return bool(flag)
+
+    def drop_gradients(self) -> None:
+        """In the place of ``step``: those of the last micro-batches count no longer."""
+        self._has_gradients = False
+
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Inside, all parameters are whole, on all ranks, which call it together: to read or save
-        ``module.state_dict()``. In stages 1 and 2 they always are. What is written to them is lost in stage 3."""
+        ``module.state_dict()``, or for passes without gradients that ranks make by themselves. In stages 1 and 2 they
+        always are. What is written to them is lost in stage 3."""
         if self._gathering is not None:
-            self._gathering.gather(self.parts)
+            self._gathering.gather_all()
         try:
             yield
         finally:
@@ -237,11 +261,60 @@ class ZeroEngine:
             raise ValueError(f'[zero.{what}] the engine is not compiled: give "compile": True to octavo.initialize')
         return self._compiler
 
+    def owned(self, part: OwnPart) -> tuple[int, int]:
+        """The first element that this rank owns of a flat parameter, and how many."""
+        return self._engine.owned(part.values.numel())
+
     # ---- checkpoints
+
+    def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """One after another, by name, those that need a gradient, as `whole` makes them. All ranks go through them
+        together, to the end."""
+        for name, parameter in self._parameters.items():
+            yield name, self.whole(parameter)
+
+    @torch.no_grad()
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A parameter as its owners have it, whatever ``gather`` leaves out, on all ranks, which call it together; any
+        other tensor of the model as it is."""
+        is_there = self._gathering is None and self.config.gather is None
+        if is_there or tensor not in self.parts:
+            return tensor.detach()
+        return self.parts[tensor].values.data.full_tensor().view(tensor.shape)
+
+    def export_safetensors(self, path: str | Path) -> None:
+        """Writes ``module.state_dict()`` to one file that ``safetensors`` and ``transformers`` open, with parameters as
+        their owners have them. All ranks call it; rank 0 writes, tensor by tensor. OSError on all ranks where it
+        cannot. Between steps."""
+        self._require_between_steps("export_safetensors")
+        export.export(self, Path(path), self._group)
+
+    def optimizer_state(self) -> optimizer_state.States:
+        """This rank's part: by parameter's name and by key flat tensors, or what all ranks have alike."""
+        return optimizer_state.own_states(self)
+
+    def optimizer_options(self) -> list[dict[str, Any]]:
+        """Of the optimizer's parameter groups."""
+        return optimizer_state.options_of(self)
+
+    def optimizer_bytes(self) -> int:
+        """Of this rank's part, as the optimizer has it."""
+        return optimizer_state.bytes_of(self)
+
+    def load_optimizer_state(
+        self,
+        states: optimizer_state.States | Iterable[optimizer_state.States],
+        options: list[dict[str, Any]],
+    ) -> None:
+        """Takes back ``optimizer_state`` and ``optimizer_options``: this rank's state, or, one after another and of any
+        number of ranks, those of all. ValueError where they do not fit."""
+        own = states if isinstance(states, Mapping) else optimizer_state.of_this_rank(self, states)
+        optimizer_state.load_states(self, own, options)
 
     def save_checkpoint(self, directory: str | Path) -> None:
         """Writes parameters, buffers, the optimizer's state and what the plan remembers, each rank its part, by
-        ``torch.distributed.checkpoint``. What was in the directory is replaced once all is written. Between steps."""
+        ``torch.distributed.checkpoint``, into a folder to which ``directory/latest`` points once all is written and on
+        the disk; the checkpoint before is then removed. Between steps."""
         self._require_between_steps("save_checkpoint")
         checkpoint.save(self, Path(directory), self._group)
 
@@ -251,6 +324,11 @@ class ZeroEngine:
         changed."""
         self._require_between_steps("load_checkpoint")
         checkpoint.load(self, Path(directory), self._group)
+        self.take_own_parts()
+
+    def take_own_parts(self) -> None:
+        """After ``parts`` were changed outside of a step, what modules compute with follows. All ranks call it, between
+        steps."""
         if self._gathering is None:
             self._engine.gather_updated()
         else:
@@ -306,6 +384,7 @@ class ZeroEngine:
                 "gather_mib": self.config.gather_mib,
                 "compile": str(compile_config(self.config.compile)),
                 "reuse_mib": self.config.reuse_mib,
+                "seed": self.config.seed,
                 "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
                 "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
             },

@@ -69,6 +69,12 @@ class Gathering:
                 self._engine.wait_allgather(self._ids[parameter])
                 self._moving.discard(parameter)
 
+    def gather_all(self) -> None:
+        """All of them, until `release_all`."""
+        for parameter in self._users:
+            self._users[parameter] += 1
+        self.gather(self._users)
+
     def release(self, parameter: Tensor) -> None:
         if self._users[parameter] > 0 or parameter.untyped_storage().nbytes() == 0:
             return

@@ -10,7 +10,7 @@ from octavo.bench.quality.protocol import Bench, chosen, loss
 from octavo.bench.quality.results import collect
 from octavo.bench.quality.runs import Outcome, Run
 from octavo.bench.quality.settings import SETTINGS, Setting
-from octavo.train.checkpoint.durable_files import write_json
+from octavo.durable_files import write_json
 
 JSON = "quality.json"
 

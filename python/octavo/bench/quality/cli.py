@@ -19,7 +19,7 @@ from octavo.bench.quality.report import write_reports
 from octavo.bench.quality.results import Forecast, forecast
 from octavo.bench.quality.runs import TrainingFailed
 from octavo.bench.quality.settings import CONTENDERS, SETTINGS, Setting
-from octavo.train.checkpoint.durable_files import write_json
+from octavo.durable_files import write_json
 
 RESULTS, DETAILS, README = Path("docs/quality.json"), Path("docs/quality.md"), Path("README.md")
 

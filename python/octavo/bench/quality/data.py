@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.train.checkpoint.durable_files import write_text
+from octavo.durable_files import write_text
 from octavo.train.data.rng import Rng
 
 TUNING_SHARE = 1 / 3

@@ -12,7 +12,7 @@ from typing import Any
 from octavo.bench.quality.runs import Outcome, Run
 from octavo.bench.quality.search import Point, Trial, best, next_point
 from octavo.bench.quality.settings import CONTENDERS, Setting
-from octavo.train.checkpoint.durable_files import write_json
+from octavo.durable_files import write_json
 
 Ask = Callable[[Run], Outcome | None]
 """Gives the outcome of a run: by training it, or, where only what is finished counts, None for the others."""

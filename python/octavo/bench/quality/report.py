@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from octavo.bench.quality.settings import BASELINE
-from octavo.train.checkpoint.durable_files import write_text
+from octavo.durable_files import write_text
 
 BEGIN, END = "<!-- quality: begin, made by octavo bench quality --report -->", "<!-- quality: end -->"
 README_CONTENDERS = (BASELINE, "sign+ef")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.train.checkpoint.durable_files import write_json
+from octavo.durable_files import write_json
 from octavo.train.config import usable_cores
 from octavo.train.errors import DIVERGED
 from octavo.train.launch import die_with_parent

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.train.checkpoint import durable_files
+from octavo import durable_files
 
 SCHEMA = 1
 NAME = "manifest.json"

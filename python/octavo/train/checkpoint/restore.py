@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,10 +74,11 @@ def load_optimizer(folder: Path, step: int) -> Any:
     return state_file.load_tree(step_folder(folder, step) / OPTIMIZER)
 
 
-def load_rank_states(world: World, folder: Path, found: Found) -> dict[str, Any] | list[dict[str, Any]]:
-    """This rank's own state where the number of ranks is the same; else the states of all ranks that saved, in order.
+def load_rank_states(world: World, folder: Path, found: Found) -> dict[str, Any] | Iterator[dict[str, Any]]:
+    """This rank's own state where the number of ranks is the same; else the states of all ranks that saved, in order,
+    each of them read and sent when it is asked for.
 
-    Called by all ranks together. Raises JobError.
+    Called, and gone through, by all ranks together. Raises JobError.
     """
 
     def load(rank: int) -> Any:
@@ -85,11 +86,13 @@ def load_rank_states(world: World, folder: Path, found: Found) -> dict[str, Any]
 
     if found.world_size == world.size:
         return world.agree(lambda: load(world.rank))
-    states = []
+    return _each_rank_state(world, found, load)
+
+
+def _each_rank_state(world: World, found: Found, load: Callable[[int], Any]) -> Iterator[dict[str, Any]]:
     for rank, holder in enumerate(found.holders):
         state = world.agree(lambda rank=rank, holder=holder: load(rank) if world.rank == holder else None)
-        states.append(broadcast_tree(world, state, holder))
-    return states
+        yield broadcast_tree(world, state, holder)
 
 
 def broadcast_tree(world: World, value: Any, source: int) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.train.checkpoint import durable_files
+from octavo import durable_files
 from octavo.train.launch.world import World
 
 

@@ -3,31 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_model
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils.logging import disable_progress_bar
 
+from octavo import durable_files
 from octavo.train import device
-from octavo.train.checkpoint import durable_files, state_file
+from octavo.train.checkpoint import state_file
 from octavo.train.checkpoint.restore import broadcast_tree
 from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER
-from octavo.train.engine import Engine
+from octavo.train.engine.base import Engine
 from octavo.train.launch.world import World
 from octavo.train.report.metrics import Totals
 
 
 def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
-    """A function that writes rank 0's files into a folder: model, tokenizer, optimizer, totals."""
+    """A function that all ranks call together, by which rank 0 writes its files into a folder: model, tokenizer,
+    optimizer, totals."""
 
     def write(folder: Path) -> None:
-        disable_progress_bar()  # a bar for one file of a second
-        with engine.common_parameters():
-            engine.model.save_pretrained(folder)
+        engine.save_model(folder)
+        if not engine.world.is_main:
+            return
         tokenizer.save_pretrained(folder)
         state_file.save_tree(folder / OPTIMIZER, engine.common_state(), "optimizer")
         durable_files.write_json(folder / TRAINER, totals.to_dict())
@@ -36,8 +37,8 @@ def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: To
 
 
 def rank_state(engine: Engine) -> dict[str, Any]:
-    """This rank's own state: its error-feedback residuals, with local steps its parameters and its optimizer, and its
-    random streams."""
+    """This rank's own state: its error-feedback residuals, with local steps its parameters and its optimizer, with ZeRO
+    its part of the optimizer's, and its random streams."""
     rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(engine.device)}
     return {"handle": engine.own_state(), **rng}
 
@@ -48,21 +49,28 @@ def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def restore(
-    engine: Engine, world: World, optimizer_state: Any, rank_states: dict[str, Any] | list[dict[str, Any]]
+    engine: Engine, world: World, optimizer_state: Any, rank_states: dict[str, Any] | Iterable[dict[str, Any]]
 ) -> None:
     """Puts a checkpoint into a freshly built engine: rank 0's `optimizer_state`, and what ranks kept for themselves.
 
-    `rank_states`: this rank's own, with as many ranks as saved it; the run then goes on bit by bit. Or those of all
-    ranks that saved, where their number was another: the mean of their error-feedback residuals is redistributed, and
-    a rank without a predecessor keeps the random streams that it was seeded with.
+    `rank_states`: this rank's own, with as many ranks as saved it; the run then goes on bit by bit. Or, one after
+    another, those of all ranks that saved, where their number was another: the mean of their error-feedback residuals
+    is redistributed, and a rank without a predecessor keeps the random streams that it was seeded with.
     """
     common = broadcast_tree(world, optimizer_state, source=0)
-    if isinstance(rank_states, list):
-        own = rank_states[world.rank] if world.rank < len(rank_states) else None
-        engine.load(common, [state["handle"] for state in rank_states])
-    else:
+    own: dict[str, Any] = {}
+
+    def handles(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
+        for rank, state in enumerate(states):
+            if rank == world.rank:
+                own.update(rng=state["rng"], device_rng=state.get("device_rng"))
+            yield state["handle"]
+
+    if isinstance(rank_states, dict):
         own = rank_states
-        engine.load(common, own["handle"])
-    if own is not None:
+        engine.load(common, rank_states["handle"])
+    else:
+        engine.load(common, handles(rank_states))
+    if own:
         torch.set_rng_state(own["rng"])
         device.set_rng_state(engine.device, own.get("device_rng"))

@@ -3,7 +3,8 @@
 
     out/checkpoint/step-000100/   model.safetensors config.json tokenizer …  what transformers opens
                                   optimizer.safetensors trainer.json         the rest of rank 0's state
-                                  rank-00000-of-00002.safetensors …          residuals, RNG: one per rank
+                                  rank-00000-of-00002.safetensors …          residuals, RNG, with ZeRO the
+                                                                             optimizer's part: one per rank
                                   manifest.json                              size and SHA-256 of each of them
     out/checkpoint/latest         -> step-000100
     out/checkpoint/config.json …  -> latest/…, so that from_pretrained("out/checkpoint") works too
@@ -31,7 +32,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from octavo.train.checkpoint import durable_files, manifest
+from octavo import durable_files
+from octavo.train.checkpoint import manifest
 from octavo.train.checkpoint.shared_disk import Disk
 from octavo.train.checkpoint.state_file import save_tree
 from octavo.train.launch.world import World
@@ -74,13 +76,14 @@ class CheckpointWriter:
     def save(self, step: int, write_shared: Callable[[Path], None], rank_state: Any) -> None:
         """Commits `step`. Raises JobError; the older steps are then untouched.
 
-        `write_shared(folder)` runs on rank 0 and writes model, optimizer and trainer state; `rank_state` is
-        any tree of tensors and plain values.
+        `write_shared(folder)` runs on all ranks together; rank 0 writes model, optimizer and trainer state.
+        `rank_state` is any tree of tensors and plain values.
         """
         aside = self._folder / f"{_ASIDE}{step:06d}-{self._disk.leader}"
         phases = (
             lambda: self._on_leader(lambda: _make_empty(aside)),
-            lambda: self._write_files(aside, write_shared, rank_state),
+            lambda: self._write_own(aside, rank_state),
+            lambda: write_shared(aside),
             lambda: self._on_leader(lambda: manifest.write(aside, step, self._world.size, self._fingerprint)),
             lambda: self._on_leader(lambda: _publish(aside, step_folder(self._folder, step))),
             lambda: self._on_leader(lambda: self._point_to(step)),
@@ -95,12 +98,10 @@ class CheckpointWriter:
         if self._disk.is_leader:
             work()
 
-    def _write_files(self, aside: Path, write_shared: Callable[[Path], None], rank_state: Any) -> None:
+    def _write_own(self, aside: Path, rank_state: Any) -> None:
         path = aside / rank_file(self._world.rank, self._world.size)
         save_tree(path, rank_state, f"rank-{self._world.rank}")
         durable_files.sync_file(path)
-        if self._world.is_main:
-            write_shared(aside)
 
     def _point_to(self, step: int) -> None:
         durable_files.point_link(self._folder / LATEST, step_folder(self._folder, step).name)

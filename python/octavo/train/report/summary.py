@@ -19,9 +19,10 @@ from octavo.train.trainer import Trainer
 def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
     """The options and figures of a run after its last step. Called by all ranks together.
 
-    Bytes are those that rank 0 handed to c10d for gradients; `dense_…` what fp32 would have been. Rates are
-    of the whole job. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are the largest rank's; the second
-    is 0 where the CPU is the device, and counts no managed memory.
+    Bytes are those that rank 0 handed to c10d for gradients, and for parameters with ZeRO; `dense_…` what fp32
+    gradients would have been, with ZeRO those of DDP. Rates are of the whole job. State is rank 0's, with ZeRO its
+    share. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are the largest rank's; the second is 0 where
+    the CPU is the device, and counts no managed memory.
     """
     config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in engine.model.parameters())
@@ -30,7 +31,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         "plan": config.resolved_plan,
         "optimizer": config.optimizer_name,
         "outer": config.outer,
-        **engine.outer_options(),
+        **engine.options(),
         "zero_stage": config.zero,
         "compile": config.compile,
         "device": engine.device.type,
@@ -70,9 +71,8 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
 def check_replicas(trainer: Trainer) -> str:
     """The SHA-256 of the parameters that all ranks have. Raises JobError where a rank's bits differ from rank 0's."""
     digest = hashlib.sha256()
-    with trainer.engine.common_parameters():
-        for parameter in trainer.engine.model.parameters():
-            digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
+    for parameter in trainer.engine.common_parameters():
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
     digests = trainer.world.gather(digest.hexdigest())
     for rank, other in enumerate(digests):
         if other != digests[0]:

@@ -44,8 +44,9 @@ def _line(text: str) -> str:
 
 def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rounds = f" every {summary['outer']} steps" if summary["outer"] else ""
+    shares = f", ZeRO-{summary['zero_stage']}" if summary["zero_stage"] else ""
     rows = [
-        ("plan, optimizer", f"{summary['plan']}{rounds}, {summary['optimizer']}"),
+        ("plan, optimizer", f"{summary['plan']}{rounds}, {summary['optimizer']}{shares}"),
         ("ranks, device", f"{summary['world_size']}, {summary['device']} ({summary['precision']})"),
         ("parameters", f"{summary['parameters']:,}"),
         ("steps", f"{summary['steps']:,} ({summary['skipped_steps']} skipped)"),

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DistributedDataParallel with a compressed wire: ranks exchange gradients in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaForCausalLM
+
+import octavo
+from octavo.train.config import TrainConfig
+from octavo.train.data.training_data import Data
+from octavo.train.engine.base import State, loss_of
+from octavo.train.engine.replica import ReplicaEngine
+from octavo.train.launch.world import World
+from octavo.train.optimizer import build_optimizer, plan_of
+from octavo.train.report.memory import tensor_bytes
+
+
+class DdpEngine(ReplicaEngine):
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        model: LlamaForCausalLM,
+        precision: str,
+        group: dist.ProcessGroup | None,
+        rehearsed: Data | None,
+    ):
+        """`rehearsed`: what a resumed run trains on."""
+        self._ddp = DistributedDataParallel(model, process_group=group)
+        device = next(model.parameters()).device
+        if rehearsed is not None:
+            _rehearse(self._ddp, rehearsed, precision, device)
+        optimizer = world.agree(lambda: build_optimizer(config, model))
+        joined = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+        options = dict(is_paged=config.is_paged, seed=config.seed, timeout_s=config.timeout_s)
+        handle = world.agree(lambda: octavo.compress(self._ddp, plan_of(config), optimizer=joined, **options))
+        super().__init__(config, world, model, precision, device, optimizer, handle)
+
+    def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
+        with nullcontext() if is_last else self._ddp.no_sync():
+            loss = loss_of(self._ddp, batch, tokens, self.precision, self.device)
+            loss.backward()
+        return loss.item()
+
+    def has_finite_gradients(self) -> bool:
+        # The reduced gradients are the same bits on every rank, so the ranks agree without another message; where
+        # nothing was reduced they need one.
+        is_finite = super().has_finite_gradients()
+        return self.world.mean(float(is_finite)) == 1.0 if self.handle.exchange == "nothing" else is_finite
+
+    def common_state(self) -> State:
+        return self.optimizer.state_dict()
+
+    def own_state(self) -> State:
+        return self.handle.state_dict()
+
+    def load(self, common: State, own: State | Iterable[State]) -> None:
+        self.handle.load_state_dict(own if isinstance(own, dict) else list(own))
+        self.optimizer.load_state_dict(common)
+
+    def state_bytes(self) -> tuple[int, int]:
+        return tensor_bytes(self.optimizer.state_dict()), tensor_bytes(self.handle.state_dict())
+
+
+def _rehearse(ddp: DistributedDataParallel, data: Data, precision: str, device: torch.device) -> None:
+    """One uncompressed pass before a resumed run's first step; its gradients are thrown away.
+
+    DDP sorts its buckets anew after the first backward pass. Without a rehearsal the resumed run would make
+    a step with the unsorted buckets where the unbroken run had the sorted ones: sums and blocks would round
+    differently.
+    """
+    forked = [] if device.type == "cpu" else [device.index]
+    with torch.random.fork_rng(devices=forked, device_type=device.type):
+        loss = loss_of(ddp, data.train.batch(0), 1.0, precision, device)
+    loss.backward()
+    ddp.zero_grad(set_to_none=True)

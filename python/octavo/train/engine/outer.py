@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local steps: ranks step by themselves, and octavo.Outer exchanges now and then how far they have moved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+import octavo
+from octavo.train.config import TrainConfig
+from octavo.train.engine.base import State, loss_of
+from octavo.train.engine.replica import ReplicaEngine
+from octavo.train.launch.world import World
+from octavo.train.optimizer import build_optimizer
+from octavo.train.report.memory import tensor_bytes
+
+
+class OuterEngine(ReplicaEngine):
+    """Handle and optimizer are the same octavo.Outer."""
+
+    steps_alone = True
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        model: LlamaForCausalLM,
+        precision: str,
+        group: dist.ProcessGroup | None,
+    ):
+        inner = world.agree(lambda: build_optimizer(config, model))
+        outer = world.agree(
+            lambda: octavo.Outer(
+                model,
+                inner,
+                config.resolved_plan,
+                config.outer,
+                config.outer_delay,
+                fragments=config.outer_fragments,
+                lr=config.outer_lr,
+                momentum=config.outer_momentum,
+                group=group,
+                seed=config.seed,
+                timeout_s=config.timeout_s,
+            )
+        )
+        super().__init__(config, world, model, precision, next(model.parameters()).device, outer, outer)
+
+    def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
+        loss = loss_of(self.model, batch, tokens, self.precision, self.device)
+        loss.backward()
+        return loss.item()
+
+    def skip_step(self) -> None:
+        self.optimizer.count_step()
+
+    def whole_model(self) -> AbstractContextManager[None]:
+        return self.optimizer.at_anchor()
+
+    def common_state(self) -> State:
+        return self.optimizer.shared_state()
+
+    def own_state(self) -> State:
+        return self.optimizer.own_state()
+
+    def load(self, common: State, own: State | Iterable[State]) -> None:
+        if isinstance(own, dict):
+            self.optimizer.load_state_dict({**own, "shared": common})
+        else:
+            self.optimizer.load_state_dict([{**state, "shared": common} for state in own])
+
+    def state_bytes(self) -> tuple[int, int]:
+        inner = tensor_bytes(self.optimizer.inner.state_dict())
+        return inner, tensor_bytes(self.optimizer.state_dict()) - inner
+
+    def options(self) -> dict[str, Any]:
+        return {f"outer_{name}": getattr(self.optimizer, name) for name in ("delay", "fragments", "lr", "momentum")}

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engines share whose ranks have the whole model, its gradients in `.grad`, and an optimizer of all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
+
+from octavo.train.engine.base import Engine, Sent
+from octavo.train.optimizer import clip_gradient
+
+
+class ReplicaEngine(Engine):
+    def has_finite_gradients(self) -> bool:
+        # The least and the greatest are NaN where any value is, and are found at the speed of memory.
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        bounds = [bound for gradient in gradients for bound in torch.aminmax(gradient)]
+        return bool(torch.isfinite(torch.stack(bounds)).all())
+
+    def update(self) -> float | None:
+        norm = None
+        if self.config.clip_norm is not None:
+            norm = clip_gradient(self.optimizer, self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        return norm
+
+    def skip_step(self) -> None:
+        """Nothing: the gradients are forgotten when the step ends."""
+
+    def end_step(self, is_last: bool) -> None:
+        if is_last and hasattr(self.optimizer, "synchronize"):
+            self.optimizer.synchronize()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def sent(self) -> Sent:
+        stats = self.handle.stats()
+        return Sent(stats["wire_bytes"], stats["dense_bytes"])
+
+    def common_parameters(self) -> Iterator[Tensor]:
+        with self.whole_model():
+            yield from self.model.parameters()
+
+    def save_model(self, folder: Path) -> None:
+        if self.world.is_main:
+            disable_progress_bar()  # a bar for one file of a second
+            with self.whole_model():
+                self.model.save_pretrained(folder)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ZeRO: ranks share out optimizer state, gradients and parameters, by octavo.initialize."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+import octavo
+from octavo.train.checkpoint.writer import MODEL
+from octavo.train.config import TrainConfig
+from octavo.train.engine.base import Engine, Sent, State, loss_of
+from octavo.train.launch.world import World
+from octavo.train.optimizer import build_optimizer, plan_of
+from octavo.train.report.memory import tensor_bytes
+
+
+class ZeroEngine(Engine):
+    def __init__(
+        self,
+        config: TrainConfig,
+        world: World,
+        model: LlamaForCausalLM,
+        precision: str,
+        group: dist.ProcessGroup | None,
+    ):
+        self._parameters = sum(p.numel() for p in model.parameters())
+        self._steps = 0
+        optimizer = world.agree(lambda: build_optimizer(config, model))
+        options = {
+            "zero_stage": config.zero,
+            "plan": plan_of(config),
+            "gather": config.gather,
+            "accumulation_steps": config.grad_accum,
+            "clip_norm": config.clip_norm,
+            "seed": config.seed,
+            "timeout_s": config.timeout_s,
+        }
+        self._zero = world.agree(lambda: octavo.initialize(model, optimizer, options, group=group))
+        device = next(model.parameters()).device
+        super().__init__(config, world, model, precision, device, optimizer, self._zero.handle)
+
+    def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
+        loss = loss_of(self._zero, batch, tokens, self.precision, self.device)
+        self._zero.backward(loss * self.config.grad_accum)  # which it divides by, and the tokens are of all of them
+        return loss.item()
+
+    def has_finite_gradients(self) -> bool:
+        return self._zero.has_finite_gradients()
+
+    def update(self) -> float | None:
+        norm = self._zero.step()
+        return None if norm is None else float(norm)
+
+    def skip_step(self) -> None:
+        self._zero.drop_gradients()
+
+    def end_step(self, is_last: bool) -> None:
+        self._steps += 1
+
+    def sent(self) -> Sent:
+        """Gradients and parameters; beside what DDP would have sent, whose ring sends all gradients once a step."""
+        ring = 2 * (self.world.size - 1) * 4 * self._parameters // self.world.size
+        return Sent(self._zero.sent_bytes(), self._steps * ring)
+
+    def whole_model(self) -> AbstractContextManager[None]:
+        return self._zero.gathered()
+
+    def common_parameters(self) -> Iterator[Tensor]:
+        if self.config.zero < 3:  # each rank has its own copy
+            yield from self.model.parameters()
+        else:
+            yield from (parameter for _, parameter in self._zero.whole_parameters())
+
+    def save_model(self, folder: Path) -> None:
+        if self.world.is_main:
+            self.model.config.save_pretrained(folder)
+            self.model.generation_config.save_pretrained(folder)
+        self._zero.export_safetensors(folder / MODEL)
+
+    def common_state(self) -> State:
+        return {"param_groups": self._zero.optimizer_options()}
+
+    def own_state(self) -> State:
+        return {"optimizer": self._zero.optimizer_state(), "exchange": self.handle.state_dict()}
+
+    def load(self, common: State, own: State | Iterable[State]) -> None:
+        self._zero.take_own_parts()  # which were saved; an unbroken run has gathered them by the codec
+        if isinstance(own, dict):
+            self._zero.load_optimizer_state(own["optimizer"], common["param_groups"])
+            self.handle.load_state_dict(own["exchange"])
+            return
+        exchanges = []
+
+        def optimizers() -> Iterator[State]:
+            for state in own:
+                exchanges.append(state["exchange"])
+                yield state["optimizer"]
+
+        self._zero.load_optimizer_state(optimizers(), common["param_groups"])
+        self.handle.load_state_dict(exchanges)
+
+    def state_bytes(self) -> tuple[int, int]:
+        return self._zero.optimizer_bytes(), tensor_bytes(self.handle.state_dict())
+
+    def options(self) -> dict[str, Any]:
+        return {"gather": self.config.gather or "dense"}

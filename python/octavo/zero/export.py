@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model in one safetensors file, written tensor by tensor: the whole of it is never in memory at once.
+
+The format (huggingface.co/docs/safetensors): eight bytes, little-endian, that count the header's; the header, JSON with
+each tensor's dtype, shape and place in the data, and metadata; the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from octavo.zero.engine import ZeroEngine
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8  # of the data's begin in the file
+
+
+def export(engine: ZeroEngine, path: Path, group: dist.ProcessGroup) -> None:
+    """``ZeroEngine.export_safetensors``."""
+    named, tied = _without_ties(engine.module)
+    trouble: OSError | None = None
+    wholes = ((name, engine.whole(tensor)) for name, tensor in named.items())
+    if group.rank() == 0:
+        try:
+            _write(path, _header(named, tied), wholes)
+        except OSError as error:
+            trouble = error
+    for _ in wholes:  # what is left of them, on which other ranks wait
+        pass
+    _agree(trouble, path, group)
+
+
+def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of ``state_dict``, each under its first name; and by its other names the first one, which is how
+    safetensors' own ``save_model`` says it."""
+    named: dict[str, Tensor] = {}
+    first: dict[Tensor, str] = {}
+    tied = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        kept = first.setdefault(tensor, name)
+        if kept == name:
+            named[name] = tensor
+        else:
+            tied[name] = kept
+    return named, tied
+
+
+def _write(path: Path, header: bytes, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    with path.open("wb") as file:
+        file.write(header)
+        for _, tensor in tensors:
+            file.write(_bytes_of(tensor))
+        _sync(file)
+
+
+def _header(named: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
+    begin = 0
+    for name, tensor in named.items():
+        end = begin + tensor.numel() * tensor.dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _sync(file: IO[bytes]) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _agree(trouble: OSError | None, path: Path, group: dist.ProcessGroup) -> None:
+    """Raises the same OSError on all ranks where one has it."""
+    said: list[str | None] = [None] * group.size()
+    dist.all_gather_object(said, None if trouble is None else trouble.strerror or str(trouble), group=group)
+    for text in said:
+        if text is not None:
+            raise OSError(f"[zero.export_safetensors] rank 0 cannot write {path}: {text}")

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo train --zero`: the training of DDP with state, gradients and parameters shared out, in a whole job."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_train_job import expect_exact_resume
+from train_runs import nano_config, read_curve, solo_world
+from transformers import AutoModelForCausalLM
+
+from octavo.train.checkpoint.writer import saved_steps
+from octavo.train.config import TrainConfig
+from octavo.train.job import run_job
+from octavo.train.launch.world import World
+from octavo.train.trainer import Trainer
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
+
+
+class Stop(BaseException):
+    """Stands for SIGKILL: nobody catches it."""
+
+
+@pytest.fixture(scope="module")
+def world():
+    with solo_world() as one:
+        yield one
+
+
+def run_until(rank: int, config: TrainConfig, size: int, last: int) -> dict[str, Any]:
+    """Runs a job as one of `size` ranks until it has made step `last`."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stop):
+        step = Trainer.step
+
+        def stop_after_last(trainer: Trainer) -> dict[str, Any]:
+            if trainer.totals.step == last:
+                raise Stop
+            return step(trainer)
+
+        patch.setattr(Trainer, "step", stop_after_last)
+        return run_job(config, World(rank, size), None)
+    return {}
+
+
+def whole_run(ranks: Any, config: TrainConfig, size: int = 2) -> dict[str, Any]:
+    return ranks.run(run_until, config, size, config.steps, timeout_s=120)[0]
+
+
+def curve_without_bytes(config: TrainConfig) -> list[dict[str, Any]]:
+    """In stage 3 the first pass of a process fetches parameters one by one, which has more headers."""
+    of_wire = ("wire_bytes", "wire_bytes_total")
+    return [{k: v for k, v in record.items() if k not in of_wire} for record in read_curve(Path(config.out))]
+
+
+def losses(config: TrainConfig) -> list[float]:
+    return [record["loss"] for record in read_curve(Path(config.out))]
+
+
+@pytest.fixture(scope="module")
+def by_ddp(two_ranks, tmp_path_factory):
+    config = nano_config(tmp_path_factory.mktemp("ddp"), plan="dense", grad_accum=2, clip_norm=0.5)
+    return config, whole_run(two_ranks, config)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_it_is_the_training_of_ddp(two_ranks, by_ddp, tmp_path, stage):
+    of_ddp, expected = by_ddp
+    config = dataclasses.replace(of_ddp, zero=stage, out=str(tmp_path / "out"))
+    summary = whole_run(two_ranks, config)
+    assert losses(config) == pytest.approx(losses(of_ddp), rel=1e-5)
+    for name in ("eval_loss", "final_loss"):
+        assert summary[name] == pytest.approx(expected[name], rel=1e-5)
+    assert summary["zero_stage"] == stage
+    assert summary["parameters"] == expected["parameters"]
+    assert summary["state_bytes_per_param"] == pytest.approx(expected["state_bytes_per_param"] / 2, rel=0.02)
+    # In halves of an all-reduce: stages 2 and 3 send gradients in both micro-batches, and 3 parameters in all passes.
+    sent = {1: 1 + 1, 2: 2 + 1, 3: 2 + 4}[stage] / 2
+    assert summary["wire_bytes_per_step"] == pytest.approx(sent * summary["dense_bytes_per_step"], rel=0.05)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_files_of_a_run_are_those_of_any(two_ranks, by_ddp, tmp_path, stage):
+    of_ddp, _ = by_ddp
+    config = dataclasses.replace(of_ddp, zero=stage, out=str(tmp_path / "out"))
+    whole_run(two_ranks, config)
+    ours, theirs = (Path(run.out) / "checkpoint" for run in (config, of_ddp))
+    model = AutoModelForCausalLM.from_pretrained(ours)
+    expected = load_file(theirs / "model.safetensors")
+    assert load_file(ours / "model.safetensors").keys() == expected.keys()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-3, atol=1e-5)
+    for folder in (Path(config.out), ours / "latest"):
+        other = Path(of_ddp.out) / folder.relative_to(config.out)
+        assert {path.name for path in folder.iterdir()} == {path.name for path in other.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        (1, dict(optimizer="adamw8bit", gather="int8")),
+        (2, dict(optimizer="paged-lion8bit", grad_accum=2)),
+        (3, dict(optimizer="paged-adamw8bit", gather="int8", clip_norm=0.5)),
+        (3, dict(optimizer="adamw", plan="sign+ef", precision="bf16")),
+    ],
+    ids=str,
+)
+def test_a_killed_run_resumes_exactly(two_ranks, tmp_path, stage, options):
+    whole = nano_config(tmp_path, zero=stage, out=str(tmp_path / "whole"), **{"plan": "int4+ef", **options})
+    broken = dataclasses.replace(whole, out=str(tmp_path / "broken"))
+    summary = whole_run(two_ranks, whole)
+    two_ranks.run(run_until, broken, 2, 5, timeout_s=120)
+    assert saved_steps(Path(broken.out) / "checkpoint") == [4, 2]
+    assert whole_run(two_ranks, broken)["replicas_sha256"] == summary["replicas_sha256"]
+    assert curve_without_bytes(broken) == curve_without_bytes(whole)
+    assert summary["gather"] == (whole.gather or "dense")
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_one_rank_resumes_exactly(world, tmp_path, monkeypatch, stage):
+    expect_exact_resume(world, tmp_path, monkeypatch, 5, plan="int4+ef", zero=stage)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_another_number_of_ranks_and_another_stage_go_on(world, two_ranks, three_ranks, tmp_path, optimizer):
+    config = nano_config(tmp_path, plan="int4+ef", optimizer=optimizer, zero=1)
+    two_ranks.run(run_until, config, 2, 4, timeout_s=120)
+    three_ranks.run(run_until, dataclasses.replace(config, zero=3), 3, 6, timeout_s=120)
+    run_job(dataclasses.replace(config, zero=2), world, None)
+    curve = read_curve(Path(config.out))
+    assert [record["step"] for record in curve] == list(range(1, 9))
+    assert all(math.isfinite(record["loss"]) for record in curve)
+    assert curve[-1]["loss"] < curve[0]["loss"]
+
+
+def test_a_step_with_a_nan_is_left_out(two_ranks, tmp_path):
+    config = nano_config(tmp_path, plan="int4+ef", zero=2)
+    summary = two_ranks.run(run_with_a_nan, config, timeout_s=120)[0]
+    assert summary["skipped_steps"] == 1
+    assert math.isfinite(summary["eval_loss"])
+
+
+def run_with_a_nan(rank: int, config: TrainConfig) -> dict[str, Any]:
+    """Rank 1's loss of step 3 is none."""
+    from octavo.train.engine import zero
+
+    real, calls = zero.loss_of, []
+
+    def loss_of(*arguments: Any) -> torch.Tensor:
+        calls.append(0)
+        return real(*arguments) * (float("nan") if rank == 1 and len(calls) == 3 else 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zero, "loss_of", loss_of)
+        return run_job(config, World(rank, 2), None)
+
+
+def test_a_disk_that_is_full_ends_the_job_on_all_ranks_with_a_sentence(two_ranks, tmp_path):
+    config = nano_config(tmp_path, plan="dense", zero=3)
+    for said in two_ranks.run(run_without_space, config, timeout_s=120):
+        assert "[zero.export_safetensors] rank 0 cannot write" in said
+        assert "No space left on device" in said
+
+
+def run_without_space(rank: int, config: TrainConfig) -> str:
+    from octavo.train.errors import JobError
+    from octavo.zero import export
+
+    def fail(tensor: torch.Tensor) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_bytes_of", fail)
+        with pytest.raises(JobError) as caught:
+            run_job(config, World(rank, 2), None)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(zero=4), "--zero must be 0, 1, 2 or 3, not 4"),
+        (dict(gather="int8"), "--gather int8 needs --zero, whose parameters it sends: --zero 1, 2 or 3"),
+        (dict(zero=1, outer=4), "--zero 1 and rounds of local steps exclude each other"),
+        (dict(zero=1, compare=("dense", "outer:4/dense")), "--zero 1 and rounds of local steps exclude each other"),
+        (dict(zero=2, optimizer="muon"), "--optimizer muon steps whole parameters, or decides what is sent"),
+        (dict(zero=2, optimizer="onebit-adamw", plan="sign+ef"), "use adamw, or one such as paged-adamw8bit or lion"),
+        (dict(zero=3, optimizer="signum"), "--optimizer signum steps whole parameters"),
+        (
+            dict(zero=3, plan="auto:int8"),
+            "--plan auto:int8 measures the exchanges of replicas: with --zero name a plan",
+        ),
+        (dict(zero=3, compare=("dense", "auto")), "--plan auto measures the exchanges of replicas"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(change, words):
+    with pytest.raises(ValueError, match=r"^\[train\.config\] --") as caught:
+        TrainConfig(**change)
+    assert words in str(caught.value)
+
+
+def test_plan_and_optimizer_follow_from_it():
+    config = TrainConfig(zero=2)
+    assert (config.resolved_plan, config.optimizer_name) == ("int4+ef", "adamw")
+    assert TrainConfig(zero=2, plan="sign+ef").optimizer_name == "adamw"
+    assert TrainConfig(zero=3, gather="int8").to_args() == ["--zero", "3", "--gather", "int8"]
+
+
+def test_a_run_without_it_does_not_go_on_with_it(world, tmp_path):
+    config = nano_config(tmp_path, plan="int4+ef", optimizer="adamw", steps=2)
+    run_job(config, world, None)
+    with pytest.raises(Exception, match="zero 0 there and 1, 2 or 3 here"):
+        run_job(dataclasses.replace(config, zero=1), world, None)
