@@ -29,14 +29,15 @@ void require_scatterable(const Plan& plan, const std::vector<std::string>& param
     const ParameterPlan& of_one = plan.of(parameter);
     if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
       fail(ErrorCode::invalid_argument, "comm.compressor", "in the plan ", plan.text(), ", +", of_one.feedback->text(),
-           " remembers what owners send to all, and ranks of fully_shard keep the sums of their shards to themselves: ",
+           " remembers what owners send to all, and ranks of fully_shard and ZeRO keep the sums of their shards to ",
+           "themselves: ",
            of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
            ", or compress between replicas of shards (octavo.compress, replicas)");
     }
     if (!of_one.map) continue;
     fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ", parameter,
-         ", which gives all ranks the whole mean, and ranks of fully_shard keep a shard each: use a codec of values, ",
-         "such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
+         ", which gives all ranks the whole mean, and ranks of fully_shard and ZeRO keep a shard each: use a codec of ",
+         "values, such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
   }
 }
 
@@ -86,7 +87,7 @@ void Compressor::use(const Plan& plan) {
   if (host_) require_fits_hosts(plan, names);
   if (plan.choices && (scatters() || shards_ || host_)) {
     fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
-         " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard and with ",
+         " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
          "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
   // kept here: the parameters still point to it

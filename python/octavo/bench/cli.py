@@ -111,6 +111,58 @@ def ddp(
 
 
 @app.command()
+def zero(
+    contenders: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="ddp, torch-zero1 (ZeroRedundancyOptimizer) and fsdp2 of torch; zero1, zero2 or zero3 of Octavo, with "
+            "a codec of parameters and a plan of gradients, as in zero3:int8/int4+ef. ddp is always among them.",
+            show_default="ddp torch-zero1 fsdp2 zero1 zero2 zero3 zero2:int8/int8+ef zero3:int8/int4+ef",
+        ),
+    ] = None,
+    nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,
+    model: Annotated[
+        str, typer.Option(help="llama-34m, tiny, small, 220m or the CONFIG.json of a LLaMA.")
+    ] = "llama-34m",
+    measure: Annotated[
+        str,
+        typer.Option(
+            help="time: all contenders in turns, in one set of processes; memory: each in processes of its own; both."
+        ),
+    ] = "both",
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate; may be repeated. Needs root.",
+            show_default="this machine as it is",
+        ),
+    ] = None,
+    rounds: Rounds = 8,
+    json_file: JsonFile = None,
+) -> None:
+    """A step of a language model by ZeRO, Octavo's and torch's, beside DDP: its time and the memory of a rank."""
+    from octavo.bench import zero as bench
+    from octavo.bench import zero_jobs
+    from octavo.bench.ddp import is_main, is_rank
+
+    names, links = contenders or bench.DEFAULT_CONTENDERS, link or [None]
+    if is_main():
+        _check_place(json_file)
+    with _errors_in_a_sentence():
+        zero_jobs.check(names, model, links, measure)
+        if is_rank():
+            measured = zero_jobs.measure_as_rank(names, rounds=rounds, model=model, what=measure)
+        else:
+            check_local_ranks(nproc, usable_cores())
+            options = dict(nproc=nproc, rounds=rounds, model=model, links=links, what=measure)
+            measured = zero_jobs.measure(names, **options)
+    if measured is not None:
+        shaped = any(row.link != bench.UNSHAPED for row in measured)
+        headings = bench.HEADINGS if shaped else {k: v for k, v in bench.HEADINGS.items() if k != "link"}
+        _show(bench.title(model, measured[0]), bench.as_dicts(measured), headings, json_file)
+
+
+@app.command()
 def optim(
     elements: Annotated[
         int, typer.Option(min=1024, help="Parameters: half of them one matrix, the rest the layers of a model.")

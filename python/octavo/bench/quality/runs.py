@@ -96,10 +96,10 @@ class Run:
 
 def machine() -> dict[str, Any]:
     """The machine that this process runs on."""
-    return {"processor": _processor(), "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
+    return {"processor": processor(), "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

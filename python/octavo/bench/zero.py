@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step of a language model whose state, gradients and parameters ranks share out: the part of one rank.
+
+All contenders take turns in one set of processes, each with a model of its own, for time; memory is that of a process
+with one of them alone. `zero_jobs` starts both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from octavo.bench.ddp import UNSHAPED, joined
+from octavo.bench.quality.runs import processor
+from octavo.bench.timing import Seconds, ratio, take_turns, typical
+from octavo.bench.zero_contenders import DDP, build
+from octavo.train.model import SIZES, build_model, model_config
+from octavo.train.report import memory
+
+DEFAULT_CONTENDERS = (
+    DDP,
+    "torch-zero1",
+    "fsdp2",
+    "zero1",
+    "zero2",
+    "zero3",
+    "zero2:int8/int8+ef",
+    "zero3:int8/int4+ef",
+)
+MODEL = "llama-34m"
+"""The default: 33.7 million parameters."""
+VOCABULARY = 8192
+BATCH = (2, 128)
+"""Rows and tokens of a step and rank."""
+WARMUP_ROUNDS = 3
+MEMORY_STEPS = 3
+BYTES_OF_A_PARAMETER = 16
+"""With AdamW, in float32: itself, its gradient, two states."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table; None where it was not measured."""
+
+    contender: str
+    parameters: int
+    ranks: int
+    threads: int  # of a rank
+    milliseconds: float | None = None  # the median over rounds
+    least_ms: float | None = None
+    of_ddp: float | None = None  # the median over rounds of this step's time by that of DDP's
+    wire_bytes: int | None = None  # that a rank sends in a step
+    peak_bytes: int | None = None  # of the process, the interpreter included, while it steps; the largest rank's
+    held_bytes: int | None = None  # parameters, gradients and states of a rank
+    of_share: float | None = None  # held_bytes by a W-th of what DDP holds
+    loss: float | None = None  # on rank 0, of the last step
+    link: str = UNSHAPED
+
+
+HEADINGS = {
+    "link": "link",
+    "contender": "contender",
+    "milliseconds": "ms",
+    "least_ms": "least ms",
+    "of_ddp": "times ddp",
+    "wire_bytes": "MB sent",
+    "peak_bytes": "peak MB",
+    "held_bytes": "held MB",
+    "of_share": "times dense/W",
+    "loss": "loss",
+}
+
+
+def title(model: str, row: Row) -> str:
+    tokens = f"{BATCH[0]} x {BATCH[1]} tokens a rank"
+    ranks = f"{row.ranks} ranks, {row.threads} thread{'s' if row.threads > 1 else ''} each"
+    return f"a step of {model}, {row.parameters / 1e6:.1f} M parameters, AdamW; {tokens}; {ranks}; {processor()}"
+
+
+def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]
+
+
+def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row] | None:
+    """As one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
+    with joined():
+        make, tokens = _model_maker(model), _tokens()
+        steps = {name: build(name, make(), tokens) for name in dict.fromkeys((DDP, *contenders))}
+        losses: dict[str, float] = {}
+        sent: dict[str, int | None] = {}
+
+        def run(name: str) -> Callable[[], None]:
+            def one() -> None:
+                losses[name] = steps[name]()
+
+            return one
+
+        def line_up(name: str) -> None:
+            sent.setdefault(name, steps[name].wire_bytes())
+            dist.barrier()
+
+        seconds = take_turns({name: run(name) for name in steps}, rounds, WARMUP_ROUNDS, line_up)
+        rows = [
+            _row(name, make, seconds, losses[name], _per_step(sent[name], steps[name].wire_bytes(), rounds))
+            for name in steps
+        ]
+        return rows if dist.get_rank() == 0 else None
+
+
+def measure_memory(contender: str, model: str) -> list[Row] | None:
+    """As `measure_time`, of one contender, which should be alone in its process."""
+    with joined():
+        make = _model_maker(model)
+        step = build(contender, make(), _tokens())
+        memory.reset_peak()
+        for _ in range(MEMORY_STEPS - 1):
+            step()
+        loss = step.backward()
+        held = _greatest(step.held_bytes())
+        step.update()
+        peak = _greatest(memory.peak_host_bytes())
+        share = BYTES_OF_A_PARAMETER * make.parameters / dist.get_world_size()
+        row = Row(
+            contender,
+            make.parameters,
+            dist.get_world_size(),
+            torch.get_num_threads(),
+            peak_bytes=peak,
+            held_bytes=held,
+            of_share=held / share,
+            loss=loss,
+        )
+        return [row] if dist.get_rank() == 0 else None
+
+
+class _model_maker:
+    """Makes the model, the same bits each time and on all ranks."""
+
+    def __init__(self, name: str):
+        self._config = config_of(name)
+        self.parameters = sum(p.numel() for p in self().parameters())
+
+    def __call__(self) -> LlamaForCausalLM:
+        return build_model(self._config, seed=0)
+
+
+def config_of(name: str) -> LlamaConfig:
+    """Raises ValueError for a model that is none of `octavo train`'s, nor this bench's own."""
+    if name == MODEL:
+        shape = dict(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=16)
+        return LlamaConfig(**shape, vocab_size=VOCABULARY, max_position_embeddings=512)
+    if name not in SIZES and not name.endswith(".json"):
+        raise ValueError(f"[bench.zero] --model must be {MODEL}, {', '.join(SIZES)} or a CONFIG.json, not '{name}'")
+    return model_config(name, VOCABULARY, BATCH[1])
+
+
+def _tokens() -> torch.Tensor:
+    """Each rank's own."""
+    torch.manual_seed(1 + dist.get_rank())
+    return torch.randint(0, VOCABULARY, BATCH)
+
+
+def _row(name: str, make: _model_maker, seconds: Seconds, loss: float, wire_bytes: int | None) -> Row:
+    return Row(
+        name,
+        make.parameters,
+        dist.get_world_size(),
+        torch.get_num_threads(),
+        milliseconds=1e3 * typical(seconds, name),
+        least_ms=1e3 * min(seconds[name]),
+        of_ddp=ratio(seconds, name, DDP),
+        wire_bytes=wire_bytes,
+        loss=loss,
+    )
+
+
+def _per_step(before: int | None, after: int | None, rounds: int) -> int | None:
+    return None if before is None or after is None else (after - before) // (rounds + WARMUP_ROUNDS)
+
+
+def _greatest(value: int) -> int:
+    """Of all ranks."""
+    box = torch.tensor(value)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return int(box)

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same model trained by torch's DDP, ZeroRedundancyOptimizer and FSDP2, and by Octavo's ZeRO."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+from octavo.optim.shards import local
+
+LR = 1e-3
+
+
+class Contender(ABC):
+    """A model and its optimizer, fused AdamW for all. `micro_batch` is what a step computes with."""
+
+    def __init__(self, model: nn.Module, tokens: Tensor):
+        self.model, self._tokens = model, tokens
+
+    def loss(self) -> Tensor:
+        return self.model(input_ids=self._tokens, labels=self._tokens).loss
+
+    def backward(self) -> float:
+        loss = self.loss()
+        loss.backward()
+        return loss.item()
+
+    @abstractmethod
+    def update(self) -> None:
+        """The optimizer's step; gradients are then gone."""
+
+    @abstractmethod
+    def held_bytes(self) -> int:
+        """Between `backward` and `update`, after a first step: of the parameters, gradients and states of this rank."""
+
+    def wire_bytes(self) -> int | None:
+        """That this rank has sent so far, if it is known."""
+        return None
+
+    def __call__(self) -> float:
+        loss = self.backward()
+        self.update()
+        return loss
+
+
+class _Torchs(Contender):
+    optimizer: torch.optim.Optimizer
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def held_bytes(self) -> int:
+        states = [value for state in self._states() for value in state.values() if isinstance(value, Tensor)]
+        parameters = list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return _bytes_of([*parameters, *gradients, *states])
+
+    def _states(self) -> Iterable[dict[str, Any]]:
+        return self.optimizer.state.values()
+
+
+class Ddp(_Torchs):
+    def __init__(self, model: nn.Module, tokens: Tensor):
+        super().__init__(DistributedDataParallel(model, gradient_as_bucket_view=True), tokens)
+        self.optimizer = adamw(model)
+
+
+class TorchZero1(_Torchs):
+    def __init__(self, model: nn.Module, tokens: Tensor):
+        super().__init__(DistributedDataParallel(model, gradient_as_bucket_view=True), tokens)
+        self.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LR, fused=True)
+
+    def _states(self) -> Iterable[dict[str, Any]]:
+        return self.optimizer.optim.state.values()  # of this rank; the other one forwards to it
+
+
+class Fsdp2(_Torchs):
+    def __init__(self, model: nn.Module, tokens: Tensor):
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        super().__init__(model, tokens)
+        self.optimizer = adamw(model)
+
+
+class Zero(Contender):
+    def __init__(self, model: nn.Module, tokens: Tensor, name: ZeroName):
+        super().__init__(model, tokens)
+        self._engine = octavo.initialize(
+            model, adamw(model), {"zero_stage": name.stage, "plan": name.plan, "gather": name.gather}
+        )
+
+    def loss(self) -> Tensor:
+        return self._engine(input_ids=self._tokens, labels=self._tokens).loss
+
+    def backward(self) -> float:
+        loss = self.loss()
+        self._engine.backward(loss)
+        return loss.item()
+
+    def update(self) -> None:
+        self._engine.step()
+
+    def held_bytes(self) -> int:
+        own = [tensor for part in self._engine.parts.values() for tensor in (part.values, part.gradient)]
+        return _bytes_of([*self.model.parameters(), *own]) + self._engine.optimizer_bytes()
+
+    def wire_bytes(self) -> int:
+        return self._engine.sent_bytes()
+
+
+@dataclass(frozen=True)
+class ZeroName:
+    """`zero3`, `zero2/int4+ef`, `zero3:int8/int4+ef`: the stage, the codec of parameters, the plan of gradients."""
+
+    stage: int
+    plan: str = "dense"
+    gather: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ZeroName | None:
+        """None for what is no such name. Raises ValueError for an unknown plan or codec."""
+        match = re.fullmatch(r"zero([123])(?::([^/]+))?(?:/(.+))?", text)
+        if match is None:
+            return None
+        stage, gather, plan = match.groups()
+        for one in (plan, gather):
+            if one is not None:
+                octavo.Plan(one)
+        return cls(int(stage), plan or "dense", gather)
+
+
+DDP = "ddp"
+TORCHS = {DDP: Ddp, "torch-zero1": TorchZero1, "fsdp2": Fsdp2}
+
+
+def require_known(name: str) -> None:
+    if name not in TORCHS and ZeroName.parse(name) is None:
+        raise ValueError(
+            f"[bench.zero] expected {', '.join(TORCHS)} or zeroSTAGE, zeroSTAGE/PLAN or zeroSTAGE:CODEC/PLAN, such as "
+            f"zero3:int8/int4+ef, got '{name}'"
+        )
+
+
+def build(name: str, model: nn.Module, tokens: Tensor) -> Contender:
+    """Called by all ranks together, with the same model on each."""
+    if name in TORCHS:
+        return TORCHS[name](model, tokens)
+    parsed = ZeroName.parse(name)
+    assert parsed is not None, "require_known comes first"
+    return Zero(model, tokens, parsed)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Of the memory in which they lie; what lies in the same memory is counted once."""
+    storages = {}
+    for tensor in tensors:
+        storage = local(tensor.detach()).untyped_storage()
+        if storage.nbytes():
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
