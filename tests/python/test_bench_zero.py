@@ -48,7 +48,7 @@ def test_all_train_the_same_model_in_turns(tmp_path):
         assert row.loss == pytest.approx(ddp.loss, rel=1e-2 if "/" in row.contender else 1e-4)
     ring = 4 * ddp.parameters  # of two ranks; each half of it is a reduction or a gather
     assert rows["zero1"].wire_bytes == pytest.approx(ring, rel=0.01)
-    assert rows["zero3"].wire_bytes == pytest.approx(1.5 * ring, rel=0.01)
+    assert ring <= rows["zero3"].wire_bytes < 1.51 * ring  # what it uses again soon it keeps
     assert rows["zero3:int8/int4+ef"].wire_bytes < rows["zero3"].wire_bytes / 4
 
 
@@ -89,9 +89,10 @@ def test_time_and_memory_of_a_contender_are_one_row(monkeypatch):
 
 def test_names_say_stage_plan_and_codec():
     assert ZeroName.parse("zero3") == ZeroName(3)
-    assert ZeroName.parse("zero2/topk:64/4096:sign+ef") == ZeroName(2, "topk:64/4096:sign+ef")
+    assert ZeroName.parse("zero2/topk:64/4096:sign+ef") == ZeroName(2, plan="topk:64/4096:sign+ef")
     assert ZeroName.parse("zero2:int8:128") == ZeroName(2, gather="int8:128")
-    assert ZeroName.parse("zero3:int8/int4+ef") == ZeroName(3, "int4+ef", "int8")
+    assert ZeroName.parse("zero3:int8/int4+ef") == ZeroName(3, plan="int4+ef", gather="int8")
+    assert ZeroName.parse("zero1-compiled/int8") == ZeroName(1, compile=True, plan="int8")
     assert ZeroName.parse("zero4") is None
     zero_jobs.check(DEFAULT_CONTENDERS, MODEL, [None], zero_jobs.BOTH)
     assert config_of(MODEL).num_hidden_layers == 8
@@ -100,7 +101,7 @@ def test_names_say_stage_plan_and_codec():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("zero4", "expected ddp, torch-zero1, fsdp2 or zeroSTAGE"),
+        ("zero4", "expected ddp, torch-zero1, fsdp2 or zeroSTAGE[-compiled]"),
         ("zero3/int9", "int9"),
         ("zero3:int9/int8", "int9"),
         ("zero3 --measure speed", "--measure must be time, memory or both, not 'speed'"),

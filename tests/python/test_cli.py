@@ -85,7 +85,7 @@ def test_version_and_cmake_dir(octavo_cli):
     [
         ("--zero 1 --outer 4", "--zero 1 and rounds of local steps exclude each other"),
         ("--zero 1 --gather int9", "int9"),
-        ("--compile", "--compile is not supported yet"),
+        ("--compile", "--compile is not supported without --zero yet"),
         ("--device xpu", "--device xpu is not supported yet"),
         ("--steps 0", "--steps must be at least 1, not 0"),
         (

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.timeout(30)
         (dict(plan="int4", compare=("dense",)), "--plan int4 and --compare exclude each other"),
         (dict(out=""), "--out is empty; it must name a directory"),
         (dict(zero=4), "--zero must be 0, 1, 2 or 3, not 4"),
-        (dict(compile=True), "--compile is not supported yet"),
+        (dict(compile=True), "--compile is not supported without --zero yet: leave it out"),
         (dict(device="cuda"), "--device cuda is not supported yet; auto, cpu and sycl are"),
         (
             dict(optimizer="onebit-adamw", plan="dense"),

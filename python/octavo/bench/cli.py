@@ -115,9 +115,11 @@ def zero(
     contenders: Annotated[
         list[str] | None,
         typer.Argument(
-            help="ddp, torch-zero1 (ZeroRedundancyOptimizer) and fsdp2 of torch; zero1, zero2 or zero3 of Octavo, with "
-            "a codec of parameters and a plan of gradients, as in zero3:int8/int4+ef. ddp is always among them.",
-            show_default="ddp torch-zero1 fsdp2 zero1 zero2 zero3 zero2:int8/int8+ef zero3:int8/int4+ef",
+            help="ddp, torch-zero1 (ZeroRedundancyOptimizer) and fsdp2 of torch; zero1, zero2 or zero3 of Octavo, "
+            "compiled or not, with a codec of parameters and a plan of gradients, as in "
+            "zero3-compiled:int8/int4+ef. ddp is always among them.",
+            show_default="ddp torch-zero1 fsdp2 zero1 zero2 zero3 zero1-compiled zero3-compiled zero2:int8/int8+ef "
+            "zero3:int8/int4+ef",
         ),
     ] = None,
     nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,

@@ -28,6 +28,8 @@ DEFAULT_CONTENDERS = (
     "zero1",
     "zero2",
     "zero3",
+    "zero1-compiled",
+    "zero3-compiled",
     "zero2:int8/int8+ef",
     "zero3:int8/int4+ef",
 )
@@ -36,8 +38,9 @@ MODEL = "llama-34m"
 VOCABULARY = 8192
 BATCH = (2, 128)
 """Rows and tokens of a step and rank."""
-WARMUP_ROUNDS = 3
-MEMORY_STEPS = 3
+WARMUP_ROUNDS = 5
+"""Compiled graphs have their last form then."""
+MEMORY_STEPS = WARMUP_ROUNDS + 1
 BYTES_OF_A_PARAMETER = 16
 """With AdamW, in float32: itself, its gradient, two states."""
 
@@ -91,7 +94,7 @@ def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row
         make, tokens = _model_maker(model), _tokens()
         steps = {name: build(name, make(), tokens) for name in dict.fromkeys((DDP, *contenders))}
         losses: dict[str, float] = {}
-        sent: dict[str, int | None] = {}
+        sent: dict[str, list[int | None]] = {name: [] for name in steps}  # before each of its turns
 
         def run(name: str) -> Callable[[], None]:
             def one() -> None:
@@ -100,13 +103,13 @@ def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row
             return one
 
         def line_up(name: str) -> None:
-            sent.setdefault(name, steps[name].wire_bytes())
+            sent[name].append(steps[name].wire_bytes())
             dist.barrier()
 
         seconds = take_turns({name: run(name) for name in steps}, rounds, WARMUP_ROUNDS, line_up)
         rows = [
-            _row(name, make, seconds, losses[name], _per_step(sent[name], steps[name].wire_bytes(), rounds))
-            for name in steps
+            _row(name, make, seconds, losses[name], _per_step(sent[name][WARMUP_ROUNDS], step.wire_bytes(), rounds))
+            for name, step in steps.items()
         ]
         return rows if dist.get_rank() == 0 else None
 
@@ -179,7 +182,7 @@ def _row(name: str, make: _model_maker, seconds: Seconds, loss: float, wire_byte
 
 
 def _per_step(before: int | None, after: int | None, rounds: int) -> int | None:
-    return None if before is None or after is None else (after - before) // (rounds + WARMUP_ROUNDS)
+    return None if before is None or after is None else (after - before) // rounds
 
 
 def _greatest(value: int) -> int:

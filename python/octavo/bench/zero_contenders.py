@@ -100,9 +100,8 @@ class Fsdp2(_Torchs):
 class Zero(Contender):
     def __init__(self, model: nn.Module, tokens: Tensor, name: ZeroName):
         super().__init__(model, tokens)
-        self._engine = octavo.initialize(
-            model, adamw(model), {"zero_stage": name.stage, "plan": name.plan, "gather": name.gather}
-        )
+        config = {"zero_stage": name.stage, "compile": name.compile, "plan": name.plan, "gather": name.gather}
+        self._engine = octavo.initialize(model, adamw(model), config)
 
     def loss(self) -> Tensor:
         return self._engine(input_ids=self._tokens, labels=self._tokens).loss
@@ -125,23 +124,25 @@ class Zero(Contender):
 
 @dataclass(frozen=True)
 class ZeroName:
-    """`zero3`, `zero2/int4+ef`, `zero3:int8/int4+ef`: the stage, the codec of parameters, the plan of gradients."""
+    """`zero3`, `zero2/int4+ef`, `zero3-compiled:int8/int4+ef`: the stage, whether graphs are compiled, the codec of
+    parameters, the plan of gradients."""
 
     stage: int
+    compile: bool = False
     plan: str = "dense"
     gather: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> ZeroName | None:
         """None for what is no such name. Raises ValueError for an unknown plan or codec."""
-        match = re.fullmatch(r"zero([123])(?::([^/]+))?(?:/(.+))?", text)
+        match = re.fullmatch(r"zero([123])(-compiled)?(?::([^/]+))?(?:/(.+))?", text)
         if match is None:
             return None
-        stage, gather, plan = match.groups()
+        stage, compiled, gather, plan = match.groups()
         for one in (plan, gather):
             if one is not None:
                 octavo.Plan(one)
-        return cls(int(stage), plan or "dense", gather)
+        return cls(int(stage), compiled is not None, plan or "dense", gather)
 
 
 DDP = "ddp"
@@ -151,8 +152,8 @@ TORCHS = {DDP: Ddp, "torch-zero1": TorchZero1, "fsdp2": Fsdp2}
 def require_known(name: str) -> None:
     if name not in TORCHS and ZeroName.parse(name) is None:
         raise ValueError(
-            f"[bench.zero] expected {', '.join(TORCHS)} or zeroSTAGE, zeroSTAGE/PLAN or zeroSTAGE:CODEC/PLAN, such as "
-            f"zero3:int8/int4+ef, got '{name}'"
+            f"[bench.zero] expected {', '.join(TORCHS)} or zeroSTAGE[-compiled][:CODEC][/PLAN], such as zero3 or "
+            f"zero3-compiled:int8/int4+ef, got '{name}'"
         )
 
 

@@ -53,7 +53,7 @@ def train(
         str | None,
         typer.Option(help="With --zero: the codec by which parameters travel, such as int8; as they are if left out."),
     ] = _DEFAULT.gather,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile the model; not supported yet.")] = False,
+    compile: Annotated[bool, typer.Option("--compile", help="With --zero: compile the model's graphs.")] = False,
     outer: Annotated[
         int,
         typer.Option(

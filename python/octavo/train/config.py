@@ -2,7 +2,7 @@
 """The options of `octavo train`, checked when a `TrainConfig` is made.
 
 A `TrainConfig` that exists is valid: its constructor raises `ValueError` with one sentence otherwise. What is not
-supported yet (`--compile`, devices other than the CPU and sycl) is refused, never ignored.
+supported yet (`--compile` without `--zero`, devices other than the CPU and sycl) is refused, never ignored.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TrainConfig:
     None are the optimizer's own defaults, `clip_norm` None does not clip. `outer`: steps from one round of
     `octavo.Outer` to the next, with its delay, fragments, learning rate and momentum (None: by its own rule); 0: ranks
     exchange gradients in every step. `zero`: the stage of ZeRO, with the codec by which parameters travel, `gather`
-    (None: as they are); 0: each rank has all of the model and of the optimizer's state.
+    (None: as they are); 0: each rank has all of the model and of the optimizer's state. `compile`: its graphs.
     """
 
     data: str | None = None
@@ -354,8 +354,8 @@ def _check_compare(config: TrainConfig) -> None:
 def _refuse_what_is_not_supported(config: TrainConfig) -> None:
     if config.zero not in (0, 1, 2, 3):
         _fail(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
-    if config.compile:
-        _fail("--compile is not supported yet; leave it out")
+    if config.compile and not config.zero:
+        _fail("--compile is not supported without --zero yet: leave it out, or take --zero 1, 2 or 3")
     if config.device not in ("auto", "cpu", "sycl"):
         _fail(f"--device {config.device} is not supported yet; auto, cpu and sycl are")
 

@@ -37,6 +37,7 @@ class ZeroEngine(Engine):
             "zero_stage": config.zero,
             "plan": plan_of(config),
             "gather": config.gather,
+            "compile": config.compile,
             "accumulation_steps": config.grad_accum,
             "clip_norm": config.clip_norm,
             "seed": config.seed,
