@@ -65,6 +65,14 @@ add_library(octavo SHARED
   comm/state/state_store.cpp
   comm/state/versioned.cpp
   comm/wire.cpp
+  comm/shared/copy_bytes.cpp
+  comm/shared/host_ranks.cpp
+  comm/shared/memory_file.cpp
+  comm/shared/peer_process.cpp
+  comm/shared/shared_backend.cpp
+  comm/shared/shared_blocks.cpp
+  comm/shared/shared_word.cpp
+  comm/shared/symmetric_memory.cpp
   comm/schedule/float_part.cpp
   comm/schedule/gradient_power.cpp
   comm/schedule/all_reduce_sum.cpp
@@ -102,6 +110,7 @@ add_library(octavo SHARED
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
   deepcompile/registry.cpp
+  deepcompile/symmetric.cpp
   deepcompile/tensor_offload.cpp
   deepcompile/text.cpp
   deepcompile/zero_executors.cpp)

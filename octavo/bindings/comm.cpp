@@ -6,6 +6,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "octavo/bindings/echo_backend.h"
 #include "octavo/bindings/seconds.h"
@@ -15,6 +17,7 @@
 #include "octavo/comm/ddp_hook.h"
 #include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/plan.h"
+#include "octavo/comm/shared/shared_backend.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/optim/zero_one_adam.h"
@@ -378,6 +381,21 @@ void bind_compressor(py::module_& m) {
   m.def("host_compressor", &make_host_compressor, py::arg("between"), py::arg("host"), py::arg("plan"),
         py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("register_ddp_hook", &register_ddp_hook);
+  m.def(
+      "reach_by_shared_memory",
+      [](const BackendPtr& backend, std::optional<bool> wanted, double deadline_s) {
+        Reached reached = reach_by_shared_memory(backend, wanted, milliseconds(deadline_s));
+        return std::pair(std::move(reached.backend), std::move(reached.why_not));
+      },
+      py::arg("backend"), py::arg("wanted") = py::none(), py::arg("timeout_s") = 300.0, no_gil);
+  m.def(
+      "room_in_shared_memory",
+      [](const BackendPtr& backend, std::uint64_t bytes) {
+        auto* const shared = dynamic_cast<SharedBackend*>(backend.get());
+        if (shared) return shared->room(bytes);
+        fail(ErrorCode::invalid_argument, "comm.shared_memory", "expected a back end of reach_by_shared_memory()");
+      },
+      py::arg("backend"), py::arg("bytes"));
   m.def(
       "echo_backend", [](int world_size) -> BackendPtr { return c10::make_intrusive<EchoBackend>(world_size); },
       py::arg("world_size"));

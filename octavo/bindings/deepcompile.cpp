@@ -23,12 +23,14 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 /// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
 std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
-                                        const std::optional<Plan>& gather, double deadline_s) {
+                                        const std::optional<Plan>& gather, double deadline_s,
+                                        std::optional<bool> symmetric_memory) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
   if (gather && !gather->dense()) options.gather_codec = gather->codec;
   options.deadline = milliseconds(deadline_s);
+  options.symmetric_memory = symmetric_memory;
   return std::make_unique<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
 }
 
@@ -38,7 +40,7 @@ void bind_engine(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(m, "Engine")
       .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
-           py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0)
+           py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none())
       .def(
           "owned",
           [](const Engine& engine, std::uint64_t count) {
@@ -65,9 +67,10 @@ void bind_engine(py::module_& m) {
           py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"), py::arg("persistent"),
           py::arg("name"), py::arg("exempt"))
       .def("new_graph_id", &Engine::new_graph_id)
-      .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"))
-      .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"))
-      .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"))
+      .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
+      .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
+      .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
+      .def("why_no_symmetric_memory", &Engine::why_no_symmetric_memory)
       .def("start_backward", &Engine::start_backward, py::arg("update"))
       .def("take_grad", &Engine::take_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
       .def("end_backward", &Engine::end_backward, py::arg("graph_id"), py::arg("release_reduce_buckets") = false,

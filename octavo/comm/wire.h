@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -19,24 +20,39 @@ class Work;
 
 namespace octavo {
 
+struct Parcel;
+class Posting;
+class SharedBackend;
+
 /// A transfer under way. wait() blocks until it is done; it throws what Wire throws, and must be called.
 class OCTAVO_API Transfer {
  public:
-  Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline);
+  /// `from`: of an exchange, where what each rank sends will lie.
+  Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline,
+           std::vector<std::uint8_t*> from = {});
+  Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds deadline);
   ~Transfer();
   Transfer(Transfer&&) noexcept;
   Transfer& operator=(Transfer&&) noexcept;
 
   void wait();
+  /// What `sender` has sent in an exchange that was waited for: in the buffer for it, or in that rank's own memory, to
+  /// be read while this object lives.
+  std::uint8_t* from(int sender) const;
 
  private:
   c10::intrusive_ptr<c10d::Work> work_;
+  std::unique_ptr<Posting> posting_;
+  std::vector<std::uint8_t*> from_;
   int rank_;
   std::chrono::milliseconds deadline_;
 };
 
 /// A process group's backend as Octavo uses it: bytes from rank to rank with a deadline, and an account of what was
 /// sent.
+///
+/// Where the back end is a SharedBackend, what is sent need not be copied: it is written to memory of reserve_to_send()
+/// and read there by the others.
 ///
 /// Bytes only (uint8): Gloo rejects other small types, and no transport may add packed bytes. All ranks must make the
 /// same calls in the same order. Throws Error communication
@@ -56,6 +72,15 @@ class OCTAVO_API Wire {
   [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 
+  /// Whether exchange_in_place() may be called, of what kernels of this device write and read.
+  bool shares_memory(c10::Device device) const;
+  /// At least `bytes` bytes for what is to be sent next, as reserve_on_host(); what is under way of the buffer stays.
+  std::uint8_t* reserve_to_send(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
+  /// As exchange(), of the parcels of `send`, by receiver, which may be the same bytes; Transfer::from() has what
+  /// comes, until when the others read what was sent.
+  [[nodiscard]] Transfer exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
+                                           std::span<const std::uint64_t> receive_bytes);
+
   /// The process group's own all-reduce by sum, in place; dense or sparse. The tensor belongs to the transfer until it
   /// was waited for.
   [[nodiscard]] Transfer start_all_reduce(at::Tensor& tensor);
@@ -74,6 +99,7 @@ class OCTAVO_API Wire {
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;
+  SharedBackend* shared_;  // the back end; null: it is another one
   std::chrono::milliseconds deadline_;
   int rank_, world_size_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/comm/shared/shared_backend.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -100,6 +101,9 @@ void Engine::make_shared_parts() {
   if (sum_) return;
   if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
+  auto reached = reach_by_shared_memory(backend_, options_.symmetric_memory, options_.deadline);
+  backend_ = std::move(reached.backend);
+  why_no_symmetric_memory_ = std::move(reached.why_not);
   const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
   auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_);
   gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec);

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -30,6 +31,9 @@ struct EngineOptions {
   CodecPtr gather_codec = nullptr;   // of parameters on their way to all ranks; null: as they are
   bool double_buffer = true;         // a bucket fills while another one is sent
   std::chrono::milliseconds deadline = std::chrono::minutes(30);  // of every wait for other ranks
+  /// Ranks send one another bytes through memory that they share. Not given: where they can, which they try together;
+  /// true: the same, and false: they do not. All ranks give the same.
+  std::optional<bool> symmetric_memory = std::nullopt;
 };
 
 /// What a parameter is registered with beside its tensors.
@@ -124,6 +128,14 @@ class OCTAVO_API Engine {
   void offload_parameter(long graph_id, long ds_id);
   void reload_parameter(long graph_id, long ds_id);
 
+  /// Why ranks do not send by memory that they share; empty where they do. Known from the first graph on.
+  const std::string& why_no_symmetric_memory() const { return why_no_symmetric_memory_; }
+  /// Memory of each rank that all others read and write, of the device of the parameters, on all ranks together.
+  /// Throws Error unsupported where ranks share none.
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symmetric_workspace(std::int64_t bytes);
+  /// That of the largest shard, from the first call on; null where executors do not send by shared memory.
+  const c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>& lazy_init_symm_memory();
+
   /// Parameters whose gradient buffers hold a sum of the step that ends with the last start_backward(true), by id.
   std::vector<long> reduced_params() const;
   /// Bytes that this rank has sent to others.
@@ -149,6 +161,8 @@ class OCTAVO_API Engine {
   TensorOffload& offload_of(long graph_id);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
+  std::string why_no_symmetric_memory_;
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symm_mem_;
   std::int64_t bucket_size_;
   EngineOptions options_;
   std::vector<SummedParam> params_;

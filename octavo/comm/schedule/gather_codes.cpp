@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/schedule/gather_codes.h"
 
-#include <algorithm>
-#include <cstring>
-
 #include "octavo/comm/schedule/float_part.h"
 #include "octavo/comm/schedule/messages.h"
 #include "octavo/device/scratch.h"
@@ -15,8 +12,12 @@ void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t dig
   digest_ = digest;
   packs_ = packs(tensors_, &Contribution::down, wire_.world_size());
   messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), sizeof(MessageHeader));
-  const std::uint64_t receivers = packs_ ? 1 : std::max<std::uint64_t>(1, messages_.size() - 1);
-  reserve_on_host(sent_, own().bytes * receivers, device_);
+  const std::uint64_t bytes = own().bytes;
+  if (packs_) {
+    reserve_on_host(sent_, bytes, device_);
+  } else {
+    wire_.reserve_to_send(sent_, room_for_others(wire_, device_, bytes), device_);
+  }
 }
 
 void GatherCodes::send() {
@@ -27,11 +28,7 @@ void GatherCodes::send() {
   }
   const std::uint64_t bytes = own().bytes;
   seal(own_bytes(), sealed(bytes), digest_);
-  for (std::uint64_t receiver = 1; receiver + 1 < messages_.size(); ++receiver) {
-    std::memcpy(own_bytes() + receiver * bytes, own_bytes(), bytes);
-  }
-  const std::vector<std::uint64_t> sent(messages_.size(), bytes);
-  transfer_ = exchange_with_others(wire_, device_, sent_, sent, got_, sizes(messages_));
+  transfer_ = send_to_others(wire_, device_, sent_, bytes, got_, sizes(messages_));
 }
 
 void GatherCodes::advance() {
@@ -46,7 +43,6 @@ void GatherCodes::advance() {
 void GatherCodes::wait() {
   if (packs_) packed_.receive();
   if (transfer_) transfer_->wait();
-  transfer_.reset();
   for (int owner = 0; !packs_ && owner < wire_.world_size(); ++owner) {
     if (owner == wire_.rank()) continue;
     const std::uint64_t bytes = messages_[static_cast<std::size_t>(owner)].bytes;
@@ -57,6 +53,7 @@ void GatherCodes::wait() {
 /// Its own has not travelled and lies where it was written.
 std::uint8_t* GatherCodes::message_of(int owner) {
   if (owner == wire_.rank()) return own_bytes();
+  if (transfer_) return transfer_->from(owner);
   std::uint8_t* message = got_.mutable_data_ptr<std::uint8_t>();
   for (int before = 0; before < owner; ++before) {
     if (before != wire_.rank()) message += messages_[static_cast<std::size_t>(before)].bytes;
@@ -93,6 +90,7 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
     tensor.memory->decode(sent, result.is_copy() ? Store::assign : Store::uncached, result.data(), nonfinite);
     result.store();
   });
+  transfer_.reset();  // a device's kernels read got_, which stays
 }
 
 }  // namespace octavo

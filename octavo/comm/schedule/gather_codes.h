@@ -53,7 +53,7 @@ class GatherCodes {
   std::span<const Contribution> tensors_;
   std::uint64_t digest_ = 0;
   std::vector<Message> messages_;  // by owner
-  at::Tensor sent_, got_;          // uint8, on the host; the own message lies there once for each receiver
+  at::Tensor sent_, got_;          // uint8, on the host; the own message lies there once for each receiver, or once
   Parts parts_;
   std::optional<Transfer> transfer_;
   PackedTransfer packed_;  // in its place where a codec packs

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <utility>
 
+#include "octavo/comm/shared/host_ranks.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
@@ -99,10 +101,35 @@ Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send, 
                               at::Tensor& receive, std::vector<std::uint64_t> receive_bytes) {
   const auto self = static_cast<std::size_t>(wire.rank());
   send_bytes[self] = receive_bytes[self] = 0;
+  if (wire.shares_memory(device)) {
+    std::vector<Parcel> parcels;
+    std::uint64_t offset = 0;
+    for (const std::uint64_t bytes : send_bytes) parcels.push_back({std::exchange(offset, offset + bytes), bytes});
+    return wire.exchange_in_place(send, parcels, receive_bytes);
+  }
   const std::uint64_t received = bytes_without(receive_bytes, wire.rank());
   reserve_on_host(receive, received, device);
   at::Tensor out = prefix(send, bytes_without(send_bytes, wire.rank())), in = prefix(receive, received);
   return wire.exchange(out, send_bytes, in, receive_bytes);
+}
+
+Transfer send_to_others(Wire& wire, c10::Device device, at::Tensor& send, std::uint64_t bytes, at::Tensor& receive,
+                        std::vector<std::uint64_t> receive_bytes) {
+  const auto world = static_cast<std::size_t>(wire.world_size());
+  if (wire.shares_memory(device)) {
+    return wire.exchange_in_place(send, std::vector<Parcel>(world, {0, bytes}), receive_bytes);
+  }
+  auto* const message = send.mutable_data_ptr<std::uint8_t>();
+  for (std::size_t receiver = 1; receiver + 1 < world; ++receiver) {
+    std::memcpy(message + receiver * bytes, message, bytes);
+  }
+  return exchange_with_others(wire, device, send, std::vector<std::uint64_t>(world, bytes), receive,
+                              std::move(receive_bytes));
+}
+
+std::uint64_t room_for_others(const Wire& wire, c10::Device device, std::uint64_t bytes) {
+  const auto others = static_cast<std::uint64_t>(wire.world_size()) - 1;
+  return wire.shares_memory(device) ? bytes : bytes * std::max<std::uint64_t>(1, others);
 }
 
 std::uint64_t bytes_without(std::span<const std::uint64_t> bytes, int rank) {

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "octavo/comm/schedule/messages.h"
-#include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -26,9 +25,6 @@ std::uint64_t bytes_before_payloads(const Message& message) {
 
 std::uint64_t whole_words(std::uint64_t bytes) { return (bytes + 3) / 4 * 4; }
 
-/// Only the host is at packed messages, whatever the device.
-std::uint8_t* reserve(at::Tensor& buffer, std::uint64_t bytes) { return reserve_on_host(buffer, bytes, c10::kCPU); }
-
 }  // namespace
 
 bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size) {
@@ -43,8 +39,9 @@ void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t 
   figures_.assign(tensors, {});
   std::uint64_t room = 0;
   for (std::size_t rank = 0; rank < world; ++rank) room += rank == self ? 0 : out[rank].message->bytes;
-  std::uint8_t* next = reserve(sent_, room);
-  std::uint8_t* told = reserve(sent_sizes_, sizeof(SizeMessage) * (world - 1));
+  // Only the host is at packed messages, whatever the device.
+  std::uint8_t* next = wire_.reserve_to_send(sent_, room, c10::kCPU);
+  std::uint8_t* told = wire_.reserve_to_send(sent_sizes_, sizeof(SizeMessage) * (world - 1), c10::kCPU);
   const std::uint8_t* packed = nullptr;  // the message before
   std::size_t of_rank = 0;
   for (std::size_t rank = 0; rank < world; ++rank) {
@@ -95,13 +92,12 @@ void PackedTransfer::send(std::span<const PlacedMessage> in) {
   in_.assign(in.begin(), in.end());
   transfer_->wait();
   got_bytes_.assign(in_.size(), 0);
-  const auto* told = got_sizes_.const_data_ptr<std::uint8_t>();
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
     if (rank == wire_.rank()) continue;
+    const std::uint8_t* const told = transfer_->from(rank);
     require_sealed(told, sizeof(SizeMessage), digest_, rank, wire_.rank());
     std::uint64_t& bytes = got_bytes_[static_cast<std::size_t>(rank)];
     std::memcpy(&bytes, told + sizeof(MessageHeader), sizeof bytes);
-    told += sizeof(SizeMessage);
     const Message& message = *in_[static_cast<std::size_t>(rank)].message;
     if (bytes >= bytes_before_payloads(message) && bytes <= message.bytes) continue;
     fail(ErrorCode::communication, "comm.schedule", "rank ", rank, " tells rank ", wire_.rank(),
@@ -113,18 +109,17 @@ void PackedTransfer::send(std::span<const PlacedMessage> in) {
 
 void PackedTransfer::receive() {
   transfer_->wait();
-  transfer_.reset();
-  const auto* packed = got_.const_data_ptr<std::uint8_t>();
   for (int rank = 0; rank < wire_.world_size(); ++rank) {
     if (rank == wire_.rank()) continue;
     const std::uint64_t bytes = got_bytes_[static_cast<std::size_t>(rank)];
+    const std::uint8_t* const packed = transfer_->from(rank);
     require_sealed(packed, bytes, digest_, rank, wire_.rank());
     if (!unpack({packed, bytes}, in_[static_cast<std::size_t>(rank)])) {
       fail(ErrorCode::communication, "comm.schedule", "rank ", wire_.rank(), " received a message of rank ", rank,
            " whose payloads are not of the sizes that they name; the process group and its handles must be rebuilt");
     }
-    packed += bytes;
   }
+  transfer_.reset();
 }
 
 bool PackedTransfer::unpack(std::span<const std::uint8_t> packed, const PlacedMessage& to) const {

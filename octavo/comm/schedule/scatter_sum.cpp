@@ -36,7 +36,7 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   if (stays_here()) return;
   for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
-  reserve_on_host(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
+  wire_.reserve_to_send(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
   const bool encodes_own = std::any_of(tensors_.begin(), tensors_.end(), [](const auto& one) { return one.over_hits; });
   if (encodes_own) reserve_on_host(to_itself_, own().bytes, device_);
   const std::vector<PlacedMessage> out = outgoing();
@@ -68,7 +68,6 @@ void ScatterSum::advance() {
 void ScatterSum::wait() {
   if (packs_) packed_.receive();
   if (transfer_) transfer_->wait();
-  transfer_.reset();
   for (int rank = 0; !packs_ && rank < wire_.world_size(); ++rank) {
     if (rank != wire_.rank()) require_sealed(received_from(rank), sealed(own().bytes), digest_, rank, wire_.rank());
   }
@@ -152,6 +151,7 @@ void ScatterSum::reduce(double divisor, std::span<const Piece> down, std::uint8_
     reduce_part(divisor, up[part.piece], down[part.piece], part.range, out, scratch);
   });
   wait_for_current_stream(device_);
+  transfer_.reset();
 }
 
 void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down, Range part, std::uint8_t* out,
@@ -224,6 +224,7 @@ const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& 
 }
 
 std::uint8_t* ScatterSum::received_from(int sender) const {
+  if (transfer_) return transfer_->from(sender);
   const int place = sender - (sender > wire_.rank() ? 1 : 0);  // nothing came from this rank itself
   return got_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own().bytes;
 }

@@ -165,6 +165,28 @@ def zero(
 
 
 @app.command()
+def host(
+    nproc: Annotated[int, typer.Option(min=2, help="Local ranks; torchrun's own number counts instead.")] = 2,
+    rounds: Rounds = 25,
+    json_file: JsonFile = None,
+) -> None:
+    """What ranks of one host send one another: through memory that they share, against Gloo's loopback."""
+    from octavo.bench import ddp, ddp_jobs
+    from octavo.bench import host as bench
+
+    if ddp.is_main():
+        _check_place(json_file)
+    with _errors_in_a_sentence():
+        if ddp.is_rank():
+            rows = bench.bench(rounds)
+        else:
+            check_local_ranks(nproc, usable_cores())
+            rows = bench.as_rows(ddp_jobs.run_job(["bench", "host", f"--rounds={rounds}"], nproc, None))
+    if rows is not None:
+        _show("collectives of ranks of one host", bench.as_dicts(rows), bench.HEADINGS, json_file)
+
+
+@app.command()
 def optim(
     elements: Annotated[
         int, typer.Option(min=1024, help="Parameters: half of them one matrix, the rest the layers of a model.")

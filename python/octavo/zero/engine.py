@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -35,7 +36,9 @@ class ZeroConfig:
     stage 3; what is used again before parameters of this size stays whole. ``exempt``: as of ``octavo.compress``.
     ``compile``: True, the name of a backend or a mapping for ``torch.compile``
     (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``seed``: of what the plan draws.
-    ``timeout_s``: how long a rank waits for the others."""
+    ``timeout_s``: how long a rank waits for the others. ``symmetric_memory``: ranks send one another what they have
+    through memory that they share, with the same bits; None: where all ranks are on one host; True warns where they
+    cannot; False: they use the network."""
 
     zero_stage: int
     plan: str | Plan = "dense"
@@ -49,6 +52,7 @@ class ZeroConfig:
     compile: bool | str | Mapping[str, Any] = False
     seed: int = 0
     timeout_s: float = 300.0
+    symmetric_memory: bool | None = None
 
     def __post_init__(self) -> None:
         self._require(self.zero_stage in (1, 2, 3), "zero_stage as 1, 2 or 3", self.zero_stage)
@@ -124,6 +128,12 @@ class ZeroEngine:
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
         }
         getattr(self._engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(len(self.parts))))
+        if config.symmetric_memory and self._engine.why_no_symmetric_memory():
+            warnings.warn(
+                f"[zero.initialize] ranks use the network in place of symmetric_memory: "
+                f"{self._engine.why_no_symmetric_memory()}",
+                stacklevel=3,
+            )
         for param_group in optimizer.param_groups:
             param_group["params"] = [self.parts[p].values for p in param_group["params"] if p in self.parts]
         self._micro_batches = 0
@@ -385,13 +395,16 @@ class ZeroEngine:
                 "compile": str(compile_config(self.config.compile)),
                 "reuse_mib": self.config.reuse_mib,
                 "seed": self.config.seed,
+                "symmetric_memory": self.config.symmetric_memory,
                 "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
                 "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
             },
             "zero.initialize",
         )
         elements = max(1, int(self.config.bucket_mib * 2**20) // 4)
-        return _C.Engine(rendezvous.connect(), elements, plan, gather, self.config.timeout_s)
+        return _C.Engine(
+            rendezvous.connect(), elements, plan, gather, self.config.timeout_s, self.config.symmetric_memory
+        )
 
     def _share_out(self, name: str, exempt: bool) -> OwnPart:
         parameter = self._parameters[name]

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/shared/host_ranks.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <sstream>
+#include <unistd.h>
+#include <utility>
+
+#include "octavo/comm/wire.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr const char* kOfSharedMemory = "comm.shared_memory";
+constexpr std::uint64_t kLine = 64;  // of a cache
+
+/// What each rank has for all, from all of them.
+template <class Told>
+std::vector<Told> tell_all(Wire& wire, const Told& own) {
+  const auto world = static_cast<std::size_t>(wire.world_size());
+  const auto bytes = static_cast<std::int64_t>(world * sizeof(Told));
+  at::Tensor sent = at::empty({bytes}, at::kByte), got = at::empty({bytes}, at::kByte);
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    std::memcpy(sent.mutable_data_ptr<std::uint8_t>() + rank * sizeof own, &own, sizeof own);
+  }
+  const std::vector<std::uint64_t> sizes(world, sizeof(Told));
+  wire.exchange(sent, sizes, got, sizes).wait();
+  std::vector<Told> told(world);
+  std::memcpy(told.data(), got.const_data_ptr(), got.nbytes());
+  return told;
+}
+
+template <class... Parts>
+std::string sentence(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  return text.str();
+}
+
+/// That `number` was posted by one who has posted `count`: counts go round.
+bool includes(std::uint32_t count, std::uint32_t number) { return static_cast<std::int32_t>(count - number) > 0; }
+
+}  // namespace
+
+/// What the others read of a rank, at the beginning of its memory.
+struct HostRanks::Head {
+  alignas(kLine) SharedWord posted;  // how many transfers; also changed when the rank leaves
+  SharedWord has_left;
+};
+
+/// A transfer of a rank; behind it lies a Parcel for each receiver.
+struct HostRanks::Slot {
+  SharedWord readers;  // that have not let go of it
+};
+
+std::uint64_t HostRanks::slot_bytes(int world_size) {
+  const std::uint64_t bytes = sizeof(Parcel) * (1 + static_cast<std::uint64_t>(world_size));
+  return (bytes + kLine - 1) / kLine * kLine;
+}
+
+std::uint64_t HostRanks::bytes_before_blocks(int world_size) {
+  return MemoryFile::kHeader + sizeof(Head) + kSlots * slot_bytes(world_size);
+}
+
+HostRanks::Head& HostRanks::head(int rank) const {
+  return *reinterpret_cast<Head*>(files_[static_cast<std::size_t>(rank)]->data() + MemoryFile::kHeader);
+}
+
+HostRanks::Slot& HostRanks::slot(int rank, std::uint32_t number) const {
+  auto* const first = reinterpret_cast<std::uint8_t*>(&head(rank) + 1);
+  return *reinterpret_cast<Slot*>(first + number % kSlots * slot_bytes(world_size()));
+}
+
+Parcel& HostRanks::parcel(int owner, std::uint32_t number, int receiver) const {
+  auto* const places = reinterpret_cast<Parcel*>(&slot(owner, number));
+  return places[1 + receiver];
+}
+
+HostRanks::Met HostRanks::meet(Wire& wire, milliseconds deadline) {
+  std::shared_ptr<MemoryFile> own;
+  std::string why_not;
+  try {
+    own = MemoryFile::create();
+    own->grow(bytes_before_blocks(wire.world_size()));
+  } catch (const Error& error) {
+    why_not = error.what();
+    own = nullptr;
+  }
+  std::vector<std::shared_ptr<MemoryFile>> files;
+  const auto names = tell_all(wire, own ? own->name() : MemoryFile::Name{});
+  for (std::size_t rank = 0; own && rank < names.size(); ++rank) {
+    files.push_back(rank == static_cast<std::size_t>(wire.rank()) ? own : MemoryFile::open(names[rank]));
+    if (files.back()) continue;
+    why_not = sentence("rank ", wire.rank(), " cannot read the memory of rank ", rank,
+                       ", which is on another host, in ", "another container or of another user");
+    own = nullptr;
+  }
+  const auto can_read = tell_all(wire, std::uint8_t{own ? std::uint8_t{1} : std::uint8_t{0}});
+  for (std::size_t rank = 0; rank < can_read.size(); ++rank) {
+    if (can_read[rank] == 0 && why_not.empty()) {
+      why_not = sentence("rank ", rank, " cannot read the memory of all others, or they cannot read its own");
+    }
+  }
+  if (!why_not.empty()) return {nullptr, why_not};
+  return {std::make_shared<HostRanks>(wire.rank(), std::move(files), deadline), ""};
+}
+
+HostRanks::HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, milliseconds deadline)
+    : rank_(rank),
+      process_(getpid()),
+      files_(std::move(files)),
+      deadline_(deadline),
+      blocks_(std::make_shared<SharedBlocks>(files_[static_cast<std::size_t>(rank)],
+                                             bytes_before_blocks(static_cast<int>(files_.size())))) {
+  for (const auto& file : files_) processes_.emplace_back(file->name().process);
+}
+
+HostRanks::~HostRanks() {
+  if (getpid() != process_) return;  // a copy that a fork made
+  head(rank_).has_left.store(1, std::memory_order_release);
+  wake_all(head(rank_).posted);
+}
+
+bool HostRanks::has_gone(int rank) const {
+  return head(rank).has_left.load(std::memory_order_acquire) != 0 ||
+         processes_[static_cast<std::size_t>(rank)].has_ended();
+}
+
+void HostRanks::require(Awaited outcome, int peer, const char* what, milliseconds deadline) const {
+  if (outcome == Awaited::reached) return;
+  constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
+  if (outcome == Awaited::late) {
+    fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " did not ", what, " within ",
+         deadline.count(), " ms", kRebuild);
+  }
+  fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " (process ",
+       processes_[static_cast<std::size_t>(peer)].id(), ") has ended or given up its connection", kRebuild);
+}
+
+void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
+                      milliseconds deadline) const {
+  const auto outcome = await_word(
+      word, steady_clock::now() + deadline, [&](std::uint32_t now) { return now == value; },
+      [&] { return has_gone(peer); });
+  require(outcome, peer, answer, deadline);
+}
+
+// ---- what this rank sends
+
+at::Tensor HostRanks::room(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  drop_what_all_have_read();
+  return blocks_->allocate(bytes);
+}
+
+void HostRanks::drop_what_all_have_read() {
+  under_way_.remove_if(
+      [&](const UnderWay& one) { return slot(rank_, one.number).readers.load(std::memory_order_acquire) == 0; });
+}
+
+/// The slot's transfer of kSlots transfers ago.
+void HostRanks::require_free_slot() {
+  const SharedWord& readers = slot(rank_, posted_).readers;
+  if (readers.load(std::memory_order_acquire) == 0) return;
+  int gone = 0;
+  const auto outcome = await_word(
+      readers, steady_clock::now() + deadline_, [](std::uint32_t count) { return count == 0; },
+      [&] {
+        for (int peer = 0; peer < world_size(); ++peer) {
+          if (peer != rank_ && has_gone(gone = peer)) return true;
+        }
+        return false;
+      });
+  require(outcome, gone, "read what it was sent 4096 transfers before", deadline_);
+  drop_what_all_have_read();
+}
+
+std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const Parcel> parcels,
+                                         std::vector<std::uint64_t> expected) {
+  const std::lock_guard lock(mutex_);
+  require_free_slot();
+  const std::uint64_t first = sent.numel() == 0 ? 0 : blocks_->offset_of(sent.const_data_ptr());
+  for (int peer = 0; peer < world_size(); ++peer) {
+    const Parcel& one = parcels[static_cast<std::size_t>(peer)];
+    parcel(rank_, posted_, peer) = {first + one.offset, one.bytes};
+  }
+  slot(rank_, posted_).readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
+  auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
+  under_way_.push_back({posted_, sent});
+  head(rank_).posted.store(++posted_, std::memory_order_release);
+  wake_all(head(rank_).posted);
+  return posting;
+}
+
+// ---- what others send
+
+void HostRanks::await_posted(int sender, std::uint32_t number, std::uint64_t expected, steady_clock::time_point end,
+                             milliseconds deadline) const {
+  const auto outcome = await_word(
+      head(sender).posted, end, [&](std::uint32_t count) { return includes(count, number); },
+      [&] { return has_gone(sender); });
+  require(outcome, sender, "send", deadline);
+  const std::uint64_t bytes = parcel(sender, number, rank_).bytes;
+  if (bytes == expected) return;
+  fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, " expected ", expected, " bytes of rank ", sender,
+       ", which sends ", bytes, ": all ranks must make the same calls in the same order; the process group and its ",
+       "handles must be rebuilt");
+}
+
+void HostRanks::let_go(int sender, std::uint32_t number) const {
+  SharedWord& readers = slot(sender, number).readers;
+  if (readers.fetch_sub(1, std::memory_order_acq_rel) == 1) wake_all(readers);
+}
+
+Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected)
+    : ranks_(std::move(ranks)), number_(number), expected_(std::move(expected)) {}
+
+Posting::~Posting() {
+  for (int peer = 0; is_awaited_ && peer < ranks_->world_size(); ++peer) {
+    if (peer != ranks_->rank()) ranks_->let_go(peer, number_);
+  }
+}
+
+int Posting::rank() const { return ranks_->rank(); }
+int Posting::world_size() const { return ranks_->world_size(); }
+
+void Posting::await(milliseconds deadline) {
+  if (is_awaited_) return;
+  const auto end = steady_clock::now() + deadline;
+  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
+    if (peer == ranks_->rank()) continue;
+    ranks_->await_posted(peer, number_, expected_[static_cast<std::size_t>(peer)], end, deadline);
+  }
+  is_awaited_ = true;
+}
+
+std::uint8_t* Posting::from(int sender) const {
+  const Parcel& parcel = ranks_->parcel(sender, number_, ranks_->rank());
+  return ranks_->files_[static_cast<std::size_t>(sender)]->data() + parcel.offset;
+}
+
+}  // namespace octavo

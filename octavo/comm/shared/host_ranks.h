@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "octavo/comm/shared/memory_file.h"
+#include "octavo/comm/shared/peer_process.h"
+#include "octavo/comm/shared/shared_blocks.h"
+#include "octavo/comm/shared/shared_word.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+class HostRanks;
+class Wire;
+
+/// What one rank lays out for another: bytes of a tensor.
+struct Parcel {
+  std::uint64_t offset = 0, bytes = 0;
+};
+
+/// A transfer between the ranks of one host: each lays out parcels in memory that all read; nothing is copied. What
+/// others have laid out stays until this object is gone.
+class OCTAVO_API Posting {
+ public:
+  Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected);
+  ~Posting();
+  Posting(const Posting&) = delete;
+  Posting& operator=(const Posting&) = delete;
+
+  int rank() const;
+  int world_size() const;
+  /// Until all others have laid out theirs. Throws Error communication where one has left, or laid out another number
+  /// of bytes than expected, timeout after the deadline.
+  void await(std::chrono::milliseconds deadline);
+  /// What another rank has for this one, once it was waited for.
+  std::uint8_t* from(int sender) const;
+
+ private:
+  std::shared_ptr<HostRanks> ranks_;
+  std::uint32_t number_;
+  std::vector<std::uint64_t> expected_;  // bytes by rank
+  bool is_awaited_ = false;
+};
+
+/// The ranks of a group, all on one host, and the memory that they share: each one's own, which the others read and
+/// whose words they change. Nothing of it is left behind, however a process ends.
+///
+/// All ranks post in the same order; one thread at a time posts, others may wait. At most kSlots transfers may be under
+/// way; then post() waits for the others. A peer that has ended is noticed within a tenth of a second.
+class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
+ public:
+  static constexpr std::uint32_t kSlots = 4096;
+
+  struct Met {
+    std::shared_ptr<HostRanks> ranks;  // null, on all ranks, where one cannot read another one's memory
+    std::string why_not;               // then why, as this rank sees it
+  };
+  /// Tries it, on all ranks together. Throws what Wire throws.
+  static Met meet(Wire& wire, std::chrono::milliseconds deadline);
+
+  HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, std::chrono::milliseconds deadline);
+  /// The others then know that nothing more will come.
+  ~HostRanks();
+  HostRanks(const HostRanks&) = delete;
+  HostRanks& operator=(const HostRanks&) = delete;
+
+  int rank() const { return rank_; }
+  int world_size() const { return static_cast<int>(files_.size()); }
+  const std::vector<std::shared_ptr<MemoryFile>>& files() const { return files_; }
+  /// Of waits for which none is given.
+  std::chrono::milliseconds deadline() const { return deadline_; }
+
+  /// uint8[bytes] in this rank's own memory. Throws Error out_of_memory.
+  at::Tensor room(std::uint64_t bytes);
+  /// Whether the others can read a tensor.
+  bool contains(const at::Tensor& tensor) const { return blocks_->contains(tensor); }
+
+  /// Lays out `parcels[r]` of `sent`, which must be of room(), for rank r, and `expected[r]` bytes are to come from it:
+  /// by rank, without a meaning for this one. `sent` stays until all have let go of it, and must not be written.
+  std::unique_ptr<Posting> post(const at::Tensor& sent, std::span<const Parcel> parcels,
+                                std::vector<std::uint64_t> expected);
+
+  /// Until a word in shared memory, which `peer` changes, has a value. Throws Error communication or timeout: that the
+  /// peer did not `answer`.
+  void await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
+             std::chrono::milliseconds deadline) const;
+
+ private:
+  friend class Posting;
+  struct Head;
+  struct Slot;
+  struct UnderWay {
+    std::uint32_t number;
+    at::Tensor sent;
+  };
+
+  static std::uint64_t slot_bytes(int world_size);
+  static std::uint64_t bytes_before_blocks(int world_size);
+  Head& head(int rank) const;
+  Slot& slot(int rank, std::uint32_t number) const;
+  Parcel& parcel(int owner, std::uint32_t number, int receiver) const;
+  void drop_what_all_have_read();
+  void require_free_slot();
+  void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds deadline) const;
+  bool has_gone(int rank) const;
+  void await_posted(int sender, std::uint32_t number, std::uint64_t expected, std::chrono::steady_clock::time_point end,
+                    std::chrono::milliseconds deadline) const;
+  void let_go(int sender, std::uint32_t number) const;
+
+  const int rank_;
+  const std::int64_t process_;
+  const std::vector<std::shared_ptr<MemoryFile>> files_;  // by rank
+  std::vector<PeerProcess> processes_;                    // by rank
+  const std::chrono::milliseconds deadline_;
+  const std::shared_ptr<SharedBlocks> blocks_;
+  std::mutex mutex_;
+  std::uint32_t posted_ = 0;
+  std::list<UnderWay> under_way_;
+};
+
+}  // namespace octavo

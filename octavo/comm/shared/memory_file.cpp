@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/shared/memory_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <mutex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::uint64_t kFilePage = 4096;
+
+/// Files of this process, by which open() knows its own.
+struct MadeHere {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<MemoryFile>> files;
+};
+
+MadeHere& made_here() {
+  static MadeHere all;
+  return all;
+}
+
+std::shared_ptr<MemoryFile> find_here(const MemoryFile::Name& name) {
+  MadeHere& all = made_here();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.files, [](const auto& file) { return file.expired(); });
+  for (const auto& weak : all.files) {
+    auto file = weak.lock();
+    if (file && file->name().token == name.token) return file;
+  }
+  return nullptr;
+}
+
+/// All that the machine has, which none can fill: files of a host of many ranks need address space for each.
+std::uint64_t address_space() {
+  constexpr std::uint64_t kMost = std::uint64_t{64} << 30U;
+  const long pages = sysconf(_SC_PHYS_PAGES);
+  return std::min(kMost, static_cast<std::uint64_t>(std::max(pages, 1L << 18U)) * kFilePage);
+}
+
+std::uint8_t* map_file(int descriptor, std::uint64_t bytes) {
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::uint8_t*>(data);
+}
+
+std::string path_of(const MemoryFile::Name& name) {
+  std::ostringstream path;
+  path << "/proc/" << name.process << "/fd/" << name.descriptor;
+  return path.str();
+}
+
+/// What is opened is looked at before: on another host the same path may be anything.
+bool looks_like_ours(const std::string& path) {
+  char target[64] = {};
+  const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
+  return length > 0 && std::string_view(target).starts_with("/memfd:octavo");
+}
+
+}  // namespace
+
+std::shared_ptr<MemoryFile> MemoryFile::create() {
+  const auto refuse = [](const char* what) {
+    fail(ErrorCode::unsupported, "comm.memory_file", "no memory to share with other processes: ", what,
+         " said: ", std::strerror(errno));
+  };
+  const int descriptor = memfd_create("octavo", MFD_CLOEXEC);
+  if (descriptor < 0) refuse("memfd_create");
+  Name name{getpid(), descriptor, address_space()};
+  std::uint8_t* const data = map_file(descriptor, name.capacity);
+  if (!data) {
+    close(descriptor);
+    refuse("mmap");
+  }
+  const std::shared_ptr<MemoryFile> file(new MemoryFile(name, descriptor, data));
+  file->grow(kFilePage);
+  if (getrandom(file->name_.token.data(), sizeof name.token, 0) != sizeof name.token) refuse("getrandom");
+  std::memcpy(data, file->name_.token.data(), sizeof name.token);
+  MadeHere& all = made_here();
+  const std::lock_guard lock(all.mutex);
+  all.files.push_back(file);
+  return file;
+}
+
+std::shared_ptr<MemoryFile> MemoryFile::open(const Name& name) {
+  if (auto own = find_here(name)) return own;
+  const std::string path = path_of(name);
+  if (!looks_like_ours(path)) return nullptr;
+  const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (descriptor < 0) return nullptr;
+  struct stat status{};
+  const bool has_token = fstat(descriptor, &status) == 0 && static_cast<std::uint64_t>(status.st_size) >= kFilePage;
+  std::uint8_t* const data = has_token ? map_file(descriptor, name.capacity) : nullptr;
+  close(descriptor);
+  if (!data) return nullptr;
+  std::shared_ptr<MemoryFile> file(new MemoryFile(name, -1, data));
+  return std::memcmp(data, name.token.data(), sizeof name.token) == 0 ? file : nullptr;
+}
+
+MemoryFile::~MemoryFile() {
+  munmap(data_, name_.capacity);
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+void MemoryFile::grow(std::uint64_t bytes) {
+  const std::uint64_t wanted = (bytes + kFilePage - 1) / kFilePage * kFilePage;
+  if (wanted <= size_) return;
+  // Pages are taken now: a process that is refused one when it writes there is ended.
+  const bool fits = wanted <= name_.capacity;
+  int refused = 0;
+  while (fits && (refused = posix_fallocate(descriptor_, 0, static_cast<off_t>(wanted))) == EINTR) {
+  }
+  if (!fits || refused != 0) {
+    fail(ErrorCode::out_of_memory, "comm.memory_file", "memory that ranks share cannot grow from ", size_, " to ",
+         wanted, " bytes: ", fits ? std::strerror(refused) : "it has no address space for more",
+         "; choose smaller buckets, or symmetric_memory as False");
+  }
+  size_ = wanted;
+}
+
+}  // namespace octavo

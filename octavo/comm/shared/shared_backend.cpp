@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/shared/shared_backend.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "octavo/comm/shared/copy_bytes.h"
+#include "octavo/comm/wire.h"
+
+namespace octavo {
+
+using std::chrono::milliseconds;
+
+namespace {
+
+/// Done by who waits for it.
+class SharedWork final : public c10d::Work {
+ public:
+  using Finish = std::function<void(const Posting&)>;
+
+  SharedWork(std::unique_ptr<Posting> posting, milliseconds deadline, Finish finish)
+      : posting_(std::move(posting)), deadline_(deadline), finish_(std::move(finish)) {}
+
+  bool isCompleted() override { return !posting_; }
+  bool wait(milliseconds timeout) override {
+    if (!posting_) return true;
+    posting_->await(timeout == kNoTimeout ? deadline_ : timeout);
+    finish_(*posting_);
+    finish_ = nullptr;  // its tensors are the caller's
+    posting_.reset();
+    return true;
+  }
+
+ private:
+  std::unique_ptr<Posting> posting_;
+  milliseconds deadline_;
+  Finish finish_;
+};
+
+std::uint8_t* bytes_of(const at::Tensor& tensor) { return static_cast<std::uint8_t*>(tensor.mutable_data_ptr()); }
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && tensor.is_cpu() && tensor.is_contiguous();
+}
+
+bool can_add(const at::Tensor& tensor, const c10d::ReduceOp& op) {
+  return is_plain(tensor) && op == c10d::ReduceOp::SUM && tensor.scalar_type() != at::kBool;
+}
+
+/// summands[r]: where rank r's elements begin, of the dtype of `out`, whose own memory may be one of them. A part at a
+/// time, which stays in a core's cache between the steps of its sum.
+void add_in_rank_order(const at::Tensor& out, const std::vector<std::uint8_t*>& summands) {
+  constexpr std::int64_t kPart = 1 << 15;
+  const auto width = static_cast<std::int64_t>(out.itemsize());
+  at::parallel_for(0, (out.numel() + kPart - 1) / kPart, 1, [&](std::int64_t from, std::int64_t to) {
+    for (std::int64_t first = from * kPart; first < std::min(to * kPart, out.numel()); first += kPart) {
+      const std::int64_t count = std::min(kPart, out.numel() - first);
+      const auto part = [&](std::size_t rank) {
+        return at::from_blob(summands[rank] + first * width, {count}, out.options());
+      };
+      at::Tensor sum = at::from_blob(bytes_of(out) + first * width, {count}, out.options());
+      if (summands.size() == 2) {
+        at::add_out(sum, part(0), part(1));
+        continue;
+      }
+      at::Tensor partial = summands.size() == 1 ? part(0) : at::add(part(0), part(1));
+      for (std::size_t rank = 2; rank < summands.size(); ++rank) partial.add_(part(rank));
+      sum.copy_(partial);
+    }
+  });
+}
+
+/// Bytes of rows of a first dimension that is cut by `sizes`, or evenly where there are none.
+std::vector<std::uint64_t> bytes_by_rank(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes, int world) {
+  std::vector<std::uint64_t> bytes(static_cast<std::size_t>(world), tensor.nbytes() / static_cast<unsigned>(world));
+  const std::uint64_t row = tensor.numel() == 0 ? 0 : tensor.nbytes() / static_cast<std::uint64_t>(tensor.size(0));
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank) bytes[rank] = static_cast<std::uint64_t>(sizes[rank]) * row;
+  return bytes;
+}
+
+std::vector<Parcel> one_after_another(const std::vector<std::uint64_t>& bytes) {
+  std::vector<Parcel> parcels;
+  std::uint64_t offset = 0;
+  for (const std::uint64_t one : bytes) parcels.push_back({std::exchange(offset, offset + one), one});
+  return parcels;
+}
+
+}  // namespace
+
+SharedBackend::SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks)
+    : Backend(beside->getRank(), beside->getSize()), beside_(std::move(beside)), ranks_(std::move(ranks)) {}
+
+/// Options that name none have a number below 0.
+milliseconds SharedBackend::deadline_or_default(milliseconds timeout) const {
+  return timeout > milliseconds(0) ? timeout : ranks_->deadline();
+}
+
+/// What this rank has for itself is not laid out.
+std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<const Parcel> parcels,
+                                             std::vector<std::uint64_t> expected) {
+  if (ranks_->contains(sent)) return ranks_->post(sent, parcels, std::move(expected));
+  std::vector<Parcel> copied(parcels.begin(), parcels.end());
+  std::uint64_t bytes = 0;
+  for (std::size_t peer = 0; peer < copied.size(); ++peer) {
+    if (static_cast<int>(peer) != getRank()) copied[peer].offset = std::exchange(bytes, bytes + copied[peer].bytes);
+  }
+  const at::Tensor room = ranks_->room(bytes);
+  for (std::size_t peer = 0; peer < copied.size(); ++peer) {
+    if (static_cast<int>(peer) == getRank()) continue;
+    copy_in(bytes_of(room) + copied[peer].offset, bytes_of(sent) + parcels[peer].offset, copied[peer].bytes);
+  }
+  return ranks_->post(room, copied, std::move(expected));
+}
+
+/// One copy, which all read.
+std::unique_ptr<Posting> SharedBackend::post_to_all(const at::Tensor& sent) {
+  at::Tensor room = sent;
+  if (!ranks_->contains(sent)) {
+    room = ranks_->room(sent.nbytes());
+    copy_in(bytes_of(room), bytes_of(sent), sent.nbytes());
+  }
+  const auto world = static_cast<std::size_t>(getSize());
+  return ranks_->post(room, std::vector<Parcel>(world, {0, sent.nbytes()}),
+                      std::vector<std::uint64_t>(world, sent.nbytes()));
+}
+
+SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                    std::vector<std::int64_t>& output_sizes,
+                                                    std::vector<std::int64_t>& input_sizes,
+                                                    const c10d::AllToAllOptions& options) {
+  if (!is_plain(output) || !is_plain(input)) {
+    return beside_->alltoall_base(output, input, output_sizes, input_sizes, options);
+  }
+  const auto parcels = one_after_another(bytes_by_rank(input, input_sizes, getSize()));
+  const auto expected = bytes_by_rank(output, output_sizes, getSize());
+  const auto finish = [output, input, parcels, expected](const Posting& posting) {
+    std::uint8_t* to = bytes_of(output);
+    for (int peer = 0; peer < posting.world_size(); ++peer) {
+      const auto index = static_cast<std::size_t>(peer);
+      const bool is_own = peer == posting.rank();
+      copy_out(to, is_own ? bytes_of(input) + parcels[index].offset : posting.from(peer), expected[index]);
+      to += expected[index];
+    }
+  };
+  return c10::make_intrusive<SharedWork>(post(input, parcels, expected), deadline_or_default(options.timeout), finish);
+}
+
+SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::AllgatherOptions& options) {
+  if (!is_plain(output) || !is_plain(input)) return beside_->_allgather_base(output, input, options);
+  const auto finish = [output, input](const Posting& posting) {
+    for (int peer = 0; peer < posting.world_size(); ++peer) {
+      std::uint8_t* const to = bytes_of(output) + static_cast<std::uint64_t>(peer) * input.nbytes();
+      if (peer != posting.rank()) {
+        copy_out(to, posting.from(peer), input.nbytes());
+      } else if (to != bytes_of(input)) {
+        copy_out(to, bytes_of(input), input.nbytes());
+      }
+    }
+  };
+  return c10::make_intrusive<SharedWork>(post_to_all(input), deadline_or_default(options.timeout), finish);
+}
+
+SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                           const c10d::ReduceScatterOptions& options) {
+  if (!can_add(output, options.reduceOp) || !is_plain(input)) {
+    return beside_->_reduce_scatter_base(output, input, options);
+  }
+  const auto world = static_cast<std::size_t>(getSize());
+  const std::vector<std::uint64_t> bytes(world, output.nbytes());
+  const auto parcels = one_after_another(bytes);
+  const auto finish = [output, input, parcels](const Posting& posting) {
+    std::vector<std::uint8_t*> summands;
+    for (int peer = 0; peer < posting.world_size(); ++peer) {
+      const bool is_own = peer == posting.rank();
+      summands.push_back(is_own ? bytes_of(input) + parcels[static_cast<std::size_t>(peer)].offset
+                                : posting.from(peer));
+    }
+    add_in_rank_order(output, summands);
+  };
+  return c10::make_intrusive<SharedWork>(post(input, parcels, bytes), deadline_or_default(options.timeout), finish);
+}
+
+SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors,
+                                                const c10d::AllreduceOptions& options) {
+  if (tensors.size() != 1 || !can_add(tensors.front(), options.reduceOp)) return beside_->allreduce(tensors, options);
+  const at::Tensor& own = tensors.front();
+  const auto finish = [own](const Posting& posting) {
+    std::vector<std::uint8_t*> summands;
+    for (int peer = 0; peer < posting.world_size(); ++peer) {
+      summands.push_back(peer == posting.rank() ? bytes_of(own) : posting.from(peer));
+    }
+    add_in_rank_order(own, summands);
+  };
+  return c10::make_intrusive<SharedWork>(post_to_all(own), deadline_or_default(options.timeout), finish);
+}
+
+SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& options) {
+  const at::Tensor nothing = at::empty({0}, at::kByte);
+  return c10::make_intrusive<SharedWork>(post_to_all(nothing), deadline_or_default(options.timeout),
+                                         [](const Posting&) {});
+}
+
+Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
+                               milliseconds deadline) {
+  if (dynamic_cast<SharedBackend*>(backend.get())) return {std::move(backend), ""};
+  if (backend->getSize() == 1) return {std::move(backend), "there is one rank alone"};
+  if (!wanted.value_or(true)) return {std::move(backend), "it was not wanted"};
+  Wire wire(backend, deadline);
+  auto [ranks, why_not] = HostRanks::meet(wire, deadline);
+  if (!ranks) return {std::move(backend), std::move(why_not)};
+  return {c10::make_intrusive<SharedBackend>(std::move(backend), std::move(ranks)), ""};
+}
+
+}  // namespace octavo

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/shared/symmetric_memory.h"
+
+#include <cstring>
+
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+using std::chrono::milliseconds;
+
+/// A rank's block: its buffer, then its signals.
+SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
+                                             milliseconds deadline)
+    : ranks_(ranks), bytes_(bytes), signal_bytes_(c10d::symmetric_memory::get_signal_pad_size()), deadline_(deadline) {
+  constexpr std::uint64_t kAligned = 64;
+  const std::uint64_t pad_offset = (bytes + kAligned - 1) / kAligned * kAligned, size = pad_offset + signal_bytes_;
+  const at::Tensor own = ranks_->room(size);
+  std::memset(own.mutable_data_ptr(), 0, size);
+  const auto world = static_cast<std::size_t>(ranks_->world_size());
+  posting_ = ranks_->post(own, std::vector<Parcel>(world, {0, size}), std::vector<std::uint64_t>(world, size));
+  posting_->await(deadline_);
+  for (int rank = 0; rank < ranks_->world_size(); ++rank) {
+    const bool is_own = rank == ranks_->rank();
+    std::uint8_t* const block = is_own ? own.mutable_data_ptr<std::uint8_t>() : posting_->from(rank);
+    buffers_.push_back(block);
+    signals_.push_back(block + pad_offset);
+  }
+}
+
+/// The word of rank `of` that rank `by` puts to 1 and `of` to 0, as torch lays them out.
+void SharedSymmetricMemory::change(int of, int by, int channel, std::size_t timeout_ms, std::uint32_t from,
+                                   std::uint32_t to) {
+  const int world = ranks_->world_size(), other = of == ranks_->rank() ? by : of;
+  const auto channels = static_cast<int>(signal_bytes_ / sizeof(SharedWord)) / world;
+  if (channel < 0 || channel >= channels || other < 0 || other >= world) {
+    fail(ErrorCode::invalid_argument, "comm.symmetric_memory", "expected a channel below ", channels,
+         " and a rank below ", world, ", got channel ", channel, " and rank ", other);
+  }
+  auto& word = static_cast<SharedWord*>(signals_[static_cast<std::size_t>(of)])[world * channel + by];
+  const milliseconds wait = timeout_ms == 0 ? deadline_ : milliseconds(timeout_ms);
+  ranks_->await(word, from, other, "answer a signal", wait);
+  word.store(to, std::memory_order_release);
+  wake_all(word);
+}
+
+void SharedSymmetricMemory::put_signal(int dst_rank, int channel, std::size_t timeout_ms) {
+  change(dst_rank, ranks_->rank(), channel, timeout_ms, 0, 1);
+}
+
+void SharedSymmetricMemory::wait_signal(int src_rank, int channel, std::size_t timeout_ms) {
+  change(ranks_->rank(), src_rank, channel, timeout_ms, 1, 0);
+}
+
+void SharedSymmetricMemory::barrier(int channel, std::size_t timeout_ms) {
+  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
+    if (peer != ranks_->rank()) put_signal(peer, channel, timeout_ms);
+  }
+  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
+    if (peer != ranks_->rank()) wait_signal(peer, channel, timeout_ms);
+  }
+}
+
+}  // namespace octavo

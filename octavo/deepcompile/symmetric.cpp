@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/symmetric.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+
+#include "octavo/comm/shared/shared_backend.h"
+#include "octavo/comm/shared/symmetric_memory.h"
+#include "octavo/deepcompile/engine.h"
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+namespace {
+
+constexpr const char* kOfWorkspace = "deepcompile.getSymmMemWorkspace";
+
+/// torch's own, of a device of which it has an allocator: CUDA, in a torch that is built for it.
+SymmetricMemoryPtr workspace_of_torch(const std::string& group_name, c10::Device device, std::int64_t size) {
+  namespace torchs = c10d::symmetric_memory;
+  if (!torchs::has_allocator(device.type())) {
+    fail(ErrorCode::unsupported, kOfWorkspace, "this build of torch has no symmetric memory on ", device.str(),
+         ": leave symmetric_memory out, or install a torch for that device");
+  }
+  return torchs::rendezvous(torchs::empty_strided_p2p({size}, {1}, at::kByte, device, group_name, std::nullopt));
+}
+
+}  // namespace
+
+SymmetricMemoryPtr getSymmMemWorkspace(const c10::intrusive_ptr<c10d::Backend>& backend, const std::string& group_name,
+                                       c10::Device device, std::int64_t size, std::chrono::milliseconds deadline) {
+  if (size < 1) fail(ErrorCode::invalid_argument, kOfWorkspace, "expected at least 1 byte, got ", size);
+  if (!device.is_cpu()) return workspace_of_torch(group_name, device, size);
+  auto* const shared = dynamic_cast<SharedBackend*>(backend.get());
+  if (!shared) {
+    fail(ErrorCode::unsupported, kOfWorkspace, "the ranks share no memory: they are on several hosts, are one rank ",
+         "alone, or have symmetric_memory as False");
+  }
+  return c10::make_intrusive<SharedSymmetricMemory>(shared->ranks(), static_cast<std::uint64_t>(size), deadline);
+}
+
+// ---- of an engine
+
+SymmetricMemoryPtr Engine::symmetric_workspace(std::int64_t bytes) {
+  if (params_.empty()) fail(ErrorCode::invalid_argument, kOfWorkspace, "register parameters before a workspace");
+  const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
+  const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
+  return getSymmMemWorkspace(backend_, name, device, bytes, options_.deadline);
+}
+
+const SymmetricMemoryPtr& Engine::lazy_init_symm_memory() {
+  if (symm_mem_ || !sum_ || !why_no_symmetric_memory_.empty()) return symm_mem_;
+  std::int64_t largest = 1;
+  for (const SummedParam& param : params_) {
+    const std::uint64_t count = productDim(param.shape),
+                        width = param_registry->getParam(param.id).getDSTensor().itemsize();
+    const auto share = Ownership::shares().share(count, backend_->getSize());  // rank 0's, which is the largest
+    largest = std::max(largest, static_cast<std::int64_t>(share * width));
+  }
+  return symm_mem_ = symmetric_workspace(largest);
+}
+
+}  // namespace octavo::dc

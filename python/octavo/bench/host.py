@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives of ranks of one host: through memory that they share, and by Gloo's loopback, in turns, on the same
+tensors. In place: what is sent was written to the shared memory, as ZeRO's messages are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.distributed as dist
+
+from octavo import _C
+from octavo.bench.ddp import joined
+from octavo.bench.timing import ratio, take_turns, typical
+from octavo.rendezvous import Rendezvous
+
+SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)
+"""Of the whole, of which each rank has, or gets, a part."""
+
+
+@dataclass(frozen=True)
+class Row:
+    whole_kib: int
+    collective: str
+    gloo_ms: float
+    shared_ms: float
+    in_place_ms: float
+    times_faster: float
+    times_faster_in_place: float
+
+
+HEADINGS = {
+    "whole_kib": "KiB",
+    "collective": "",
+    "gloo_ms": "Gloo ms",
+    "shared_ms": "shared ms",
+    "in_place_ms": "in place ms",
+    "times_faster": "times faster",
+    "times_faster_in_place": "in place",
+}
+
+
+def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
+    return [asdict(row) for row in rows]
+
+
+def as_rows(report: str) -> list[Row]:
+    return [Row(**row) for row in json.loads(report)]
+
+
+def bench(rounds: int, sizes_kib: Sequence[int] = SIZES_KIB) -> list[Row] | None:
+    """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere.
+    RuntimeError where the ranks share no memory."""
+    with joined():
+        gloo = Rendezvous(dist.group.WORLD, "bench.host", 60.0).connect()
+        shared, why_not = _C.reach_by_shared_memory(gloo, True, 60.0)
+        if why_not:
+            raise RuntimeError(f"[bench.host] the ranks share no memory: {why_not}")
+        rows = [row for size in sizes_kib for row in _rows_of(gloo, shared, size, rounds)]
+        return rows if dist.get_rank() == 0 else None
+
+
+def _rows_of(gloo: dist.Backend, shared: dist.Backend, whole_kib: int, rounds: int) -> list[Row]:
+    part = whole_kib * 256 // gloo.size()
+    own, whole, total = torch.randn(part), torch.randn(part * gloo.size()), torch.empty(part * gloo.size())
+    own_there, whole_there = (_C.room_in_shared_memory(shared, t.nbytes).view(torch.float32) for t in (own, whole))
+    result = torch.empty(part)
+
+    def gather(backend: dist.Backend, from_: torch.Tensor) -> Callable[[], object]:
+        return lambda: backend._allgather_base(total, from_).wait()
+
+    def reduce(backend: dist.Backend, from_: torch.Tensor) -> Callable[[], object]:
+        return lambda: backend._reduce_scatter_base(result, from_).wait()
+
+    rows = []
+    for name, collective, private, there in (
+        ("gather", gather, own, own_there),
+        ("reduce", reduce, whole, whole_there),
+    ):
+        there.copy_(private)
+        contenders = {
+            "gloo": collective(gloo, private),
+            "shared": collective(shared, private),
+            "in place": collective(shared, there),
+        }
+        seconds = take_turns(contenders, rounds, warmup=4, before=lambda _: gloo.barrier().wait())
+        milliseconds = [1e3 * typical(seconds, contender) for contender in contenders]
+        times = [ratio(seconds, "gloo", contender) for contender in ("shared", "in place")]
+        rows.append(Row(whole_kib, name, *milliseconds, *times))
+    return rows

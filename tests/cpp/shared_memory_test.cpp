@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory that the ranks of a host share: who finds it, what lies where, and what a transfer leaves. Processes as ranks
+// are the Python tests' part.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+#include "octavo/comm/shared/host_ranks.h"
+#include "octavo/comm/shared/memory_file.h"
+#include "octavo/comm/shared/shared_backend.h"
+#include "octavo/comm/shared/shared_blocks.h"
+#include "octavo/comm/shared/symmetric_memory.h"
+#include "octavo/comm/wire.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
+
+namespace octavo {
+
+namespace {
+
+using std::chrono::milliseconds;
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+constexpr auto kEnough = milliseconds(20000), kShort = milliseconds(50);
+
+c10::intrusive_ptr<SharedBackend> shared_over(const BackendPtr& backend, milliseconds deadline = kEnough) {
+  const Reached reached = reach_by_shared_memory(backend, true, deadline);
+  EXPECT_EQ(reached.why_not, "");
+  return c10::intrusive_ptr<SharedBackend>::reclaim_copy(dynamic_cast<SharedBackend*>(reached.backend.get()));
+}
+
+/// What an error of a category says.
+template <class Body>
+std::string said_with(ErrorCode code, Body body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code);
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+at::Tensor values_of(int rank, std::int64_t count, at::ScalarType dtype = at::kFloat) {
+  return (at::sin(at::arange(count, at::kDouble) * (0.37 * (rank + 1))) * 100).to(dtype);
+}
+
+TEST(MemoryFile, IsFoundByItsNameAlone) {
+  const auto file = MemoryFile::create();
+  file->grow(1 << 20);
+  EXPECT_EQ(MemoryFile::open(file->name()), file);
+  MemoryFile::Name other = file->name();
+  other.token[0] ^= 1U;  // as of another host, where the same number of a process has the same kind of file
+  EXPECT_EQ(MemoryFile::open(other), nullptr);
+  MemoryFile::Name none = other;
+  none.descriptor = 0;  // there, and not ours
+  EXPECT_EQ(MemoryFile::open(none), nullptr);
+}
+
+TEST(MemoryFile, CannotGrowBeyondItsAddresses) {
+  const auto file = MemoryFile::create();
+  const std::string said = said_with(ErrorCode::out_of_memory, [&] { file->grow(file->name().capacity + 1); });
+  EXPECT_NE(said.find("choose smaller buckets, or symmetric_memory as False"), std::string::npos) << said;
+}
+
+TEST(SharedBlocks, TakesMemoryAgainAndJoinsWhatIsFree) {
+  const auto blocks = std::make_shared<SharedBlocks>(MemoryFile::create(), 100);
+  at::Tensor a = blocks->allocate(4096), b = blocks->allocate(1), c = blocks->allocate(5000);
+  const void *const at_a = a.const_data_ptr(), *const at_c = c.const_data_ptr();
+  EXPECT_TRUE(blocks->contains(a) && blocks->contains(c));
+  EXPECT_FALSE(blocks->contains(at::empty({8}, at::kByte)));
+  const std::uint64_t size = blocks->file().size();
+  a = b = at::Tensor();
+  const at::Tensor both = blocks->allocate(8192);
+  EXPECT_EQ(both.const_data_ptr(), at_a);
+  EXPECT_EQ(blocks->file().size(), size);
+  c = at::Tensor();
+  const at::Tensor larger = blocks->allocate(1 << 16);  // the last one grows where it is
+  EXPECT_EQ(larger.const_data_ptr(), at_c);
+}
+
+TEST(SharedBackend, CollectivesAreThoseOfTheRanks) {
+  for (const int world : {2, 3, 4}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      const auto shared = shared_over(backend);
+      for (const std::int64_t count : {0, 1, 7, 4096, 100003}) {
+        for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kInt}) {
+          std::vector<at::Tensor> all;
+          for (int peer = 0; peer < world; ++peer) all.push_back(values_of(peer, count * world, dtype));
+          at::Tensor sum = all[0].clone(), input = all[static_cast<std::size_t>(rank)].clone();
+          for (int peer = 1; peer < world; ++peer) sum += all[static_cast<std::size_t>(peer)];
+          const auto part = [&](const at::Tensor& whole) { return whole.narrow(0, rank * count, count); };
+
+          at::Tensor output = at::empty({count}, input.options()), own = part(input).clone();
+          auto reduced = shared->_reduce_scatter_base(output, input, {});
+          at::Tensor gathered = at::empty_like(input);
+          auto gather = shared->_allgather_base(gathered, own, {});
+          std::vector<at::Tensor> whole = {input.clone()};
+          auto summed = shared->allreduce(whole, {});
+          gather->wait();  // in another order than that of the calls
+          summed->wait();
+          reduced->wait();
+          EXPECT_TRUE(output.equal(part(sum))) << world << " ranks, " << count << " of " << dtype;
+          EXPECT_TRUE(whole[0].equal(sum));
+          std::vector<at::Tensor> parts;
+          for (int peer = 0; peer < world; ++peer) {
+            parts.push_back(all[static_cast<std::size_t>(peer)].narrow(0, peer * count, count));
+          }
+          EXPECT_TRUE(gathered.equal(at::cat(parts)));
+        }
+      }
+    });
+  }
+}
+
+TEST(SharedBackend, RowsOfAnySizesGoWhereTheyBelong) {
+  constexpr int kWorld = 3;
+  const auto rows = [](int from, int to) { return static_cast<std::int64_t>((2 * from + 5 * to) % 4); };  // some none
+  run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend);
+    std::vector<std::int64_t> sent, received;
+    std::vector<at::Tensor> parts, expected;
+    for (int peer = 0; peer < kWorld; ++peer) {
+      sent.push_back(rows(rank, peer));
+      received.push_back(rows(peer, rank));
+      parts.push_back(at::full({sent.back(), 5}, 10 * rank + peer, at::kShort));
+      expected.push_back(at::full({received.back(), 5}, 10 * peer + rank, at::kShort));
+    }
+    at::Tensor input = at::cat(parts), output = at::empty_like(at::cat(expected));
+    shared->alltoall_base(output, input, received, sent, {})->wait();
+    EXPECT_TRUE(output.equal(at::cat(expected)));
+    shared->barrier({})->wait();
+  });
+}
+
+TEST(SharedBackend, GrowsWithWhatIsSentAndTakesMemoryAgain) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend);
+    const auto gather = [&](std::int64_t count) {
+      at::Tensor own = at::full({count}, rank, at::kByte), all = at::empty({2 * count}, at::kByte);
+      shared->_allgather_base(all, own, {})->wait();
+      return all.sum(at::kLong).item<std::int64_t>();
+    };
+    EXPECT_EQ(gather(1 << 10), 1 << 10);
+    EXPECT_EQ(gather(1 << 24), 1 << 24);
+    const std::uint64_t size = shared->ranks()->files()[static_cast<std::size_t>(rank)]->size();
+    for (int again = 0; again < 2 * static_cast<int>(HostRanks::kSlots); ++again) ASSERT_EQ(gather(5), 5);
+    for (int again = 0; again < 10; ++again) EXPECT_EQ(gather(1 << 24), 1 << 24);
+    EXPECT_LE(shared->ranks()->files()[static_cast<std::size_t>(rank)]->size(), 3 * size);  // a rank may be ahead
+  });
+}
+
+/// A wire reads what others have written where they wrote it.
+TEST(SharedBackend, AWireCopiesNothing) {
+  run_ranks(3, [&](const BackendPtr& backend, int rank) {
+    Wire wire(shared_over(backend), kEnough), beside(backend, kEnough);
+    const auto meet = [&] {
+      at::Tensor nothing = at::zeros({1});
+      beside.all_reduce(nothing);
+    };
+    ASSERT_TRUE(wire.shares_memory(c10::kCPU));
+    const std::vector<std::uint64_t> received(3, 4);
+    at::Tensor sent;
+    const std::uint8_t* first = nullptr;
+    for (std::uint8_t turn = 0; turn < 5; ++turn) {
+      std::uint8_t* const message = wire.reserve_to_send(sent, 4, c10::kCPU);
+      if (turn == 0) first = message;
+      EXPECT_EQ(message, first);  // all have let go of it
+      std::fill_n(message, 4, static_cast<std::uint8_t>(16 * turn + rank));
+      {
+        Transfer transfer = wire.exchange_in_place(sent, std::vector<Parcel>(3, {0, 4}), received);
+        transfer.wait();
+        for (int peer = 0; peer < 3; ++peer) {
+          if (peer == rank) continue;
+          EXPECT_EQ(transfer.from(peer)[3], 16 * turn + peer);
+        }
+        EXPECT_NE(wire.reserve_to_send(sent, 4, c10::kCPU), message);  // the others may read there
+        meet();
+      }
+      meet();
+    }
+    EXPECT_EQ(wire.sent_bytes(), 5U * 2 * 4);
+  });
+}
+
+TEST(HostRanks, WhoDoesNotComeIsNamed) {
+  run_ranks(3, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend, kShort);
+    at::Tensor own = at::ones({3}), all = at::empty({9});
+    if (rank != 1) {
+      const std::string said = said_with(ErrorCode::timeout, [&] { shared->_allgather_base(all, own, {})->wait(); });
+      EXPECT_NE(said.find("rank 1 did not send within 50 ms; the process group"), std::string::npos) << said;
+    }
+    at::Tensor last = at::zeros({1});
+    Wire(backend, kEnough).all_reduce(last);  // none leaves before
+  });
+}
+
+TEST(HostRanks, WhoHasLeftIsNamedAtOnceAndWhatItSentIsRead) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    auto shared = shared_over(backend, std::chrono::hours(1));
+    at::Tensor own = at::full({3}, rank + 1.0F), all = at::empty({6});
+    auto work = shared->_allgather_base(all, own, {});
+    if (rank == 1) {
+      work.reset();
+      shared.reset();
+      return;
+    }
+    work->wait();
+    EXPECT_EQ(all[5].item<float>(), 2);
+    const std::string said =
+        said_with(ErrorCode::communication, [&] { shared->_allgather_base(all, own, {})->wait(); });
+    EXPECT_NE(said.find("has ended or given up its connection"), std::string::npos) << said;
+  });
+}
+
+TEST(HostRanks, RanksThatMakeDifferentCallsAreToldSo) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend);
+    at::Tensor own = at::ones({3 + rank}), all = at::empty({2 * (3 + rank)});
+    const std::string said =
+        said_with(ErrorCode::communication, [&] { shared->_allgather_base(all, own, {})->wait(); });
+    EXPECT_NE(said.find("all ranks must make the same calls in the same order"), std::string::npos) << said;
+  });
+}
+
+TEST(ReachBySharedMemory, NotWhereOneRankCannotOrNoneWants) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    const Reached reached = reach_by_shared_memory(backend, true, kEnough);
+    EXPECT_EQ(reached.backend, backend);
+    EXPECT_EQ(reached.why_not, "there is one rank alone");
+  });
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    EXPECT_EQ(reach_by_shared_memory(backend, false, kEnough).backend, backend);
+    const Reached reached = reach_by_shared_memory(backend, std::nullopt, kEnough);
+    EXPECT_NE(reached.backend, backend);
+    EXPECT_EQ(reach_by_shared_memory(reached.backend, true, kEnough).backend, reached.backend);
+  });
+}
+
+TEST(SharedSymmetricMemory, RanksReadAndWriteOneAnothersBuffers) {
+  for (const int world : {2, 3}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      SharedSymmetricMemory memory(shared_over(backend)->ranks(), 1000, kEnough);
+      EXPECT_EQ(memory.get_buffer_size(), 1000U);
+      const auto of = [&](int peer) { return memory.get_buffer(peer, {250}, at::kFloat, 0); };
+      EXPECT_TRUE(of(rank).equal(at::zeros({250})));
+      of(rank).fill_(rank + 1);
+      for (int turn = 0; turn < 3; ++turn) {
+        memory.barrier(1, 0);
+        for (int peer = 0; peer < world; ++peer) EXPECT_EQ(of(peer)[249].item<float>(), peer + 1);
+        memory.barrier(0, 0);
+        of((rank + 1) % world).fill_((rank + 1) % world + 1);
+      }
+      if (rank == 0) {
+        of(1)[0] = 77;
+        memory.put_signal(1, 2, 0);
+      } else if (rank == 1) {
+        memory.wait_signal(0, 2, 0);
+        EXPECT_EQ(of(1)[0].item<float>(), 77);
+        const std::string said = said_with(ErrorCode::timeout, [&] { memory.wait_signal(0, 2, 20); });
+        EXPECT_NE(said.find("rank 0 did not answer a signal within 20 ms"), std::string::npos) << said;
+      }
+      EXPECT_NE(refusal_of([&] { memory.barrier(-1, 0); }).find("expected a channel below"), std::string::npos);
+      memory.barrier(0, 0);
+    });
+  }
+}
+
+}  // namespace
+
+}  // namespace octavo
