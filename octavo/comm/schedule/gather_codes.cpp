@@ -76,7 +76,7 @@ void GatherCodes::decode_all(std::span<const float> power, std::uint32_t* nonfin
   for (int owner = 0; owner < wire_.world_size(); ++owner) {
     std::uint8_t* const message = message_of(owner);
     for (const Piece& piece : messages_[static_cast<std::size_t>(owner)].pieces) {
-      const bool is_there = own_is_there && owner == wire_.rank() && !piece.codec->traits().leaves_error;
+      const bool is_there = own_is_there && !nonfinite && owner == wire_.rank() && !piece.codec->traits().leaves_error;
       if (is_there || power[piece.tensor] == 0) continue;
       payloads.push_back({&piece, owner, message});
       parts_.add(device_, piece.range.count, piece.codec->traits().granule, streamed_part(tensors_[piece.tensor]));

@@ -35,7 +35,7 @@ class GatherCodes {
   void wait();
   /// Enqueues the decoding of all ranges into the tensors, but for those of power 0. Sets *nonfinite, memory of
   /// reserve_on_host, to 1 where a result is not finite. `own_is_there`: this rank's own ranges hold already what they
-  /// were encoded from, so that those that travel as they are stay.
+  /// were encoded from, so that those that travel as they are stay, unless it is asked whether they are finite.
   void decode_all(std::span<const float> power, std::uint32_t* nonfinite, bool own_is_there = false);
 
   /// As of ScatterSum.

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 from itertools import pairwise
 
 import torch
