@@ -87,6 +87,7 @@ void bind_engine(py::module_& m) {
           "wait_allgather",
           [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
           py::arg("ds_id"), no_gil)
+      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"))
       .def("release_param", &Engine::release_param, py::arg("graph_id"), py::arg("ds_id"), py::arg("n_users"))
       .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
       .def("invalidate_gathered_params", &Engine::invalidate_gathered_params)

@@ -107,6 +107,8 @@ class OCTAVO_API Engine {
                              const std::vector<at::ScalarType>& dtypes = {});
   at::Tensor wait_allgather(at::Tensor v, long graph_id, long ds_id);
   void release_param(long graph_id, long ds_id, long n_users);
+  /// Its whole values serve from their first use to the end of a step.
+  void set_persistent(long ds_id) { param_registry->setPersistent(ds_id, true); }
   /// The two halves of a gather for a compiled graph, which owns the memory that it gets: FreshGather.
   std::vector<at::Tensor> allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
                                                  const std::vector<at::ScalarType>& dtypes = {});
