@@ -154,6 +154,17 @@ TEST(SharedBackend, GrowsWithWhatIsSentAndTakesMemoryAgain) {
   });
 }
 
+/// A step that is abandoned never reads what it was sent; its ranks go on.
+TEST(SharedBackend, WorksThatNobodyWaitsForAreForgotten) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend);
+    at::Tensor own = at::full({1}, rank, at::kInt), all = at::empty({2}, at::kInt);
+    for (std::uint32_t turn = 0; turn < 2 * HostRanks::kSlots; ++turn) shared->_allgather_base(all, own, {});
+    shared->_allgather_base(all, own, {})->wait();
+    EXPECT_EQ(all.sum().item<int>(), 1);
+  });
+}
+
 /// A wire reads what others have written where they wrote it.
 TEST(SharedBackend, AWireCopiesNothing) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {

@@ -156,7 +156,7 @@ void HostRanks::await(const SharedWord& word, std::uint32_t value, int peer, con
 
 at::Tensor HostRanks::room(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  drop_what_all_have_read();
+  settle();
   return blocks_->allocate(bytes);
 }
 
@@ -179,12 +179,13 @@ void HostRanks::require_free_slot() {
         return false;
       });
   require(outcome, gone, "read what it was sent 4096 transfers before", deadline_);
-  drop_what_all_have_read();
+  settle();
 }
 
 std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                          std::vector<std::uint64_t> expected) {
   const std::lock_guard lock(mutex_);
+  settle();
   require_free_slot();
   const std::uint64_t first = sent.numel() == 0 ? 0 : blocks_->offset_of(sent.const_data_ptr());
   for (int peer = 0; peer < world_size(); ++peer) {
@@ -219,11 +220,20 @@ void HostRanks::let_go(int sender, std::uint32_t number) const {
   if (readers.fetch_sub(1, std::memory_order_acq_rel) == 1) wake_all(readers);
 }
 
+void HostRanks::abandon(std::uint32_t number) {
+  const std::lock_guard lock(mutex_);
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank_) unread_.push_back({number, peer});
+  }
+  settle();
+}
+
 Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected)
     : ranks_(std::move(ranks)), number_(number), expected_(std::move(expected)) {}
 
 Posting::~Posting() {
-  for (int peer = 0; is_awaited_ && peer < ranks_->world_size(); ++peer) {
+  if (!is_awaited_) return ranks_->abandon(number_);
+  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
     if (peer != ranks_->rank()) ranks_->let_go(peer, number_);
   }
 }

@@ -103,13 +103,18 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
     std::uint32_t number;
     at::Tensor sent;
   };
+  struct Unread {
+    std::uint32_t number;
+    int sender;
+  };
 
   static std::uint64_t slot_bytes(int world_size);
   static std::uint64_t bytes_before_blocks(int world_size);
   Head& head(int rank) const;
   Slot& slot(int rank, std::uint32_t number) const;
   Parcel& parcel(int owner, std::uint32_t number, int receiver) const;
-  void drop_what_all_have_read();
+  void abandon(std::uint32_t number);
+  void settle();
   void require_free_slot();
   void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds deadline) const;
   bool has_gone(int rank) const;
@@ -125,7 +130,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   const std::shared_ptr<SharedBlocks> blocks_;
   std::mutex mutex_;
   std::uint32_t posted_ = 0;
-  std::list<UnderWay> under_way_;
+  std::list<UnderWay> under_way_;  // which others may read
+  std::list<Unread> unread_;       // which this rank never will, and which may not have come yet
 };
 
 }  // namespace octavo
