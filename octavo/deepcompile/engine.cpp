@@ -104,6 +104,7 @@ void Engine::make_shared_parts() {
   auto reached = reach_by_shared_memory(backend_, options_.symmetric_memory, options_.deadline);
   backend_ = std::move(reached.backend);
   why_no_symmetric_memory_ = std::move(reached.why_not);
+  use_symm_mem = why_no_symmetric_memory_.empty();
   const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
   auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_);
   gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec);

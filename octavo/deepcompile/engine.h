@@ -132,11 +132,11 @@ class OCTAVO_API Engine {
 
   /// Why ranks do not send by memory that they share; empty where they do. Known from the first graph on.
   const std::string& why_no_symmetric_memory() const { return why_no_symmetric_memory_; }
-  /// Memory of each rank that all others read and write, of the device of the parameters, on all ranks together.
-  /// Throws Error unsupported where ranks share none.
-  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symmetric_workspace(std::int64_t bytes);
-  /// That of the largest shard, from the first call on; null where executors do not send by shared memory.
-  const c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>& lazy_init_symm_memory();
+  /// Memory of each rank that all others read and write, of the device of the parameters: `size` bytes on each, on all
+  /// ranks together, after the first graph. Throws Error unsupported where ranks share none.
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> getSymmMemWorkspace(std::int64_t size);
+  /// Makes symm_mem, as large as the largest shard, where executors send by shared memory and it is not there.
+  void lazy_init_symm_memory();
 
   /// Parameters whose gradient buffers hold a sum of the step that ends with the last start_backward(true), by id.
   std::vector<long> reduced_params() const;
@@ -151,6 +151,8 @@ class OCTAVO_API Engine {
   const std::shared_ptr<DSParamRegistry> param_registry = std::make_shared<DSParamRegistry>();
   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets;
   std::unordered_map<long, std::shared_ptr<CustomOpExecutor>> executors;
+  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symm_mem;
+  bool use_symm_mem = false;  // executors send by shared memory; known from the first graph on
 
  private:
   void require_registering(long ds_id) const;
@@ -164,7 +166,6 @@ class OCTAVO_API Engine {
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string why_no_symmetric_memory_;
-  c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symm_mem_;
   std::int64_t bucket_size_;
   EngineOptions options_;
   std::vector<SummedParam> params_;

@@ -30,8 +30,9 @@ SymmetricMemoryPtr workspace_of_torch(const std::string& group_name, c10::Device
 
 }  // namespace
 
-SymmetricMemoryPtr getSymmMemWorkspace(const c10::intrusive_ptr<c10d::Backend>& backend, const std::string& group_name,
-                                       c10::Device device, std::int64_t size, std::chrono::milliseconds deadline) {
+SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>& backend,
+                                         const std::string& group_name, c10::Device device, std::int64_t size,
+                                         std::chrono::milliseconds deadline) {
   if (size < 1) fail(ErrorCode::invalid_argument, kOfWorkspace, "expected at least 1 byte, got ", size);
   if (!device.is_cpu()) return workspace_of_torch(group_name, device, size);
   auto* const shared = dynamic_cast<SharedBackend*>(backend.get());
@@ -44,23 +45,22 @@ SymmetricMemoryPtr getSymmMemWorkspace(const c10::intrusive_ptr<c10d::Backend>& 
 
 // ---- of an engine
 
-SymmetricMemoryPtr Engine::symmetric_workspace(std::int64_t bytes) {
-  if (params_.empty()) fail(ErrorCode::invalid_argument, kOfWorkspace, "register parameters before a workspace");
+SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
+  if (!sum_)
+    fail(ErrorCode::invalid_argument, kOfWorkspace, "ranks share memory from the first graph on: register one");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::string name = device.is_cpu() ? "" : process_group->getGroupName();
-  return getSymmMemWorkspace(backend_, name, device, bytes, options_.deadline);
+  return make_symmetric_memory(backend_, name, device, size, options_.deadline);
 }
 
-const SymmetricMemoryPtr& Engine::lazy_init_symm_memory() {
-  if (symm_mem_ || !sum_ || !why_no_symmetric_memory_.empty()) return symm_mem_;
-  std::int64_t largest = 1;
+void Engine::lazy_init_symm_memory() {
+  if (symm_mem || !use_symm_mem) return;
+  std::uint64_t largest = 1;
   for (const SummedParam& param : params_) {
-    const std::uint64_t count = productDim(param.shape),
-                        width = param_registry->getParam(param.id).getDSTensor().itemsize();
-    const auto share = Ownership::shares().share(count, backend_->getSize());  // rank 0's, which is the largest
-    largest = std::max(largest, static_cast<std::int64_t>(share * width));
+    const std::uint64_t share = Ownership::shares().share(productDim(param.shape), backend_->getSize());
+    largest = std::max(largest, share * c10::elementSize(param_registry->getParam(param.id).getDtype()));
   }
-  return symm_mem_ = symmetric_workspace(largest);
+  symm_mem = getSymmMemWorkspace(static_cast<std::int64_t>(largest));
 }
 
 }  // namespace octavo::dc

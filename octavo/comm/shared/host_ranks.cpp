@@ -232,10 +232,10 @@ Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::ve
     : ranks_(std::move(ranks)), number_(number), expected_(std::move(expected)) {}
 
 Posting::~Posting() {
-  if (!is_awaited_) return ranks_->abandon(number_);
-  for (int peer = 0; peer < ranks_->world_size(); ++peer) {
+  for (int peer = 0; is_awaited_ && peer < ranks_->world_size(); ++peer) {
     if (peer != ranks_->rank()) ranks_->let_go(peer, number_);
   }
+  if (!is_awaited_) ranks_->abandon(number_);
 }
 
 int Posting::rank() const { return ranks_->rank(); }

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The symmetric memory of an engine of ZeRO, by DeepSpeed's names.
+#include "octavo/deepcompile/symmetric.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include "octavo/deepcompile/engine.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
+
+namespace octavo {
+
+namespace {
+
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+/// With parameters of 30 and 7 elements, in float64 and float32.
+std::unique_ptr<dc::Engine> engine_of(const BackendPtr& backend, std::optional<bool> symmetric_memory) {
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
+  dc::EngineOptions options;
+  options.symmetric_memory = symmetric_memory;
+  auto engine = std::make_unique<dc::Engine>(group, backend, 100, options);
+  for (const auto& [id, count, dtype] : {std::tuple{0L, 30, at::kDouble}, std::tuple{1L, 7, at::kFloat}}) {
+    const auto own = static_cast<std::int64_t>(engine->owned(static_cast<std::uint64_t>(count)).count);
+    engine->register_z3_param(id, {count}, at::ones({own}, dtype), at::zeros({own}, dtype), false);
+  }
+  return engine;
+}
+
+std::string unsupported(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(EngineSymmetricMemory, TheWorkspaceIsThatOfTheLargestShard) {
+  run_ranks(4, [](const BackendPtr& backend, int rank) {
+    const auto engine = engine_of(backend, std::nullopt);
+    EXPECT_NE(refusal_of([&] { engine->getSymmMemWorkspace(8); }).find("from the first graph on"), std::string::npos);
+    engine->lazy_init_symm_memory();
+    EXPECT_FALSE(engine->symm_mem);
+    engine->register_graph_z3(0, {0, 1});
+    EXPECT_TRUE(engine->use_symm_mem);
+    engine->lazy_init_symm_memory();
+    auto* const made = engine->symm_mem.get();
+    ASSERT_TRUE(made);
+    EXPECT_EQ(made->get_buffer_size(), 8U * sizeof(double));
+    engine->lazy_init_symm_memory();
+    EXPECT_EQ(engine->symm_mem.get(), made);
+    made->get_buffer(rank, {8}, at::kDouble, 0).fill_(rank + 0.5);
+    made->barrier(0, 0);
+    for (int peer = 0; peer < 4; ++peer) {
+      EXPECT_EQ(made->get_buffer(peer, {8}, at::kDouble, 0)[7].item<double>(), peer + 0.5);
+    }
+    EXPECT_NE(refusal_of([&] { engine->getSymmMemWorkspace(0); }).find("at least 1 byte"), std::string::npos);
+    made->barrier(0, 0);
+  });
+}
+
+TEST(EngineSymmetricMemory, IsRefusedWhereThereIsNone) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    const auto engine = engine_of(backend, false);
+    engine->register_graph_z3(0, {0, 1});
+    EXPECT_FALSE(engine->use_symm_mem);
+    EXPECT_EQ(engine->why_no_symmetric_memory(), "it was not wanted");
+    engine->lazy_init_symm_memory();
+    EXPECT_FALSE(engine->symm_mem);
+    const std::string said = unsupported([&] { engine->getSymmMemWorkspace(8); });
+    EXPECT_NE(said.find("the ranks share no memory"), std::string::npos) << said;
+    const std::string of_device =
+        unsupported([&] { dc::make_symmetric_memory(backend, "", c10::kMeta, 8, std::chrono::seconds(1)); });
+    EXPECT_NE(of_device.find("this build of torch has no symmetric memory on meta"), std::string::npos) << of_device;
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo
