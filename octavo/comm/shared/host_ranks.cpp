@@ -19,6 +19,7 @@ using std::chrono::steady_clock;
 namespace {
 
 constexpr const char* kOfSharedMemory = "comm.shared_memory";
+constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
 constexpr std::uint64_t kLine = 64;  // of a cache
 
 /// What each rank has for all, from all of them.
@@ -135,7 +136,6 @@ bool HostRanks::has_gone(int rank) const {
 
 void HostRanks::require(Awaited outcome, int peer, const char* what, milliseconds deadline) const {
   if (outcome == Awaited::reached) return;
-  constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
   if (outcome == Awaited::late) {
     fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": rank ", peer, " did not ", what, " within ",
          deadline.count(), " ms", kRebuild);
@@ -160,9 +160,15 @@ at::Tensor HostRanks::room(std::uint64_t bytes) {
   return blocks_->allocate(bytes);
 }
 
-void HostRanks::drop_what_all_have_read() {
+/// Lets go of what is not needed any more.
+void HostRanks::settle() {
   under_way_.remove_if(
       [&](const UnderWay& one) { return slot(rank_, one.number).readers.load(std::memory_order_acquire) == 0; });
+  unread_.remove_if([&](const Unread& one) {
+    const bool has_come = includes(head(one.sender).posted.load(std::memory_order_acquire), one.number);
+    if (has_come) let_go(one.sender, one.number);
+    return has_come;
+  });
 }
 
 /// The slot's transfer of kSlots transfers ago.
@@ -178,7 +184,12 @@ void HostRanks::require_free_slot() {
         }
         return false;
       });
-  require(outcome, gone, "read what it was sent 4096 transfers before", deadline_);
+  if (outcome == Awaited::late) {
+    fail(ErrorCode::timeout, kOfSharedMemory, "rank ", rank_, ": ", kSlots,
+         " transfers are under way, and a peer did not ", "read the first of them within ", deadline_.count(), " ms",
+         kRebuild);
+  }
+  require(outcome, gone, "", deadline_);
   settle();
 }
 
