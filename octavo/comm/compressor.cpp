@@ -317,7 +317,8 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
 std::vector<Contribution> Compressor::contributions(const Job& job) {
   std::vector<Contribution> tensors;
   for (const Slot& slot : job.slots) {
-    std::byte* const in_bucket = static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
+    std::byte* const in_bucket =
+        static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
     tensors.push_back(contribution(slot.parameter, slot.apart ? slot.apart : in_bucket, job.values.device()));
     tensors.back().dtype = job.values.scalar_type();
     if (collective_ == Collective::reduce_to_owners) tensors.back().up = without_loss(tensors.back());
@@ -385,7 +386,8 @@ bool Compressor::takes_apart(at::ScalarType dtype) const {
   if (exchange_ != Exchange::planned || in_momentum_phase_ || measures_ || measures_next_) return false;
   return gradient_scale_ == 1.0F && std::ranges::all_of(parameters_, [&](const Parameter& parameter) {
            const auto [up, down] = codecs_of(parameter);
-           return !map_of(parameter) && (dtype == at::kFloat || std::max(up->traits().granule, down->traits().granule) < kUncut);
+           return !map_of(parameter) &&
+                  (dtype == at::kFloat || std::max(up->traits().granule, down->traits().granule) < kUncut);
          });
 }
 

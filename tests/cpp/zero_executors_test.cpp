@@ -69,8 +69,13 @@ class ZeroRank {
     for (std::size_t g = graphs.size(); g-- > 0;) {
       for (const long id : ids_[g]) {
         const bool is_missing = id == kUnused && is_last && batches > 1;
-        graphs[g]->reduceGrad(is_missing ? at::Tensor() : gradient_of(id, rank_, static_cast<int>(g), batch, dtype),
-                              id);
+        const at::Tensor gradient =
+            is_missing ? at::Tensor() : gradient_of(id, rank_, static_cast<int>(g), batch, dtype);
+        if (gives && id % 2 == 0) {  // others are copied to the same bucket
+          graphs[g]->takeGrad(gradient, id);
+        } else {
+          graphs[g]->reduceGrad(gradient, id);
+        }
       }
       if (!interleaved) graphs[g]->endBackward();
     }
@@ -100,6 +105,7 @@ class ZeroRank {
   std::shared_ptr<dc::DSParamRegistry> registry = std::make_shared<dc::DSParamRegistry>();
   std::vector<std::unique_ptr<dc::CustomOpExecutor>> graphs;
   std::vector<Range> own;
+  bool gives = false;  // gradients, to be sent from where they lie
 
  private:
   int rank_, world_;
@@ -142,6 +148,25 @@ TYPED_TEST(ZeroExecutorsTest, GraphsFillTheSameBucketsByTurns) {
             << "parameter " << id << " rank " << rank;
       }
     });
+  }
+}
+
+TYPED_TEST(ZeroExecutorsTest, GradientsThatAreGivenAreSentFromWhereTheyLie) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const char* plan : {"dense", "int8"}) {
+      for (const int batches : {1, 4}) {
+        run_ranks(2, [&](const BackendPtr& backend, int) {
+          ZeroRank<TypeParam> copied(backend, plan, true), given(backend, plan, true);
+          given.gives = true;
+          for (auto* const own : {&copied, &given}) {
+            for (int batch = 0; batch < batches; ++batch) own->backward(batch, batches, dtype);
+          }
+          for (long id = 0; id < static_cast<long>(kShapes.size()); ++id) {
+            EXPECT_TRUE(given.got(id).equal(copied.got(id))) << "parameter " << id;
+          }
+        });
+      }
+    }
   }
 }
 

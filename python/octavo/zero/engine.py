@@ -47,7 +47,7 @@ class ZeroConfig:
     clip_norm: float | None = None
     bucket_mib: float = 25.0
     gather_mib: float = 4.0
-    reuse_mib: float = 32.0
+    reuse_mib: float = 64.0
     exempt: Exempt = None
     compile: bool | str | Mapping[str, Any] = False
     seed: int = 0
@@ -256,7 +256,7 @@ class ZeroEngine:
         gradient, parameter.grad = parameter.grad, None
         self._engine.take_grad(gradient, GRAPH, self._ids[parameter])
         if self._gathering is not None:
-            self._gathering.release(parameter)
+            self._gathering.release(self._ids[parameter])
 
     def register_compile_pass(self, name: str, edit: Edit, contract: Contract) -> None:
         """A pass of the user's own, which ``set_compile_schedule`` can name. ``edit`` gets each graph."""
@@ -342,6 +342,7 @@ class ZeroEngine:
         if self._gathering is None:
             self._engine.gather_updated()
         else:
+            self._gathering.release_all()
             self._engine.invalidate_gathered_params()
 
     def _require_between_steps(self, what: str) -> None:

@@ -37,19 +37,23 @@ class Gathering:
         transfer_bytes: int,
         kept_bytes: int,
     ):
-        self._engine, self._ids = engine, ids
+        self._engine = engine
         self._transfer_bytes, self._kept_bytes = transfer_bytes, kept_bytes
-        self._bytes = {p: p.untyped_storage().nbytes() for p in ids}
-        self._users = dict.fromkeys(ids, 0)  # modules that are at work with it
-        self._moving: set[Tensor] = set()
+        # by parameter, which are numbers from here on: a visit of a module must cost little
+        self._wholes = [p.data for p in ids]  # without its count of changes, which autograd compares
+        self._storages = [whole.untyped_storage() for whole in self._wholes]
+        self._bytes = [storage.nbytes() for storage in self._storages]
+        self._users = [0] * len(ids)  # modules that are at work with it
+        self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or on their way
+        self._moving: set[int] = set()
         self._visits: list[int] = []  # modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
-        self._own: list[list[Tensor]] = []  # by module
-        for parameter in ids:
-            parameter.untyped_storage().resize_(0)
+        self._own: list[list[int]] = []  # by module
+        for storage in self._storages:
+            storage.resize_(0)
         model.register_forward_pre_hook(self._before_pass)
         for module in model.modules():
-            own = [p for p in module.parameters(recurse=False) if p in self._users]
+            own = [ids[p] for p in module.parameters(recurse=False) if p in ids]
             if own:
                 number = len(self._own)
                 self._own.append(own)
@@ -60,60 +64,63 @@ class Gathering:
         if not torch.compiler.is_compiling():
             self._visits.clear()  # what came before had no backward pass
 
-    def gather(self, parameters: Iterable[Tensor]) -> None:
+    def gather(self, ids: Iterable[int]) -> None:
         """Until they are whole."""
-        needed = list(parameters)
+        needed = list(ids)
         self._start(needed)
-        for parameter in needed:
-            if parameter in self._moving:
-                self._engine.wait_allgather(self._ids[parameter])
-                self._moving.discard(parameter)
+        for id in needed:
+            if id in self._moving:
+                self._engine.wait_allgather(id)
+                self._moving.discard(id)
 
     def gather_all(self) -> None:
         """All of them, until `release_all`."""
-        for parameter in self._users:
-            self._users[parameter] += 1
-        self.gather(self._users)
+        self._users = [users + 1 for users in self._users]
+        self.gather(range(len(self._wholes)))
 
-    def release(self, parameter: Tensor) -> None:
-        if self._users[parameter] > 0 or parameter.untyped_storage().nbytes() == 0:
+    def release(self, id: int) -> None:
+        if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:
             return
-        self.gather([parameter])  # it may be on its way for a module that did not come
-        self._engine.release_param(GRAPH, self._ids[parameter], 1)
-        parameter.untyped_storage().resize_(0)
+        self.gather([id])  # it may be on its way for a module that did not come
+        self._engine.release_param(GRAPH, id, 1)
+        self._storages[id].resize_(0)
+        self._there.discard(id)
 
     def release_all(self) -> None:
         """Also what had no gradient in this backward pass."""
-        for parameter in self._users:
-            self._users[parameter] = 0
-            self.release(parameter)
+        self._users = [0] * len(self._users)
+        for id in list(self._there):
+            self.release(id)
 
     def end_pass(self) -> None:
         self.release_all()
         self._last_visits, self._visits = self._visits, []
 
-    def _start(self, parameters: Iterable[Tensor]) -> None:
+    def _start(self, ids: Iterable[int]) -> None:
         """In one transfer, those that are not whole nor on their way."""
-        needed = [p for p in parameters if p.untyped_storage().nbytes() == 0 and self._bytes[p] > 0]
+        needed = [id for id in ids if id not in self._there]
         if not needed:
             return
-        for parameter in needed:
-            parameter.untyped_storage().resize_(self._bytes[parameter])
-        self._engine.gather_into([self._ids[p] for p in needed], [p.data for p in needed])
+        for id in needed:
+            self._storages[id].resize_(self._bytes[id])
+        self._engine.gather_into(needed, [self._wholes[id] for id in needed])
+        self._there.update(needed)
         self._moving.update(needed)
 
-    def _comes_soon(self, parameter: Tensor) -> bool:
+    def _comes_soon(self, id: int) -> bool:
         """Whether a module needs it before others need too much."""
-        place, before = len(self._visits), set[Tensor]()
+        place = len(self._visits)
         if self._last_visits[place - 1 : place] != self._visits[-1:]:
             return False
-        needed = self._bytes[parameter]
-        for number in self._last_visits[place:]:
-            for other in self._own[number]:
-                if other is parameter:
+        between = {id}
+        needed = self._bytes[id]
+        for next_place in range(place, len(self._last_visits)):
+            for other in self._own[self._last_visits[next_place]]:
+                if other == id:
                     return True
-                needed += 0 if other in before else self._bytes[other]
-                before.add(other)
+                if other not in between:
+                    between.add(other)
+                    needed += self._bytes[other]
             if needed > self._kept_bytes:
                 return False
         return False
@@ -122,7 +129,7 @@ class Gathering:
         """A module needs its parameters."""
         place = len(self._visits)
         self._visits.append(number)
-        is_known = self._last_visits[place : place + 1] == [number]
+        is_known = place < len(self._last_visits) and self._last_visits[place] == number
         if is_known:
             self._start_ahead(place, 1)
         self.gather(self._own[number])
@@ -132,38 +139,46 @@ class Gathering:
     def _start_ahead(self, place: int, enough_bytes: int) -> None:
         """Starts a transfer for the visits of the last pass from the first one on whose parameters are not there or on
         their way, unless those of the visits from ``place`` to it have enough bytes."""
-        visits = self._last_visits[place:]
-        for i, number in enumerate(visits):
-            own = self._own[number]
-            if any(p.untyped_storage().nbytes() == 0 for p in own if self._bytes[p] > 0):
-                return self._start(self._of_a_transfer(visits[i:]))
-            enough_bytes -= sum(self._bytes[p] for p in own)
+        for next_place in range(place, len(self._last_visits)):
+            own = self._own[self._last_visits[next_place]]
+            if not self._there.issuperset(own):
+                return self._start(self._of_a_transfer(next_place))
+            enough_bytes -= sum(self._bytes[id] for id in own)
             if enough_bytes <= 0:
                 return None
         return None
 
-    def _of_a_transfer(self, visits: list[int]) -> Iterable[Tensor]:
-        together: dict[Tensor, None] = {}
-        for number in visits:
-            together.update(dict.fromkeys(self._own[number]))
-            if sum(self._bytes[p] for p in together) >= self._transfer_bytes:
+    def _of_a_transfer(self, place: int) -> Iterable[int]:
+        together: dict[int, int] = {}  # with their bytes
+        for number in self._last_visits[place:]:
+            together.update((id, self._bytes[id]) for id in self._own[number])
+            if sum(together.values()) >= self._transfer_bytes:
                 break
         return together
 
     def _before_forward(self, number: int, *_: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        for parameter in self._own[number]:
-            self._users[parameter] += 1
+        for id in self._own[number]:
+            self._users[id] += 1
         self._visit(number)
 
     def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
         if torch.compiler.is_compiling():
             return
-        for parameter in self._own[number]:
-            self._users[parameter] -= 1
-            if not (torch.is_grad_enabled() and self._comes_soon(parameter)):
-                self.release(parameter)
-        outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if outputs and torch.is_grad_enabled():
+        has_backward = torch.is_grad_enabled()
+        is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs them next
+        for id in self._own[number]:
+            self._users[id] -= 1
+            if not (is_recomputed or (has_backward and self._comes_soon(id))):
+                self.release(id)
+        if has_backward:
+            self._before_backward(number, output)
+
+    def _before_backward(self, number: int, output: Any) -> None:
+        leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if len(outputs) == 1:
+            outputs[0].register_hook(lambda _: self._visit(number))
+        elif outputs:
             register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
