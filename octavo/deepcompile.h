@@ -8,6 +8,7 @@
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/deepcompile/registry.h"
+#include "octavo/deepcompile/released.h"
 #include "octavo/deepcompile/symmetric.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/deepcompile/zero_executors.h"

@@ -110,6 +110,7 @@ add_library(octavo SHARED
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp
   deepcompile/registry.cpp
+  deepcompile/released.cpp
   deepcompile/symmetric.cpp
   deepcompile/tensor_offload.cpp
   deepcompile/text.cpp

@@ -12,6 +12,7 @@
 #include "octavo/bindings/seconds.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/parameter.h"
+#include "octavo/deepcompile/released.h"
 
 namespace py = pybind11;
 
@@ -100,6 +101,8 @@ void bind_engine(py::module_& m) {
 
 void bind_deepcompile(py::module_& m) {
   bind_engine(m);
+  m.def("forbid_access", &dc::forbid_access, py::arg("tensor"), py::arg("message"));
+  m.def("allow_access", &dc::allow_access, py::arg("tensor"));
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<dc::DSParam>(m, "DSParam")
       .def(py::init([](long id, std::vector<std::int64_t> shape, at::Tensor values,

@@ -174,6 +174,29 @@ def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
     return whole + own, states, every
 
 
+def bytes_of_a_rank(rank: int) -> tuple[int, int]:
+    """Of this rank's parameters, gradients and states between steps of stage 3, and of all ranks'."""
+    model = Odd()
+    model.frozen.weight = model.frozen.bias = None  # not shared out
+    model.frozen.forward = lambda x: x
+    dense = 4 * sum(p.untyped_storage().nbytes() for p in model.parameters())
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    for batch in range(2):
+        step_once(engine, rank, batch)
+    tensors = list(model.parameters())
+    for part in engine.parts.values():
+        tensors += [part.values.to_local(), part.gradient.to_local()]
+    states = [s for state in engine.optimizer.state.values() for s in state.values() if s.ndim > 0]
+    tensors += [state.to_local() for state in states]
+    return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values()), dense
+
+
+def test_stage_three_has_a_share_of_the_bytes(two_ranks, four_ranks):
+    for ranks in (two_ranks, four_ranks):
+        for own, dense in ranks.run(bytes_of_a_rank):
+            assert own <= 1.05 * dense / ranks.world_size
+
+
 def test_each_rank_has_its_share(two_ranks):
     for parameters, states, every in two_ranks.run(memory_of_a_rank, 1):
         assert parameters == every and states <= 1.01 * every
@@ -384,3 +407,26 @@ def test_gradients_that_are_not_finite_are_known_to_all_ranks(two_ranks, stage):
     for finite, losses in two_ranks.run(finite_of, stage):
         assert finite == [True, False, True]
         assert all(loss == loss for loss in losses)
+
+
+def outside_of_its_module(rank: int) -> list[str]:
+    """Reading a parameter that is not whole, by itself and through a view."""
+    model = Odd()
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    with engine.gathered():
+        view = model.head.weight.t()
+    step_once(engine, rank, 0)
+    said = []
+    for read in (lambda: model.sometimes.weight.sum(), lambda: torch.ones(1, 64) @ view):
+        try:
+            read()
+        except RuntimeError as error:
+            said.append(str(error))
+    step_once(engine, rank, 1)
+    return said
+
+
+def test_a_parameter_that_is_not_whole_is_not_read(two_ranks):
+    for rank, said in enumerate(two_ranks.run(outside_of_its_module)):
+        for text, name in zip(said, ["sometimes.weight", "embedding.weight"], strict=True):
+            assert f"[zero.gathering] {name} is not whole on rank {rank}" in text

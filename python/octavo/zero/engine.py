@@ -144,7 +144,7 @@ class ZeroEngine:
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
             transfer, kept = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
-            self._gathering = Gathering(self._engine, self._ids, model, transfer, kept)
+            self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer, kept)
         self._engine.compressor.seed = config.seed
         self.handle = Handle(self._engine.compressor, self._parameters, model)
         self._steps = 0

@@ -33,6 +33,7 @@ class Gathering:
         self,
         engine: _C.Engine,
         ids: Mapping[nn.Parameter, int],
+        names: Iterable[str],
         model: nn.Module,
         transfer_bytes: int,
         kept_bytes: int,
@@ -49,8 +50,13 @@ class Gathering:
         self._visits: list[int] = []  # modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
         self._own: list[list[int]] = []  # by module
-        for storage in self._storages:
-            storage.resize_(0)
+        self._refusals = [
+            f"[zero.gathering] {name} is not whole on rank {engine.compressor.rank} outside of its module's forward "
+            f"and backward: read it in engine.gathered(), or call the module that has it"
+            for name in names
+        ]
+        for id in range(len(self._wholes)):
+            self._empty(id)
         model.register_forward_pre_hook(self._before_pass)
         for module in model.modules():
             own = [ids[p] for p in module.parameters(recurse=False) if p in ids]
@@ -83,8 +89,13 @@ class Gathering:
             return
         self.gather([id])  # it may be on its way for a module that did not come
         self._engine.release_param(GRAPH, id, 1)
-        self._storages[id].resize_(0)
+        self._empty(id)
         self._there.discard(id)
+
+    def _empty(self, id: int) -> None:
+        if self._bytes[id] > 0:
+            self._storages[id].resize_(0)
+            _C.forbid_access(self._wholes[id], self._refusals[id])
 
     def release_all(self) -> None:
         """Also what had no gradient in this backward pass."""
@@ -102,6 +113,7 @@ class Gathering:
         if not needed:
             return
         for id in needed:
+            _C.allow_access(self._wholes[id])
             self._storages[id].resize_(self._bytes[id])
         self._engine.gather_into(needed, [self._wholes[id] for id in needed])
         self._there.update(needed)

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+
+#include "octavo/export.h"
+
+namespace octavo::dc {
+
+/// From now on whoever reads or writes the tensor's memory, through whatever view, gets c10::Error with `message`,
+/// instead of what memory without bytes has: for parameters that are not whole. Not with a torch that cannot take it
+/// back (before 2.13).
+OCTAVO_API void forbid_access(const at::Tensor& tensor, std::string message);
+OCTAVO_API void allow_access(const at::Tensor& tensor);
+
+}  // namespace octavo::dc
