@@ -30,8 +30,7 @@ void require_scatterable(const Plan& plan, const std::vector<std::string>& param
     if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
       fail(ErrorCode::invalid_argument, "comm.compressor", "in the plan ", plan.text(), ", +", of_one.feedback->text(),
            " remembers what owners send to all, and ranks of fully_shard and ZeRO keep the sums of their shards to ",
-           "themselves: ",
-           of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
+           "themselves: ", of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
            ", or compress between replicas of shards (octavo.compress, replicas)");
     }
     if (!of_one.map) continue;
