@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "octavo/deepcompile/default_engine.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/executor.h"
+#include "octavo/deepcompile/flags.h"
+#include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
+#include "octavo/deepcompile/graph_ids.h"
+#include "octavo/deepcompile/meta.h"
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/deepcompile/registry.h"
 #include "octavo/deepcompile/released.h"
 #include "octavo/deepcompile/symmetric.h"
+#include "octavo/deepcompile/tensor_offload.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/deepcompile/zero_executors.h"
 

@@ -100,12 +100,14 @@ add_library(octavo SHARED
   comm/host_work.cpp
   outer/fragment.cpp
   outer/outer.cpp
+  deepcompile/default_engine.cpp
   deepcompile/engine.cpp
   deepcompile/executor.cpp
   deepcompile/fresh_gather.cpp
   deepcompile/gradient_sum.cpp
   deepcompile/graph_ids.cpp
   deepcompile/host_copy.cpp
+  deepcompile/meta.cpp
   deepcompile/param_gather.cpp
   deepcompile/parameter.cpp
   deepcompile/reduce_bucket.cpp

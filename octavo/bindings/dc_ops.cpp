@@ -11,8 +11,9 @@
 
 #include "octavo/bindings/errors.h"
 #include "octavo/bindings/fake.h"
-#include "octavo/deepcompile/engine.h"
+#include "octavo/deepcompile/default_engine.h"
 #include "octavo/deepcompile/graph_ids.h"
+#include "octavo/deepcompile/meta.h"
 #include "octavo/deepcompile/text.h"
 
 namespace octavo {
@@ -24,7 +25,7 @@ using Dtypes = std::optional<std::vector<at::ScalarType>>;
 /// Runs `body` with the graph's engine; what it throws also says of which graph, parameters and rank. `what`: is
 /// numbered by `ids`.
 template <class Body>
-auto on_graph(std::int64_t graph_id, at::IntArrayRef ids, Body body, const char* what = "parameter") {
+auto on_graph(long graph_id, at::IntArrayRef ids, Body body, const char* what = "parameter") {
   return as_torch_error([&] {
     dc::Engine* engine = nullptr;
     try {
@@ -43,32 +44,27 @@ auto on_graph(std::int64_t graph_id, at::IntArrayRef ids, Body body, const char*
 
 // ---- whole parameters
 
-at::Tensor dc_allgather_param(const at::Tensor&, std::int64_t graph_id, std::int64_t id,
-                              std::optional<at::ScalarType> dtype) {
+at::Tensor dc_allgather_param(at::Tensor, long graph_id, long id, std::optional<at::ScalarType> dtype) {
   return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.allgather_param(graph_id, id, dtype); });
 }
 
-at::Tensor dc_allgather_param_fake(const at::Tensor& a, std::int64_t, std::int64_t,
-                                   std::optional<at::ScalarType> dtype) {
-  return at::empty_symint(a.sym_sizes(), a.options().dtype(dtype.value_or(a.scalar_type())));
-}
-
-void dc_prefetch_params_fused(std::int64_t graph_id, at::TensorList, at::IntArrayRef ids, const Dtypes& dtypes) {
+void dc_prefetch_params_fused(long graph_id, const std::vector<at::Tensor>&, const std::vector<long>& ids,
+                              const Dtypes& dtypes) {
   on_graph(graph_id, ids, [&](dc::Engine& engine) {
-    engine.prefetch_params_fused(graph_id, ids.vec(), dtypes.value_or(std::vector<at::ScalarType>()));
+    engine.prefetch_params_fused(graph_id, ids, dtypes.value_or(std::vector<at::ScalarType>()));
   });
 }
 
-at::Tensor dc_wait_allgather(const at::Tensor& a, std::int64_t graph_id, std::int64_t id) {
+at::Tensor dc_wait_allgather(at::Tensor a, long graph_id, long id) {
   return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.wait_allgather(a, graph_id, id); });
 }
 
-at::Tensor dc_release_param(const at::Tensor& a, std::int64_t graph_id, std::int64_t id, std::int64_t n_users) {
+at::Tensor dc_release_param(at::Tensor a, long graph_id, long id, long n_users) {
   on_graph(graph_id, id, [&](dc::Engine& engine) { engine.release_param(graph_id, id, n_users); });
   return a;
 }
 
-std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, std::int64_t graph_id, at::IntArrayRef ids,
+std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, long graph_id, at::IntArrayRef ids,
                                                   const Dtypes& dtypes) {
   return on_graph(graph_id, ids, [&](dc::Engine& engine) {
     std::vector<at::Tensor> gathered =
@@ -79,7 +75,7 @@ std::vector<at::Tensor> dc_allgather_params_fused(at::TensorList params, std::in
   });
 }
 
-std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, std::int64_t, at::IntArrayRef,
+std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, long, at::IntArrayRef,
                                                        const Dtypes& dtypes) {
   std::vector<at::Tensor> gathered;
   for (std::size_t i = 0; i < params.size(); ++i) {
@@ -89,25 +85,25 @@ std::vector<at::Tensor> dc_allgather_params_fused_fake(at::TensorList params, st
   return gathered;
 }
 
-void dc_wait_params(at::TensorList gathered, std::int64_t graph_id, at::IntArrayRef ids) {
+void dc_wait_params(at::TensorList gathered, long graph_id, at::IntArrayRef ids) {
   on_graph(graph_id, ids, [&](dc::Engine& engine) { engine.wait_params(gathered, graph_id, ids.vec()); });
 }
 
 // ---- gradients
 
-at::Tensor dc_reduce_grad(const at::Tensor& a, std::int64_t graph_id, std::int64_t id) {
+at::Tensor dc_reduce_grad(at::Tensor a, long graph_id, long id) {
   return on_graph(graph_id, id, [&](dc::Engine& engine) { return engine.reduce_grad(a, graph_id, id); });
 }
 
-void dc_reduce_grads(at::TensorList grads, const at::Tensor&, std::int64_t graph_id, at::IntArrayRef ids) {
+void dc_reduce_grads(at::TensorList grads, const at::Tensor&, long graph_id, at::IntArrayRef ids) {
   on_graph(graph_id, ids, [&](dc::Engine& engine) { engine.reduce_grads(grads, graph_id, ids.vec()); });
 }
 
-void dc_end_backward(const c10::IValue&, std::int64_t graph_id, bool release_reduce_buckets) {
+void dc_end_backward(const c10::IValue&, long graph_id, bool release_reduce_buckets) {
   on_graph(graph_id, {}, [&](dc::Engine& engine) { engine.end_backward(graph_id, release_reduce_buckets); });
 }
 
-void dc_finish_backward(const at::Tensor&, std::int64_t graph_id, std::optional<std::int64_t> n_grads) {
+void dc_finish_backward(const at::Tensor&, long graph_id, std::optional<std::int64_t> n_grads) {
   on_graph(graph_id, {}, [&](dc::Engine& engine) {
     n_grads ? engine.finish_backward(graph_id, *n_grads) : engine.end_backward(graph_id);
   });
@@ -115,18 +111,14 @@ void dc_finish_backward(const at::Tensor&, std::int64_t graph_id, std::optional<
 
 // ---- memory
 
-void dc_free_tensors(at::TensorList a) { dc::free_tensors(a.vec()); }
-
 /// An operator on a value of a graph that goes to the host or comes back.
 template <at::Tensor (dc::Engine::*move)(at::Tensor, long, long)>
-at::Tensor dc_move(const at::Tensor& a, std::int64_t graph_id, std::int64_t id) {
+at::Tensor dc_move(at::Tensor a, long graph_id, long id) {
   return on_graph(graph_id, id, [&](dc::Engine& engine) { return (engine.*move)(a, graph_id, id); }, "value");
 }
 
-at::Tensor dc_move_fake(const at::Tensor& a, std::int64_t, std::int64_t) { return at::empty_like(a); }
-
 template <void (dc::Engine::*move)(long, long)>
-void dc_move_param(const at::Tensor&, std::int64_t graph_id, std::int64_t id) {
+void dc_move_param(at::Tensor, long graph_id, long id) {
   on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
 }
 
@@ -164,7 +156,7 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
   m.impl("wait_allgather", dc_wait_allgather);
   m.impl("release_param", dc_release_param);
   m.impl("reduce_grad", dc_reduce_grad);
-  m.impl("free_tensors", dc_free_tensors);
+  m.impl("free_tensors", dc::free_tensors);
   m.impl("end_backward", dc_end_backward);
   m.impl("offload_tensor", dc_move<&Engine::offload_tensor>);
   m.impl("reload_tensor", dc_move<&Engine::reload_tensor>);
@@ -172,7 +164,7 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
   m.impl("wait_reload", dc_move<&Engine::wait_reload>);
   m.impl("offload_parameter", dc_move_param<&Engine::offload_parameter>);
   m.impl("reload_parameter", dc_move_param<&Engine::reload_parameter>);
-  m.impl("test_call", [](const at::Tensor& a) { return a.clone(); });
+  m.impl("test_call", dc::test_call);
   m.impl("allgather_params_fused", dc_allgather_params_fused);
   m.impl("wait_params", dc_wait_params);
   m.impl("reduce_grads", dc_reduce_grads);
@@ -180,19 +172,20 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(dc, Meta, m) {
-  m.impl("allgather_param", dc_allgather_param_fake);
-  m.impl("prefetch_params_fused", fake_of(dc_prefetch_params_fused));
-  m.impl("wait_allgather", [](const at::Tensor& a, std::int64_t, std::int64_t) { return a; });
-  m.impl("release_param", [](const at::Tensor& a, std::int64_t, std::int64_t, std::int64_t) { return a; });
-  m.impl("reduce_grad", [](const at::Tensor& a, std::int64_t, std::int64_t) { return at::empty({0}, a.options()); });
-  m.impl("free_tensors", fake_of(dc_free_tensors));
-  m.impl("end_backward", fake_of(dc_end_backward));
-  for (const char* name : {"offload_tensor", "reload_tensor", "wait_offload", "wait_reload"}) {
-    m.impl(name, dc_move_fake);
-  }
-  m.impl("offload_parameter", fake_of(dc_move_param<&dc::Engine::offload_parameter>));
-  m.impl("reload_parameter", fake_of(dc_move_param<&dc::Engine::reload_parameter>));
-  m.impl("test_call", [](const at::Tensor& a) { return at::empty_like(a); });
+  m.impl("allgather_param", dc::allgather_param_meta);
+  m.impl("prefetch_params_fused", dc::prefetch_params_fused_meta);
+  m.impl("wait_allgather", dc::wait_allgather_meta);
+  m.impl("release_param", dc::release_param_meta);
+  m.impl("reduce_grad", dc::reduce_grad_meta);
+  m.impl("free_tensors", dc::free_tensors_meta);
+  m.impl("end_backward", dc::end_backward_meta);
+  m.impl("offload_tensor", dc::offload_tensor_meta);
+  m.impl("reload_tensor", dc::reload_tensor_meta);
+  m.impl("wait_offload", dc::wait_offload_meta);
+  m.impl("wait_reload", dc::wait_reload_meta);
+  m.impl("offload_parameter", dc::offload_parameter_meta);
+  m.impl("reload_parameter", dc::reload_parameter_meta);
+  m.impl("test_call", [](at::Tensor a) { return at::empty_like(a); });
   m.impl("allgather_params_fused", dc_allgather_params_fused_fake);
   m.impl("wait_params", fake_of(dc_wait_params));
   m.impl("reduce_grads", fake_of(dc_reduce_grads));

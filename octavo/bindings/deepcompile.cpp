@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -33,6 +34,19 @@ std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t 
   options.deadline = milliseconds(deadline_s);
   options.symmetric_memory = symmetric_memory;
   return std::make_unique<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
+}
+
+void bind_flags(py::module_& m) {
+  using dc::Flags;
+  py::class_<Flags, std::shared_ptr<Flags>>(m, "Flags")
+      .def_readwrite("profile", &Flags::profile)
+      .def_readwrite("pre_div_reduce", &Flags::pre_div_reduce)
+      .def_readwrite("free_activation_threshold", &Flags::free_activation_threshold)
+      .def_readwrite("sync_before_reduce", &Flags::sync_before_reduce)
+      .def_readwrite("sync_after_reduce", &Flags::sync_after_reduce)
+      .def_readwrite("sync_before_allgather", &Flags::sync_before_allgather)
+      .def_readwrite("sync_after_allgather", &Flags::sync_after_allgather)
+      .def_readwrite("offload_activation_pin_memory", &Flags::offload_activation_pin_memory);
 }
 
 void bind_engine(py::module_& m) {
@@ -67,7 +81,12 @@ void bind_engine(py::module_& m) {
           },
           py::arg("ds_id"), py::arg("ds_shape"), py::arg("ds_tensor"), py::arg("grad_buffer"), py::arg("persistent"),
           py::arg("name"), py::arg("exempt"))
+      .def_property_readonly("flags", [](const Engine& engine) { return engine.flags; })
       .def("new_graph_id", &Engine::new_graph_id)
+      .def("unregister_graph", &Engine::unregister_graph, py::arg("graph_id"))
+      .def("reset", &Engine::reset, no_gil)
+      .def("update_param_grad_buffer", &Engine::update_param_grad_buffer, py::arg("ds_id"), py::arg("grad_buffer"))
+      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"))
       .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
@@ -88,9 +107,12 @@ void bind_engine(py::module_& m) {
           "wait_allgather",
           [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
           py::arg("ds_id"), no_gil)
-      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"))
       .def("release_param", &Engine::release_param, py::arg("graph_id"), py::arg("ds_id"), py::arg("n_users"))
       .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
+      .def("start_forward", &Engine::start_forward)
+      .def("end_forward", &Engine::end_forward)
+      .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)
+      .def("clear_all_gathered_params", &Engine::clear_all_gathered_params, no_gil)
       .def("invalidate_gathered_params", &Engine::invalidate_gathered_params)
       .def("gather_updated", &Engine::gather_updated, no_gil)
       .def("reduced_params", &Engine::reduced_params)
@@ -100,6 +122,7 @@ void bind_engine(py::module_& m) {
 }  // namespace
 
 void bind_deepcompile(py::module_& m) {
+  bind_flags(m);
   bind_engine(m);
   m.def("forbid_access", &dc::forbid_access, py::arg("tensor"), py::arg("message"));
   m.def("allow_access", &dc::allow_access, py::arg("tensor"));

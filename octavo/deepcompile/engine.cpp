@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "octavo/comm/shared/shared_backend.h"
+#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -26,24 +27,69 @@ c10::Stream stream_beside(c10::Device device) {
 
 }  // namespace
 
+Engine::Engine() = default;
+
 Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
-               std::int64_t bucket_size, EngineOptions options)
-    : process_group(std::move(process_group)),
-      backend_(std::move(backend)),
-      bucket_size_(bucket_size),
-      options_(std::move(options)) {
-  if (bucket_size_ > 0) return;
-  fail(ErrorCode::invalid_argument, kOfEngine, "expected a bucket of at least 1 element, got ", bucket_size_);
+               std::int64_t bucket_size, EngineOptions options) {
+  init(std::move(process_group), std::move(backend), bucket_size, std::move(options));
 }
 
 Engine::~Engine() = default;
 
-int Engine::rank() const { return backend_->getRank(); }
+void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> backend,
+                  std::int64_t bucket_size, EngineOptions options) {
+  if (backend_) fail(ErrorCode::invalid_argument, kOfEngine, "the engine is a model's already: call cleanup() first");
+  if (bucket_size <= 0) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected a bucket of at least 1 element, got ", bucket_size);
+  }
+  process_group = std::move(group);
+  backend_ = std::move(backend);
+  bucket_size_ = bucket_size;
+  options_ = std::move(options);
+  *flags = options_.flags;
+}
+
+void Engine::reset() {
+  if (gather_) gather_->wait_all();
+  executors.clear();
+  offloads_.clear();
+  if (fresh_) fresh_->clear();
+  if (reduce_buckets) reduce_buckets->clear();
+}
+
+void Engine::cleanup() {
+  executors.clear();
+  offloads_.clear();
+  params_.clear();
+  whole_.clear();
+  sum_.reset();
+  fresh_.reset();
+  gather_.reset();
+  reduce_buckets.reset();
+  param_registry = std::make_shared<DSParamRegistry>();
+  rs_stream_.reset();
+  copy_stream_.reset();
+  begins_step_ = true;
+  handed_over_.clear();
+  symm_mem.reset();
+  use_symm_mem = false;
+  why_no_symmetric_memory_.clear();
+  backend_.reset();
+  process_group.reset();
+  *flags = {};
+}
+
+const c10d::Backend& Engine::backend() const {
+  if (backend_) return *backend_;
+  fail(ErrorCode::invalid_argument, kOfEngine, "the engine is of no model yet: call init() first");
+}
+
+int Engine::rank() const { return backend().getRank(); }
 
 // ---- registration
 
 Range Engine::owned(std::uint64_t count) const {
-  return owned_range(count, backend_->getRank(), backend_->getSize(), Ownership::shares());
+  return owned_range(count, backend().getRank(), backend().getSize(), Ownership::shares());
 }
 
 void Engine::require_registering(long ds_id) const {
@@ -101,13 +147,14 @@ void Engine::make_shared_parts() {
   if (sum_) return;
   if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
-  auto reached = reach_by_shared_memory(backend_, options_.symmetric_memory, options_.deadline);
+  const std::optional<bool> wanted = use_symm_mem ? true : options_.symmetric_memory;
+  auto reached = reach_by_shared_memory(backend_, wanted, options_.deadline);
   backend_ = std::move(reached.backend);
   why_no_symmetric_memory_ = std::move(reached.why_not);
   use_symm_mem = why_no_symmetric_memory_.empty();
   const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
   auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_);
-  gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec);
+  gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec, flags);
   fresh_ = std::make_shared<FreshGather>(gather_, param_registry);
   reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
   rs_stream_ = stream_beside(device);
@@ -125,8 +172,13 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, cons
          "new_graph_id() of the engine that registers them");
   }
   make_shared_parts();
+  if (executors.empty()) divides_first_ = flags->pre_div_reduce;
+  if (divides_first_ != flags->pre_div_reduce) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
+         "shares its buckets with ", executors.size(), " other graphs: set it before the first one");
+  }
   executors.emplace(graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids,
-                                                         *rs_stream_, *copy_stream_, sum_, more...));
+                                                         *rs_stream_, *copy_stream_, sum_, more..., flags));
 }
 
 void Engine::register_graph_z1(long graph_id, const std::vector<long>& ds_ids) {
@@ -140,6 +192,15 @@ void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
 void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
   make_shared_parts();
   register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_, fresh_);
+}
+
+void Engine::unregister_graph(long graph_id) {
+  executors.erase(graph_id);
+  offloads_.erase(graph_id);
+}
+
+void Engine::update_param_grad_buffer(long ds_id, at::Tensor grad_buffer) {
+  param_registry->setGradBuffer(ds_id, std::move(grad_buffer));
 }
 
 // ---- a step
@@ -160,6 +221,7 @@ void Engine::start_backward(bool update) {
 }
 
 at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  if (flags->profile && grad_tensor.defined()) return at::empty({0}, grad_tensor.options());
   return executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
 }
 
@@ -172,7 +234,7 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
     fail(ErrorCode::invalid_argument, kOfEngine, "expected a gradient for each of ", ds_ids.size(),
          " parameters of graph ", graph_id, ", got ", grads.size());
   }
-  for (std::size_t i = 0; i < grads.size(); ++i) executor(graph_id).reduceGrad(grads[i], ds_ids[i]);
+  for (std::size_t i = 0; i < grads.size(); ++i) reduce_grad(grads[i], graph_id, ds_ids[i]);
   executor(graph_id).blockOnCopies();
   handed_over_[graph_id] += static_cast<std::int64_t>(grads.size());
 }
@@ -225,6 +287,17 @@ void Engine::release_param(long graph_id, long ds_id, long n_users) {
   z3_executor(graph_id).releaseParam(ds_id, n_users);
 }
 
+void Engine::invalidate_gathered_param(long ds_id) {
+  if (gather_) gather_->wait(ds_id);
+  param_registry->setValid(ds_id, false);
+  const bool is_given_up = param_registry->hasGatheredParam(ds_id) && !param_registry->getParam(ds_id).isPersistent();
+  if (is_given_up) param_registry->unregisterGatheredParam(ds_id);
+}
+
+void Engine::clear_all_gathered_params() {
+  for (const SummedParam& param : params_) invalidate_gathered_param(param.id);
+}
+
 // ---- values that wait on the host
 
 TensorOffload& Engine::offload_of(long graph_id) {
@@ -233,14 +306,18 @@ TensorOffload& Engine::offload_of(long graph_id) {
 }
 
 at::Tensor Engine::offload_tensor(at::Tensor tensor, long graph_id, long id) {
-  return offload_of(graph_id).offload(tensor, id, /*is_pinned=*/true);
+  return offload_of(graph_id).offload(tensor, id, flags->offload_activation_pin_memory);
 }
 
 at::Tensor Engine::reload_tensor(at::Tensor, long graph_id, long id) { return offload_of(graph_id).reload(id); }
 
 at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
 
-at::Tensor Engine::wait_reload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_reload(id); }
+/// Where a pass is measured operator by operator, the value was perhaps never sent to the host.
+at::Tensor Engine::wait_reload(at::Tensor tensor, long graph_id, long id) {
+  TensorOffload& offload = offload_of(graph_id);
+  return flags->profile && !offload.is_reloading(id) ? tensor : offload.wait_reload(id);
+}
 
 void Engine::offload_parameter(long graph_id, long ds_id) {
   executor(graph_id).requireParam(ds_id);
@@ -250,6 +327,18 @@ void Engine::offload_parameter(long graph_id, long ds_id) {
 void Engine::reload_parameter(long graph_id, long ds_id) {
   executor(graph_id).requireParam(ds_id);
   param_registry->reload(ds_id);
+}
+
+/// The current stream may have work left with memory that another one has made.
+void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
+  if (flags->profile) return;
+  for (const at::Tensor& tensor : tensors) {
+    if (static_cast<std::int64_t>(tensor.nbytes()) <= flags->free_activation_threshold) continue;
+    const c10::Device device = tensor.device();
+    c10::impl::VirtualGuardImpl(device.type())
+        .recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream_of(device));
+    tensor.set_data(at::empty({0}, tensor.options()));
+  }
 }
 
 /// Transfers of about a bucket, all under way at once.
@@ -285,10 +374,6 @@ Compressor& Engine::compressor() const {
 
 std::uint64_t Engine::sent_bytes() const {
   return sum_ ? sum_->compressor().stats().wire_bytes + gather_->sent_bytes() : 0;
-}
-
-void free_tensors(std::vector<at::Tensor> tensors) {
-  for (const at::Tensor& tensor : tensors) tensor.set_data(at::empty({0}, tensor.options()));
 }
 
 }  // namespace octavo::dc

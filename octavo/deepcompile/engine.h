@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "octavo/comm/plan.h"
+#include "octavo/deepcompile/flags.h"
 #include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/graph_ids.h"
@@ -34,6 +35,7 @@ struct EngineOptions {
   /// Ranks send one another bytes through memory that they share. Not given: where they can, which they try together;
   /// true: the same, and false: they do not. All ranks give the same.
   std::optional<bool> symmetric_memory = std::nullopt;
+  Flags flags = {};
 };
 
 /// What a parameter is registered with beside its tensors.
@@ -53,13 +55,24 @@ struct ParamOptions {
 /// (Ownership::shares).
 class OCTAVO_API Engine {
  public:
-  /// `backend`: the process group's for memory that the host reads. `bucket_size`: of gradients that are reduced
-  /// together, in elements.
+  /// An engine of no model yet: init() makes it one's.
+  Engine();
+  /// With init().
   Engine(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
          std::int64_t bucket_size, EngineOptions options = {});
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
+
+  /// `backend`: the process group's for memory that the host reads. `bucket_size`: of gradients that are reduced
+  /// together, in elements. Throws Error invalid_argument where the engine is a model's already.
+  void init(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
+            std::int64_t bucket_size, EngineOptions options = {});
+  /// Graphs are to be registered anew, as for other passes over them: forgets those there are, after what they gather
+  /// has come. Parameters and what plans remember stay. On all ranks, between steps.
+  void reset();
+  /// The engine is of no model any more.
+  void cleanup();
 
   int rank() const;
 
@@ -80,6 +93,10 @@ class OCTAVO_API Engine {
   void register_graph_z1(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z2(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z3(long graph_id, const std::vector<long>& ds_ids);
+  /// Nothing for one that is not registered.
+  void unregister_graph(long graph_id);
+  /// Where the reduced gradient of a parameter goes from now on, as of register_param(); undefined: it has no place.
+  void update_param_grad_buffer(long ds_id, at::Tensor grad_buffer);
 
   // ---- a step
 
@@ -107,8 +124,6 @@ class OCTAVO_API Engine {
                              const std::vector<at::ScalarType>& dtypes = {});
   at::Tensor wait_allgather(at::Tensor v, long graph_id, long ds_id);
   void release_param(long graph_id, long ds_id, long n_users);
-  /// Its whole values serve from their first use to the end of a step.
-  void set_persistent(long ds_id) { param_registry->setPersistent(ds_id, true); }
   /// The two halves of a gather for a compiled graph, which owns the memory that it gets: FreshGather.
   std::vector<at::Tensor> allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
                                                  const std::vector<at::ScalarType>& dtypes = {});
@@ -117,8 +132,15 @@ class OCTAVO_API Engine {
   /// Brings the whole of parameters up to date after their owners have changed their parts, in few transfers: stages 1
   /// and 2.
   void gather_updated();
+  /// From the next gather on the parameter's whole values stay, until the end of a backward pass after which parameters
+  /// change; those of the next step come to the same memory.
+  void set_persistent(long ds_id) { param_registry->setPersistent(ds_id, true); }
   /// Shards were changed outside of a step: whole values are stale.
   void invalidate_gathered_params() { param_registry->invalidateAll(); }
+  /// The whole values of a parameter are stale, and their memory is given up where the parameter is not persistent.
+  /// Waits where they are on their way.
+  void invalidate_gathered_param(long ds_id);
+  void clear_all_gathered_params();
 
   // ---- values of a graph that wait on the host for its backward pass: TensorOffload, of which `id` is the number
 
@@ -138,6 +160,9 @@ class OCTAVO_API Engine {
   /// Makes symm_mem, as large as the largest shard, where executors send by shared memory and it is not there.
   void lazy_init_symm_memory();
 
+  /// Gives up the memory of tensors that nobody else holds, of those above Flags::free_activation_threshold.
+  void free_tensors(const std::vector<at::Tensor>& tensors) const;
+
   /// Parameters whose gradient buffers hold a sum of the step that ends with the last start_backward(true), by id.
   std::vector<long> reduced_params() const;
   /// Bytes that this rank has sent to others.
@@ -147,14 +172,17 @@ class OCTAVO_API Engine {
   Compressor& compressor() const;
 
   // What executors work with, by DeepSpeed's names. Buckets are there from the first graph on.
-  const c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  const std::shared_ptr<DSParamRegistry> param_registry = std::make_shared<DSParamRegistry>();
+  c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  std::shared_ptr<DSParamRegistry> param_registry = std::make_shared<DSParamRegistry>();
   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets;
   std::unordered_map<long, std::shared_ptr<CustomOpExecutor>> executors;
   c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory> symm_mem;
-  bool use_symm_mem = false;  // executors send by shared memory; known from the first graph on
+  /// Executors send by shared memory: from the first graph on. Set before, as EngineOptions::symmetric_memory.
+  bool use_symm_mem = false;
+  const std::shared_ptr<Flags> flags = std::make_shared<Flags>();
 
  private:
+  const c10d::Backend& backend() const;
   void require_registering(long ds_id) const;
   void add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options);
   void make_shared_parts();
@@ -166,7 +194,7 @@ class OCTAVO_API Engine {
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string why_no_symmetric_memory_;
-  std::int64_t bucket_size_;
+  std::int64_t bucket_size_ = 0;
   EngineOptions options_;
   std::vector<SummedParam> params_;
   std::vector<long> whole_;  // of stages 1 and 2
@@ -177,10 +205,8 @@ class OCTAVO_API Engine {
   std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
   std::optional<c10::Stream> rs_stream_, copy_stream_;
   bool begins_step_ = true;
+  bool divides_first_ = false;
   GraphIds graph_ids_{*this};
 };
-
-/// Gives up the memory of tensors that nobody else holds.
-OCTAVO_API void free_tensors(std::vector<at::Tensor> tensors);
 
 }  // namespace octavo::dc

@@ -119,8 +119,7 @@ void CustomOpExecutor::blockCopyEvents(at::ScalarType) {
 void CustomOpExecutor::applyPreDivision(at::ScalarType scalar_type) {
   if (!pre_div_reduce_) return;
   const c10::OptionalStreamGuard is_current(rs_stream_);
-  const auto bucket = reduce_buckets_->getBuffer(scalar_type);
-  bucket->getBuffer().narrow(0, 0, bucket->getOffset()).div_(process_group_->getSize());
+  for (const ReduceTask& task : reduce_tasks_.at(scalar_type)) task.getSendBuf().div_(process_group_->getSize());
 }
 
 c10d::ReduceOp CustomOpExecutor::getReductionOp() const {

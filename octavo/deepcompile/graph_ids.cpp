@@ -4,7 +4,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "octavo/deepcompile/engine.h"
+#include "octavo/deepcompile/default_engine.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
@@ -56,6 +56,7 @@ Engine& engine_of(long graph_id) {
   const std::lock_guard lock(graph_table().mutex);
   const auto found = graph_table().owners.find(graph_id);
   if (found == graph_table().owners.end()) {
+    if (default_engine().executors.contains(graph_id)) return default_engine();
     fail(ErrorCode::invalid_argument, "deepcompile.graph_ids", "no engine of this process has graph ", graph_id,
          ": number graphs by new_graph_id() of the engine that registers them");
   }

@@ -26,8 +26,9 @@ class OCTAVO_API GraphIds {
   Engine& engine_;
 };
 
-/// The engine to which new_graph_id() has handed out the graph's number. The caller sees to it that the engine lives
-/// while it is used. Throws Error invalid_argument where it is gone or there was none.
+/// The engine to which new_graph_id() has handed out the graph's number, or the default engine where that has the
+/// graph. The caller sees to it that the engine lives while it is used. Throws Error invalid_argument where it is gone
+/// or there was none.
 OCTAVO_API Engine& engine_of(long graph_id);
 
 }  // namespace octavo::dc

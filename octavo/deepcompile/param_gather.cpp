@@ -8,6 +8,7 @@
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/layout.h"
+#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
@@ -21,8 +22,9 @@ struct ParamGather::Flight {
   std::unique_ptr<GatherShards> schedule;
 };
 
-ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec)
-    : wire_(std::move(wire)), registry_(std::move(registry)), codec_(std::move(codec)) {}
+ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec,
+                         std::shared_ptr<const Flags> flags)
+    : wire_(std::move(wire)), registry_(std::move(registry)), codec_(std::move(codec)), flags_(std::move(flags)) {}
 
 ParamGather::~ParamGather() = default;
 
@@ -46,10 +48,14 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(needed[i]));
     digest = rules::derive_key(digest, tensors.back().up->fingerprint());
   }
+  if (flags_->sync_before_allgather) synchronize(device);
   auto schedule = take_schedule(device);
   schedule->begin(std::move(tensors), digest);
   for (const long id : needed) registry_->beginGather(id);
   flights_.push_back(std::make_unique<Flight>(Flight{device, std::move(needed), std::move(schedule)}));
+  if (!flags_->sync_after_allgather) return;
+  wait(flights_.back()->ids.front());
+  synchronize(device);
 }
 
 /// Memory for the whole values, in which this rank's own are: what the parameter kept, where it is of that dtype.

@@ -11,6 +11,7 @@
 #include "octavo/codec/codec.h"
 #include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/comm/wire.h"
+#include "octavo/deepcompile/flags.h"
 #include "octavo/deepcompile/registry.h"
 #include "octavo/export.h"
 
@@ -20,8 +21,9 @@ namespace octavo::dc {
 /// gathers may be under way. Not thread-safe; all ranks make the calls in the same order. Throws what Wire throws.
 class OCTAVO_API ParamGather {
  public:
-  /// `codec`: by which values travel; null: as they are.
-  ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec = nullptr);
+  /// `codec`: by which values travel; null: as they are. `flags`: the engine's.
+  ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec = nullptr,
+              std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
   ~ParamGather();
 
   /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`:
@@ -44,6 +46,7 @@ class OCTAVO_API ParamGather {
   std::unique_ptr<Wire> wire_;
   std::shared_ptr<DSParamRegistry> registry_;
   CodecPtr codec_;
+  std::shared_ptr<const Flags> flags_;
   std::uint64_t started_ = 0;
   std::vector<std::unique_ptr<Flight>> flights_;
   std::vector<std::pair<c10::Device, std::unique_ptr<GatherShards>>> idle_;

@@ -17,6 +17,11 @@ namespace {
 
 constexpr const char* kOfParameter = "deepcompile.parameter";
 
+/// Of a tensor that was made where torch counts no changes: 0.
+std::int64_t version_of(const at::Tensor& values) {
+  return values.is_inference() ? 0 : static_cast<std::int64_t>(values._version());
+}
+
 /// Of each thread that moves parameters: a device's streams live as long as the process.
 SideStreams& offload_streams() {
   thread_local SideStreams streams;
@@ -74,12 +79,17 @@ at::Tensor DSParam::getDSTensor() const {
   return on_host_;
 }
 
+std::int64_t DSParam::getVersion() const {
+  return moved_changes_ + version_of(on_device_.defined() ? on_device_ : on_host_);
+}
+
 void DSParam::offload() {
   if (device_.is_cpu() || !on_device_.defined()) return;
   if (!on_host_.defined()) on_host_ = pinned_zeros(on_device_.sizes(), dtype_, /*alignment_bytes=*/0, device_.type());
   const at::Tensor values = getDSTensor();  // after a reload that is under way
   const auto is_current = offload_streams().hand_over(device_).take();
   offloaded_ = copy_on_stream(on_host_, values, values);
+  moved_changes_ += version_of(on_device_) - version_of(on_host_);
   on_device_.reset();
 }
 
@@ -89,6 +99,7 @@ void DSParam::reload() {
   const auto is_current = reload_streams().hand_over(device_).take();
   offloaded_->block(current_stream_of(device_));
   reloaded_ = copy_on_stream(values, on_host_, values);
+  moved_changes_ += version_of(on_host_) - version_of(values);
   on_device_ = values;
 }
 

@@ -35,6 +35,8 @@ class OCTAVO_API DSParam {
   /// Its values where they are now: on the device, ready for what its current stream gets from now on; or on the host,
   /// where the thread waits for their copy.
   at::Tensor getDSTensor() const;
+  /// Another number after each change of the values that torch knows of; the same after they were moved.
+  std::int64_t getVersion() const;
   at::Tensor getGradBuffer() const { return grad_buffer_; }
   void setGradBuffer(at::Tensor buffer);
   bool isPartitioned() const { return partitioned_; }
@@ -62,6 +64,7 @@ class OCTAVO_API DSParam {
   std::int64_t offset_;
   bool persistent_;
   std::shared_ptr<StreamEvent> offloaded_, reloaded_;
+  std::int64_t moved_changes_ = 0;  // of tensors whose place others have taken
 };
 
 }  // namespace octavo::dc

@@ -80,19 +80,26 @@ void DSParamRegistry::beginGather(long ds_id) {
   if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "one gather at a time");
   if (entry.state != Gathered::available) refuse(ds_id, entry.state, "register memory for its whole values first");
   entry.state = Gathered::in_flight;
+  entry.turned_stale = false;
+  entry.version = entry.param.getVersion();
 }
 
 void DSParamRegistry::endGather(long ds_id) {
   Entry& entry = at(ds_id);
   if (entry.state != Gathered::in_flight) refuse(ds_id, entry.state, "there is no gather to wait for");
   entry.state = Gathered::available;
-  entry.valid = true;
+  entry.valid = !entry.turned_stale;
 }
 
-void DSParamRegistry::setValid(long ds_id, bool valid) { at(ds_id).valid = valid; }
+void DSParamRegistry::setValid(long ds_id, bool valid) {
+  Entry& entry = at(ds_id);
+  entry.valid = valid;
+  entry.turned_stale = !valid;
+  entry.version = entry.param.getVersion();
+}
 
 void DSParamRegistry::invalidateAll() {
-  for (auto& [id, entry] : entries_) entry.valid = false;
+  for (auto& [id, entry] : entries_) setValid(id, false);
 }
 
 }  // namespace octavo::dc

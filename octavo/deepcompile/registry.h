@@ -30,7 +30,8 @@ struct Accumulation {
 /// checked; where it is refused, Error invalid_argument names the parameter and nothing has changed. Not thread-safe.
 ///
 /// Gathered values may be there and yet be those of an earlier step: they are *valid* until the shards change, and
-/// stale afterwards.
+/// stale afterwards. A change that torch knows of, such as copy_() to a shard's tensor, is seen by itself; of others
+/// setValid() or invalidateAll() tell.
 class OCTAVO_API DSParamRegistry {
  public:
   /// As the constructor of DSParam. Zeros the gradient buffer. Throws for an id that is taken.
@@ -63,7 +64,7 @@ class OCTAVO_API DSParamRegistry {
   void endGather(long ds_id);
 
   void setValid(long ds_id, bool valid);
-  bool isValid(long ds_id) const { return at(ds_id).valid; }
+  bool isValid(long ds_id) const { return at(ds_id).is_valid(); }
   /// Whether no gather is needed: the values are valid, or a collective writes them.
   bool isThereOrComing(long ds_id) const { return isValid(ds_id) || state(ds_id) == Gathered::in_flight; }
   /// Of all parameters: the shards have changed.
@@ -74,7 +75,10 @@ class OCTAVO_API DSParamRegistry {
     DSParam param;
     Gathered state = Gathered::sharded;
     at::Tensor gathered = {};
-    bool valid = false;
+    bool valid = false, turned_stale = false;  // the latter while a collective writes
+    std::int64_t version = 0;                  // of the shard whose values were gathered
+
+    bool is_valid() const { return valid && version == param.getVersion(); }
   };
 
   /// Throws for an id that was not registered.

@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "octavo/deepcompile/host_copy.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
@@ -14,10 +15,12 @@ namespace octavo::dc {
 ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                    std::shared_ptr<DSParamRegistry> param_registry,
                                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
-                                   c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum)
+                                   c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
+                                   std::shared_ptr<const Flags> flags)
     : CustomOpExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
-                       std::move(ds_ids), rs_stream, copy_stream, /*pre_div_reduce=*/false),
-      sum_(std::move(sum)) {
+                       std::move(ds_ids), rs_stream, copy_stream, flags->pre_div_reduce),
+      sum_(std::move(sum)),
+      flags_(std::move(flags)) {
   for (const long id : ds_ids_) sum_->owned(id);  // each is known
 }
 
@@ -25,12 +28,15 @@ ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
 void ReducingExecutor::flushReduceBucket(at::ScalarType scalar_type) {
   receive();
   blockCopyEvents(scalar_type);
+  applyPreDivision(scalar_type);
+  if (flags_->sync_before_reduce) synchronize(rs_stream_.device());
   {
     const c10::OptionalStreamGuard is_current(rs_stream_);
     const auto bucket = reduce_buckets_->getBuffer(scalar_type);
     sum_->send(bucket->getBuffer().narrow(0, 0, bucket->getOffset()), std::move(reduce_tasks_.at(scalar_type)));
   }
-  if (!reduce_buckets_->isDouble()) receive();
+  if (!reduce_buckets_->isDouble() || flags_->sync_after_reduce) receive();
+  if (flags_->sync_after_reduce) synchronize(rs_stream_.device());
   performCleanup(scalar_type);
 }
 
@@ -67,7 +73,8 @@ void ReducingExecutor::deliver(const ReduceTask& task) {
     return;
   }
   const auto first = static_cast<std::int64_t>(own.first), count = static_cast<std::int64_t>(own.count);
-  const at::Tensor part = task.getSendBuf().narrow(0, first, count);
+  at::Tensor part = task.getSendBuf().narrow(0, first, count);
+  if (pre_div_reduce_) part.mul_(process_group_->getSize());  // an average came, of what was divided before
   at::Tensor buffer = buffer_of(id, count);
   if (std::exchange(has_acc_grad_[id], true)) {
     buffer.add_(part);
@@ -126,9 +133,9 @@ Z3CustomOpExecutor::Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> pr
                                        std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets,
                                        std::vector<long> ds_ids, c10::Stream rs_stream, c10::Stream copy_stream,
                                        std::shared_ptr<GradientSum> sum, std::shared_ptr<ParamGather> gather,
-                                       std::shared_ptr<FreshGather> fresh)
+                                       std::shared_ptr<FreshGather> fresh, std::shared_ptr<const Flags> flags)
     : ReducingExecutor(std::move(process_group), std::move(param_registry), std::move(reduce_buckets),
-                       std::move(ds_ids), rs_stream, copy_stream, std::move(sum)),
+                       std::move(ds_ids), rs_stream, copy_stream, std::move(sum), std::move(flags)),
       gather_(std::move(gather)),
       fresh_(std::move(fresh)) {}
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "octavo/deepcompile/executor.h"
+#include "octavo/deepcompile/flags.h"
 #include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/param_gather.h"
@@ -21,11 +22,12 @@ namespace octavo::dc {
 /// earlier micro-batches and of other graphs; a parameter of which a rank owns nothing needs no buffer there.
 class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
  public:
-  /// As CustomOpExecutor; `sum` is that of all graphs of the engine, and has their parameters.
+  /// As CustomOpExecutor; `sum` is that of all graphs of the engine, and has their parameters. `flags`: the engine's.
   ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                    std::shared_ptr<DSParamRegistry> param_registry,
                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
-                   c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum);
+                   c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
+                   std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
 
   void endBackward() override;
   void takeGrad(at::Tensor grad_tensor, long ds_id) override;
@@ -39,6 +41,7 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
   at::Tensor buffer_of(long ds_id, std::int64_t count) const;
 
   std::shared_ptr<GradientSum> sum_;
+  std::shared_ptr<const Flags> flags_;
 };
 
 /// ZeRO-1: gradients of micro-batches are added up on every rank, whole, and reduced with those of the last one.
@@ -69,7 +72,8 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
                      std::shared_ptr<DSParamRegistry> param_registry,
                      std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                      c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
-                     std::shared_ptr<ParamGather> gather, std::shared_ptr<FreshGather> fresh);
+                     std::shared_ptr<ParamGather> gather, std::shared_ptr<FreshGather> fresh,
+                     std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
 
   void endBackward() override;
 

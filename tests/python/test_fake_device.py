@@ -45,7 +45,7 @@ def run(plugin: Path, *command: str | Path, **environment: str) -> str:
 @pytest.mark.parametrize(
     "modules",
     [
-        ["ddp", "own_kernels", "paged_states", "coalescing"],
+        ["ddp", "own_kernels", "paged_states", "coalescing", "deepcompile"],
         ["private_memory", "streams", "memory", "arena", "parameters", "operators", "training"],
     ],
     ids=["of_ranks", "of_one_process"],

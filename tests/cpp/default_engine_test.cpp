@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions, variables and flags of DeepSpeed's deepcompile.h, through the public header: those of one engine.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/deepcompile.h"
+#include "octavo/device/pinned.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
+#include "tests/cpp/zero_rank.h"
+
+namespace octavo {
+
+namespace {
+
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+/// The process as the only rank, on the test's own thread.
+class DefaultEngineTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto meeting = std::make_shared<thread_ranks::Meeting>(1);
+    group_ = process_group_of(c10::make_intrusive<thread_ranks::ThreadBackend>(meeting, 0, 1));
+    dc::init(group_, {}, /*bucket_size=*/1000);
+  }
+  void TearDown() override { dc::cleanup(); }
+
+  void register_z3_graph(long graph_id) {
+    dc::register_z3_param(0, {4, 3}, values_, gradient_, /*persistent=*/false);
+    dc::register_graph_z3(graph_id, {0});
+  }
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  at::Tensor values_ = at::arange(12.0, at::kFloat), gradient_ = at::empty({12});
+};
+
+TEST_F(DefaultEngineTest, VariablesAreTheEnginesOwn) {
+  EXPECT_EQ(dc::process_group.get(), group_.get());
+  EXPECT_EQ(&dc::param_registry, &dc::default_engine().param_registry);
+  EXPECT_EQ(dc::reduce_buckets, nullptr);
+  register_z3_graph(7);
+  EXPECT_TRUE(dc::param_registry->hasParam(0));
+  EXPECT_NE(dc::reduce_buckets, nullptr);
+  EXPECT_EQ(dc::executors.size(), 1U);
+  dc::reset();
+  EXPECT_TRUE(dc::executors.empty());
+  EXPECT_TRUE(dc::param_registry->hasParam(0));
+  dc::cleanup();
+  EXPECT_EQ(dc::process_group.get(), nullptr);
+  EXPECT_EQ(dc::reduce_buckets, nullptr);
+  EXPECT_FALSE(dc::param_registry->hasParam(0));
+  EXPECT_NE(refusal_of([&] { register_z3_graph(7); }).find("call init() first"), std::string::npos);
+  EXPECT_NE(refusal_of([] { dc::start_backward(true); }).find("register one first"), std::string::npos);
+  dc::init(group_, {}, 10);
+  EXPECT_NE(refusal_of([&] { dc::init(group_, {}, 10); }).find("call cleanup() first"), std::string::npos);
+}
+
+TEST_F(DefaultEngineTest, TheExamplesOfTheHeader) {
+  constexpr long graph_id = 3;
+  dc::param_registry->registerParam(1, {1024, 768}, at::zeros({1024 * 768}), at::ones({1024 * 768}), true, 0, false);
+  register_z3_graph(graph_id);
+  ASSERT_TRUE(dc::hasKey(dc::executors, graph_id));
+  auto executor = dc::getExecutor<dc::Z3CustomOpExecutor>(graph_id, dc::executors);
+  EXPECT_TRUE(executor->hasParam(0));
+  EXPECT_NE(refusal_of([] { dc::getExecutor<dc::Z1CustomOpExecutor>(graph_id, dc::executors); }).find("another stage"),
+            std::string::npos);
+  dc::executors[graph_id + 1] = executor;  // one that a program has made
+  EXPECT_EQ(&dc::engine_of(graph_id + 1), &dc::default_engine());
+  dc::end_backward({}, graph_id + 1, /*release_reduce_buckets=*/false);
+}
+
+TEST_F(DefaultEngineTest, AStepOfStage3) {
+  constexpr long graph = 3;
+  register_z3_graph(graph);
+  const at::Tensor traced = at::empty({4, 3}), whole = values_.view({4, 3});
+  for (int step = 0; step < 2; ++step) {
+    dc::start_forward();
+    dc::prefetch_params_fused(graph, {traced}, {0});
+    at::Tensor gathered = dc::wait_allgather(dc::allgather_param(traced, graph, 0), graph, 0);
+    EXPECT_TRUE(at::equal(gathered, whole));
+    EXPECT_TRUE(dc::release_param(gathered, graph, 0, 1).is_same(gathered));
+    EXPECT_EQ(dc::param_registry->state(0), dc::Gathered::released);
+    dc::end_forward();
+    dc::start_backward(true);
+    EXPECT_EQ(dc::reduce_grad(whole, graph, 0).numel(), 0);
+    dc::end_backward(c10::IValue(), graph, true);
+    EXPECT_TRUE(at::equal(gradient_, values_));
+    dc::set_persistent(0);
+    dc::wait_allgather(dc::allgather_param(traced, graph, 0, at::kBFloat16), graph, 0);
+    dc::invalidate_gathered_param(0);
+    EXPECT_FALSE(dc::param_registry->isValid(0));
+    EXPECT_TRUE(dc::param_registry->hasGatheredParam(0));
+    dc::param_registry->setPersistent(0, false);
+    dc::clear_all_gathered_params();
+    EXPECT_FALSE(dc::param_registry->hasGatheredParam(0));
+  }
+  dc::offload_parameter(values_, graph, 0);
+  dc::reload_parameter(values_, graph, 0);
+  EXPECT_TRUE(at::equal(dc::test_call(values_), values_));
+  EXPECT_FALSE(dc::test_call(values_).is_alias_of(values_));
+}
+
+TEST_F(DefaultEngineTest, StepsOfStages1And2) {
+  for (const bool is_first : {true, false}) {
+    dc::cleanup();
+    dc::init(group_, {}, 1000);
+    dc::register_param(0, {12}, values_, {}, 0);
+    is_first ? dc::register_graph_z1(5, {0}) : dc::register_graph_z2(5, {0});
+    dc::update_param_grad_buffer(0, gradient_);
+    for (const bool update : {false, true}) {
+      dc::start_backward(update);
+      dc::reduce_grad(values_, 5, 0);
+      dc::end_backward(c10::IValue(), 5, update);
+    }
+    EXPECT_TRUE(at::equal(gradient_, values_ * 2));
+  }
+}
+
+TEST_F(DefaultEngineTest, FunctionsForTracingKeepShapesAndDoNothing) {
+  const at::Tensor traced = at::empty({4, 3}, at::device(at::kMeta).dtype(at::kFloat));
+  const at::Tensor gathered = dc::allgather_param_meta(traced, 99, 0, at::kBFloat16);
+  EXPECT_TRUE(gathered.is_meta() && gathered.sizes() == traced.sizes() && gathered.scalar_type() == at::kBFloat16);
+  EXPECT_EQ(dc::allgather_param_meta(traced, 99, 0).scalar_type(), at::kFloat);
+  EXPECT_TRUE(dc::wait_allgather_meta(gathered, 99, 0).is_same(gathered));
+  EXPECT_TRUE(dc::release_param_meta(gathered, 99, 0, 1).is_same(gathered));
+  EXPECT_EQ(dc::reduce_grad_meta(traced, 99, 0).numel(), 0);
+  for (const auto& moved :
+       {dc::offload_tensor_meta, dc::reload_tensor_meta, dc::wait_offload_meta, dc::wait_reload_meta}) {
+    EXPECT_EQ(moved(traced, 99, 0).sizes(), traced.sizes());
+  }
+  dc::prefetch_params_fused_meta(99, {traced}, {0});
+  dc::end_backward_meta(c10::IValue(), 99, true);
+  dc::free_tensors_meta({traced});
+  dc::offload_parameter_meta(traced, 99, 0);
+  dc::reload_parameter_meta(traced, 99, 0);
+  EXPECT_EQ(traced.numel(), 12);
+}
+
+// ---- flags
+
+TEST_F(DefaultEngineTest, FlagsAreThoseOfTheConfig) {
+  dc::cleanup();
+  dc::EngineOptions config;
+  config.flags.free_activation_threshold = 17;
+  config.flags.sync_after_reduce = config.flags.sync_before_allgather = true;
+  dc::init(group_, config, 10);
+  EXPECT_EQ(dc::free_activation_threshold, 17);
+  EXPECT_TRUE(dc::sync_after_reduce && dc::sync_before_allgather);
+  EXPECT_FALSE(dc::sync_before_reduce || dc::sync_after_allgather || dc::pre_div_reduce);
+  dc::enable_profiling(true);
+  EXPECT_TRUE(dc::is_profiling() && dc::default_engine().flags->profile);
+  dc::cleanup();
+  EXPECT_FALSE(dc::is_profiling() || dc::sync_after_reduce);
+}
+
+/// Twelve elements of eight bytes.
+TEST_F(DefaultEngineTest, TensorsAreFreedAboveAThresholdInBytes) {
+  const at::Tensor value = at::ones({12}, at::kDouble), other = value.alias();
+  dc::free_activation_threshold = 96;
+  dc::free_tensors({value});
+  EXPECT_EQ(value.numel(), 12);
+  dc::free_activation_threshold = 95;
+  dc::enable_profiling(true);
+  dc::free_tensors({value});
+  EXPECT_EQ(value.numel(), 12);
+  dc::enable_profiling(false);
+  dc::free_tensors({value});
+  EXPECT_EQ(value.numel(), 0);
+  EXPECT_TRUE(at::equal(other, at::ones({12}, at::kDouble)));  // which somebody else holds
+}
+
+TEST_F(DefaultEngineTest, ValuesGoToPageLockedMemoryOnlyWhereTheFlagSaysSo) {
+  register_z3_graph(1);
+  const at::Tensor value = at::rand({33});
+  for (const bool is_pinned : {true, false}) {
+    dc::offload_activation_pin_memory = is_pinned;
+    const long id = is_pinned ? 1 : 2;
+    const at::Tensor on_host = dc::offload_tensor(value, 1, id);
+    EXPECT_EQ(octavo::is_pinned(on_host), is_pinned);
+    EXPECT_TRUE(dc::wait_offload(value, 1, id).is_same(on_host));
+    const at::Tensor back = dc::reload_tensor(value, 1, id);
+    EXPECT_TRUE(dc::wait_reload(value, 1, id).is_same(back));
+    EXPECT_TRUE(at::equal(back, value));
+    dc::end_backward(c10::IValue(), 1, false);
+    EXPECT_NE(refusal_of([&] { dc::wait_reload(value, 1, id); }).find("is on the host: reload it first"),
+              std::string::npos);
+  }
+}
+
+TEST_F(DefaultEngineTest, AfterAllgatherOrReduceTheResultIsThereWhereAFlagAsksForIt) {
+  dc::register_z3_param(0, {12}, values_, gradient_, false);
+  dc::register_z3_param(1, {12}, values_, at::empty({12}), false);
+  dc::register_graph_z3(1, {0, 1});
+  dc::allgather_param(values_, 1, 0);
+  EXPECT_EQ(dc::param_registry->state(0), dc::Gathered::in_flight);
+  dc::sync_after_allgather = true;
+  dc::allgather_param(values_, 1, 1);
+  EXPECT_EQ(dc::param_registry->state(1), dc::Gathered::available);
+  EXPECT_EQ(dc::param_registry->state(0), dc::Gathered::in_flight);
+
+  for (const bool waits : {false, true}) {
+    dc::sync_after_reduce = waits;
+    gradient_.fill_(-1);
+    dc::start_backward(true);
+    dc::reduce_grad(values_, 1, 0);
+    dc::reduce_grad(at::zeros({12}), 1, 1);
+    dc::reduce_buckets->getBuffer(at::kFloat)->allocate(1000 - 24);  // it is full
+    dc::reduce_grad(values_, 1, 0);
+    EXPECT_EQ(at::equal(gradient_, values_), waits);
+    dc::end_backward(c10::IValue(), 1, true);
+    EXPECT_TRUE(at::equal(gradient_, values_ * 2));
+  }
+}
+
+/// A third of the least value that a dtype has is nothing.
+TEST(EngineFlags, DivisionBeforeTheSumIsInTheGradientsOwnDtype) {
+  run_ranks(3, [](const BackendPtr& backend, int rank) {
+    for (const bool divides_before : {false, true}) {
+      dc::EngineOptions options;
+      options.flags.pre_div_reduce = divides_before;
+      ZeroOneGraph own(backend, 2, {{7}}, options);
+      const at::Tensor least = at::full({7}, 0x1p-24, at::kHalf);
+      own.backward({least}, true);
+      EXPECT_TRUE(own.gradients[0].eq(divides_before ? 0 : 0x1p-24).all().item<bool>());
+      own.backward({at::full({7}, 3.0 * rank)}, true);
+      EXPECT_TRUE(own.gradients[0].eq(3).all().item<bool>());
+    }
+  });
+}
+
+TEST(DefaultEngine, AProcessGroupHasToSendMemoryOfTheCpu) {
+  try {
+    dc::init(c10::make_intrusive<c10d::ProcessGroup>(0, 1), {}, 10);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported);
+    EXPECT_NE(std::string(error.what()).find("cpu:gloo"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+
+}  // namespace octavo
