@@ -175,7 +175,9 @@ def differences(rank: int, names: list[str], steps: int) -> list[str]:
             if case.is_exact(stage, dist.get_world_size()):
                 same = losses == expected and all(a.equal(b) for a, b in zip(got, parameters, strict=True))
             else:
-                same = losses == pytest.approx(expected, rel=1e-6)
+                early = 5 * case.accumulation  # later AdamW has made more of the other order of sums
+                same = losses[:early] == pytest.approx(expected[:early], rel=1e-6)
+                same &= losses == pytest.approx(expected, rel=1e-3)
             if not same:
                 worst = max(abs(a / b - 1) for a, b in zip(losses, expected, strict=True))
                 found.append(f"{name}, stage {stage}: losses differ by {worst:.1e}")
