@@ -98,6 +98,10 @@ void ParamGather::wait(long id) {
   if (registry_->state(id) != Gathered::in_flight) return;
   const auto found =
       std::ranges::find_if(flights_, [&](const auto& flight) { return std::ranges::count(flight->ids, id) > 0; });
+  if (found == flights_.end()) {
+    fail(ErrorCode::communication, "deepcompile.param_gather", "the transfer of parameter ", id, " has failed before; ",
+         "the process group and the engine must be rebuilt");
+  }
   const std::unique_ptr<Flight> flight = std::move(*found);
   flights_.erase(found);
   flight->schedule->wait();

@@ -125,19 +125,21 @@ def test_collectives_of_processes(two_ranks, three_ranks, four_ranks, world):
             assert exchanged.equal(torch.cat([values[rank] * factor for factor in factors]))
 
 
-def leaves_nothing(rank: int) -> tuple[bool, int]:
+def mappings_around_a_connection(rank: int) -> list[int]:
+    """Before it, with it and after it."""
     gc.collect()
-    before = shared_mappings()  # of engines that compiled code keeps
+    counts = [shared_mappings()]
     gloo, shared = connected()
-    was_there = shared_mappings() > before
+    counts.append(shared_mappings())
     dist.barrier()  # Gloo's connections must not end while another rank still makes them
     del gloo, shared
     gc.collect()
-    return was_there, shared_mappings() - before
+    return [*counts, shared_mappings()]
 
 
 def test_nothing_is_left_of_a_connection(two_ranks):
-    assert two_ranks.run(leaves_nothing) == [(True, 0)] * 2
+    for before, meanwhile, after in two_ranks.run(mappings_around_a_connection):
+        assert meanwhile == before + 2 and after == before
 
 
 def killed(rank: int, folder: str) -> None:
