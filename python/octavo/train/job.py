@@ -124,8 +124,9 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
         run.config, world, run.data, model, run.resolved.get("precision"), resumed=run.found is not None
     )
     if run.found:
-        rank_states = restore.load_rank_states(world, run.checkpoints, run.found)
-        training_state.restore(engine, world, optimizer_state, rank_states)
+        lost = training_state.restore(engine, world, optimizer_state, run.checkpoints, run.found)
+        if lost and world.is_main:
+            _warn(lost)
     resolved = {"precision": engine.precision}
     world.agree(lambda: run_folder.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))

@@ -64,8 +64,13 @@ def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], opt
 
 
 def of_this_rank(engine: ZeroEngine, ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:
-    """From the `own_states` of all ranks of another world, in their order, of which one is held at a time."""
-    owned = {name: engine.owned(part) for name, part in parts_by_name(engine).items()}
+    """From the `own_states` of all ranks of another world, in their order."""
+    return redistributed({name: engine.owned(part) for name, part in parts_by_name(engine).items()}, ranks)
+
+
+def redistributed(owned: Mapping[str, tuple[int, int]], ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:
+    """What a rank has that owns these elements of each parameter, a first one and how many, of the `own_states` of all
+    ranks of some world, in their order. One of them is held at a time."""
     ends = dict.fromkeys(owned, 0)
     own: States = {name: {} for name in owned}
     for states in ranks:

@@ -74,9 +74,11 @@ def load_optimizer(folder: Path, step: int) -> Any:
     return state_file.load_tree(step_folder(folder, step) / OPTIMIZER)
 
 
-def load_rank_states(world: World, folder: Path, found: Found) -> dict[str, Any] | Iterator[dict[str, Any]]:
-    """This rank's own state where the number of ranks is the same; else the states of all ranks that saved, in order,
-    each of them read and sent when it is asked for.
+def load_rank_states(
+    world: World, folder: Path, found: Found, *, of_all: bool = False
+) -> dict[str, Any] | Iterator[dict[str, Any]]:
+    """This rank's own state where the number of ranks is the same; else, or where those `of_all` are asked for, the
+    states of all ranks that saved, in order, each of them read and sent when it is asked for.
 
     Called, and gone through, by all ranks together. Raises JobError.
     """
@@ -84,7 +86,7 @@ def load_rank_states(world: World, folder: Path, found: Found) -> dict[str, Any]
     def load(rank: int) -> Any:
         return state_file.load_tree(step_folder(folder, found.step) / rank_file(rank, found.world_size))
 
-    if found.world_size == world.size:
+    if found.world_size == world.size and not of_all:
         return world.agree(lambda: load(world.rank))
     return _each_rank_state(world, found, load)
 

@@ -23,9 +23,9 @@ SUMMARY = "summary.json"
 PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
-_SCHEMA = 2
+_SCHEMA = 3
 # These change how often a run reports or where it lives, not what it learns.
-_FREE = ("nproc", "device", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
+_FREE = ("nproc", "zero", "device", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
 
 
 def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
@@ -33,8 +33,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
 
     The number of ranks is not among them: a run may resume with another one. Step number and learning rates then
     continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that
-    within the current epoch some rows come twice and others not at all. Nor is the stage of ZeRO, but for none: there
-    the optimizer's state is kept as a whole.
+    within the current epoch some rows come twice and others not at all. Nor is the stage of ZeRO.
     """
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
     options["optimizer"] = config.optimizer_name
@@ -44,8 +43,6 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
         plan = octavo.Plan(config.resolved_plan)
         lr, momentum = outer_rates(config.outer, plan, config.outer_lr, config.outer_momentum)
         options.update(outer_lr=lr, outer_momentum=momentum)
-    if config.zero:
-        options["zero"] = "1, 2 or 3"
     options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
     if config.model.endswith(".json"):
         options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"

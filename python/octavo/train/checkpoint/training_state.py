@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from octavo import durable_files
 from octavo.train import device
 from octavo.train.checkpoint import state_file
-from octavo.train.checkpoint.restore import broadcast_tree
+from octavo.train.checkpoint.restore import Found, broadcast_tree, load_rank_states
 from octavo.train.checkpoint.writer import MODEL, OPTIMIZER, TRAINER
 from octavo.train.engine.base import Engine
 from octavo.train.launch.world import World
@@ -48,16 +48,16 @@ def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
     load_model(model, folder / MODEL)
 
 
-def restore(
-    engine: Engine, world: World, optimizer_state: Any, rank_states: dict[str, Any] | Iterable[dict[str, Any]]
-) -> None:
+def restore(engine: Engine, world: World, optimizer_state: Any, folder: Path, found: Found) -> str | None:
     """Puts a checkpoint into a freshly built engine: rank 0's `optimizer_state`, and what ranks kept for themselves.
+    Returns a sentence on what was lost, if anything was.
 
-    `rank_states`: this rank's own, with as many ranks as saved it; the run then goes on bit by bit. Or, one after
-    another, those of all ranks that saved, where their number was another: the mean of their error-feedback residuals
-    is redistributed, and a rank without a predecessor keeps the random streams that it was seeded with.
+    With as many ranks as saved it the run goes on bit by bit. Where their number was another, the mean of their
+    error-feedback residuals is redistributed, and a rank without a predecessor keeps the random streams that it was
+    seeded with.
     """
     common = broadcast_tree(world, optimizer_state, source=0)
+    states = load_rank_states(world, folder, found, of_all=engine.needs_all_ranks(common))
     own: dict[str, Any] = {}
 
     def handles(states: Iterable[dict[str, Any]]) -> Iterator[Any]:
@@ -66,11 +66,15 @@ def restore(
                 own.update(rng=state["rng"], device_rng=state.get("device_rng"))
             yield state["handle"]
 
-    if isinstance(rank_states, dict):
-        own = rank_states
-        engine.load(common, rank_states["handle"])
+    if isinstance(states, dict):
+        own = states
+        lost = engine.load(common, states["handle"])
     else:
-        engine.load(common, handles(rank_states))
+        of_all = handles(states)
+        lost = engine.load(common, of_all)
+        for _ in of_all:  # random streams, where the engine has not asked
+            pass
     if own:
         torch.set_rng_state(own["rng"])
         device.set_rng_state(engine.device, own.get("device_rng"))
+    return lost

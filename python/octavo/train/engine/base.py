@@ -96,9 +96,14 @@ class Engine(ABC):
     def own_state(self) -> State:
         """What this rank alone has."""
 
+    def needs_all_ranks(self, common: State) -> bool:
+        """Whether `load` needs the states of all ranks, be they as many as these."""
+        return False
+
     @abstractmethod
-    def load(self, common: State, own: State | Iterable[State]) -> None:
-        """Takes back both; `own`: this rank's, or one after another those of all ranks of another world."""
+    def load(self, common: State, own: State | Iterable[State]) -> str | None:
+        """Takes back both; `own`: this rank's, or one after another those of all ranks that saved. Returns a sentence
+        on what was lost, if anything was."""
 
     @abstractmethod
     def state_bytes(self) -> tuple[int, int]:

@@ -16,6 +16,7 @@ import octavo
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data
 from octavo.train.engine.base import State, loss_of
+from octavo.train.engine.optimizer_forms import IS_SHARED_OUT, LOST, as_state_dict, names_by_group
 from octavo.train.engine.replica import ReplicaEngine
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer, plan_of
@@ -61,9 +62,18 @@ class DdpEngine(ReplicaEngine):
     def own_state(self) -> State:
         return self.handle.state_dict()
 
-    def load(self, common: State, own: State | Iterable[State]) -> None:
+    def needs_all_ranks(self, common: State) -> bool:
+        return IS_SHARED_OUT in common
+
+    def load(self, common: State, own: State | Iterable[State]) -> str | None:
+        if IS_SHARED_OUT in common:
+            parts = (state["optimizer"] for state in own)
+            groups, parameters = names_by_group(self.optimizer, self.model), dict(self.model.named_parameters())
+            self.optimizer.load_state_dict(as_state_dict(common["param_groups"], parts, parameters, groups))
+            return LOST if octavo.Plan(self.config.resolved_plan).error_feedback else None
         self.handle.load_state_dict(own if isinstance(own, dict) else list(own))
         self.optimizer.load_state_dict(common)
+        return None
 
     def state_bytes(self) -> tuple[int, int]:
         return tensor_bytes(self.optimizer.state_dict()), tensor_bytes(self.handle.state_dict())

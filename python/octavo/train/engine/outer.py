@@ -68,11 +68,12 @@ class OuterEngine(ReplicaEngine):
     def own_state(self) -> State:
         return self.optimizer.own_state()
 
-    def load(self, common: State, own: State | Iterable[State]) -> None:
+    def load(self, common: State, own: State | Iterable[State]) -> str | None:
         if isinstance(own, dict):
             self.optimizer.load_state_dict({**own, "shared": common})
         else:
             self.optimizer.load_state_dict([{**state, "shared": common} for state in own])
+        return None
 
     def state_bytes(self) -> tuple[int, int]:
         inner = tensor_bytes(self.optimizer.inner.state_dict())

@@ -16,6 +16,7 @@ import octavo
 from octavo.train.checkpoint.writer import MODEL
 from octavo.train.config import TrainConfig
 from octavo.train.engine.base import Engine, Sent, State, loss_of
+from octavo.train.engine.optimizer_forms import IS_SHARED_OUT, LOST, as_parts, names_by_group
 from octavo.train.launch.world import World
 from octavo.train.optimizer import build_optimizer, plan_of
 from octavo.train.report.memory import tensor_bytes
@@ -33,6 +34,7 @@ class ZeroEngine(Engine):
         self._parameters = sum(p.numel() for p in model.parameters())
         self._steps = 0
         optimizer = world.agree(lambda: build_optimizer(config, model))
+        self._order = [name for group in names_by_group(optimizer, model) for name in group]
         options = {
             "zero_stage": config.zero,
             "plan": plan_of(config),
@@ -86,17 +88,22 @@ class ZeroEngine(Engine):
         self._zero.export_safetensors(folder / MODEL)
 
     def common_state(self) -> State:
-        return {"param_groups": self._zero.optimizer_options()}
+        return {IS_SHARED_OUT: True, "param_groups": self._zero.optimizer_options()}
 
     def own_state(self) -> State:
         return {"optimizer": self._zero.optimizer_state(), "exchange": self.handle.state_dict()}
 
-    def load(self, common: State, own: State | Iterable[State]) -> None:
+    def load(self, common: State, own: State | Iterable[State]) -> str | None:
         self._zero.take_own_parts()  # which were saved; an unbroken run has gathered them by the codec
+        options = [{k: v for k, v in group.items() if k != "params"} for group in common["param_groups"]]
+        if IS_SHARED_OUT not in common:
+            parts = as_parts(common, dict(self.model.named_parameters()), self._order)
+            self._zero.load_optimizer_state([parts], options)
+            return LOST if octavo.Plan(self.config.resolved_plan).error_feedback else None
         if isinstance(own, dict):
-            self._zero.load_optimizer_state(own["optimizer"], common["param_groups"])
+            self._zero.load_optimizer_state(own["optimizer"], options)
             self.handle.load_state_dict(own["exchange"])
-            return
+            return None
         exchanges = []
 
         def optimizers() -> Iterator[State]:
@@ -104,8 +111,9 @@ class ZeroEngine(Engine):
                 exchanges.append(state["exchange"])
                 yield state["optimizer"]
 
-        self._zero.load_optimizer_state(optimizers(), common["param_groups"])
+        self._zero.load_optimizer_state(optimizers(), options)
         self.handle.load_state_dict(exchanges)
+        return None
 
     def state_bytes(self) -> tuple[int, int]:
         return self._zero.optimizer_bytes(), tensor_bytes(self.handle.state_dict())

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The optimizer's state with ZeRO and without it: parts by parameter's name, or torch's ``state_dict``. A run may go on
+in the other way, because a whole state is the part of a rank that has all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.optim.state_formats import floats_of
+from octavo.train.engine.base import State
+from octavo.zero.optimizer_state import States, redistributed
+
+IS_SHARED_OUT = "is_shared_out"
+"""In the common state of a run with ZeRO."""
+LOST = (
+    "what --plan owed to later steps is dropped, because it was kept with ZeRO and now goes on without, or the reverse"
+)
+_CODES = "_codes"
+
+
+def as_parts(saved: State, parameters: Mapping[str, nn.Parameter], order: Iterable[str]) -> States:
+    """Of one rank that has everything. `order`: the names of the optimizer's parameters in the order of its groups."""
+    names = iter(order)
+    states: States = {}
+    for group in saved["param_groups"]:
+        for place in group["params"]:
+            name = next(names)
+            state = _decoded(saved["state"].get(place, {}), group.get("optim_bits", 32), parameters[name])
+            states[name] = {key: _flat(value) for key, value in state.items()}
+    return states
+
+
+def as_state_dict(
+    options: list[State], ranks: Iterable[States], parameters: Mapping[str, nn.Parameter], groups: list[list[str]]
+) -> State:
+    """The parts of all ranks, in their order, together. `groups`: the names of the optimizer's parameters."""
+    whole = redistributed({name: (0, p.numel()) for name, p in parameters.items()}, ranks)
+    places = {name: place for place, name in enumerate(name for group in groups for name in group)}
+    state = {
+        places[name]: {key: _shaped(value, parameters[name]) for key, value in of_one.items()}
+        for name, of_one in whole.items()
+        if of_one
+    }
+    param_groups = [
+        saved | {"params": [places[name] for name in group]} for saved, group in zip(options, groups, strict=True)
+    ]
+    return {"state": state, "param_groups": param_groups}
+
+
+def names_by_group(optimizer: Any, model: nn.Module) -> list[list[str]]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _decoded(state: State, bits: int, parameter: nn.Parameter) -> State:
+    """With floats in the place of codes and scales."""
+    moments = [key.removesuffix(_CODES) for key in state if key.endswith(_CODES)]
+    floats = {moment: floats_of(state, moment, bits, parameter.shape) for moment in moments}
+    scaled = {f"{moment}{ending}" for moment in moments for ending in (_CODES, "_scale")}
+    return {key: value for key, value in state.items() if key not in scaled} | floats
+
+
+def _flat(value: Any) -> Any:
+    return value.reshape(-1) if isinstance(value, Tensor) and value.ndim > 0 else value
+
+
+def _shaped(value: Any, parameter: nn.Parameter) -> Any:
+    return value.view(parameter.shape) if isinstance(value, Tensor) and value.ndim > 0 else value
