@@ -102,6 +102,7 @@ add_library(octavo SHARED
   outer/outer.cpp
   deepcompile/default_engine.cpp
   deepcompile/engine.cpp
+  deepcompile/engine_step.cpp
   deepcompile/executor.cpp
   deepcompile/fresh_gather.cpp
   deepcompile/gradient_sum.cpp

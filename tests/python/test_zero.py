@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -430,3 +432,17 @@ def test_a_parameter_that_is_not_whole_is_not_read(two_ranks):
     for rank, said in enumerate(two_ranks.run(outside_of_its_module)):
         for text, name in zip(said, ["sometimes.weight", "embedding.weight"], strict=True):
             assert f"[zero.gathering] {name} is not whole on rank {rank}" in text
+
+
+def forgotten(rank: int, config: dict[str, Any]) -> list[bool]:
+    engine = octavo.initialize(model := Odd(), adamw(model), config)
+    step_once(engine, rank, 0)
+    alive = [weakref.ref(engine), weakref.ref(model)]
+    del engine, model
+    gc.collect()
+    return [reference() is not None for reference in alive]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_engine_that_nobody_has_is_gone(two_ranks, stage):
+    assert two_ranks.run(forgotten, {"zero_stage": stage}) == [[False, False]] * 2

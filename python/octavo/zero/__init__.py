@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZeRO-1, 2 and 3 by Octavo's engine (``octavo/deepcompile/engine.h``)."""
 
-from octavo.zero.engine import ZeroConfig, ZeroEngine, initialize
+from octavo.zero.config import ZeroConfig
+from octavo.zero.engine import ZeroEngine, initialize
 
 __all__ = ["ZeroConfig", "ZeroEngine", "initialize"]

@@ -26,7 +26,8 @@ from octavo import durable_files
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
 
 if TYPE_CHECKING:
-    from octavo.zero.engine import OwnPart, ZeroEngine
+    from octavo.zero.engine import ZeroEngine
+    from octavo.zero.parts import OwnPart
 
 # Keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
 # residuals/RANK/KEY, about/RANK.

@@ -6,66 +6,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.ddp import Exempt, Handle, exemption, require_same_on_all_ranks
+from octavo.ddp import Handle, exemption, require_same_on_all_ranks
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
 from octavo.zero import checkpoint, export, optimizer_state
 from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler, compile_config
+from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
-
-
-@dataclass(frozen=True)
-class ZeroConfig:
-    """``zero_stage``: 1 shares out optimizer state, 2 gradients too, 3 parameters too. ``plan``: by which gradients
-    travel to the ranks that own their parts. ``gather``: the codec by which parameters travel to all ranks; None: as
-    they are. ``accumulation_steps``: micro-batches of a step. ``clip_norm``: of all gradients together; None: they are
-    not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``reuse_mib``: of
-    stage 3; what is used again before parameters of this size stays whole. ``exempt``: as of ``octavo.compress``.
-    ``compile``: True, the name of a backend or a mapping for ``torch.compile``
-    (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``seed``: of what the plan draws.
-    ``timeout_s``: how long a rank waits for the others. ``symmetric_memory``: ranks send one another what they have
-    through memory that they share, with the same bits; None: where all ranks are on one host; True warns where they
-    cannot; False: they use the network."""
-
-    zero_stage: int
-    plan: str | Plan = "dense"
-    gather: str | Plan | None = None
-    accumulation_steps: int = 1
-    clip_norm: float | None = None
-    bucket_mib: float = 25.0
-    gather_mib: float = 4.0
-    reuse_mib: float = 64.0
-    exempt: Exempt = None
-    compile: bool | str | Mapping[str, Any] = False
-    seed: int = 0
-    timeout_s: float = 300.0
-    symmetric_memory: bool | None = None
-
-    def __post_init__(self) -> None:
-        self._require(self.zero_stage in (1, 2, 3), "zero_stage as 1, 2 or 3", self.zero_stage)
-        self._require(self.accumulation_steps >= 1, "accumulation_steps of at least 1", self.accumulation_steps)
-        self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
-        self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
-        self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
-        self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
-
-    @staticmethod
-    def _require(condition: bool, expected: str, got: object) -> None:
-        if not condition:
-            raise ValueError(f"[zero.initialize] expected {expected}, got {got!r}")
+from octavo.zero.parts import OwnPart, require_trainable
 
 
 def initialize(
@@ -88,15 +48,7 @@ def initialize(
     this rank owns, flat. ``config``: the fields of ``ZeroConfig``. ValueError for what makes no sense or differs
     between ranks.
     """
-    known = {field.name for field in fields(ZeroConfig)}
-    if strangers := config.keys() - known:
-        raise ValueError(
-            f"[zero.initialize] there is no {', '.join(sorted(strangers))} in the config; known are "
-            f"{', '.join(sorted(known))}"
-        )
-    if "zero_stage" not in config:
-        raise ValueError("[zero.initialize] the config needs a zero_stage: 1, 2 or 3")
-    return ZeroEngine(model, optimizer, ZeroConfig(**config), group)
+    return ZeroEngine(model, optimizer, ZeroConfig.of(config), group)
 
 
 class ZeroEngine:
@@ -116,7 +68,7 @@ class ZeroEngine:
         self._group = group
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
-        self._require_trainable()
+        require_trainable(self._parameters, optimizer)
         plan = as_plan(config.plan)
         is_exempt = exemption(config.exempt, self._parameters, "zero.initialize")
         exempt = {name: bool(is_exempt(name, p)) for name, p in self._parameters.items()}
@@ -139,8 +91,9 @@ class ZeroEngine:
         self._micro_batches = 0
         self._has_gradients = False
         self._in_backward = False
+        reduce = _while_alive(self._reduce)
         for parameter in self.parts:
-            parameter.register_post_accumulate_grad_hook(self._reduce)
+            parameter.register_post_accumulate_grad_hook(reduce)
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
             transfer, kept = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
@@ -358,28 +311,6 @@ class ZeroEngine:
 
     # ---- set-up
 
-    def _require_trainable(self) -> None:
-        if not self._parameters:
-            raise ValueError("[zero.initialize] the model has no parameter that requires a gradient")
-        devices = {p.device for p in self._parameters.values()}
-        if len(devices) > 1:
-            raise ValueError(
-                f"[zero.initialize] expected all parameters on one device, got {sorted(map(str, devices))}"
-            )
-        for name, parameter in self._parameters.items():
-            if not parameter.is_contiguous() or parameter.is_complex():
-                raise ValueError(
-                    f"[zero.initialize] expected {name} real and in row-major order, got {parameter.dtype} with "
-                    f"strides {parameter.stride()}: ranks own ranges of its memory"
-                )
-        of_optimizer = {p for group in self.optimizer.param_groups for p in group["params"]}
-        for name, parameter in self._parameters.items():
-            if parameter not in of_optimizer:
-                raise ValueError(
-                    f"[zero.initialize] the optimizer has no {name}: give it all of model.parameters(), or let the "
-                    f"parameter need no gradient"
-                )
-
     def _connect(self, plan: Plan, exempt: dict[str, bool]) -> _C.Engine:
         gather = None if self.config.gather is None else as_plan(self.config.gather)
         rendezvous = Rendezvous(self._group, "zero.initialize", self.config.timeout_s)
@@ -387,22 +318,14 @@ class ZeroEngine:
             rendezvous,
             self._group.rank(),
             {
-                "zero_stage": self.config.zero_stage,
-                "plan": str(plan),
-                "gather": str(gather),
-                "accumulation_steps": self.config.accumulation_steps,
-                "bucket_mib": self.config.bucket_mib,
-                "gather_mib": self.config.gather_mib,
-                "compile": str(compile_config(self.config.compile)),
-                "reuse_mib": self.config.reuse_mib,
-                "seed": self.config.seed,
-                "symmetric_memory": self.config.symmetric_memory,
+                **self.config.shared(),
                 "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
                 "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
             },
             "zero.initialize",
         )
-        elements = max(1, int(self.config.bucket_mib * 2**20) // 4)
+        of_model = sum(p.numel() for p in self._parameters.values())
+        elements = max(1, min(int(self.config.bucket_mib * 2**20) // 4, of_model))
         return _C.Engine(
             rendezvous.connect(), elements, plan, gather, self.config.timeout_s, self.config.symmetric_memory
         )
@@ -420,18 +343,16 @@ class ZeroEngine:
         else:
             own_part = values if is_apart else None
             self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
-        shape = torch.Size([whole.numel()])
-
-        def of_all(part: Tensor) -> DTensor:
-            return DTensor.from_local(part, self._mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
-
-        return OwnPart(nn.Parameter(of_all(values)), of_all(gradient))
+        return OwnPart.of(values, gradient, whole.numel(), self._mesh)
 
 
-@dataclass
-class OwnPart:
-    """What a rank has of a parameter, as a shard of the flat parameter: the optimizer's parameter, and where its
-    gradient comes."""
+def _while_alive(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """What autograd keeps in a parameter no collection of garbage sees: it must not keep the engine, which has it."""
+    weak = WeakMethod(method)
 
-    values: nn.Parameter
-    gradient: DTensor
+    def call(parameter: Tensor) -> None:
+        alive = weak()
+        if alive is not None:
+            alive(parameter)
+
+    return call

@@ -12,7 +12,8 @@ from torch import Tensor
 from octavo.optim.shards import as_shard, local
 
 if TYPE_CHECKING:
-    from octavo.zero.engine import OwnPart, ZeroEngine
+    from octavo.zero.engine import ZeroEngine
+    from octavo.zero.parts import OwnPart
 
 States = dict[str, dict[str, Any]]  # by parameter's name and by key; tensors are flat, or scalars that all ranks have
 

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an engine does in a step; engine.cpp has what comes before.
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "octavo/deepcompile/engine.h"
+#include "octavo/deepcompile/host_copy.h"
+#include "octavo/deepcompile/text.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+namespace {
+
+constexpr const char* kOfStep = "deepcompile.engine";
+
+}  // namespace
+
+// ---- a step
+
+void Engine::start_forward() {
+  for (auto& [id, executor] : executors) executor->startForward();
+}
+
+void Engine::end_forward() {
+  for (auto& [id, executor] : executors) executor->endForward();
+}
+
+void Engine::start_backward(bool update) {
+  if (!sum_) fail(ErrorCode::invalid_argument, kOfStep, "a backward pass needs a graph: register one first");
+  if (std::exchange(begins_step_, update)) param_registry->accumulation().reduced.clear();
+  sum_->begin_pass();
+  for (auto& [id, executor] : executors) executor->startBackward(update);
+}
+
+at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  if (flags->profile && grad_tensor.defined()) return at::empty({0}, grad_tensor.options());
+  return executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
+}
+
+void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  executor(graph_id).takeGrad(std::move(grad_tensor), ds_id);
+}
+
+void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
+  if (grads.size() != ds_ids.size()) {
+    fail(ErrorCode::invalid_argument, kOfStep, "expected a gradient for each of ", ds_ids.size(),
+         " parameters of graph ", graph_id, ", got ", grads.size());
+  }
+  for (std::size_t i = 0; i < grads.size(); ++i) reduce_grad(grads[i], graph_id, ds_ids[i]);
+  executor(graph_id).blockOnCopies();
+  handed_over_[graph_id] += static_cast<std::int64_t>(grads.size());
+}
+
+void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
+  const std::int64_t got = std::exchange(handed_over_[graph_id], 0);
+  end_backward(graph_id);
+  if (got == n_grads) return;
+  fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
+       ": the compiler has left out an operator, and parameters were not trained");
+}
+
+void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
+  executor(graph_id).endBackward();
+  offload_of(graph_id).clear_reloaded();
+  if (release_reduce_buckets) reduce_buckets->clear();
+}
+
+CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }
+
+// ---- whole parameters
+
+Z3CustomOpExecutor& Engine::z3_executor(long graph_id) const {
+  return *getExecutor<Z3CustomOpExecutor>(graph_id, executors);
+}
+
+at::Tensor Engine::allgather_param(long graph_id, long ds_id, std::optional<at::ScalarType> dtype) {
+  return z3_executor(graph_id).allgatherParam(ds_id, dtype);
+}
+
+void Engine::prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids,
+                                   const std::vector<at::ScalarType>& dtypes) {
+  z3_executor(graph_id).prefetchParamsFused(ds_ids, dtypes);
+}
+
+std::vector<at::Tensor> Engine::allgather_params_fused(long graph_id, const std::vector<long>& ds_ids,
+                                                       const std::vector<at::ScalarType>& dtypes) {
+  return z3_executor(graph_id).allgatherParamsFused(ds_ids, dtypes);
+}
+
+void Engine::wait_params(at::TensorList gathered, long graph_id, const std::vector<long>& ds_ids) {
+  z3_executor(graph_id).waitParams(gathered, ds_ids);
+}
+
+at::Tensor Engine::wait_allgather(at::Tensor v, long graph_id, long ds_id) {
+  return z3_executor(graph_id).waitAllgather(v, ds_id);
+}
+
+void Engine::release_param(long graph_id, long ds_id, long n_users) {
+  z3_executor(graph_id).releaseParam(ds_id, n_users);
+}
+
+void Engine::invalidate_gathered_param(long ds_id) {
+  if (gather_) gather_->wait(ds_id);
+  param_registry->setValid(ds_id, false);
+  const bool is_given_up = param_registry->hasGatheredParam(ds_id) && !param_registry->getParam(ds_id).isPersistent();
+  if (is_given_up) param_registry->unregisterGatheredParam(ds_id);
+}
+
+void Engine::clear_all_gathered_params() {
+  for (const SummedParam& param : params_) invalidate_gathered_param(param.id);
+}
+
+// ---- values that wait on the host
+
+TensorOffload& Engine::offload_of(long graph_id) {
+  executor(graph_id);  // it is known
+  return offloads_[graph_id];
+}
+
+at::Tensor Engine::offload_tensor(at::Tensor tensor, long graph_id, long id) {
+  return offload_of(graph_id).offload(tensor, id, flags->offload_activation_pin_memory);
+}
+
+at::Tensor Engine::reload_tensor(at::Tensor, long graph_id, long id) { return offload_of(graph_id).reload(id); }
+
+at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
+
+/// Where a pass is measured operator by operator, the value was perhaps never sent to the host.
+at::Tensor Engine::wait_reload(at::Tensor tensor, long graph_id, long id) {
+  TensorOffload& offload = offload_of(graph_id);
+  return flags->profile && !offload.is_reloading(id) ? tensor : offload.wait_reload(id);
+}
+
+void Engine::offload_parameter(long graph_id, long ds_id) {
+  executor(graph_id).requireParam(ds_id);
+  param_registry->offload(ds_id);
+}
+
+void Engine::reload_parameter(long graph_id, long ds_id) {
+  executor(graph_id).requireParam(ds_id);
+  param_registry->reload(ds_id);
+}
+
+/// The current stream may have work left with memory that another one has made.
+void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
+  if (flags->profile) return;
+  for (const at::Tensor& tensor : tensors) {
+    if (static_cast<std::int64_t>(tensor.nbytes()) <= flags->free_activation_threshold) continue;
+    const c10::Device device = tensor.device();
+    c10::impl::VirtualGuardImpl(device.type())
+        .recordDataPtrOnStream(tensor.storage().data_ptr(), current_stream_of(device));
+    tensor.set_data(at::empty({0}, tensor.options()));
+  }
+}
+
+/// Transfers of about a bucket, all under way at once.
+void Engine::gather_updated() {
+  if (!sum_) return;
+  std::vector<long> together;
+  std::int64_t elements = 0;
+  const auto start = [&] {
+    gather_->start(together);
+    together.clear();
+    elements = 0;
+  };
+  for (const long id : whole_) {
+    param_registry->setValid(id, false);
+    together.push_back(id);
+    elements += static_cast<std::int64_t>(productDim(param_registry->getParam(id).getShape()));
+    if (elements >= bucket_size_) start();
+  }
+  start();
+  for (const long id : whole_) gather_->wait(id);
+}
+
+std::vector<long> Engine::reduced_params() const {
+  std::vector<long> reduced;
+  for (const auto& [id, is_there] : param_registry->accumulation().reduced) reduced.push_back(id);
+  return reduced;
+}
+
+Compressor& Engine::compressor() const {
+  if (!sum_) fail(ErrorCode::invalid_argument, kOfStep, "gradients are summed up from the first graph on");
+  return sum_->compressor();
+}
+
+std::uint64_t Engine::sent_bytes() const {
+  return sum_ ? sum_->compressor().stats().wire_bytes + gather_->sent_bytes() : 0;
+}
+
+}  // namespace octavo::dc

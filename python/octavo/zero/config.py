@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user of ZeRO chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from octavo._C import Plan
+from octavo.ddp import Exempt
+from octavo.plan import as_plan
+from octavo.zero.compiled import compile_config
+
+
+@dataclass(frozen=True)
+class ZeroConfig:
+    """``zero_stage``: 1 shares out optimizer state, 2 gradients too, 3 parameters too. ``plan``: by which gradients
+    travel to the ranks that own their parts. ``gather``: the codec by which parameters travel to all ranks; None: as
+    they are. ``accumulation_steps``: micro-batches of a step. ``clip_norm``: of all gradients together; None: they are
+    not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``reuse_mib``: of
+    stage 3; what is used again before parameters of this size stays whole. ``exempt``: as of ``octavo.compress``.
+    ``compile``: True, the name of a backend or a mapping for ``torch.compile``
+    (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``seed``: of what the plan draws.
+    ``timeout_s``: how long a rank waits for the others. ``symmetric_memory``: ranks send one another what they have
+    through memory that they share, with the same bits; None: where all ranks are on one host; True warns where they
+    cannot; False: they use the network."""
+
+    zero_stage: int
+    plan: str | Plan = "dense"
+    gather: str | Plan | None = None
+    accumulation_steps: int = 1
+    clip_norm: float | None = None
+    bucket_mib: float = 25.0
+    gather_mib: float = 4.0
+    reuse_mib: float = 64.0
+    exempt: Exempt = None
+    compile: bool | str | Mapping[str, Any] = False
+    seed: int = 0
+    timeout_s: float = 300.0
+    symmetric_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        self._require(self.zero_stage in (1, 2, 3), "zero_stage as 1, 2 or 3", self.zero_stage)
+        self._require(self.accumulation_steps >= 1, "accumulation_steps of at least 1", self.accumulation_steps)
+        self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
+        self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
+        self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
+        self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
+
+    @staticmethod
+    def _require(condition: bool, expected: str, got: object) -> None:
+        if not condition:
+            raise ValueError(f"[zero.initialize] expected {expected}, got {got!r}")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> ZeroConfig:
+        """ValueError for a key that is none of the fields'."""
+        known = {field.name for field in fields(cls)}
+        if strangers := config.keys() - known:
+            raise ValueError(
+                f"[zero.initialize] there is no {', '.join(sorted(strangers))} in the config; known are "
+                f"{', '.join(sorted(known))}"
+            )
+        if "zero_stage" not in config:
+            raise ValueError("[zero.initialize] the config needs a zero_stage: 1, 2 or 3")
+        return cls(**config)
+
+    def shared(self) -> dict[str, Any]:
+        """What must be equal on all ranks, as text; ``exempt`` may be a function."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        del values["exempt"], values["timeout_s"]
+        values |= {"plan": str(as_plan(self.plan)), "compile": str(compile_config(self.compile))}
+        return values | {"gather": None if self.gather is None else str(as_plan(self.gather))}

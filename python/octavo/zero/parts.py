@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of which models ranks own parts, and what such a part is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.optim import Optimizer
+
+
+@dataclass
+class OwnPart:
+    """What a rank has of a parameter, as a shard of the flat parameter: the optimizer's parameter, and where its
+    gradient comes."""
+
+    values: nn.Parameter
+    gradient: DTensor
+
+    @classmethod
+    def of(cls, values: Tensor, gradient: Tensor, count: int, mesh: DeviceMesh) -> OwnPart:
+        """``count``: the elements of the whole parameter."""
+
+        def of_all(part: Tensor) -> DTensor:
+            shape = torch.Size([count])
+            return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
+
+        return cls(nn.Parameter(of_all(values)), of_all(gradient))
+
+
+def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+    """ValueError where the parameters that need a gradient cannot be shared out, or the optimizer lacks one."""
+    if not parameters:
+        raise ValueError("[zero.initialize] the model has no parameter that requires a gradient")
+    devices = {p.device for p in parameters.values()}
+    if len(devices) > 1:
+        raise ValueError(f"[zero.initialize] expected all parameters on one device, got {sorted(map(str, devices))}")
+    for name, parameter in parameters.items():
+        if not parameter.is_contiguous() or parameter.is_complex():
+            raise ValueError(
+                f"[zero.initialize] expected {name} real and in row-major order, got {parameter.dtype} with "
+                f"strides {parameter.stride()}: ranks own ranges of its memory"
+            )
+    of_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in parameters.items():
+        if parameter not in of_optimizer:
+            raise ValueError(
+                f"[zero.initialize] the optimizer has no {name}: give it all of model.parameters(), or let the "
+                f"parameter need no gradient"
+            )
