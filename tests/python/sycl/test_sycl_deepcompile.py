@@ -104,7 +104,7 @@ def flags(rank: int) -> None:
         mine.engine.start_backward(False)
         keep_busy(other)
         for id in IDS:  # the first one fills the bucket, and is sent when the second one comes
-            mine.engine.reduce_grad(torch.ones(COUNT, device="sycl"), mine.graph, id)
+            mine.engine.take_grad(torch.ones(COUNT, device="sycl"), mine.graph, id)
         assert other.query()
         mine.engine.end_backward(mine.graph)
         setattr(mine.engine.flags, flag, False)
