@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiled graphs on sycl, of which the values for the backward pass wait on the host."""
 
+import gc
+
 import torch
 from test_sycl_ddp import group_of
 from torch import nn
@@ -19,6 +21,7 @@ def trained(rank: int, passes: list[str] | None) -> tuple[list[float], int]:
     if passes:
         engine.set_compile_schedule([(0, passes)])
     losses, held = [], 0
+    gc.collect()  # engines of before
     before = torch.sycl.memory_allocated()
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
