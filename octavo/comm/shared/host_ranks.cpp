@@ -2,9 +2,9 @@
 #include "octavo/comm/shared/host_ranks.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
 
 #include <cstring>
-#include <sstream>
 #include <unistd.h>
 #include <utility>
 
@@ -36,13 +36,6 @@ std::vector<Told> tell_all(Wire& wire, const Told& own) {
   std::vector<Told> told(world);
   std::memcpy(told.data(), got.const_data_ptr(), got.nbytes());
   return told;
-}
-
-template <class... Parts>
-std::string sentence(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
 }
 
 /// That `number` was posted by one who has posted `count`: counts go round.
@@ -99,14 +92,14 @@ HostRanks::Met HostRanks::meet(Wire& wire, milliseconds deadline) {
   for (std::size_t rank = 0; own && rank < names.size(); ++rank) {
     files.push_back(rank == static_cast<std::size_t>(wire.rank()) ? own : MemoryFile::open(names[rank]));
     if (files.back()) continue;
-    why_not = sentence("rank ", wire.rank(), " cannot read the memory of rank ", rank,
-                       ", which is on another host, in ", "another container or of another user");
+    why_not = c10::str("rank ", wire.rank(), " cannot read the memory of rank ", rank,
+                       ", which is on another host, in another container or of another user");
     own = nullptr;
   }
   const auto can_read = tell_all(wire, std::uint8_t{own ? std::uint8_t{1} : std::uint8_t{0}});
   for (std::size_t rank = 0; rank < can_read.size(); ++rank) {
     if (can_read[rank] == 0 && why_not.empty()) {
-      why_not = sentence("rank ", rank, " cannot read the memory of all others, or they cannot read its own");
+      why_not = c10::str("rank ", rank, " cannot read the memory of all others, or they cannot read its own");
     }
   }
   if (!why_not.empty()) return {nullptr, why_not};

@@ -3,10 +3,11 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
@@ -14,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import octavo
-from octavo.bench.hosts import RATES
+from octavo.bench.hosts import RATES, UNSHAPED
 from octavo.bench.quality.cli import quality
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
@@ -30,6 +31,15 @@ WIDTH_OF_A_FILE = 140
 """In characters: output that no terminal shows is as wide as the tables need."""
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+Nproc = Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")]
+Links = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--link",
+        help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate; may be repeated. Needs root.",
+        show_default="this machine as it is",
+    ),
+]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
 
 
@@ -54,7 +64,7 @@ def kernels(
     else:
         sizes = bench.SIZES if elements is None else (elements,)
         rows, where = bench.bench_device(_device(device), sizes, rounds), device
-    _show(f"kernels, {where}", bench.as_dicts(rows), bench.HEADINGS, json_file)
+    _show(f"kernels, {where}", _dicts(rows), bench.HEADINGS, json_file)
 
 
 @app.command()
@@ -67,20 +77,14 @@ def ddp(
             show_default="dense bf16 int4+ef sign+ef torch-powersgd:4 torch-int8",
         ),
     ] = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,
+    nproc: Nproc = 2,
     rows: Annotated[
         list[int] | None,
         typer.Option(min=1, help="Rows (tokens) per step and rank; may be repeated.", show_default="4"),
     ] = None,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 24,
     width: Annotated[int, typer.Option(min=1, help="Inputs and outputs of each layer.")] = 1024,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate; may be repeated. Needs root.",
-            show_default="this machine as it is",
-        ),
-    ] = None,
+    link: Links = None,
     rounds: Rounds = 8,
     json_file: JsonFile = None,
 ) -> None:
@@ -102,9 +106,8 @@ def ddp(
             measured = ddp_jobs.measure(contenders, nproc=nproc, rounds=rounds, sizes=sizes, links=links)
     if measured is not None:
         title = f"a step of {sizes[0].parameters / 1e6:.1f} M parameters; alone: without communication"
-        shaped = any(row.link != bench.UNSHAPED for row in measured)
-        headings = bench.HEADINGS if shaped else {k: v for k, v in bench.HEADINGS.items() if k != "link"}
-        _show(title, bench.as_dicts(measured), headings, json_file)
+        headings = _of_links(bench.HEADINGS, measured)
+        _show(title, _dicts(measured), headings, json_file)
         for row in measured:
             if row.remark:
                 print(f"{row.plan}: {row.remark}")
@@ -122,7 +125,7 @@ def zero(
             "zero3:int8/int4+ef",
         ),
     ] = None,
-    nproc: Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")] = 2,
+    nproc: Nproc = 2,
     model: Annotated[
         str, typer.Option(help="llama-34m, tiny, small, 220m or the CONFIG.json of a LLaMA.")
     ] = "llama-34m",
@@ -132,13 +135,7 @@ def zero(
             help="time: all contenders in turns, in one set of processes; memory: each in processes of its own; both."
         ),
     ] = "both",
-    link: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"{', '.join(RATES)}: ranks on hosts of their own, joined at this rate; may be repeated. Needs root.",
-            show_default="this machine as it is",
-        ),
-    ] = None,
+    link: Links = None,
     rounds: Rounds = 8,
     json_file: JsonFile = None,
 ) -> None:
@@ -159,9 +156,8 @@ def zero(
             options = dict(nproc=nproc, rounds=rounds, model=model, links=links, what=measure)
             measured = zero_jobs.measure(names, **options)
     if measured is not None:
-        shaped = any(row.link != bench.UNSHAPED for row in measured)
-        headings = bench.HEADINGS if shaped else {k: v for k, v in bench.HEADINGS.items() if k != "link"}
-        _show(bench.title(model, measured[0]), bench.as_dicts(measured), headings, json_file)
+        headings = _of_links(bench.HEADINGS, measured)
+        _show(bench.title(model, measured[0]), _dicts(measured), headings, json_file)
 
 
 @app.command()
@@ -183,7 +179,7 @@ def host(
             check_local_ranks(nproc, usable_cores())
             rows = bench.as_rows(ddp_jobs.run_job(["bench", "host", f"--rounds={rounds}"], nproc, None))
     if rows is not None:
-        _show("collectives of ranks of one host", bench.as_dicts(rows), bench.HEADINGS, json_file)
+        _show("collectives of ranks of one host", _dicts(rows), bench.HEADINGS, json_file)
 
 
 @app.command()
@@ -207,7 +203,7 @@ def optim(
     _check_place(json_file)
     report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads)
     title = f"a step of {elements / 1e6:.1f} M parameters, {dtype}, {report.rows[0].threads} threads, {octavo._C.isa()}"
-    _show(title, bench.as_dicts(report.rows), bench.HEADINGS, json_file)
+    _show(title, _dicts(report.rows), bench.HEADINGS, json_file)
     print(*report.remarks, sep="\n")
 
 
@@ -230,7 +226,7 @@ def memory(
     _check_place(json_file)
     with _errors_in_a_sentence():
         rows = bench.measure(model, device, limit_mib=limit, steps=steps, recompute=recompute)
-    _show(bench.title(model, rows), bench.as_dicts(rows), bench.HEADINGS, json_file)
+    _show(bench.title(model, rows), _dicts(rows), bench.HEADINGS, json_file)
 
 
 advise_app = typer.Typer(add_completion=False)
@@ -320,6 +316,17 @@ def _check_place(json_file: Path | None) -> None:
         json_file.open("a").close()
     except OSError as error:
         _refuse(f"[bench] --json {json_file} cannot be written: {error.strerror}")
+
+
+def _dicts(rows: Iterable[Any]) -> list[dict[str, object]]:
+    """Of a bench's own dataclass."""
+    return [asdict(row) for row in rows]
+
+
+def _of_links(headings: Mapping[str, str], rows: Iterable[Any]) -> Mapping[str, str]:
+    """Without the link, where all is measured on this machine as it is."""
+    shaped = any(row.link != UNSHAPED for row in rows)
+    return headings if shaped else {name: heading for name, heading in headings.items() if name != "link"}
 
 
 def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str], json_file: Path | None) -> None:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
+from octavo.bench.hosts import UNSHAPED
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.torch_hooks import FP16, HOOKS
 from octavo.train.config import Rounds, split_rounds
@@ -35,7 +36,6 @@ MOST_STEPS_TO_SETTLE = 300
 """Within so many steps the plan `auto` has chosen."""
 NO_ANSWER_S = 30.0
 """After so long a step of one of torch's hooks counts as hanging; at 100 Mbit/s torch's own takes 9 s."""
-UNSHAPED = "unshaped"
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,6 @@ HEADINGS = {
     "waiting_ms": "wait ms",
     "codec_ms": "codec ms",
 }
-
-
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
 
 
 def is_rank() -> bool:

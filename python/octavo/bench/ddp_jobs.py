@@ -9,13 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import octavo
 from octavo.bench import ddp
-from octavo.bench.ddp import UNSHAPED, Row, Size
-from octavo.bench.hosts import RATES, Hosts, why_no_hosts
+from octavo.bench.ddp import Row, Size
+from octavo.bench.hosts import RATES, UNSHAPED, Hosts, why_no_hosts
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.config import split_rounds
 
@@ -58,7 +58,7 @@ def measure_as_rank(
 
 def _write(rows: Sequence[Row], path: Path | None) -> None:
     if path is not None:
-        path.write_text(json.dumps(ddp.as_dicts(rows)))
+        path.write_text(json.dumps([asdict(row) for row in rows]))
 
 
 def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:

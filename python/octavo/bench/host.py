@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -40,10 +40,6 @@ HEADINGS = {
     "times_faster": "times faster",
     "times_faster_in_place": "in place",
 }
-
-
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
 
 
 def as_rows(report: str) -> list[Row]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 RATES = ("10mbit", "100mbit", "1gbit", "10gbit")
+UNSHAPED = "unshaped"
+"""This machine as it is, in a table of links."""
 STOP_S = 10.0
 _numbers = itertools.count()
 

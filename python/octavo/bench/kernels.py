@@ -10,7 +10,7 @@ held to the same on one thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -77,10 +77,6 @@ def bench_device(device: torch.device, sizes: Sequence[int] = SIZES, rounds: int
     torch.manual_seed(0)
     rows = [row for elements in sizes for row in _bits_on(device, elements, rounds)]
     return rows + _codecs_on(device, rounds) + _steps_on(device, rounds)
-
-
-def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
 
 
 def _row(

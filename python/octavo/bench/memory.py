@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import octavo
@@ -100,10 +100,6 @@ def with_savings(rows: Sequence[Row]) -> list[Row]:
 
 def title(model: str, rows: Sequence[Row]) -> str:
     return f"training {model}, {rows[0].parameters:,} parameters in bfloat16, on {rows[0].device}"
-
-
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
 
 
 def _in_a_process(case: str, options: dict[str, object]) -> Row:

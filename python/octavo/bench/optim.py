@@ -8,7 +8,7 @@ CPU's copy also reads what it overwrites, which a step has read anyway: a good o
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from statistics import median
 from typing import Any
@@ -102,10 +102,6 @@ def _bench(elements: int, dtype: torch.dtype, rounds: int) -> Report:
     moved = {name: _moved_bytes(optimizer) / elements for name, optimizer in built.items()} | {COPY: 8.0}
     rows = [_row(seconds, name, built.get(name), elements, dtype, moved) for name in seconds]
     return Report(rows, remarks)
-
-
-def as_dicts(rows: list[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
 
 
 def state_bytes(optimizer: Optimizer) -> int:

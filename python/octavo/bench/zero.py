@@ -8,13 +8,14 @@ with one of them alone. `zero_jobs` starts both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.bench.ddp import UNSHAPED, joined
+from octavo.bench.ddp import joined
+from octavo.bench.hosts import UNSHAPED
 from octavo.bench.quality.runs import processor
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.zero_contenders import DDP, build
@@ -82,10 +83,6 @@ def title(model: str, row: Row) -> str:
     tokens = f"{BATCH[0]} x {BATCH[1]} tokens a rank"
     ranks = f"{row.ranks} ranks, {row.threads} thread{'s' if row.threads > 1 else ''} each"
     return f"a step of {model}, {row.parameters / 1e6:.1f} M parameters, AdamW; {tokens}; {ranks}; {processor()}"
-
-
-def as_dicts(rows: Sequence[Row]) -> list[dict[str, object]]:
-    return [asdict(row) for row in rows]
 
 
 def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row] | None:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from octavo import _C
 from octavo._C import Plan
 from octavo.ddp import Handle, exemption, require_same_on_all_ranks
+from octavo.finite import all_finite
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
 from octavo.zero import checkpoint, export, optimizer_state
@@ -94,17 +95,16 @@ class ZeroEngine:
         reduce = _while_alive(self._reduce)
         for parameter in self.parts:
             parameter.register_post_accumulate_grad_hook(reduce)
+        transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
-            transfer, kept = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
-            self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer, kept)
+            self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer_bytes, kept_bytes)
         self._engine.compressor.seed = config.seed
         self.handle = Handle(self._engine.compressor, self._parameters, model)
         self._steps = 0
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
         if compiled is not None:
-            transfer_bytes = int(config.gather_mib * 2**20)
             self._compiler = ZeroCompiler(self._engine, self._ids, config.zero_stage, transfer_bytes, compiled, group)
             self._forward = torch.compile(model, backend=self._compiler, dynamic=compiled.dynamic)
 
@@ -177,9 +177,7 @@ class ZeroEngine:
     def has_finite_gradients(self) -> bool:
         """After the last micro-batch of a step: whether all gradients are finite, of all ranks, which call it
         together. ``drop_gradients`` then takes the place of ``step``."""
-        bounds = [bound for part in self._reduced_gradients() if part.numel() for bound in torch.aminmax(part)]
-        is_finite = torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True)
-        flag = is_finite.to(torch.int32)
+        flag = all_finite(self._reduced_gradients()).to(torch.int32)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
         return bool(flag)
 

@@ -6,20 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from octavo.finite import all_finite
 from octavo.train.engine.base import Engine, Sent
 from octavo.train.optimizer import clip_gradient
 
 
 class ReplicaEngine(Engine):
     def has_finite_gradients(self) -> bool:
-        # The least and the greatest are NaN where any value is, and are found at the speed of memory.
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        bounds = [bound for gradient in gradients for bound in torch.aminmax(gradient)]
-        return bool(torch.isfinite(torch.stack(bounds)).all())
+        return bool(all_finite(p.grad for p in self.model.parameters() if p.grad is not None))
 
     def update(self) -> float | None:
         norm = None

@@ -56,7 +56,8 @@ class Lowered:
     def finish_measuring(self) -> Profile | None:
         """None: it did not run."""
         measuring, self._measuring = self._measuring, None
-        return measuring.profile if measuring is not None and measuring.profile.seconds else None
+        profile = None if measuring is None else measuring.profile
+        return profile if profile is not None and profile.seconds else None
 
 
 def run_as_is(module: GraphModule) -> Runner:

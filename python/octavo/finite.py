@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether values are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+
+def all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Of all tensors together, a boolean on their device; True for none. The least and the greatest are NaN where any
+    value is, and are found at the speed of memory."""
+    bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(tensor)]
+    return torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True)
