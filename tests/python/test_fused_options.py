@@ -5,6 +5,8 @@ rounding."""
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -311,6 +313,19 @@ def test_steps_in_backward_are_steps(rounding):
         assert all(p.grad is not None for p in parameters)
         ends.append(optimizer)
     assert same(*ends)
+
+
+def test_parameters_do_not_keep_the_optimizer_that_steps_in_backward():
+    parameter = nn.Parameter(randn(0, (4096,)))
+    optimizer = AdamW8bit([parameter], lr=0.1)
+    optimizer.step_in_backward()
+    parameter.sum().backward()
+    alive = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert alive() is None
+    with pytest.raises(RuntimeError, match="is gone: keep it as long as the model trains"):
+        parameter.sum().backward()
 
 
 # ---- rounding

@@ -125,7 +125,8 @@ def steps_in_backward_under_ddp(rank: int) -> list[str]:
     errors.append(str(refused.value))
     del ddp
     gc.collect()
-    AdamW8bit(model.parameters()).step_in_backward()
+    late = AdamW8bit(model.parameters())
+    late.step_in_backward()
     loss_of(model, batch_of(rank, 0)).backward()
     assert all(p.grad is None for p in model.parameters())
     return errors

@@ -190,6 +190,7 @@ def refused(rank: int, compile: Any, schedule: Any = None) -> str:
     ("compile", "schedule", "words"),
     [
         ("tensorrt", None, "expected compile's backend to be one of ('inductor', 'aot_eager'), got 'tensorrt'"),
+        (None, None, "expected compile to be True, False, a backend's name or a dict, got None"),
         ({"bakend": "inductor"}, None, "compile has no bakend"),
         ({"memory_mib": 0}, None, "expected a memory_mib above 0"),
         (False, [(0, ["gather"])], 'give "compile": True'),

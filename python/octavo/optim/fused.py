@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -182,12 +183,13 @@ class FusedOptimizer(Optimizer):
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
         accumulation, nor for clipping by the norm of all gradients. ``remove()`` of the handles ends it. Raises
         RuntimeError, here or in backward, where something reads gradients after that, as DistributedDataParallel does
-        to average them: ranks would step by their own. ``fully_shard`` averages them before.
+        to average them: ranks would step by their own. ``fully_shard`` averages them before. Keep the optimizer:
+        parameters do not, and backward raises RuntimeError where it is gone.
         """
         for parameter in self._all_parameters():
             self._require_unawaited(parameter)
         return [
-            parameter.register_post_accumulate_grad_hook(partial(self._step_now, number))
+            parameter.register_post_accumulate_grad_hook(partial(_step_while_alive, weakref.ref(self), number))
             for number, group in enumerate(self.param_groups)
             for parameter in group["params"]
             if parameter.requires_grad
@@ -371,3 +373,15 @@ class _Saved:
 
 def _as_it_was_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     return state_dict | {"state": {key: _Saved(state) for key, state in state_dict["state"].items()}}
+
+
+def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], group_number: int, parameter: Tensor) -> None:
+    """What autograd keeps in a parameter no collection of garbage sees: it must not keep the optimizer, which has the
+    parameter and its states."""
+    alive = optimizer()
+    if alive is None:
+        raise RuntimeError(
+            f"[optim.step_in_backward] the optimizer that steps a {tuple(parameter.shape)} parameter in backward is "
+            f"gone: keep it as long as the model trains, or call remove() of the handles that step_in_backward() returned"
+        )
+    alive._step_now(group_number, parameter)

@@ -50,6 +50,10 @@ def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | Non
     """Of ``octavo.initialize``: False; True; the name of a backend; or the fields of a ``CompileConfig``."""
     if isinstance(value, bool):
         return CompileConfig() if value else None
+    if not isinstance(value, str | Mapping):
+        raise ValueError(
+            f"[zero.initialize] expected compile to be True, False, a backend's name or a dict, got {value!r}"
+        )
     options = {"backend": value} if isinstance(value, str) else dict(value)
     known = [field.name for field in fields(CompileConfig)]
     if strangers := options.keys() - set(known):
