@@ -382,6 +382,6 @@ def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], group_number: int,
     if alive is None:
         raise RuntimeError(
             f"[optim.step_in_backward] the optimizer that steps a {tuple(parameter.shape)} parameter in backward is "
-            f"gone: keep it as long as the model trains, or call remove() of the handles that step_in_backward() returned"
+            f"gone: keep it as long as the model trains, or call remove() of what step_in_backward() returned"
         )
     alive._step_now(group_number, parameter)
