@@ -21,13 +21,26 @@ struct AdamWStep {
 // In two halves, between which a kernel may do something else. `Float` is a float, or several of them that a kernel
 // handles as one.
 
+/// The gradient with what is added to it.
+template <class Float>
+OCTAVO_RULE Float adamw_gradient(const AdamWStep& s, Float gradient, Float parameter) {
+  return fused(s.coupled_decay, parameter, gradient);
+}
+
+/// By a gradient that is not finite the mean becomes one that is not.
+template <class Float>
+OCTAVO_RULE void adamw_moments(const AdamWStep& s, Float gradient, Float& mean, Float& square) {
+  mean = fused(s.beta1_complement, gradient - mean, mean);
+  square = fused(s.beta2_complement, gradient * gradient, s.beta2 * square);
+}
+
 /// Returns whether the gradient, with what is added to it, is finite; where it is not, nothing changes.
 template <class Float>
-OCTAVO_RULE auto adamw_moments(const AdamWStep& s, Float gradient, Float parameter, Float& mean, Float& square) {
-  const Float decayed = gradient + s.coupled_decay * parameter;
+OCTAVO_RULE auto adamw_finite_moments(const AdamWStep& s, Float gradient, Float parameter, Float& mean, Float& square) {
+  const Float decayed = adamw_gradient(s, gradient, parameter);
   const auto finite = is_finite(decayed);
-  const Float next_mean = mean + s.beta1_complement * (decayed - mean);
-  const Float next_square = s.beta2 * square + s.beta2_complement * (decayed * decayed);
+  Float next_mean = mean, next_square = square;
+  adamw_moments(s, decayed, next_mean, next_square);
   mean = chosen(finite, next_mean, mean);
   square = chosen(finite, next_square, square);
   return finite;
@@ -36,12 +49,12 @@ OCTAVO_RULE auto adamw_moments(const AdamWStep& s, Float gradient, Float paramet
 /// The parameter after a step along these moments.
 template <class Float>
 OCTAVO_RULE Float adamw_moved(const AdamWStep& s, Float parameter, Float mean, Float square) {
-  const Float denominator = square_root(square) * s.root_scale + s.eps;
-  return parameter * s.decay - s.step_size * (mean / denominator);
+  const Float denominator = fused(s.root_scale, square_root(square), s.eps);
+  return fused(-s.step_size, mean / denominator, parameter * s.decay);
 }
 
 OCTAVO_RULE bool adamw(const AdamWStep& s, float gradient, float& parameter, float& mean, float& square) {
-  const bool finite = adamw_moments(s, gradient, parameter, mean, square);
+  const bool finite = adamw_finite_moments(s, gradient, parameter, mean, square);
   parameter = chosen(finite, adamw_moved(s, parameter, mean, square), parameter);
   return finite;
 }

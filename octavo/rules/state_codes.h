@@ -119,7 +119,8 @@ struct DynamicMap {
 
   OCTAVO_RULE static std::int32_t distance_of(float size) {
     const std::uint32_t decade = decade_of(size);
-    const float place = size * kSteepness[decade] + kShifts[decade], last = static_cast<float>(last_distance(decade));
+    const float place = fused(size, kSteepness[decade], kShifts[decade]);
+    const float last = static_cast<float>(last_distance(decade));
     return nearest_whole(place < last ? place : last);
   }
 
@@ -143,7 +144,7 @@ struct DynamicMap {
     const float number = static_cast<float>(steps + kZeroNumber) * kQuarters;
     const std::uint32_t decade = (magnitude_bits(number) - to_bits(kFirst * kQuarters)) >> 23;
     const float offset = kOffsets[decade] * kept;
-    return (kSlopes[decade] * kept) * number + (steps < 0 ? -offset : offset);
+    return fused(kSlopes[decade] * kept, number, steps < 0 ? -offset : offset);
   }
 };
 

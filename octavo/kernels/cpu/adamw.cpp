@@ -27,19 +27,24 @@ class AdamWBlock {
   }
 
   OCTAVO_INLINE void first(std::uint64_t i) {
-    const Floats parameter = load_floats(parameter_ + i);
-    Floats mean = mean_.before(i), square = square_.before(i);
-    const Ints finite = rules::adamw_moments(step_, load_floats(gradient_ + i), parameter, mean, square);
-    finite_ &= in_all(finite);
-    mean_.store(i, mean);
-    square_.store(i, square);
-    if constexpr (!kHasCodes) {  // memory is the limit: what would be gained later is lost by loading all once more
+    if constexpr (kHasCodes) {
+      Floats mean = mean_.before(i), square = square_.before(i);
+      rules::adamw_moments(step_, decayed_gradient(i), mean, square);
+      mean_.store(i, mean);
+      square_.store(i, square);
+    } else {  // memory is the limit: what would be gained later is lost by loading all once more
+      const Floats parameter = load_floats(parameter_ + i);
+      Floats mean, square;
+      const Ints finite = finite_moments(i, mean, square);
       const Floats moved = rules::adamw_moved(step_, parameter, mean, square);
       store_floats(chosen(finite, moved, parameter), parameter_ + i);
     }
   }
 
   OCTAVO_INLINE void between() {
+    if constexpr (kHasCodes) {
+      if (!mean_.is_finite()) go_through_again();
+    }
     is_finite_ = is_all(finite_);
     all_finite_ &= is_finite_;
     mean_.work_out_scales();
@@ -50,7 +55,7 @@ class AdamWBlock {
     if constexpr (!kHasCodes) return;
     const Floats parameter = load_floats(parameter_ + i), mean = mean_.after(i), square = square_.after(i);
     Floats moved = rules::adamw_moved(step_, parameter, mean, square);
-    if (!is_finite_) moved = chosen(is_finite(i), moved, parameter);
+    if (!is_finite_) moved = chosen(is_finite(decayed_gradient(i)), moved, parameter);
     store_floats(moved, parameter_ + i);
     mean_.encode(i, mean);
     square_.encode(i, square);
@@ -65,9 +70,27 @@ class AdamWBlock {
  private:
   static constexpr bool kHasCodes = StateBlock<MeanMap>::kHasCodes;
 
-  /// Once more, of the few blocks in which something is not: to remember it for each element would cost all of them.
-  OCTAVO_INLINE Ints is_finite(std::uint64_t i) const {
-    return cpu::OCTAVO_ISA::is_finite(load_floats(gradient_ + i) + step_.coupled_decay * load_floats(parameter_ + i));
+  OCTAVO_INLINE Floats decayed_gradient(std::uint64_t i) const {
+    return rules::adamw_gradient(step_, load_floats(gradient_ + i), load_floats(parameter_ + i));
+  }
+
+  OCTAVO_INLINE Ints finite_moments(std::uint64_t i, Floats& mean, Floats& square) {
+    mean = mean_.before(i);
+    square = square_.before(i);
+    const Ints finite =
+        rules::adamw_finite_moments(step_, load_floats(gradient_ + i), load_floats(parameter_ + i), mean, square);
+    finite_ &= in_all(finite);
+    mean_.store(i, mean);
+    square_.store(i, square);
+    return finite;
+  }
+
+  /// The first half, of the few blocks in which something is not finite: to look for it would cost all of them.
+  [[gnu::noinline]] void go_through_again() {
+    mean_.begin_again();
+    square_.begin_again();
+    Floats mean, square;
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) finite_moments(i, mean, square);
   }
 
   const rules::AdamWStep step_;

@@ -80,6 +80,15 @@ OCTAVO_INLINE Ints is_finite(const Floats& values) {
 OCTAVO_INLINE Floats square_root(const Floats& values) {
   return each([](FloatVector x) { return square_root(x); }, values);
 }
+OCTAVO_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
+  return each([](FloatVector x, FloatVector y, FloatVector z) { return fused(x, y, z); }, a, b, c);
+}
+OCTAVO_INLINE Floats fused(float a, const Floats& b, const Floats& c) {
+  return each([=](FloatVector y, FloatVector z) { return fused(FloatVector{} + a, y, z); }, b, c);
+}
+OCTAVO_INLINE Floats fused(float a, const Floats& b, float c) {
+  return each([=](FloatVector y) { return fused(FloatVector{} + a, y, FloatVector{} + c); }, b);
+}
 OCTAVO_INLINE Floats chosen(const Ints& condition, const Floats& a, const Floats& b) {
   return each([](IntVector of, FloatVector x, FloatVector y) { return FloatVector(of ? x : y); }, condition, a, b);
 }

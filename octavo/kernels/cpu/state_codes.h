@@ -64,7 +64,7 @@ struct StateDecoder<rules::DynamicMap<kDecades, kSigned>> {
     const Ints exponent = as_ints(number) >> 23;
     Ints offset = as_ints(offsets[exponent]);
     if constexpr (kSigned) offset = offset ^ (as_ints(number) & static_cast<std::int32_t>(rules::kSignMask));
-    const Floats value = slopes[exponent] * number + as_floats(offset);
+    const Floats value = fused(slopes[exponent], number, as_floats(offset));
     if constexpr (kZeroHasEntry) return value;
     return as_floats(as_ints(value) & each([](IntVector code) { return IntVector(code != 0); }, codes));
   }
@@ -151,7 +151,7 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
     const Floats scaled = values * factor;
     const Floats size = each([](FloatVector x) { return size_of(x); }, scaled);
     const Ints entry = decades(size);
-    const Floats place = size * steepness[entry] + shifts[entry];
+    const Floats place = fused(size, steepness[entry], shifts[entry]);
     const Floats distance = each([](FloatVector x, FloatVector last) { return lesser(x, last); }, place, lasts[entry]);
     if constexpr (kSigned) {
       constexpr std::uint8_t kZeroCode = Map::kZeroCode;
@@ -193,6 +193,12 @@ class Extremes {
     const Ints bits = as_ints(values);
     greatest_ = greater(greatest_of(bits), greatest_);
     if constexpr (Map::kSigned) least_ = greater(greatest_of(each([](IntVector x) { return Words(x); }, bits)), least_);
+  }
+  OCTAVO_INLINE bool are_finite() const {
+    constexpr auto kInfinity = static_cast<std::int32_t>(rules::kInfinityBits);
+    const IntVector finite =
+        IntVector(greatest_ < kInfinity) & IntVector(least_ < (rules::kInfinityBits | rules::kSignMask));
+    return is_all(finite);
   }
   OCTAVO_INLINE rules::StateScale scale() const {
     IntVector greatest = greatest_;

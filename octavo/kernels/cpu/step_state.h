@@ -37,7 +37,7 @@ class StateBlock {
     count_ = count;
     memory_ = static_cast<std::uint8_t*>(state.values) + first * Map::kBits / 8;
     if constexpr (kHasCodes) {
-      for (auto& extremes : extremes_) extremes = {};
+      begin_again();
       scales_ = state.scales + first / Map::kBlock;
       codes_ = Map::kBits == 8 && is_whole ? memory_ : unpacked_;
       if (codes_ == memory_) return;
@@ -65,6 +65,17 @@ class StateBlock {
     if constexpr (kHasCodes) extremes_[first / Map::kBlock].take(values);
   }
   OCTAVO_INLINE Floats after(std::uint64_t first) const { return load_floats(values_ + first); }
+
+  /// Whether all that was stored is.
+  OCTAVO_INLINE bool is_finite() const {
+    bool finite = true;
+    for (const auto& extremes : extremes_) finite &= extremes.are_finite();
+    return finite;
+  }
+  /// All values are stored once more.
+  OCTAVO_INLINE void begin_again() {
+    for (auto& extremes : extremes_) extremes = {};
+  }
 
   /// After all values of the block are stored.
   OCTAVO_INLINE void work_out_scales() {
@@ -97,7 +108,7 @@ class StateBlock {
   /// What lies behind the elements of a tensor's last block becomes zeros, which are no extremes.
   OCTAVO_INLINE void forget_rest() {
     std::memset(buffer_ + count_, 0, (kStepBlock - count_) * sizeof(float));
-    for (auto& extremes : extremes_) extremes = {};
+    begin_again();
     for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) extremes_[i / Map::kBlock].take(after(i));
   }
 

@@ -84,6 +84,20 @@ OCTAVO_INLINE FloatVector square_root(FloatVector values) {
 #endif
 }
 
+/// a * b + c, rounded once.
+OCTAVO_INLINE FloatVector fused(FloatVector a, FloatVector b, FloatVector c) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<FloatVector>(_mm512_maskz_fmadd_ps(0xFFFF, reinterpret_cast<__m512>(a),
+                                                             reinterpret_cast<__m512>(b), reinterpret_cast<__m512>(c)));
+#elif defined(__AVX2__)
+  return reinterpret_cast<FloatVector>(
+      _mm256_fmadd_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b), reinterpret_cast<__m256>(c)));
+#else
+  for (std::uint64_t lane = 0; lane < kVectorFloats; ++lane) c[lane] = rules::fused(a[lane], b[lane], c[lane]);
+  return c;
+#endif
+}
+
 /// Of magnitudes below 2^22; ties to even.
 OCTAVO_INLINE IntVector nearest_wholes(FloatVector values) {
 #if defined(__AVX512F__)
