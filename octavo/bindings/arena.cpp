@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/arena.h"
+#include "octavo/device/arena.h"
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "octavo/device/arena.h"
+#include "octavo/bindings/bind.h"
 
 namespace py = pybind11;
 

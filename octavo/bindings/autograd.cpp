@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/autograd.h"
-
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/utils/pybind.h>
+
+#include "octavo/bindings/bind.h"
 
 namespace octavo {
 

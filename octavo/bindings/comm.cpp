@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/comm.h"
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -9,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "octavo/bindings/bind.h"
 #include "octavo/bindings/echo_backend.h"
 #include "octavo/bindings/seconds.h"
 #include "octavo/codec/count_sketch.h"

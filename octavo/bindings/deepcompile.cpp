@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/deepcompile.h"
-
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -10,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "octavo/bindings/bind.h"
 #include "octavo/bindings/seconds.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/parameter.h"

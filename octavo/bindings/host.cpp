@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/host.h"
-
 #include <torch/csrc/utils/pybind.h>
 
+#include "octavo/bindings/bind.h"
 #include "octavo/device/host_memory.h"
 #include "octavo/device/pinned.h"
 #include "octavo/device/stream_event.h"

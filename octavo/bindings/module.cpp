@@ -2,13 +2,7 @@
 // octavo._C: what is not an operator. Python gives names and objects; nothing is computed here.
 #include <pybind11/pybind11.h>
 
-#include "octavo/bindings/arena.h"
-#include "octavo/bindings/autograd.h"
-#include "octavo/bindings/comm.h"
-#include "octavo/bindings/deepcompile.h"
-#include "octavo/bindings/host.h"
-#include "octavo/bindings/outer.h"
-#include "octavo/bindings/sycl.h"
+#include "octavo/bindings/bind.h"
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/error.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/outer.h"
+#include "octavo/outer/outer.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
@@ -8,8 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "octavo/bindings/bind.h"
 #include "octavo/bindings/seconds.h"
-#include "octavo/outer/outer.h"
 
 namespace py = pybind11;
 

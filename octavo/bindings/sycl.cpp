@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "octavo/bindings/sycl.h"
-
 #include <torch/csrc/utils/pybind.h>
 
+#include "octavo/bindings/bind.h"
 #include "octavo/comm/host_backend.h"
 #include "octavo/device/sycl/devices.h"
 #include "octavo/device/sycl/generator.h"
