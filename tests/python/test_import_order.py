@@ -7,6 +7,8 @@ Imports for type checkers alone do not count: they never run.
 import ast
 import gc
 import graphlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,6 +67,15 @@ def test_the_benchmarks_import_nothing_that_imports_transformers():
         waiting += [other for other in imported if not other.startswith("octavo.bench.zero")]
     assert "octavo.bench.quality.runs" in reached
     assert [name for name in sorted(reached) if "from transformers" in MODULES[name].read_text()] == []
+
+
+def test_the_package_imports_little_more_than_torch():
+    """All commands and ranks wait for it. Dynamo, Inductor and DTensor take twice as long as torch itself, and are for
+    those who use them; the first of them torch imports with an optimizer."""
+    code = "import sys, octavo; print([name for name in sys.argv[1:] if name in sys.modules])"
+    heavy = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.checkpoint", "sympy")
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_the_collector_leaves_what_a_command_imports_alone():

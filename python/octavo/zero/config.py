@@ -10,7 +10,7 @@ from typing import Any
 from octavo._C import Plan
 from octavo.ddp import Exempt
 from octavo.plan import as_plan
-from octavo.zero.compiled import compile_config
+from octavo.zero.compile_config import compile_config
 
 
 @dataclass(frozen=True)

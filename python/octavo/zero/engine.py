@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
 import torch
@@ -22,11 +22,14 @@ from octavo.ddp import Handle, exemption, require_same_on_all_ranks
 from octavo.finite import all_finite
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
-from octavo.zero import checkpoint, export, optimizer_state
-from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler, compile_config
+from octavo.zero import export, optimizer_state
+from octavo.zero.compile_config import compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
 from octavo.zero.parts import OwnPart, require_trainable
+
+if TYPE_CHECKING:
+    from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler
 
 
 def initialize(
@@ -105,6 +108,8 @@ class ZeroEngine:
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
         if compiled is not None:
+            from octavo.zero.compiled import ZeroCompiler  # and with it all of Inductor: not by `import octavo`
+
             self._compiler = ZeroCompiler(self._engine, self._ids, config.zero_stage, transfer_bytes, compiled, group)
             self._forward = torch.compile(model, backend=self._compiler, dynamic=compiled.dynamic)
 
@@ -277,6 +282,8 @@ class ZeroEngine:
         ``torch.distributed.checkpoint``, into a folder to which ``directory/latest`` points once all is written and on
         the disk; the checkpoint before is then removed. Between steps."""
         self._require_between_steps("save_checkpoint")
+        from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
+
         checkpoint.save(self, Path(directory), self._group)
 
     def load_checkpoint(self, directory: str | Path) -> None:
@@ -284,6 +291,8 @@ class ZeroEngine:
         any stage: on as many ranks to the bit. ValueError for the checkpoint of another model; then nothing has
         changed."""
         self._require_between_steps("load_checkpoint")
+        from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
+
         checkpoint.load(self, Path(directory), self._group)
         self.take_own_parts()
 

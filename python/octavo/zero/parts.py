@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
 from torch.optim import Optimizer
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass
@@ -24,6 +27,7 @@ class OwnPart:
     @classmethod
     def of(cls, values: Tensor, gradient: Tensor, count: int, mesh: DeviceMesh) -> OwnPart:
         """``count``: the elements of the whole parameter."""
+        from torch.distributed.tensor import DTensor, Shard  # most of a second of imports: not by `import octavo`
 
         def of_all(part: Tensor) -> DTensor:
             shape = torch.Size([count])

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZeRO's schedule in the graphs that ``torch.compile`` makes of a model."""
 
-from octavo.zero.compiled.compiler import CompileConfig, ZeroCompiler, compile_config
+from octavo.zero.compile_config import CompileConfig, compile_config
+from octavo.zero.compiled.compiler import ZeroCompiler
 from octavo.zero.compiled.graph import Memory, Profile, ZeroGraph
 from octavo.zero.compiled.passes import Contract, Edit, Schedule, default_schedule
 
