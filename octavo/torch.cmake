@@ -108,6 +108,8 @@ add_library(octavo SHARED
   deepcompile/gradient_sum.cpp
   deepcompile/graph_ids.cpp
   deepcompile/host_copy.cpp
+  deepcompile/hosted_states.cpp
+  deepcompile/hosted_tensor.cpp
   deepcompile/meta.cpp
   deepcompile/param_gather.cpp
   deepcompile/parameter.cpp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.ops.dc: what compiled graphs do for ZeRO, under DeepSpeed's names, and four operators of Octavo's own, whose
+// torch.ops.dc: what compiled graphs do for ZeRO, under DeepSpeed's names, and operators of Octavo's own, whose
 // results are the graph's and which no pass may drop: Inductor uses memory again after its last reader, and leaves out
 // what has neither a result that is used nor a mutation. `graph_id` comes from new_graph_id() of the engine.
 #include <ATen/ATen.h>
@@ -122,6 +122,16 @@ void dc_move_param(at::Tensor, long graph_id, long id) {
   on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
 }
 
+/// Of several, named by their parameters, beside what the graph computes.
+template <void (dc::Engine::*move)(long, const std::vector<long>&)>
+void dc_move_several(const at::Tensor&, long graph_id, at::IntArrayRef ids) {
+  on_graph(graph_id, ids, [&](dc::Engine& engine) { (engine.*move)(graph_id, ids.vec()); });
+}
+
+void dc_wait_offloads(const at::Tensor&, long graph_id) {
+  on_graph(graph_id, {}, [](dc::Engine& engine) { engine.wait_offloads(); });
+}
+
 TORCH_LIBRARY(dc, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("allgather_param(Tensor a, int graph_id, int id, ScalarType? dtype=None) -> Tensor");
@@ -147,6 +157,10 @@ TORCH_LIBRARY(dc, m) {
   // said to change keeps the operator in its place.
   m.def("reduce_grads(Tensor[] grads, Tensor(a!) token, int graph_id, int[] ids) -> ()", compilable);
   m.def("finish_backward(Tensor(a!) token, int graph_id, int? n_grads=None) -> ()", compilable);
+  for (const char* moves : {"offload_states", "reload_states"}) {
+    m.def((std::string(moves) + "(Tensor(a!) token, int graph_id, int[] ids) -> ()").c_str(), compilable);
+  }
+  m.def("wait_offloads(Tensor(a!) token, int graph_id) -> ()", compilable);
 }
 
 TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
@@ -169,6 +183,9 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
   m.impl("wait_params", dc_wait_params);
   m.impl("reduce_grads", dc_reduce_grads);
   m.impl("finish_backward", dc_finish_backward);
+  m.impl("offload_states", dc_move_several<&Engine::offload_states>);
+  m.impl("reload_states", dc_move_several<&Engine::reload_states>);
+  m.impl("wait_offloads", dc_wait_offloads);
 }
 
 TORCH_LIBRARY_IMPL(dc, Meta, m) {
@@ -190,6 +207,10 @@ TORCH_LIBRARY_IMPL(dc, Meta, m) {
   m.impl("wait_params", fake_of(dc_wait_params));
   m.impl("reduce_grads", fake_of(dc_reduce_grads));
   m.impl("finish_backward", fake_of(dc_finish_backward));
+  for (const char* moves : {"offload_states", "reload_states"}) {
+    m.impl(moves, [](const at::Tensor&, long, at::IntArrayRef) {});
+  }
+  m.impl("wait_offloads", fake_of(dc_wait_offloads));
 }
 
 }  // namespace

@@ -56,6 +56,8 @@ void Engine::reset() {
 }
 
 void Engine::cleanup() {
+  restore();
+  states_ = {};
   executors.clear();
   offloads_.clear();
   params_.clear();

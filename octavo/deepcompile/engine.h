@@ -18,6 +18,7 @@
 #include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/graph_ids.h"
+#include "octavo/deepcompile/hosted_states.h"
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/deepcompile/reduce_bucket.h"
 #include "octavo/deepcompile/registry.h"
@@ -152,6 +153,21 @@ class OCTAVO_API Engine {
   void offload_parameter(long graph_id, long ds_id);
   void reload_parameter(long graph_id, long ds_id);
 
+  // ---- what the optimizer keeps, which waits on the host between its steps: HostedStates
+
+  /// What it keeps of a parameter, before a step in which it is to wait; other tensors than before where it has others.
+  void set_states(long ds_id, std::vector<at::Tensor> states);
+  /// Nothing happens to the states of parameters without any. They come back in the last backward pass of a step alone.
+  void offload_states(long graph_id, const std::vector<long>& ds_ids);
+  void reload_states(long graph_id, const std::vector<long>& ds_ids);
+  /// The thread waits until parameters and states that were sent are on the host: their memory can be used again.
+  void wait_offloads() const;
+  /// All parameters and states are on their device again, for what its current stream gets from now on, which may
+  /// change them: before the optimizer's step, and before anyone else looks at them.
+  void restore();
+  /// Of the device, that parameters and states have given up.
+  std::int64_t offloaded_bytes() const { return param_registry->offloadedBytes() + states_.awayBytes(); }
+
   /// Why ranks do not send by memory that they share; empty where they do. Known from the first graph on.
   const std::string& why_no_symmetric_memory() const { return why_no_symmetric_memory_; }
   /// Memory of each rank that all others read and write, of the device of the parameters: `size` bytes on each, on all
@@ -201,7 +217,8 @@ class OCTAVO_API Engine {
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<ParamGather> gather_;
   std::shared_ptr<FreshGather> fresh_;
-  std::unordered_map<long, TensorOffload> offloads_;    // by graph
+  std::unordered_map<long, TensorOffload> offloads_;  // by graph
+  HostedStates states_;
   std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
   std::optional<c10::Stream> rs_stream_, copy_stream_;
   bool begins_step_ = true;

@@ -143,6 +143,34 @@ void Engine::reload_parameter(long graph_id, long ds_id) {
   param_registry->reload(ds_id);
 }
 
+// ---- what the optimizer keeps
+
+void Engine::set_states(long ds_id, std::vector<at::Tensor> states) {
+  param_registry->getParam(ds_id);  // it is known
+  states_.set(ds_id, std::move(states));
+}
+
+void Engine::offload_states(long graph_id, const std::vector<long>& ds_ids) {
+  executor(graph_id);
+  for (const long id : ds_ids) states_.offload(id);
+}
+
+void Engine::reload_states(long graph_id, const std::vector<long>& ds_ids) {
+  executor(graph_id);
+  if (!begins_step_) return;  // another micro-batch comes before they are needed
+  for (const long id : ds_ids) states_.reload(id);
+}
+
+void Engine::wait_offloads() const {
+  states_.waitOffloads();
+  param_registry->waitOffloads();
+}
+
+void Engine::restore() {
+  states_.restore();
+  param_registry->restore();
+}
+
 /// The current stream may have work left with memory that another one has made.
 void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   if (flags->profile) return;

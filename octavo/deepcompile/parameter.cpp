@@ -5,9 +5,7 @@
 
 #include <utility>
 
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
-#include "octavo/device/pinned.h"
 #include "octavo/device/side_streams.h"
 #include "octavo/kernels/error.h"
 
@@ -16,11 +14,6 @@ namespace octavo::dc {
 namespace {
 
 constexpr const char* kOfParameter = "deepcompile.parameter";
-
-/// Of a tensor that was made where torch counts no changes: 0.
-std::int64_t version_of(const at::Tensor& values) {
-  return values.is_inference() ? 0 : static_cast<std::int64_t>(values._version());
-}
 
 /// Of each thread that moves parameters: a device's streams live as long as the process.
 SideStreams& offload_streams() {
@@ -40,11 +33,11 @@ DSParam::DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tens
       shape_(std::move(ds_shape)),
       dtype_(ds_tensor.scalar_type()),
       device_(ds_tensor.device()),
-      on_device_(std::move(ds_tensor)),
+      values_(std::move(ds_tensor)),
       partitioned_(partitioned),
       offset_(offset),
       persistent_(persistent) {
-  const auto whole = static_cast<std::int64_t>(productDim(shape_)), own = on_device_.numel();
+  const auto whole = static_cast<std::int64_t>(productDim(shape_)), own = values_.values().numel();
   if (partitioned_ ? own > whole : own != whole) {
     fail(ErrorCode::invalid_argument, kOfParameter, "expected ", partitioned_ ? "at most " : "", whole,
          " elements of parameter ", id_, ", whose shape is [", join_as_str(shape_, ", "), "], got ", own);
@@ -71,36 +64,13 @@ void DSParam::require_buffer(const at::Tensor& buffer) const {
 }
 
 at::Tensor DSParam::getDSTensor() const {
-  if (on_device_.defined()) {
-    if (reloaded_) reloaded_->block(current_stream_of(device_));
-    return on_device_;
-  }
-  offloaded_->synchronize();
-  return on_host_;
+  if (values_.isAway()) return values_.onHost();
+  values_.waitReload();
+  return values_.values();
 }
 
-std::int64_t DSParam::getVersion() const {
-  return moved_changes_ + version_of(on_device_.defined() ? on_device_ : on_host_);
-}
+void DSParam::offload() { values_.offload(offload_streams()); }
 
-void DSParam::offload() {
-  if (device_.is_cpu() || !on_device_.defined()) return;
-  if (!on_host_.defined()) on_host_ = pinned_zeros(on_device_.sizes(), dtype_, /*alignment_bytes=*/0, device_.type());
-  const at::Tensor values = getDSTensor();  // after a reload that is under way
-  const auto is_current = offload_streams().hand_over(device_).take();
-  offloaded_ = copy_on_stream(on_host_, values, values);
-  moved_changes_ += version_of(on_device_) - version_of(on_host_);
-  on_device_.reset();
-}
-
-void DSParam::reload() {
-  if (on_device_.defined()) return;
-  const at::Tensor values = at::empty(on_host_.sizes(), on_host_.options().device(device_).pinned_memory(false));
-  const auto is_current = reload_streams().hand_over(device_).take();
-  offloaded_->block(current_stream_of(device_));
-  reloaded_ = copy_on_stream(values, on_host_, values);
-  moved_changes_ += version_of(on_host_) - version_of(values);
-  on_device_ = values;
-}
+void DSParam::reload() { values_.reload(reload_streams()); }
 
 }  // namespace octavo::dc

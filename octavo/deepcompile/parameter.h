@@ -4,10 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "octavo/device/stream_event.h"
+#include "octavo/deepcompile/hosted_tensor.h"
 #include "octavo/export.h"
 
 namespace octavo::dc {
@@ -15,7 +14,8 @@ namespace octavo::dc {
 /// A parameter as a rank keeps it under ZeRO: its shard (stage 3) or the whole of it (stages 1 and 2), and the buffer
 /// that its reduced gradient goes to. Its values may be sent to the host and brought back. Not thread-safe.
 ///
-/// Moving is asynchronous, on streams of its own. On the CPU values stay where they are.
+/// Moving is asynchronous, on streams of its own, and the tensor stays the same (HostedTensor). On the CPU values stay
+/// where they are, and so do those that are a part of larger memory.
 class OCTAVO_API DSParam {
  public:
   /// `id`: unique in its registry. `ds_shape`: of the whole parameter. `ds_tensor`: this rank's values, of which the
@@ -36,7 +36,7 @@ class OCTAVO_API DSParam {
   /// where the thread waits for their copy.
   at::Tensor getDSTensor() const;
   /// Another number after each change of the values that torch knows of; the same after they were moved.
-  std::int64_t getVersion() const;
+  std::int64_t getVersion() const { return values_.version(); }
   at::Tensor getGradBuffer() const { return grad_buffer_; }
   void setGradBuffer(at::Tensor buffer);
   bool isPartitioned() const { return partitioned_; }
@@ -45,10 +45,17 @@ class OCTAVO_API DSParam {
   void setPersistent(bool persistent) { persistent_ = persistent; }
 
   /// Moves the values to page-locked memory of the host, when the device's current stream is done with what it has, and
-  /// frees those of the device. Nothing where they are there.
+  /// frees those of the device. Nothing where they are there; no copy where the host has them.
   void offload();
   /// The way back, after an offload that is under way.
   void reload();
+  bool isOffloaded() const { return values_.isAway(); }
+  /// Of the device, that an offload frees; 0 where the values stay.
+  std::int64_t bytes() const { return values_.bytes(); }
+  /// The thread waits for an offload that is under way: the device's memory can be used again.
+  void waitOffload() const { values_.waitOffload(); }
+  /// The values may change now in ways that torch does not count.
+  void touch() { values_.touch(); }
 
  private:
   void require_buffer(const at::Tensor& buffer) const;
@@ -57,14 +64,11 @@ class OCTAVO_API DSParam {
   std::vector<std::int64_t> shape_;
   at::ScalarType dtype_;
   c10::Device device_;
-  at::Tensor on_device_;  // undefined while the values are on the host
-  at::Tensor on_host_;    // kept for the next time
+  HostedTensor values_;
   at::Tensor grad_buffer_;
   bool partitioned_;
   std::int64_t offset_;
   bool persistent_;
-  std::shared_ptr<StreamEvent> offloaded_, reloaded_;
-  std::int64_t moved_changes_ = 0;  // of tensors whose place others have taken
 };
 
 }  // namespace octavo::dc

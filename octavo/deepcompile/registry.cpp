@@ -46,6 +46,25 @@ void DSParamRegistry::registerParam(long ds_id, const std::vector<std::int64_t>&
   entries_.emplace(ds_id, Entry{std::move(param)});
 }
 
+/// All are on their way before any is waited for.
+void DSParamRegistry::restore() {
+  for (auto& [id, entry] : entries_) entry.param.reload();
+  for (auto& [id, entry] : entries_) {
+    entry.param.getDSTensor();
+    entry.param.touch();
+  }
+}
+
+void DSParamRegistry::waitOffloads() const {
+  for (const auto& [id, entry] : entries_) entry.param.waitOffload();
+}
+
+std::int64_t DSParamRegistry::offloadedBytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [id, entry] : entries_) bytes += entry.param.isOffloaded() ? entry.param.bytes() : 0;
+  return bytes;
+}
+
 void DSParamRegistry::registerGatheredParam(long ds_id, at::Tensor ds_tensor) {
   Entry& entry = at(ds_id);
   if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "wait for it before its memory is replaced");

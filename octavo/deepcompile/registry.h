@@ -44,6 +44,12 @@ class OCTAVO_API DSParamRegistry {
   void setPersistent(long ds_id, bool persistent) { at(ds_id).param.setPersistent(persistent); }
   void offload(long ds_id) { at(ds_id).param.offload(); }
   void reload(long ds_id) { at(ds_id).param.reload(); }
+  /// Brings back what was sent to the host, of all parameters: their values may change then.
+  void restore();
+  /// The thread waits for all that is on its way to the host.
+  void waitOffloads() const;
+  /// Of the device, that offloaded parameters have given up.
+  std::int64_t offloadedBytes() const;
 
   Accumulation& accumulation() { return accumulation_; }
 

@@ -46,9 +46,10 @@ def run(plugin: Path, *command: str | Path, **environment: str) -> str:
     "modules",
     [
         ["ddp", "own_kernels", "paged_states", "coalescing", "deepcompile"],
+        ["compiled", "offload"],
         ["private_memory", "streams", "memory", "arena", "parameters", "operators", "training"],
     ],
-    ids=["of_ranks", "of_one_process"],
+    ids=["of_ranks", "of_graphs", "of_one_process"],
 )
 def test_the_devices_own_tests(fake_plugin: Path, modules: list[str]) -> None:
     plugins = ["-p", "no:cacheprovider", "-p", "strict_skips"]  # where the fake does not load, all would be skipped

@@ -13,7 +13,7 @@ from test_zero import Odd, adamw, by_ddp, loss_of, step_once
 from torch import Tensor, nn
 
 import octavo
-from octavo.zero.compiled import Contract, ZeroGraph
+from octavo.zero.compiled import Contract, Setting, ZeroGraph
 
 SMALL = {"bucket_mib": 0.02, "gather_mib": 0.02}
 
@@ -211,9 +211,9 @@ def test_contracts_name_what_excludes_each_other():
 
     passes = dict(BUILT_IN) | {"mine": Pass(lambda graph: None, Contract(conflicts=frozenset({"reduce"})))}
     with pytest.raises(ValueError, match="mine and reduce exclude each other"):
-        require_sound([(0, ["reduce", "mine"])], passes, 1, "inductor")
+        require_sound([(0, ["reduce", "mine"])], passes, Setting(1, "inductor"))
     with pytest.raises(ValueError, match="gather is of stage"):
-        require_sound([(0, ["gather"])], passes, 2, "inductor")
+        require_sound([(0, ["gather"])], passes, Setting(2, "inductor"))
 
 
 def evaluated(rank: int) -> list[float]:
@@ -230,3 +230,34 @@ def evaluated(rank: int) -> list[float]:
 def test_passes_without_gradients_gather_too(two_ranks):
     for losses in two_ranks.run(evaluated):
         assert losses[-1] < losses[0]
+
+
+def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:
+    """What each of these operators says that a pass puts beside a graph, under the number of another one."""
+    said = []
+    for name in names:
+        torch._dynamo.reset()
+        engine = octavo.initialize(
+            model := nn.Linear(8, 8), torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 2, "compile": backend}
+        )
+
+        def beside(graph: ZeroGraph, name: str = name) -> None:
+            token = graph.token()
+            arguments = (token, 5) if name == "wait_offloads" else (token, 5, [0])
+            graph.insert(token.next, getattr(torch.ops.dc, name).default, arguments)
+
+        engine.register_compile_pass("beside", beside, Contract())
+        engine.set_compile_schedule([(0, ["reduce", "beside"])])
+        try:
+            engine(torch.randn(4, 8))
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_what_moves_memory_beside_a_graph_is_not_dropped(one_rank, backend):
+    names = ["offload_states", "reload_states", "wait_offloads"]
+    (said,) = one_rank.run(run_beside, backend, names, timeout_s=200)
+    assert len(said) == len(names)
+    assert all("no engine of this process has graph 5" in words for words in said)

@@ -17,7 +17,8 @@ BACKENDS = ("inductor", "aot_eager")
 class CompileConfig:
     """``backend``: "inductor" generates code, "aot_eager" runs aten's operators. ``schedule``: from which step on which
     passes make the graphs; None: the stage's own (``default_schedule``). ``memory_mib``: of the device that a rank may
-    use; None: passes do not raise the peak that a step was measured to have. ``dynamic``: as of ``torch.compile``."""
+    use; None: passes do not raise the peak that a step was measured to have, and send to the host all that they can. A
+    step that is measured resets the device's peak statistics. ``dynamic``: as of ``torch.compile``."""
 
     backend: str = "inductor"
     schedule: Schedule | None = None

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -23,7 +22,8 @@ from octavo.finite import all_finite
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
 from octavo.zero import export, optimizer_state
-from octavo.zero.compile_config import compile_config
+from octavo.zero.alive import while_alive
+from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
 from octavo.zero.parts import OwnPart, require_trainable
@@ -95,7 +95,7 @@ class ZeroEngine:
         self._micro_batches = 0
         self._has_gradients = False
         self._in_backward = False
-        reduce = _while_alive(self._reduce)
+        reduce = while_alive(self._reduce)
         for parameter in self.parts:
             parameter.register_post_accumulate_grad_hook(reduce)
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
@@ -108,9 +108,7 @@ class ZeroEngine:
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
         if compiled is not None:
-            from octavo.zero.compiled import ZeroCompiler  # and with it all of Inductor: not by `import octavo`
-
-            self._compiler = ZeroCompiler(self._engine, self._ids, config.zero_stage, transfer_bytes, compiled, group)
+            self._compiler = self._make_compiler(compiled, transfer_bytes)
             self._forward = torch.compile(model, backend=self._compiler, dynamic=compiled.dynamic)
 
     # ---- a step
@@ -246,6 +244,7 @@ class ZeroEngine:
         is_there = self._gathering is None and self.config.gather is None
         if is_there or tensor not in self.parts:
             return tensor.detach()
+        self.bring_back()
         return self.parts[tensor].values.data.full_tensor().view(tensor.shape)
 
     def export_safetensors(self, path: str | Path) -> None:
@@ -282,6 +281,7 @@ class ZeroEngine:
         ``torch.distributed.checkpoint``, into a folder to which ``directory/latest`` points once all is written and on
         the disk; the checkpoint before is then removed. Between steps."""
         self._require_between_steps("save_checkpoint")
+        self.bring_back()
         from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
 
         checkpoint.save(self, Path(directory), self._group)
@@ -291,6 +291,7 @@ class ZeroEngine:
         any stage: on as many ranks to the bit. ValueError for the checkpoint of another model; then nothing has
         changed."""
         self._require_between_steps("load_checkpoint")
+        self.bring_back()
         from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
 
         checkpoint.load(self, Path(directory), self._group)
@@ -316,7 +317,32 @@ class ZeroEngine:
         """Bytes that this rank has sent to others: gradients and parameters."""
         return self._engine.sent_bytes()
 
+    def bring_back(self) -> None:
+        """Brings to the device what passes have sent to the host, ``optimizer.state`` and ``parts``, before they are
+        looked at between a forward pass and its step. Checkpoints, the optimizer's ``state_dict`` and ``step`` do it by
+        themselves."""
+        self._engine.restore()
+
     # ---- set-up
+
+    def _make_compiler(self, config: CompileConfig, transfer_bytes: int) -> ZeroCompiler:
+        from octavo.zero.compiled import Setting, ZeroCompiler  # and with it all of Inductor: not by `import octavo`
+        from octavo.zero.compiled.on_host import OnHost, paging_optimizer
+
+        setting = Setting(
+            stage=self.config.zero_stage,
+            backend=config.backend,
+            device=next(iter(self.parts)).device.type,
+            paged_by=paging_optimizer(self.optimizer),
+            has_parts_apart=self._has_parts_apart,
+        )
+        on_host = OnHost(self._engine, {self._ids[p]: part.values for p, part in self.parts.items()}, self.optimizer)
+        return ZeroCompiler(self._engine, self._ids, transfer_bytes, config, setting, on_host, self._group)
+
+    @property
+    def _has_parts_apart(self) -> bool:
+        """Otherwise a rank's part of a parameter is in its place in the whole."""
+        return self.config.zero_stage == 3 or self.config.gather is not None
 
     def _connect(self, plan: Plan, exempt: dict[str, bool]) -> _C.Engine:
         gather = None if self.config.gather is None else as_plan(self.config.gather)
@@ -343,23 +369,10 @@ class ZeroEngine:
         first, count = self._engine.owned(whole.numel())
         values = whole.view(-1)[first : first + count]
         gradient = torch.zeros_like(values)
-        is_apart = self.config.zero_stage == 3 or self.config.gather is not None  # else in its place in the whole
-        values = values.clone() if is_apart else values
+        values = values.clone() if self._has_parts_apart else values
         if self.config.zero_stage == 3:
             self._engine.register_z3_param(id, list(whole.shape), values, gradient, False, name, exempt)
         else:
-            own_part = values if is_apart else None
+            own_part = values if self._has_parts_apart else None
             self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
         return OwnPart.of(values, gradient, whole.numel(), self._mesh)
-
-
-def _while_alive(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """What autograd keeps in a parameter no collection of garbage sees: it must not keep the engine, which has it."""
-    weak = WeakMethod(method)
-
-    def call(parameter: Tensor) -> None:
-        alive = weak()
-        if alive is not None:
-            alive(parameter)
-
-    return call

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.ops.dc on the device `sycl`: everything is late, and nothing is seen too early or lost."""
 
+import pytest
 import torch
 import torch.distributed as dist
 from sycl_work import keep_busy
@@ -87,6 +88,39 @@ def values_on_the_host(rank: int) -> None:
 
 def test_values_go_to_the_host_and_come_back(two_ranks) -> None:
     two_ranks.run(values_on_the_host)
+
+
+def states_on_the_host(rank: int) -> None:
+    mine, token, seen = Rank(), torch.zeros(1, device="sycl"), []
+    states = [[torch.zeros(COUNT, device="sycl"), torch.zeros(COUNT // 2, device="sycl")] for _ in IDS]
+    views = [state[0].view(2, -1) for state in states]
+    for step in range(1, 4):
+        for id in IDS:
+            mine.engine.set_states(id, states[id])
+        mine.engine.start_backward(True)
+        held = torch.sycl.memory_allocated()
+        keep_busy(torch.sycl.current_stream(), copies=2)
+        for id in IDS:
+            for state in states[id]:
+                state.add_(1 + id)
+        dc.offload_states(token, mine.graph, [*IDS, 99])
+        of_states = sum(state.numel() * 4 for of_id in states for state in of_id)
+        assert held - torch.sycl.memory_allocated() == of_states == mine.engine.offloaded_bytes()
+        with pytest.raises(RuntimeError, match="wait on the host"):
+            views[0].sum().item()
+        scratch = torch.full((COUNT,), -1.0, device="sycl")  # would take the memory of what is still read
+        if step == 2:
+            dc.wait_offloads(token, mine.graph)
+        dc.reload_states(token, mine.graph, [1])
+        mine.engine.restore()
+        seen += [(step * (1 + id), values.clone()) for id in IDS for values in (views[id], states[id][1])]
+        del scratch
+    for value, tensor in seen:
+        assert tensor.cpu().eq(value).all(), value
+
+
+def test_states_go_to_the_host_and_come_back(two_ranks) -> None:
+    two_ranks.run(states_on_the_host)
 
 
 def flags(rank: int) -> None:

@@ -3,8 +3,9 @@
 
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.compiled.compiler import ZeroCompiler
-from octavo.zero.compiled.graph import Memory, Profile, ZeroGraph
-from octavo.zero.compiled.passes import Contract, Edit, Schedule, default_schedule
+from octavo.zero.compiled.graph import Profile, ZeroGraph
+from octavo.zero.compiled.memory import Memory
+from octavo.zero.compiled.passes import Contract, Edit, Schedule, Setting, default_schedule
 
 __all__ = [
     "CompileConfig",
@@ -13,6 +14,7 @@ __all__ = [
     "Memory",
     "Profile",
     "Schedule",
+    "Setting",
     "ZeroCompiler",
     "ZeroGraph",
     "compile_config",

@@ -16,20 +16,32 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from octavo import _C
-from octavo.accelerator import get_accelerator
 from octavo.zero.compile_config import CompileConfig
-from octavo.zero.compiled.graph import Memory, Profile, ZeroGraph
+from octavo.zero.compiled.device import Device
+from octavo.zero.compiled.graph import Profile, ZeroGraph
 from octavo.zero.compiled.lowering import INDUCTOR_OPTIONS, Compile, Lowered, inductor_compiler, run_as_is
 from octavo.zero.compiled.measure import agree, require_on_all_ranks
+from octavo.zero.compiled.memory import Memory
+from octavo.zero.compiled.on_host import OnHost
 from octavo.zero.compiled.partition import mark_parameters, partition
-from octavo.zero.compiled.passes import BUILT_IN, Contract, Edit, Pass, Schedule, default_schedule, require_sound
+from octavo.zero.compiled.passes import (
+    BUILT_IN,
+    Contract,
+    Edit,
+    Pass,
+    Schedule,
+    Setting,
+    default_schedule,
+    require_sound,
+)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Graph:
     lowered: Lowered
     view: Callable[[GraphModule], ZeroGraph]
     structure: str
+    is_backward: bool
 
 
 class ZeroCompiler:
@@ -39,17 +51,19 @@ class ZeroCompiler:
         self,
         engine: _C.Engine,
         ids: Mapping[nn.Parameter, int],
-        stage: int,
         transfer_bytes: int,
         config: CompileConfig,
+        setting: Setting,
+        on_host: OnHost,
         group: dist.ProcessGroup,
     ):
-        self._engine, self._ids, self._stage, self._config, self._group = engine, ids, stage, config, group
-        self._transfer_bytes = transfer_bytes
+        self._engine, self._ids, self._config, self._group = engine, ids, config, group
+        self._setting, self._on_host, self._stage = setting, on_host, setting.stage
+        self._transfer_bytes, self._device = transfer_bytes, Device(setting.device, engine)
         self._passes: dict[str, Pass] = dict(BUILT_IN)
         self._schedule: Schedule = ()
         self._names: Sequence[str] = ()
-        self.set_schedule(config.schedule if config.schedule is not None else default_schedule(stage))
+        self.set_schedule(config.schedule if config.schedule is not None else default_schedule(setting.stage))
         self._graphs: list[_Graph] = []
         self._profiles: dict[str, Profile] = {}
         self._memory = Memory()
@@ -63,7 +77,7 @@ class ZeroCompiler:
         self._passes[name] = Pass(edit, contract)
 
     def set_schedule(self, schedule: Schedule) -> None:
-        require_sound(schedule, self._passes, self._stage, self._config.backend)
+        require_sound(schedule, self._passes, self._setting)
         self._schedule, self._names = schedule, schedule[0][1]
 
     def begin_step(self, step: int) -> None:
@@ -78,16 +92,38 @@ class ZeroCompiler:
         following = dict(self._schedule).get(step + 1, ())
         if any(self._passes[name].contract.needs_profile for name in following):
             self._is_measuring = True
+            if not self._device.is_host:
+                self._device.take_peak()  # what was before is not of the step
             for graph in self._graphs:
-                graph.lowered.start_measuring()
+                self._start_measuring(graph)
 
     def _finish_measuring(self) -> None:
         self._is_measuring = False
         measured = {graph.structure: graph.lowered.finish_measuring() for graph in self._graphs}
         profiles = {structure: profile for structure, profile in measured.items() if profile is not None}
-        self._profiles, peak_bytes = agree(profiles, get_accelerator().max_memory_allocated(), self._group)
-        if self._config.memory_mib is not None:
-            self._memory.spare_bytes = max(0, int(self._config.memory_mib * 2**20) - peak_bytes)
+        self._profiles, figures = agree(profiles, self._figures(), self._group)
+        memory, limit_mib = self._memory, self._config.memory_mib
+        memory.states = {id: int(figures["states", id]) for id in self._ids.values()}
+        memory.shards = {id: int(figures["shards", id]) for id in self._ids.values()}
+        memory.copy_s_per_byte = figures["copy_s_per_byte"]
+        memory.peak_bytes = max((p.most_allocated_bytes for p in self._profiles.values()), default=0)
+        memory.sent = {}
+        if limit_mib is not None:
+            memory.limit_bytes = int(limit_mib * 2**20)
+            most = max(memory.peak_bytes, int(figures["peak_bytes"]))
+            memory.spare_bytes = max(0, memory.limit_bytes - most)
+
+    def _figures(self) -> dict[Any, float]:
+        """Of this rank."""
+        device = self._device
+        figures: dict[Any, float] = {"peak_bytes": device.peak_bytes(), "copy_s_per_byte": device.copy_s_per_byte()}
+        for id, states in self._on_host.states().items():
+            figures["states", id] = sum(state.nbytes for state in states)
+            figures["shards", id] = self._on_host.part_bytes(id)
+        return figures
+
+    def _start_measuring(self, graph: _Graph) -> None:
+        graph.lowered.start_measuring(None if self._device.is_host else self._device.take_peak)
 
     # ---- graphs
 
@@ -128,28 +164,38 @@ class ZeroCompiler:
         view = partial(
             ZeroGraph,
             graph_id=graph_id,
+            stage=self._stage,
             is_backward=is_backward,
             transfer_bytes=self._transfer_bytes,
             memory=self._memory,
         )
-        graph = _Graph(Lowered(module, compile), view, view(module).structure())
+        graph = _Graph(Lowered(module, compile), view, view(module).structure(), is_backward)
         self._graphs.append(graph)
         self._lower([graph])
         if self._is_measuring:
-            graph.lowered.start_measuring()
+            self._start_measuring(graph)
         return graph.lowered
 
     def _lower(self, graphs: Sequence[_Graph]) -> None:
         views = [graph.view(graph.lowered.copy_original()) for graph in graphs]
         for graph, view in zip(graphs, views, strict=True):
             view.profile = self._profiles.get(graph.structure)
+            view.later_bytes = self._later_bytes(graph)
         for name in self._names:  # one after another on all of them: they share the memory that is to spare
             for view in views:
                 self._passes[name].edit(view)
         for id in sorted(self._memory.persistent):
             self._engine.set_persistent(id)
+        if any(self._memory.sent.values()):
+            self._on_host.follow()
         for graph, view in zip(graphs, views, strict=True):
             graph.lowered.lower(view.module)
+
+    def _later_bytes(self, graph: _Graph) -> int:
+        """Backward passes are compiled in the order in which they run first."""
+        later = self._graphs[self._graphs.index(graph) + 1 :]
+        profiles = [self._profiles.get(other.structure) for other in later if other.is_backward]
+        return max((p.most_allocated_bytes for p in profiles if p is not None), default=0)
 
 
 class _Partitioner(CustomPartitionerFn):

@@ -11,47 +11,45 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.partition import PARAMETER
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one run of a graph, the greatest of all ranks. By ``key`` of the node: the ``seconds`` that it took, and
-    ``live_bytes`` of what was computed before and is still needed then."""
+    """Of one run of a graph, the greatest of all ranks. By ``key`` of the node: the ``seconds`` that it took,
+    ``live_bytes`` of what was computed before and is still needed then, and ``allocated_bytes``, the most that the
+    device had from the node before, which may be another graph's, to its end, as if nothing waited on the host; not
+    measured on the CPU."""
 
     seconds: Mapping[str, float]
     live_bytes: Mapping[str, int]
+    allocated_bytes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def peak_bytes(self) -> int:
         return max(self.live_bytes.values(), default=0)
 
-
-@dataclass
-class Memory:
-    """Of the device, for all graphs of a model: what passes may use beyond what a measured step has used, which each
-    pass lessens by what it takes. ``persistent``: parameters that stay whole from their first use to the end of a step.
-    ``staying``: saved values, by graph and number, that are not offloaded; those of fewer than ``min_offload_bytes``
-    never are."""
-
-    spare_bytes: int = 0
-    min_offload_bytes: int = 2**20
-    persistent: set[int] = field(default_factory=set)
-    staying: set[tuple[int, int]] = field(default_factory=set)
+    @property
+    def most_allocated_bytes(self) -> int:
+        return max(self.allocated_bytes.values(), default=0)
 
 
 @dataclass
 class ZeroGraph:
     """``module``: what passes edit, and nothing else. ``graph_id``: what its operators carry, equal for a forward pass
-    and its backward pass. ``transfer_bytes``: of parameters that travel together. ``profile``: of a step before;
-    None: none was measured yet."""
+    and its backward pass. ``transfer_bytes``: of parameters that travel together.
+    ``profile``: of a step before; None: none was measured yet. ``later_bytes``: the most that was allocated in the
+    backward passes of graphs that come after this one's."""
 
     module: GraphModule
     graph_id: int
+    stage: int
     is_backward: bool
     transfer_bytes: int
     memory: Memory
     profile: Profile | None = None
+    later_bytes: int = 0
 
     @property
     def nodes(self) -> list[Node]:
@@ -78,6 +76,17 @@ class ZeroGraph:
         node.meta["val"] = value
         return node
 
+    def token(self) -> Node:
+        """A tensor before all that is computed, for operators beside it: that they are said to change it keeps them."""
+        first = next(node for node in self.nodes if node.op != "placeholder")
+        like = next(v for v in (node.meta.get("val") for node in self.nodes) if isinstance(v, torch.Tensor))
+        options = {"dtype": torch.uint8, "device": like.device}
+        with self.module.graph.inserting_before(first):
+            node = self.module.graph.call_function(torch.ops.aten.empty.memory_format, ([1],), options)
+        with like.fake_mode:
+            node.meta["val"] = torch.empty(1, **options)
+        return node
+
     def structure(self) -> str:
         """Equal for graphs that call the same operators with the same parameters, whatever the shapes are."""
         digest = hashlib.sha256(b"backward" if self.is_backward else b"forward")
@@ -95,7 +104,7 @@ def users(node: Node) -> list[Node]:
 def key(node: Node) -> str:
     """The same in all lowerings of a graph and on all ranks: passes insert the calls that name parameters, in one order
     or another."""
-    for argument in node.args:
+    for argument in node.args if getattr(node.target, "namespace", "") == "dc" else ():
         if isinstance(argument, list | tuple) and all(isinstance(id, int) for id in argument):
             return f"{node.target} {list(argument)}"
     return node.name

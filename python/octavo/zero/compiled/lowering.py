@@ -50,8 +50,8 @@ class Lowered:
             return self._measuring.boxed_run(inputs)
         return self._run(inputs)
 
-    def start_measuring(self) -> None:
-        self._measuring = Measuring(self._module)
+    def start_measuring(self, take_peak: Callable[[], int] | None) -> None:
+        self._measuring = Measuring(self._module, take_peak)
 
     def finish_measuring(self) -> Profile | None:
         """None: it did not run."""

@@ -17,10 +17,13 @@ from octavo.zero.compiled.graph import Profile, key
 
 
 class Measuring(Interpreter):
-    """Runs a graph node by node. On a device each node is waited for, so that its time is its own."""
+    """Runs a graph node by node. On a device each node is waited for, so that its time is its own. ``take_peak``: the
+    most that the device had since it was asked last."""
 
-    def __init__(self, module: torch.fx.GraphModule):
+    def __init__(self, module: torch.fx.GraphModule, take_peak: Callable[[], int] | None = None):
         super().__init__(module)
+        self._take_peak = take_peak
+        self._allocated_bytes: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._live_bytes: dict[str, int] = {}
         self._holders: dict[int, int] = {}  # of a storage: how many live values have it
@@ -29,7 +32,7 @@ class Measuring(Interpreter):
 
     @property
     def profile(self) -> Profile:
-        return Profile(dict(self._seconds), dict(self._live_bytes))
+        return Profile(dict(self._seconds), dict(self._live_bytes), dict(self._allocated_bytes))
 
     def boxed_run(self, args_list: list[Any]) -> Any:
         self._holders, self._bytes, self._sum_bytes = {}, {}, 0
@@ -39,11 +42,14 @@ class Measuring(Interpreter):
         if n.op in ("placeholder", "output"):
             return super().run_node(n)
         self._live_bytes[key(n)] = self._sum_bytes
+        before = self._take_peak() if self._take_peak is not None else 0
         started = time.perf_counter()
         value = super().run_node(n)
         if torch.accelerator.is_available() and any(_is_on_device(leaf) for leaf in tree_leaves(value)):
             torch.accelerator.synchronize()
         self._seconds[key(n)] = time.perf_counter() - started
+        if self._take_peak is not None:
+            self._allocated_bytes[key(n)] = max(before, self._take_peak())
         self._count(value, 1)
         for last_used in self.user_to_last_uses.get(n, []):
             if last_used.op != "placeholder":
@@ -64,17 +70,25 @@ class Measuring(Interpreter):
                 self._sum_bytes -= self._bytes[storage._cdata]
 
 
-def agree(profiles: dict[str, Profile], peak_bytes: int, group: dist.ProcessGroup) -> tuple[dict[str, Profile], int]:
-    """The greatest figures of all ranks, of each graph by its structure: what is decided by them is equal on all."""
+def agree(
+    profiles: dict[str, Profile], figures: dict[Any, float], group: dist.ProcessGroup
+) -> tuple[dict[str, Profile], dict[Any, float]]:
+    """The greatest figures of all ranks, those of each graph by its structure: what is decided by them is equal on
+    all."""
     of_all: list[Any] = [None] * group.size()
-    dist.all_gather_object(of_all, (profiles, peak_bytes), group=group)
+    dist.all_gather_object(of_all, (profiles, figures), group=group)
     agreed: dict[str, Profile] = {}
-    for of_rank, _ in of_all:
+    greatest: dict[Any, float] = {}
+    for of_rank, own_figures in of_all:
+        greatest = _greatest(greatest, own_figures)
         for structure, profile in of_rank.items():
             before = agreed.get(structure, Profile({}, {}))
-            seconds = _greatest(before.seconds, profile.seconds)
-            agreed[structure] = Profile(seconds, _greatest(before.live_bytes, profile.live_bytes))
-    return agreed, max(peak for _, peak in of_all)
+            agreed[structure] = Profile(
+                _greatest(before.seconds, profile.seconds),
+                _greatest(before.live_bytes, profile.live_bytes),
+                _greatest(before.allocated_bytes, profile.allocated_bytes),
+            )
+    return agreed, greatest
 
 
 def require_on_all_ranks(work: Callable[[], None], what: str, group: dist.ProcessGroup) -> None:
@@ -91,7 +105,7 @@ def require_on_all_ranks(work: Callable[[], None], what: str, group: dist.Proces
         raise RuntimeError(f"[zero.compiled] could not {what}; {'; '.join(failed)}") from failure
 
 
-def _greatest(one: Any, other: Any) -> dict[str, Any]:
+def _greatest(one: Any, other: Any) -> dict[Any, Any]:
     return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
 
 

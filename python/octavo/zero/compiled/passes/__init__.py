@@ -10,6 +10,7 @@ from typing import TypeAlias
 from octavo.zero.compiled.graph import ZeroGraph
 from octavo.zero.compiled.passes.gather import gather
 from octavo.zero.compiled.passes.offload_activations import offload_activations
+from octavo.zero.compiled.passes.offload_optimizer import offload_optimizer
 from octavo.zero.compiled.passes.prefetch import prefetch
 from octavo.zero.compiled.passes.reduce import reduce
 from octavo.zero.compiled.passes.selective_gather import selective_gather
@@ -19,18 +20,33 @@ Schedule: TypeAlias = Sequence[tuple[int, Sequence[str]]]
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What graphs are made for. ``device``: of the model, its type. ``paged_by``: the optimizer, where it pages all
+    that it keeps. ``has_parts_apart``: a rank's part of a parameter is not in its place in the whole."""
+
+    stage: int
+    backend: str
+    device: str = "cpu"
+    paged_by: str = ""
+    has_parts_apart: bool = False
+
+
+@dataclass(frozen=True)
 class Contract:
     """``provides``: what is true of a graph after the pass. ``requires``: what must be true before it.
-    ``conflicts``: passes that must not run on the same graph. ``stages``: of ZeRO, of which it is a part.
-    ``needs_profile``: only after a step that was measured, so not in step 0. ``backends``: whose rules of aliasing its
-    operators keep."""
+    ``conflicts``: passes that must not run on the same graph. ``after``: passes that, where they run, run before it.
+    ``stages``: of ZeRO, of which it is a part. ``needs_profile``: only after a step that was measured, which the second
+    one can be at first. ``backends``: whose rules of aliasing its operators keep. ``why_not``: what else speaks against
+    it; an empty text where nothing does."""
 
     provides: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
     conflicts: frozenset[str] = frozenset()
+    after: frozenset[str] = frozenset()
     stages: frozenset[int] = frozenset({1, 2, 3})
     needs_profile: bool = False
     backends: frozenset[str] = frozenset({"inductor", "aot_eager"})
+    why_not: Callable[[Setting], str] = lambda setting: ""
 
 
 @dataclass(frozen=True)
@@ -39,14 +55,28 @@ class Pass:
     contract: Contract
 
 
+def _on_the_host(setting: Setting) -> str:
+    return "moves what is on a device to the host, and the model is there already" if setting.device == "cpu" else ""
+
+
+def _no_optimizer_to_offload(setting: Setting) -> str:
+    if setting.paged_by:
+        return f"has nothing to do: {setting.paged_by} pages what it keeps by itself"
+    return _on_the_host(setting)
+
+
+_GATHERED = frozenset({"gathered"})
+
 BUILT_IN: Mapping[str, Pass] = {
-    "gather": Pass(gather, Contract(provides=frozenset({"gathered"}), stages=frozenset({3}))),
+    "gather": Pass(gather, Contract(provides=_GATHERED, stages=frozenset({3}))),
     "reduce": Pass(reduce, Contract(provides=frozenset({"reduced early"}))),
-    "prefetch": Pass(prefetch, Contract(requires=frozenset({"gathered"}), stages=frozenset({3}), needs_profile=True)),
-    "selective_gather": Pass(
-        selective_gather, Contract(requires=frozenset({"gathered"}), stages=frozenset({3}), needs_profile=True)
+    "prefetch": Pass(prefetch, Contract(requires=_GATHERED, stages=frozenset({3}), needs_profile=True)),
+    "selective_gather": Pass(selective_gather, Contract(requires=_GATHERED, stages=frozenset({3}), needs_profile=True)),
+    "offload_activations": Pass(offload_activations, Contract(backends=frozenset({"aot_eager"}), why_not=_on_the_host)),
+    "offload_optimizer": Pass(
+        offload_optimizer,
+        Contract(provides=frozenset({"optimizer offloaded"}), needs_profile=True, why_not=_no_optimizer_to_offload),
     ),
-    "offload_activations": Pass(offload_activations, Contract(backends=frozenset({"aot_eager"}))),
 }
 
 MEASURED_STEP = 3  # by then all graphs of most models are compiled, and memory that is kept has been allocated
@@ -58,16 +88,16 @@ def default_schedule(stage: int) -> Schedule:
     return [(0, ["gather", "reduce"]), (MEASURED_STEP, ["gather", "reduce", "selective_gather", "prefetch"])]
 
 
-def require_sound(schedule: Schedule, passes: Mapping[str, Pass], stage: int, backend: str) -> None:
+def require_sound(schedule: Schedule, passes: Mapping[str, Pass], setting: Setting) -> None:
     """ValueError where a schedule breaks a contract, before anything runs."""
     steps = [step for step, _ in schedule]
     if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
         raise ValueError(f"[zero.passes] expected a schedule whose steps begin with 0 and increase, got {steps}")
     for step, names in schedule:
-        _require_sound_step(step, names, passes, stage, backend)
+        _require_sound_step(step, names, passes, setting)
 
 
-def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pass], stage: int, backend: str) -> None:
+def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pass], setting: Setting) -> None:
     provided: set[str] = set()
     done: list[str] = []
     for name in names:
@@ -75,19 +105,28 @@ def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pa
         if name not in passes:
             raise ValueError(f"{where} there is no pass {name!r}; known are {', '.join(sorted(passes))}")
         contract = passes[name].contract
-        if stage not in contract.stages:
-            raise ValueError(f"{where} {name} is of stage {sorted(contract.stages)}, and this is stage {stage}")
-        if backend not in contract.backends:
-            raise ValueError(f"{where} {name} is for the backend {sorted(contract.backends)}, and this is {backend}")
+        _require_fit(where, name, contract, setting)
         if missing := contract.requires - provided:
             providers = [n for n, p in passes.items() if p.contract.provides & missing]
             raise ValueError(f"{where} {name} comes after one of {providers}, which makes graphs {sorted(missing)}")
         for other in done:
             if other in contract.conflicts or name in passes[other].contract.conflicts:
                 raise ValueError(f"{where} {name} and {other} exclude each other")
-        if contract.needs_profile and step == 0:
-            raise ValueError(f"{where} {name} needs a step that was measured: schedule it for a later step")
+            if name in passes[other].contract.after:
+                raise ValueError(f"{where} {other} comes after {name}")
+        if contract.needs_profile and step < 2:
+            raise ValueError(f"{where} {name} needs a step that was measured: schedule it for step 2 or a later one")
         provided |= contract.provides
         done.append(name)
-    if stage == 3 and "gathered" not in provided:
+    if setting.stage == 3 and "gathered" not in provided:
         raise ValueError(f"[zero.passes] step {step}: stage 3 needs the pass gather")
+
+
+def _require_fit(where: str, name: str, contract: Contract, setting: Setting) -> None:
+    stage, backend = setting.stage, setting.backend
+    if stage not in contract.stages:
+        raise ValueError(f"{where} {name} is of stage {sorted(contract.stages)}, and this is stage {stage}")
+    if backend not in contract.backends:
+        raise ValueError(f"{where} {name} is for the backend {sorted(contract.backends)}, and this is {backend}")
+    if reason := contract.why_not(setting):
+        raise ValueError(f"{where} {name} {reason}; leave it out")

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/hosted_states.h"
+
+#include <utility>
+
+namespace octavo::dc {
+
+void HostedStates::set(long ds_id, std::vector<at::Tensor> states) {
+  std::vector<HostedTensor>& known = states_[ds_id];
+  std::vector<HostedTensor> next;
+  for (at::Tensor& state : states) {
+    const HostedTensor* same = nullptr;
+    for (const HostedTensor& one : known) {
+      if (one.values().storage().is_alias_of(state.storage())) same = &one;
+    }
+    next.push_back(same != nullptr ? *same : HostedTensor(std::move(state)));
+  }
+  known = std::move(next);
+}
+
+void HostedStates::offload(long ds_id) {
+  const auto found = states_.find(ds_id);
+  if (found == states_.end()) return;
+  for (HostedTensor& state : found->second) state.offload(offload_streams_);
+}
+
+void HostedStates::reload(long ds_id) {
+  const auto found = states_.find(ds_id);
+  if (found == states_.end()) return;
+  for (HostedTensor& state : found->second) state.reload(reload_streams_);
+}
+
+void HostedStates::waitOffloads() const {
+  for (const auto& [id, states] : states_) {
+    for (const HostedTensor& state : states) state.waitOffload();
+  }
+}
+
+/// All are on their way before any is waited for.
+void HostedStates::restore() {
+  for (auto& [id, states] : states_) {
+    for (HostedTensor& state : states) state.reload(reload_streams_);
+  }
+  for (auto& [id, states] : states_) {
+    for (HostedTensor& state : states) {
+      state.waitReload();
+      state.touch();
+    }
+  }
+}
+
+std::int64_t HostedStates::awayBytes() const {
+  std::int64_t bytes = 0;
+  for (const auto& [id, states] : states_) {
+    for (const HostedTensor& state : states) bytes += state.isAway() ? state.bytes() : 0;
+  }
+  return bytes;
+}
+
+}  // namespace octavo::dc

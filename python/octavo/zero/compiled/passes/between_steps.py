@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What only the optimizer's step needs waits on the host while graphs compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.fx import Node
+
+from octavo.zero.compiled.graph import ZeroGraph, key
+
+
+def wait_between_steps(
+    graph: ZeroGraph, sent: Mapping[int, int], offload: torch._ops.OpOverload, reload: torch._ops.OpOverload
+) -> None:
+    """``sent``: by parameter, its bytes. They leave when the forward pass begins and come back in the backward
+    pass, each as soon as there is room for it up to the end of all backward passes. What finds none comes back in the
+    step."""
+    token = graph.token()
+    if not graph.is_backward:
+        graph.insert(token.next, offload, (token, graph.graph_id, sorted(sent)))
+    else:
+        for ids, place in _places(graph, sent):
+            graph.insert(place, reload, (token, graph.graph_id, ids))
+    wait_where_needed(graph, token, sent)
+
+
+def wait_where_needed(graph: ZeroGraph, token: Node, sent: Mapping[int, int]) -> None:
+    """Where the graph first needs the memory that was given up, the copies must be done."""
+    allowed = graph.memory.allowed_bytes(sent)
+    full = next((node for node in graph.nodes if allocated_bytes(graph, node) > allowed), None)
+    if full is not None:
+        graph.insert(full, torch.ops.dc.wait_offloads.default, (token, graph.graph_id))
+
+
+def allocated_bytes(graph: ZeroGraph, node: Node) -> int:
+    """The most that the device had at this node of the measured step, as if nothing waited on the host."""
+    return 0 if graph.profile is None else graph.profile.allocated_bytes.get(key(node), 0)
+
+
+def _places(graph: ZeroGraph, sent: Mapping[int, int]) -> list[tuple[list[int], Node]]:
+    """Parameters, and the node before which what is kept of them comes back: the largest ones first."""
+    most, from_here = graph.later_bytes, []
+    for node in reversed([node for node in graph.nodes if node.op != "placeholder"]):
+        most = max(most, allocated_bytes(graph, node))
+        from_here.append((most, node))
+    from_here = [place for place in reversed(from_here) if place[1].target != torch.ops.aten.empty.memory_format]
+    room = graph.memory.allowed_bytes(sent) + sum(sent.values())
+    back, places = 0, []
+    for id, size in sorted(sent.items(), key=lambda item: -item[1]):
+        place = next((node for most, node in from_here if most + back + size <= room), None)
+        if place is not None:
+            back += size
+            places.append(([id], place))
+    return places
