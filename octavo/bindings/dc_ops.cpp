@@ -157,7 +157,7 @@ TORCH_LIBRARY(dc, m) {
   // said to change keeps the operator in its place.
   m.def("reduce_grads(Tensor[] grads, Tensor(a!) token, int graph_id, int[] ids) -> ()", compilable);
   m.def("finish_backward(Tensor(a!) token, int graph_id, int? n_grads=None) -> ()", compilable);
-  for (const char* moves : {"offload_states", "reload_states"}) {
+  for (const char* moves : {"offload_params", "reload_params", "offload_states", "reload_states"}) {
     m.def((std::string(moves) + "(Tensor(a!) token, int graph_id, int[] ids) -> ()").c_str(), compilable);
   }
   m.def("wait_offloads(Tensor(a!) token, int graph_id) -> ()", compilable);
@@ -183,6 +183,8 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
   m.impl("wait_params", dc_wait_params);
   m.impl("reduce_grads", dc_reduce_grads);
   m.impl("finish_backward", dc_finish_backward);
+  m.impl("offload_params", dc_move_several<&Engine::offload_params>);
+  m.impl("reload_params", dc_move_several<&Engine::reload_params>);
   m.impl("offload_states", dc_move_several<&Engine::offload_states>);
   m.impl("reload_states", dc_move_several<&Engine::reload_states>);
   m.impl("wait_offloads", dc_wait_offloads);
@@ -207,7 +209,7 @@ TORCH_LIBRARY_IMPL(dc, Meta, m) {
   m.impl("wait_params", fake_of(dc_wait_params));
   m.impl("reduce_grads", fake_of(dc_reduce_grads));
   m.impl("finish_backward", fake_of(dc_finish_backward));
-  for (const char* moves : {"offload_states", "reload_states"}) {
+  for (const char* moves : {"offload_params", "reload_params", "offload_states", "reload_states"}) {
     m.impl(moves, [](const at::Tensor&, long, at::IntArrayRef) {});
   }
   m.impl("wait_offloads", fake_of(dc_wait_offloads));

@@ -153,6 +153,10 @@ class OCTAVO_API Engine {
   void offload_parameter(long graph_id, long ds_id);
   void reload_parameter(long graph_id, long ds_id);
 
+  /// Several, which need not be of the graph.
+  void offload_params(long graph_id, const std::vector<long>& ds_ids);
+  void reload_params(long graph_id, const std::vector<long>& ds_ids);
+
   // ---- what the optimizer keeps, which waits on the host between its steps: HostedStates
 
   /// What it keeps of a parameter, before a step in which it is to wait; other tensors than before where it has others.

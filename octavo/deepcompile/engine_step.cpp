@@ -143,6 +143,16 @@ void Engine::reload_parameter(long graph_id, long ds_id) {
   param_registry->reload(ds_id);
 }
 
+void Engine::offload_params(long graph_id, const std::vector<long>& ds_ids) {
+  executor(graph_id);
+  for (const long id : ds_ids) param_registry->offload(id);
+}
+
+void Engine::reload_params(long graph_id, const std::vector<long>& ds_ids) {
+  executor(graph_id);
+  for (const long id : ds_ids) param_registry->reload(id);
+}
+
 // ---- what the optimizer keeps
 
 void Engine::set_states(long ds_id, std::vector<at::Tensor> states) {

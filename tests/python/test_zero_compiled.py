@@ -257,7 +257,7 @@ def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_what_moves_memory_beside_a_graph_is_not_dropped(one_rank, backend):
-    names = ["offload_states", "reload_states", "wait_offloads"]
+    names = ["offload_params", "reload_params", "offload_states", "reload_states", "wait_offloads"]
     (said,) = one_rank.run(run_beside, backend, names, timeout_s=200)
     assert len(said) == len(names)
     assert all("no engine of this process has graph 5" in words for words in said)

@@ -163,7 +163,7 @@ def interrupted(rank: int, stage: int, passes: list[str], folder: str, is_interr
     return losses + run.steps(rank, 2)[0], run.own()
 
 
-@pytest.mark.parametrize("pass_name", [OFFLOAD])
+@pytest.mark.parametrize("pass_name", [OFFLOAD, "offload_parameters"])
 def test_a_state_is_whole_when_it_is_saved_loaded_and_looked_at(two_ranks, tmp_path, pass_name) -> None:
     plain = two_ranks.run(interrupted, 3, GATHER, str(tmp_path / "plain"), False)
     ours = two_ranks.run(interrupted, 3, [*GATHER, pass_name], str(tmp_path / "ours"), pass_name == OFFLOAD)
@@ -191,6 +191,28 @@ def test_a_state_is_whole_after_an_error_in_the_step(two_ranks) -> None:
         require_same(one, other)
 
 
+# ---- a rank's parts of parameters
+
+
+def test_parts_of_parameters_wait_on_the_host(two_ranks) -> None:
+    plain = two_ranks.run(trained, 3, GATHER, {})
+    for passes in (["offload_parameters"], ["prefetch", "offload_parameters"], [OFFLOAD, "offload_parameters"]):
+        offloaded = two_ranks.run(trained, 3, [*GATHER, *passes], {})
+        less = PARAMETER_BYTES // 2 + (STATE_BYTES // 2 if OFFLOAD in passes else 0)
+        for theirs, ours in zip(plain, offloaded, strict=True):
+            require_same(ours, theirs)
+            assert theirs[1] - ours[1] == less
+
+
+def test_parts_beside_whole_parameters_do_so_too(two_ranks) -> None:
+    options = {"gather": "int8"}
+    plain = two_ranks.run(trained, 2, REDUCE, options)
+    offloaded = two_ranks.run(trained, 2, [*REDUCE, "offload_parameters"], options)
+    for theirs, ours in zip(plain, offloaded, strict=True):
+        require_same(ours, theirs)
+        assert theirs[1] - ours[1] == PARAMETER_BYTES // 2
+
+
 # ---- refusals
 
 
@@ -210,8 +232,18 @@ def refused(rank: int, options: dict[str, Any], device: str, passes: list[str], 
     ("arguments", "words"),
     [
         (({"zero_stage": 2}, "cpu", ["reduce", OFFLOAD]), "to the host, and the model is there already"),
+        (({"zero_stage": 3}, "cpu", ["gather", "offload_parameters"]), "and the model is there already"),
         (({"zero_stage": 2}, "cpu", ["reduce", "offload_activations"]), "and the model is there already"),
         (({"zero_stage": 2}, "sycl", ["reduce", OFFLOAD], "PagedAdamW"), "PagedAdamW pages what it keeps by itself"),
+        (({"zero_stage": 2}, "sycl", ["reduce", "offload_parameters"]), "in stage 2 that is something with"),
+        (
+            ({"zero_stage": 3}, "sycl", ["gather", "offload_parameters", "prefetch"]),
+            "offload_parameters comes after prefetch",
+        ),
+        (
+            ({"zero_stage": 3}, "sycl", ["gather", "selective_gather", "offload_parameters"]),
+            "offload_parameters and selective_gather exclude each other",
+        ),
     ],
 )
 def test_what_would_gain_nothing_is_refused(two_ranks, arguments, words) -> None:

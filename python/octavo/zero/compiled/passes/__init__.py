@@ -11,6 +11,7 @@ from octavo.zero.compiled.graph import ZeroGraph
 from octavo.zero.compiled.passes.gather import gather
 from octavo.zero.compiled.passes.offload_activations import offload_activations
 from octavo.zero.compiled.passes.offload_optimizer import offload_optimizer
+from octavo.zero.compiled.passes.offload_parameters import offload_parameters
 from octavo.zero.compiled.passes.prefetch import prefetch
 from octavo.zero.compiled.passes.reduce import reduce
 from octavo.zero.compiled.passes.selective_gather import selective_gather
@@ -65,6 +66,15 @@ def _no_optimizer_to_offload(setting: Setting) -> str:
     return _on_the_host(setting)
 
 
+def _no_parameters_to_offload(setting: Setting) -> str:
+    if setting.stage < 3 and not setting.has_parts_apart:
+        return (
+            f"moves what a rank has apart from the parameters that graphs compute with: in stage {setting.stage} that "
+            f"is something with a codec of gather alone"
+        )
+    return _on_the_host(setting)
+
+
 _GATHERED = frozenset({"gathered"})
 
 BUILT_IN: Mapping[str, Pass] = {
@@ -76,6 +86,16 @@ BUILT_IN: Mapping[str, Pass] = {
     "offload_optimizer": Pass(
         offload_optimizer,
         Contract(provides=frozenset({"optimizer offloaded"}), needs_profile=True, why_not=_no_optimizer_to_offload),
+    ),
+    "offload_parameters": Pass(
+        offload_parameters,
+        Contract(
+            provides=frozenset({"parameters offloaded"}),
+            conflicts=frozenset({"selective_gather"}),  # which takes memory for what this gives up
+            after=frozenset({"gather", "prefetch"}),  # they say where parameters are needed
+            needs_profile=True,
+            why_not=_no_parameters_to_offload,
+        ),
     ),
 }
 
