@@ -117,6 +117,11 @@ at::Tensor dc_move(at::Tensor a, long graph_id, long id) {
   return on_graph(graph_id, id, [&](dc::Engine& engine) { return (engine.*move)(a, graph_id, id); }, "value");
 }
 
+template <void (dc::Engine::*finish)(at::Tensor, long, long)>
+void dc_finish_move(const at::Tensor& a, long graph_id, long id) {
+  on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*finish)(a, graph_id, id); }, "value");
+}
+
 template <void (dc::Engine::*move)(long, long)>
 void dc_move_param(at::Tensor, long graph_id, long id) {
   on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
@@ -141,8 +146,8 @@ TORCH_LIBRARY(dc, m) {
   m.def("reduce_grad(Tensor a, int graph_id, int id) -> Tensor");
   m.def("free_tensors(Tensor[] a) -> ()");
   m.def("end_backward(Any deps, int graph_id, bool release_reduce_buckets) -> ()");
-  m.def("offload_tensor(Tensor a, int graph_id, int id) -> Tensor");
-  m.def("reload_tensor(Tensor a, int graph_id, int id) -> Tensor");
+  m.def("offload_tensor(Tensor a, int graph_id, int id) -> Tensor", compilable);
+  m.def("reload_tensor(Tensor a, int graph_id, int id) -> Tensor", compilable);
   m.def("wait_offload(Tensor a, int graph_id, int id) -> Tensor");
   m.def("wait_reload(Tensor a, int graph_id, int id) -> Tensor");
   m.def("offload_parameter(Tensor a, int graph_id, int id) -> ()");
@@ -157,6 +162,8 @@ TORCH_LIBRARY(dc, m) {
   // said to change keeps the operator in its place.
   m.def("reduce_grads(Tensor[] grads, Tensor(a!) token, int graph_id, int[] ids) -> ()", compilable);
   m.def("finish_backward(Tensor(a!) token, int graph_id, int? n_grads=None) -> ()", compilable);
+  m.def("finish_offload(Tensor(a!) value, int graph_id, int id) -> ()", compilable);
+  m.def("finish_reload(Tensor(a!) reloaded, int graph_id, int id) -> ()", compilable);
   for (const char* moves : {"offload_params", "reload_params", "offload_states", "reload_states"}) {
     m.def((std::string(moves) + "(Tensor(a!) token, int graph_id, int[] ids) -> ()").c_str(), compilable);
   }
@@ -183,6 +190,8 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
   m.impl("wait_params", dc_wait_params);
   m.impl("reduce_grads", dc_reduce_grads);
   m.impl("finish_backward", dc_finish_backward);
+  m.impl("finish_offload", dc_finish_move<&Engine::finish_offload>);
+  m.impl("finish_reload", dc_finish_move<&Engine::finish_reload>);
   m.impl("offload_params", dc_move_several<&Engine::offload_params>);
   m.impl("reload_params", dc_move_several<&Engine::reload_params>);
   m.impl("offload_states", dc_move_several<&Engine::offload_states>);
@@ -211,6 +220,9 @@ TORCH_LIBRARY_IMPL(dc, Meta, m) {
   m.impl("finish_backward", fake_of(dc_finish_backward));
   for (const char* moves : {"offload_params", "reload_params", "offload_states", "reload_states"}) {
     m.impl(moves, [](const at::Tensor&, long, at::IntArrayRef) {});
+  }
+  for (const char* finishes : {"finish_offload", "finish_reload"}) {
+    m.impl(finishes, [](const at::Tensor&, long, long) {});
   }
   m.impl("wait_offloads", fake_of(dc_wait_offloads));
 }

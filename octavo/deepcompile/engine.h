@@ -149,6 +149,10 @@ class OCTAVO_API Engine {
   at::Tensor reload_tensor(at::Tensor tensor, long graph_id, long id);
   at::Tensor wait_offload(at::Tensor tensor, long graph_id, long id);
   at::Tensor wait_reload(at::Tensor tensor, long graph_id, long id);
+  /// The second halves for a compiled graph, which may use the memory for something else afterwards: that of the value
+  /// that was offloaded, and that which was reloaded.
+  void finish_offload(at::Tensor value, long graph_id, long id);
+  void finish_reload(at::Tensor reloaded, long graph_id, long id);
   /// A parameter of the graph: DSParam.
   void offload_parameter(long graph_id, long ds_id);
   void reload_parameter(long graph_id, long ds_id);

@@ -133,6 +133,10 @@ at::Tensor Engine::wait_reload(at::Tensor tensor, long graph_id, long id) {
   return flags->profile && !offload.is_reloading(id) ? tensor : offload.wait_reload(id);
 }
 
+void Engine::finish_offload(at::Tensor, long graph_id, long id) { offload_of(graph_id).wait_offload(id); }
+
+void Engine::finish_reload(at::Tensor, long graph_id, long id) { offload_of(graph_id).hand_over_reloaded(id); }
+
 void Engine::offload_parameter(long graph_id, long ds_id) {
   executor(graph_id).requireParam(ds_id);
   param_registry->offload(ds_id);

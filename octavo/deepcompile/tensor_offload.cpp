@@ -61,6 +61,11 @@ at::Tensor TensorOffload::wait_reload(long id) {
   return entry.reloaded;
 }
 
+void TensorOffload::hand_over_reloaded(long id) {
+  wait_reload(id);
+  at(id).reloaded.reset();
+}
+
 void TensorOffload::clear_reloaded() {
   for (auto& [id, entry] : entries_) entry.reloaded.reset();
 }

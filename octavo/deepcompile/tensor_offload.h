@@ -28,6 +28,8 @@ class OCTAVO_API TensorOffload {
   at::Tensor reload(long id);
   /// What the device's current stream gets from now on waits for the values, which are returned.
   at::Tensor wait_reload(long id);
+  /// As wait_reload(), and leaves the memory to who has it.
+  void hand_over_reloaded(long id);
   bool is_reloading(long id) const { return entries_.contains(id) && entries_.at(id).reloaded.defined(); }
 
   /// After a backward pass: gives up what was brought back. The host's memory stays for the next step.

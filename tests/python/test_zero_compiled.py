@@ -232,6 +232,46 @@ def test_passes_without_gradients_gather_too(two_ranks):
         assert losses[-1] < losses[0]
 
 
+def with_values_copied(rank: int, backend: str, copied: bool) -> tuple[list[float], list[int]]:
+    """As if the CPU were a device. The numbers of values that are sent and that come back."""
+    from octavo.zero.compiled.passes.offload_activations import offload_activations
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))))
+    config = {"zero_stage": 2, "compile": backend}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    engine._compiler._memory.min_offload_bytes = 2**10
+    moved = []
+
+    def see(graph: ZeroGraph) -> None:
+        for name in ("offload_tensor", "finish_offload", "reload_tensor", "finish_reload"):
+            moved.extend([name] * len(graph.calls(getattr(torch.ops.dc, name).default)))
+
+    engine.register_compile_pass("copy", offload_activations if copied else lambda graph: None, Contract())
+    engine.register_compile_pass("see", see, Contract())
+    engine.set_compile_schedule([(0, ["reduce", "copy", "see"])])
+    losses = []
+    for step in range(4):
+        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses, moved
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_values_for_the_backward_pass_are_those_that_were_sent(two_ranks, backend):
+    plain = two_ranks.run(with_values_copied, backend, False, timeout_s=200)
+    for (losses, moved), (expected, nothing) in zip(
+        two_ranks.run(with_values_copied, backend, True, timeout_s=200), plain, strict=True
+    ):
+        assert losses == expected
+        assert nothing == [] and len(moved) >= 4 * 5
+        assert len({moved.count(name) for name in moved}) == 1
+
+
 def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:
     """What each of these operators says that a pass puts beside a graph, under the number of another one."""
     said = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._inductor.compile_fx import compile_fx
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
@@ -155,7 +156,12 @@ class ZeroCompiler:
             return self._add(graph, ids, graph_id, is_backward, inductor_compiler(graph_inputs, options))
 
         options = {**INDUCTOR_OPTIONS, "custom_partitioner_fn": _Partitioner(ids, graph_id)}
-        return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=options)
+        with functorch_config.patch(donated_buffer=self._may_reuse_saved_memory()):
+            return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=options)
+
+    def _may_reuse_saved_memory(self) -> bool:
+        """Generated code may write to the memory of saved values after their last use; not where that is the host's."""
+        return not any("offload_activations" in names for _, names in self._schedule)
 
     def _add(
         self, module: GraphModule, ids: Mapping[int, int], graph_id: int, is_backward: bool, compile: Compile
@@ -165,6 +171,7 @@ class ZeroCompiler:
             ZeroGraph,
             graph_id=graph_id,
             stage=self._stage,
+            device=self._setting.device,
             is_backward=is_backward,
             transfer_bytes=self._transfer_bytes,
             memory=self._memory,

@@ -38,13 +38,14 @@ class Profile:
 @dataclass
 class ZeroGraph:
     """``module``: what passes edit, and nothing else. ``graph_id``: what its operators carry, equal for a forward pass
-    and its backward pass. ``transfer_bytes``: of parameters that travel together.
+    and its backward pass. ``device``: of the model, its type. ``transfer_bytes``: of parameters that travel together.
     ``profile``: of a step before; None: none was measured yet. ``later_bytes``: the most that was allocated in the
     backward passes of graphs that come after this one's."""
 
     module: GraphModule
     graph_id: int
     stage: int
+    device: str
     is_backward: bool
     transfer_bytes: int
     memory: Memory

@@ -82,7 +82,7 @@ BUILT_IN: Mapping[str, Pass] = {
     "reduce": Pass(reduce, Contract(provides=frozenset({"reduced early"}))),
     "prefetch": Pass(prefetch, Contract(requires=_GATHERED, stages=frozenset({3}), needs_profile=True)),
     "selective_gather": Pass(selective_gather, Contract(requires=_GATHERED, stages=frozenset({3}), needs_profile=True)),
-    "offload_activations": Pass(offload_activations, Contract(backends=frozenset({"aot_eager"}), why_not=_on_the_host)),
+    "offload_activations": Pass(offload_activations, Contract(why_not=_on_the_host)),
     "offload_optimizer": Pass(
         offload_optimizer,
         Contract(provides=frozenset({"optimizer offloaded"}), needs_profile=True, why_not=_no_optimizer_to_offload),

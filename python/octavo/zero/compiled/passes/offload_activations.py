@@ -11,11 +11,13 @@ from torch.fx import Node
 from octavo.zero.compiled.graph import ZeroGraph, size_bytes, users
 from octavo.zero.compiled.partition import SAVED
 
+_OFFLOAD, _RELOAD = torch.ops.dc.offload_tensor.default, torch.ops.dc.reload_tensor.default
+
 
 def offload_activations(graph: ZeroGraph) -> None:
     """Of values of some MiB, whose copy begins after their last use in the forward pass, and back before their first
     use in the backward pass. At first all of them; once a step was measured, the largest stay on the device as far as
-    there is memory to spare. Not on the CPU, whose memory is the host's."""
+    there is memory to spare."""
     saved = {node.meta[SAVED]: node for node in graph.nodes if node.meta.get(SAVED) is not None}
     for number, node in _moving(graph, saved).items():
         if graph.is_backward:
@@ -24,13 +26,14 @@ def offload_activations(graph: ZeroGraph) -> None:
             _send(graph, node, number)
     if graph.is_backward:
         _start_one_ahead(graph)
+    else:
+        _finish_one_behind(graph)
 
 
 def _moving(graph: ZeroGraph, saved: dict[int, Node]) -> dict[int, Node]:
     moving: dict[int, Node] = {}
     for number, node in sorted(saved.items(), key=lambda item: -size_bytes(item[1])):
-        value = node.meta["val"]
-        if value.device.type == "cpu" or size_bytes(node) < graph.memory.min_offload_bytes:
+        if size_bytes(node) < graph.memory.min_offload_bytes or node.meta["val"].device.type != graph.device:
             continue
         name = (graph.graph_id, number)
         if name in graph.memory.staying:
@@ -48,22 +51,29 @@ def _send(graph: ZeroGraph, node: Node, number: int) -> None:
     output = graph.module.graph.output_node()
     last = next(n for n in reversed(graph.nodes) if n is node or n in users(node))
     arguments = (node, graph.graph_id, number)
-    on_host = graph.insert(last.next, torch.ops.dc.offload_tensor.default, arguments, node.meta["val"])
+    on_host = graph.insert(last.next, _OFFLOAD, arguments, torch.empty_like(node.meta["val"]))
     output.replace_input_with(node, on_host)
+
+
+def _finish_one_behind(graph: ZeroGraph) -> None:
+    """Inductor may use a value's memory again after its last reader, and the copy goes on beside the graph: it is said
+    to end when the next one begins. Nothing changes values there, so it does not matter when others read them."""
+    sent = graph.calls(_OFFLOAD)
+    for node, following in zip(sent, [*sent[1:], graph.module.graph.output_node()], strict=True):
+        graph.insert(following, torch.ops.dc.finish_offload.default, node.args)
 
 
 def _bring_back(graph: ZeroGraph, node: Node, number: int) -> None:
     using = users(node)
     first = next(n for n in graph.nodes if n in using)
-    arguments = (node, graph.graph_id, number)
-    graph.insert(first, torch.ops.dc.reload_tensor.default, arguments, node.meta["val"])
-    there = graph.insert(first, torch.ops.dc.wait_reload.default, arguments, node.meta["val"])
+    there = graph.insert(first, _RELOAD, (node, graph.graph_id, number), torch.empty_like(node.meta["val"]))
+    graph.insert(first, torch.ops.dc.finish_reload.default, (there, graph.graph_id, number))
     for user in using:
         user.replace_input_with(node, there)
 
 
 def _start_one_ahead(graph: ZeroGraph) -> None:
     """Each copy begins when the one before it has come."""
-    waits = [node for node in graph.nodes if node.target == torch.ops.dc.wait_reload.default]
+    waits = graph.calls(torch.ops.dc.finish_reload.default)
     for before, wait in pairwise(waits):
-        before.append(wait.prev)
+        before.append(wait.args[0])
