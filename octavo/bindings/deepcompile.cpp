@@ -25,13 +25,14 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 /// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
 std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
                                         const std::optional<Plan>& gather, double deadline_s,
-                                        std::optional<bool> symmetric_memory) {
+                                        std::optional<bool> symmetric_memory, const StatePaging& paging) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
   if (gather && !gather->dense()) options.gather_codec = gather->codec;
   options.deadline = milliseconds(deadline_s);
   options.symmetric_memory = symmetric_memory;
+  options.paging = paging;
   return std::make_unique<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
 }
 
@@ -54,7 +55,8 @@ void bind_engine(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(m, "Engine")
       .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
-           py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none())
+           py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none(),
+           py::arg("paging") = StatePaging())
       .def(
           "owned",
           [](const Engine& engine, std::uint64_t count) {

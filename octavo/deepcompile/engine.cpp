@@ -153,7 +153,7 @@ void Engine::make_shared_parts() {
   why_no_symmetric_memory_ = std::move(reached.why_not);
   use_symm_mem = why_no_symmetric_memory_.empty();
   const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
-  auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_);
+  auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_, options_.paging);
   gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec, flags);
   fresh_ = std::make_shared<FreshGather>(gather_, param_registry);
   reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "octavo/comm/plan.h"
+#include "octavo/comm/state/state_memory.h"
 #include "octavo/deepcompile/flags.h"
 #include "octavo/deepcompile/fresh_gather.h"
 #include "octavo/deepcompile/gradient_sum.h"
@@ -36,6 +37,7 @@ struct EngineOptions {
   /// Ranks send one another bytes through memory that they share. Not given: where they can, which they try together;
   /// true: the same, and false: they do not. All ranks give the same.
   std::optional<bool> symmetric_memory = std::nullopt;
+  StatePaging paging = {};  // of what the plan remembers from step to step; ranks may differ
   Flags flags = {};
 };
 

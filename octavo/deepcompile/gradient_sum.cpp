@@ -25,10 +25,12 @@ std::vector<ParameterInfo> infos_of(const std::vector<SummedParam>& params) {
 
 }  // namespace
 
-GradientSum::GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params)
+GradientSum::GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params,
+                         StatePaging paging)
     : params_(std::move(params)) {
   for (std::size_t i = 0; i < params_.size(); ++i) indices_.emplace(params_[i].id, i);
-  compressor_ = std::make_unique<Compressor>(std::move(wire), plan, infos_of(params_), Collective::reduce_to_owners);
+  compressor_ = std::make_unique<Compressor>(std::move(wire), plan, infos_of(params_), Collective::reduce_to_owners,
+                                             /*shards=*/nullptr, /*host=*/nullptr, std::move(paging));
 }
 
 std::size_t GradientSum::index_of(long id) const {

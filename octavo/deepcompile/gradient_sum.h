@@ -31,7 +31,8 @@ struct SummedParam {
 /// the same order, with the same parameters. Throws what Compressor does.
 class OCTAVO_API GradientSum {
  public:
-  GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params);
+  /// `paging`: of what the plan remembers.
+  GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params, StatePaging paging = {});
 
   /// What this rank owns of a parameter. Throws Error invalid_argument for an id that is none of these.
   Range owned(long id) const;

@@ -16,6 +16,8 @@ from test_fsdp import Odd as ShardedOdd
 from test_fsdp import digest as sharded_digest
 from test_fsdp import shard
 from test_fsdp import step_once as step_sharded
+from test_zero import Odd as ZeroOdd
+from test_zero import step_once as step_by_zero
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -110,6 +112,37 @@ def test_on_shards(two_ranks):
     require_same(two_ranks.run(sharded, PAGED), two_ranks.run(sharded, {}))
 
 
+def by_zero(rank: int, stage: int, paging: Options) -> tuple[list[str], dict]:
+    """Built anew after 2 steps, from a checkpoint of all but the engine's own options."""
+    digests, state = [], None
+    for _ in range(2):
+        config = {"zero_stage": stage, "plan": "int4+ef", "bucket_mib": 0.02} | paging
+        engine = octavo.initialize(model := ZeroOdd(), torch.optim.SGD(model.parameters(), lr=0.05), config)
+        if state is not None:
+            engine.handle.load_state_dict(state)
+        for batch in range(2):
+            step_by_zero(engine, rank, batch)
+            digests.append(digest(nn.ParameterList(part.values.detach().to_local() for part in engine.parts.values())))
+        require_paged(list(engine.handle._compressor.residuals().values()), bool(paging))
+        state = engine.handle.state_dict()
+    return digests, state
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_by_zero(two_ranks, stage, tmp_path):
+    unpaged = two_ranks.run(by_zero, stage, {})
+    require_same(two_ranks.run(by_zero, stage, PAGED), unpaged)
+    require_same(two_ranks.run(by_zero, stage, PAGED | {"page_dir": str(tmp_path)}), unpaged)
+
+
+def zero_on_one_rank(rank: int) -> tuple[list[str], dict]:
+    return by_zero(rank, 2, PAGED if rank == 1 else {})
+
+
+def test_ranks_of_zero_may_differ(two_ranks):
+    require_same(two_ranks.run(zero_on_one_rank), two_ranks.run(by_zero, 2, {}))
+
+
 def one_rank_alone(rank: int, first: int) -> tuple[list[str], dict]:
     return train(rank, "int4+ef", PAGED if rank == first else {})
 
@@ -149,6 +182,8 @@ def refuse_a_missing_directory(rank: int, page_dir: str) -> None:
 
 def test_directories_that_are_of_no_use_are_refused(two_ranks, tmp_path):
     two_ranks.run(refuse_a_missing_directory, str(tmp_path / "missing"))
+    with pytest.raises(ValueError, match=r"\[zero.initialize\] expected is_paged with a page_dir"):
+        octavo.zero.ZeroConfig(2, page_dir=str(tmp_path))
     with pytest.raises(ValueError, match=r"\[compress\] page_dir is for paged states.*is_paged=True"):
         octavo.compress(nn.Linear(4, 4), "int4+ef", page_dir=str(tmp_path))
     for build in (OneBitAdamW, OneBitLamb):

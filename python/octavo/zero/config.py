@@ -24,7 +24,8 @@ class ZeroConfig:
     (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``seed``: of what the plan draws.
     ``timeout_s``: how long a rank waits for the others. ``symmetric_memory``: ranks send one another what they have
     through memory that they share, with the same bits; None: where all ranks are on one host; True warns where they
-    cannot; False: they use the network."""
+    cannot; False: they use the network. ``is_paged`` and ``page_dir``: of what the plan remembers from step to step, as
+    of ``octavo.compress``; ranks may differ."""
 
     zero_stage: int
     plan: str | Plan = "dense"
@@ -39,6 +40,8 @@ class ZeroConfig:
     seed: int = 0
     timeout_s: float = 300.0
     symmetric_memory: bool | None = None
+    is_paged: bool = False
+    page_dir: str | None = None
 
     def __post_init__(self) -> None:
         self._require(self.zero_stage in (1, 2, 3), "zero_stage as 1, 2 or 3", self.zero_stage)
@@ -47,6 +50,7 @@ class ZeroConfig:
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
         self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
+        self._require(self.is_paged or self.page_dir is None, "is_paged with a page_dir", self.page_dir)
 
     @staticmethod
     def _require(condition: bool, expected: str, got: object) -> None:
@@ -69,6 +73,7 @@ class ZeroConfig:
     def shared(self) -> dict[str, Any]:
         """What must be equal on all ranks, as text; ``exempt`` may be a function."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        del values["exempt"], values["timeout_s"]
+        for own in ("exempt", "timeout_s", "is_paged", "page_dir"):
+            del values[own]
         values |= {"plan": str(as_plan(self.plan)), "compile": str(compile_config(self.compile))}
         return values | {"gather": None if self.gather is None else str(as_plan(self.gather))}

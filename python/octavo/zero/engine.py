@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from octavo import _C
-from octavo._C import Plan
+from octavo._C import Plan, StatePaging
 from octavo.ddp import Handle, exemption, require_same_on_all_ranks
 from octavo.finite import all_finite
 from octavo.plan import as_plan
@@ -359,8 +359,9 @@ class ZeroEngine:
         )
         of_model = sum(p.numel() for p in self._parameters.values())
         elements = max(1, min(int(self.config.bucket_mib * 2**20) // 4, of_model))
+        paging = StatePaging(self.config.is_paged, self.config.page_dir or "")
         return _C.Engine(
-            rendezvous.connect(), elements, plan, gather, self.config.timeout_s, self.config.symmetric_memory
+            rendezvous.connect(), elements, plan, gather, self.config.timeout_s, self.config.symmetric_memory, paging
         )
 
     def _share_out(self, name: str, exempt: bool) -> OwnPart:

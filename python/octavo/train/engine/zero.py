@@ -44,6 +44,7 @@ class ZeroEngine(Engine):
             "clip_norm": config.clip_norm,
             "seed": config.seed,
             "timeout_s": config.timeout_s,
+            "is_paged": config.is_paged,
         }
         self._zero = world.agree(lambda: octavo.initialize(model, optimizer, options, group=group))
         device = next(model.parameters()).device
