@@ -87,3 +87,18 @@ def test_paged_states_are_managed_and_none_of_the_devices(fresh_ranks: RankPool,
     assert paged["peak_managed_bytes"] == pytest.approx(states + residuals, rel=0.02)
     assert device["peak_managed_bytes"] == 0
     assert device["peak_device_bytes"] - paged["peak_device_bytes"] > 0.9 * states
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("stage, compiled", [(1, False), (2, False), (3, False), (3, True)])
+def test_zero_trains_as_on_the_cpu(two_ranks: RankPool, tmp_path: Path, stage: int, compiled: bool) -> None:
+    runs = {}
+    for device in ("cpu", "sycl"):
+        (tmp_path / device).mkdir()
+        options = dict(plan="dense", clip_norm=0.5, grad_accum=2, compile=compiled and device == "sycl")
+        config = nano_config(tmp_path / device, device=device, zero=stage, **options)
+        summary = train(two_ranks, config)
+        runs[device] = [record["loss"] for record in read_curve(Path(config.out))], summary["eval_loss"]
+        assert (summary["device"], summary["zero_stage"]) == (device, stage)
+    assert runs["sycl"][0] == pytest.approx(runs["cpu"][0], rel=1e-5)
+    assert runs["sycl"][1] == pytest.approx(runs["cpu"][1], rel=1e-5)

@@ -35,11 +35,13 @@ class ZeroEngine(Engine):
         self._steps = 0
         optimizer = world.agree(lambda: build_optimizer(config, model))
         self._order = [name for group in names_by_group(optimizer, model) for name in group]
+        device = next(model.parameters()).device
         options = {
             "zero_stage": config.zero,
             "plan": plan_of(config),
             "gather": config.gather,
-            "compile": config.compile,
+            # Inductor has no code for sycl
+            "compile": "aot_eager" if config.compile and device.type == "sycl" else config.compile,
             "accumulation_steps": config.grad_accum,
             "clip_norm": config.clip_norm,
             "seed": config.seed,
@@ -47,7 +49,6 @@ class ZeroEngine(Engine):
             "is_paged": config.is_paged,
         }
         self._zero = world.agree(lambda: octavo.initialize(model, optimizer, options, group=group))
-        device = next(model.parameters()).device
         super().__init__(config, world, model, precision, device, optimizer, self._zero.handle)
 
     def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
