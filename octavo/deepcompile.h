@@ -6,6 +6,7 @@
 #include "octavo/deepcompile/executor.h"
 #include "octavo/deepcompile/flags.h"
 #include "octavo/deepcompile/fresh_gather.h"
+#include "octavo/deepcompile/gradient_order.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/graph_ids.h"
 #include "octavo/deepcompile/meta.h"

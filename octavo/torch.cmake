@@ -105,6 +105,7 @@ add_library(octavo SHARED
   deepcompile/engine_step.cpp
   deepcompile/executor.cpp
   deepcompile/fresh_gather.cpp
+  deepcompile/gradient_order.cpp
   deepcompile/gradient_sum.cpp
   deepcompile/graph_ids.cpp
   deepcompile/host_copy.cpp

@@ -23,9 +23,11 @@ namespace {
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 /// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
+/// `gradient_backend`: another connection, as of EngineOptions.
 std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
                                         const std::optional<Plan>& gather, double deadline_s,
-                                        std::optional<bool> symmetric_memory, const StatePaging& paging) {
+                                         std::optional<bool> symmetric_memory,
+                                         const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
@@ -33,6 +35,7 @@ std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t 
   options.deadline = milliseconds(deadline_s);
   options.symmetric_memory = symmetric_memory;
   options.paging = paging;
+  options.gradient_backend = gradient_backend.value_or(BackendPtr());
   return std::make_unique<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
 }
 
@@ -56,7 +59,7 @@ void bind_engine(py::module_& m) {
   py::class_<Engine>(m, "Engine")
       .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
            py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none(),
-           py::arg("paging") = StatePaging())
+           py::arg("gradient_backend") = py::none(), py::arg("paging") = StatePaging())
       .def(
           "owned",
           [](const Engine& engine, std::uint64_t count) {
@@ -91,6 +94,8 @@ void bind_engine(py::module_& m) {
       .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
+      .def("order_gradients", &Engine::order_gradients, py::arg("graph_id"), py::arg("expected"), py::arg("learns"),
+           no_gil)
       .def("why_no_symmetric_memory", &Engine::why_no_symmetric_memory)
       .def("start_backward", &Engine::start_backward, py::arg("update"))
       .def("take_grad", &Engine::take_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)

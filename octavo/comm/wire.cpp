@@ -59,10 +59,11 @@ std::uint8_t* Transfer::from(int sender) const {
   return posting_ ? posting_->from(sender) : from_[static_cast<std::size_t>(sender)];
 }
 
-Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline)
+Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline, std::uint64_t longest_message)
     : backend_(std::move(backend)),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       deadline_(deadline),
+      longest_message_(longest_message),
       rank_(backend_->getRank()),
       world_size_(backend_->getSize()) {}
 

@@ -59,7 +59,9 @@ class OCTAVO_API Transfer {
 /// where a peer fails (the process group must then be rebuilt), timeout after the deadline.
 class OCTAVO_API Wire {
  public:
-  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline);
+  /// `longest_message`: that a rank sends to another one, whatever it does; 0: not known.
+  Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
+       std::uint64_t longest_message = 0);
   ~Wire();
   Wire(const Wire&) = delete;
   Wire& operator=(const Wire&) = delete;
@@ -71,6 +73,10 @@ class OCTAVO_API Wire {
   /// buffers belong to the transfer until it was waited for.
   [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
+
+  /// What to receive a message of `bytes` bytes with, so that who sends another one is found by what it begins with:
+  /// Gloo ends the process of who receives more than it has room for, and is content with less.
+  std::uint64_t room_for(std::uint64_t bytes) const { return bytes < longest_message_ ? longest_message_ : bytes; }
 
   /// Whether exchange_in_place() may be called, of what kernels of this device write and read.
   bool shares_memory(c10::Device device) const;
@@ -101,6 +107,7 @@ class OCTAVO_API Wire {
   c10::intrusive_ptr<c10d::Backend> backend_;
   SharedBackend* shared_;  // the back end; null: it is another one
   std::chrono::milliseconds deadline_;
+  std::uint64_t longest_message_;
   int rank_, world_size_;
   std::atomic<std::uint64_t> sent_bytes_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/comm/shared/shared_backend.h"
@@ -75,6 +76,7 @@ void Engine::cleanup() {
   use_symm_mem = false;
   why_no_symmetric_memory_.clear();
   backend_.reset();
+  options_ = {};
   process_group.reset();
   *flags = {};
 }
@@ -100,6 +102,7 @@ void Engine::require_registering(long ds_id) const {
 
 void Engine::add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options) {
   if (options.name.empty()) options.name = "parameter " + std::to_string(ds_id);
+  param_registry->setName(ds_id, options.name);
   params_.push_back({ds_id, std::move(options.name), shape, options.exempt});
 }
 
@@ -142,19 +145,39 @@ void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_s
   add(ds_id, ds_shape, std::move(options));
 }
 
+/// Of what ranks send in a transfer, as far as they keep to buckets: of all parameters where those are fewer.
+std::uint64_t Engine::longest_message() const {
+  std::uint64_t all = 0, largest = 0;
+  for (const SummedParam& param : params_) {
+    const std::uint64_t share = (productDim(param.shape) + 1) / static_cast<unsigned>(backend_->getSize()) + 64;
+    all += share;
+    largest = std::max(largest, share);
+  }
+  const std::uint64_t bucket = static_cast<std::uint64_t>(bucket_size_) / static_cast<unsigned>(backend_->getSize());
+  return sizeof(double) * std::min(all, 2 * bucket + largest) + sizeof(float) * params_.size() + 4096;
+}
+
+std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const {
+  return std::make_unique<Wire>(backend, options_.deadline, longest_message());
+}
+
 /// What graphs share: of the device of the parameters.
 void Engine::make_shared_parts() {
   if (sum_) return;
   if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::optional<bool> wanted = use_symm_mem ? true : options_.symmetric_memory;
+  auto& of_gradients = options_.gradient_backend;
+  if (of_gradients) {
+    of_gradients = reach_by_shared_memory(of_gradients, wanted, options_.deadline).backend;
+  }
   auto reached = reach_by_shared_memory(backend_, wanted, options_.deadline);
   backend_ = std::move(reached.backend);
   why_no_symmetric_memory_ = std::move(reached.why_not);
   use_symm_mem = why_no_symmetric_memory_.empty();
-  const auto wire = [&] { return std::make_unique<Wire>(backend_, options_.deadline); };
-  auto sum = std::make_shared<GradientSum>(wire(), options_.plan, params_, options_.paging);
-  gather_ = std::make_shared<ParamGather>(wire(), param_registry, options_.gather_codec, flags);
+  auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : backend_), options_.plan, params_,
+                                           options_.paging);
+  gather_ = std::make_shared<ParamGather>(new_wire(backend_), param_registry, options_.gather_codec, flags);
   fresh_ = std::make_shared<FreshGather>(gather_, param_registry);
   reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
   rs_stream_ = stream_beside(device);
@@ -192,6 +215,13 @@ void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
 void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
   make_shared_parts();
   register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_, fresh_);
+}
+
+void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
+  auto& reducing = *getExecutor<ReducingExecutor>(graph_id, executors);
+  // Among the gathers, whose order is the same on all ranks: who is at one more is found at the end of a pass.
+  reducing.useOrder(
+      std::make_unique<GradientOrder>(new_wire(backend_), graph_id, reducing.getParamIds(), expected, learns));
 }
 
 void Engine::unregister_graph(long graph_id) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
 #include <chrono>
@@ -37,6 +38,9 @@ struct EngineOptions {
   /// Ranks send one another bytes through memory that they share. Not given: where they can, which they try together;
   /// true: the same, and false: they do not. All ranks give the same.
   std::optional<bool> symmetric_memory = std::nullopt;
+  /// Between the same ranks, for gradients alone: ranks may then send a bucket before a gather or after it, as where
+  /// one waits longer for its gradients (Engine::order_gradients). Null: all travels by one.
+  c10::intrusive_ptr<c10d::Backend> gradient_backend = {};
   StatePaging paging = {};  // of what the plan remembers from step to step; ranks may differ
   Flags flags = {};
 };
@@ -96,6 +100,11 @@ class OCTAVO_API Engine {
   void register_graph_z1(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z2(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z3(long graph_id, const std::vector<long>& ds_ids);
+  /// Of a graph that not all ranks compute alike, as where a model decides by its data: from the next pass on each rank
+  /// may lack gradients, which are zeros then, and have them in another order. They come by take_grad() alone.
+  /// `expected`: in which order, of those that no rank lacks as a rule; others are sent at the end of a pass. `learns`:
+  /// from the first pass on ranks see for themselves, as GradientOrder does. On all ranks, between steps.
+  void order_gradients(long graph_id, const std::vector<long>& expected, bool learns);
   /// Nothing for one that is not registered.
   void unregister_graph(long graph_id);
   /// Where the reduced gradient of a parameter goes from now on, as of register_param(); undefined: it has no place.
@@ -217,6 +226,8 @@ class OCTAVO_API Engine {
   CustomOpExecutor& executor(long graph_id) const;
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
   TensorOffload& offload_of(long graph_id);
+  std::uint64_t longest_message() const;
+  std::unique_ptr<Wire> new_wire(const c10::intrusive_ptr<c10d::Backend>& backend) const;
 
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string why_no_symmetric_memory_;

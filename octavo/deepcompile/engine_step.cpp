@@ -229,7 +229,12 @@ Compressor& Engine::compressor() const {
 }
 
 std::uint64_t Engine::sent_bytes() const {
-  return sum_ ? sum_->compressor().stats().wire_bytes + gather_->sent_bytes() : 0;
+  if (!sum_) return 0;
+  std::uint64_t sent = sum_->compressor().stats().wire_bytes + gather_->sent_bytes();
+  for (const auto& [id, executor] : executors) {
+    if (const auto* reducing = dynamic_cast<const ReducingExecutor*>(executor.get())) sent += reducing->orderBytes();
+  }
+  return sent;
 }
 
 }  // namespace octavo::dc

@@ -59,6 +59,7 @@ class OCTAVO_API CustomOpExecutor {
   /// for something else.
   void blockOnCopies();
 
+  const std::vector<long>& getParamIds() const { return ds_ids_; }
   bool hasParam(long ds_id) const;
   /// Throws Error invalid_argument for a parameter that is none of the graph.
   void requireParam(long ds_id) const;

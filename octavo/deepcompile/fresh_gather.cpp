@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "octavo/deepcompile/released.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -29,6 +30,7 @@ std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<
   }
   gather_->start(ids, dtypes);
   for (const long id : ids) ++awaited_[id];
+  for (const at::Tensor& room : fresh) allow_access(room);  // compilers copy what wait() then writes to
   return fresh;
 }
 

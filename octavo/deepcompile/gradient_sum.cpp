@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/deepcompile/doing.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -66,17 +67,25 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
   // What is remembered of a parameter is read and written once a step: one of several graphs is of several steps.
   if (comes_again) begin_pass();
   for (const ReduceTask& task : tasks) in_step_.insert(task.getDSId());
-  job_ = compressor_->begin(bucket, std::move(slots));
   sent_ = std::move(tasks);
+  while_doing([&] { return doing(); }, [&] { job_ = compressor_->begin(bucket, std::move(slots)); });
 }
 
 std::vector<ReduceTask> GradientSum::receive() {
   if (!job_) return {};
   std::unique_ptr<Compressor::Job> job = std::move(job_);
-  std::vector<ReduceTask> come = std::exchange(sent_, {});
-  for (int next = 1; next < Compressor::transfers(*job); ++next) compressor_->advance(*job);
-  compressor_->finish(std::move(job));
-  return come;
+  while_doing([&] { return doing(); },
+              [&] {
+                for (int next = 1; next < Compressor::transfers(*job); ++next) compressor_->advance(*job);
+                compressor_->finish(std::move(job));
+              });
+  return std::exchange(sent_, {});
+}
+
+std::string GradientSum::doing() const {
+  std::vector<std::string> names;
+  for (const ReduceTask& task : sent_) names.push_back(params_[index_of(task.getDSId())].name);
+  return "the sum of the gradients of " + join_as_str(names, ", ", 200);
 }
 
 }  // namespace octavo::dc

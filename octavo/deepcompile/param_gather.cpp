@@ -8,6 +8,7 @@
 
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/layout.h"
+#include "octavo/deepcompile/doing.h"
 #include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
@@ -50,7 +51,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   }
   if (flags_->sync_before_allgather) synchronize(device);
   auto schedule = take_schedule(device);
-  schedule->begin(std::move(tensors), digest);
+  while_doing([&] { return doing(needed); }, [&] { schedule->begin(std::move(tensors), digest); });
   for (const long id : needed) registry_->beginGather(id);
   flights_.push_back(std::make_unique<Flight>(Flight{device, std::move(needed), std::move(schedule)}));
   if (!flags_->sync_after_allgather) return;
@@ -104,10 +105,16 @@ void ParamGather::wait(long id) {
   }
   const std::unique_ptr<Flight> flight = std::move(*found);
   flights_.erase(found);
-  flight->schedule->wait();
+  while_doing([&] { return doing(flight->ids); }, [&] { flight->schedule->wait(); });
   flight->schedule->decode_all();
   for (const long come : flight->ids) registry_->endGather(come);
   idle_.emplace_back(flight->device, std::move(flight->schedule));
+}
+
+std::string ParamGather::doing(const std::vector<long>& ids) const {
+  std::vector<std::string> names;
+  for (const long id : ids) names.push_back(registry_->nameOf(id));
+  return "the gather of " + join_as_str(names, ", ", 200);
 }
 
 void ParamGather::wait_all() {

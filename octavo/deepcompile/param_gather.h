@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "octavo/codec/codec.h"
@@ -42,6 +43,7 @@ class OCTAVO_API ParamGather {
   at::Tensor make_room(const DSParam& param, at::ScalarType dtype) const;
   Contribution contribution(const at::Tensor& whole) const;
   std::unique_ptr<GatherShards> take_schedule(c10::Device device);
+  std::string doing(const std::vector<long>& ids) const;
 
   std::unique_ptr<Wire> wire_;
   std::shared_ptr<DSParamRegistry> registry_;

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "octavo/deepcompile/released.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
@@ -26,7 +27,22 @@ const char* name_of(Gathered state) {
   fail(ErrorCode::invalid_argument, "deepcompile.registry", "parameter ", ds_id, " is ", name_of(state), ": ", what);
 }
 
+/// Whether all that the storage has is the tensor's.
+bool has_all_of_its_memory(const at::Tensor& tensor) { return tensor.storage().nbytes() == tensor.nbytes(); }
+
 }  // namespace
+
+/// What was not waited for, as after an error, is the user's again.
+DSParamRegistry::~DSParamRegistry() {
+  for (const auto& [id, entry] : entries_) {
+    if (entry.state == Gathered::in_flight) allow_access(entry.gathered);
+  }
+}
+
+std::string DSParamRegistry::nameOf(long ds_id) const {
+  const std::string& name = at(ds_id).name;
+  return name.empty() ? "parameter " + std::to_string(ds_id) : name;
+}
 
 const DSParamRegistry::Entry& DSParamRegistry::at(long ds_id) const {
   const auto found = entries_.find(ds_id);
@@ -101,11 +117,16 @@ void DSParamRegistry::beginGather(long ds_id) {
   entry.state = Gathered::in_flight;
   entry.turned_stale = false;
   entry.version = entry.param.getVersion();
+  if (!entry.param.isPartitioned() || !has_all_of_its_memory(entry.gathered)) return;
+  forbid_access(entry.gathered, "[deepcompile.registry] " + nameOf(ds_id) +
+                                    " is on its way to this rank: wait for its " +
+                                    "gather (wait_allgather, wait_params) before it is used");
 }
 
 void DSParamRegistry::endGather(long ds_id) {
   Entry& entry = at(ds_id);
   if (entry.state != Gathered::in_flight) refuse(ds_id, entry.state, "there is no gather to wait for");
+  allow_access(entry.gathered);
   entry.state = Gathered::available;
   entry.valid = !entry.turned_stale;
 }

@@ -4,7 +4,9 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "octavo/deepcompile/parameter.h"
@@ -34,6 +36,11 @@ struct Accumulation {
 /// setValid() or invalidateAll() tell.
 class OCTAVO_API DSParamRegistry {
  public:
+  DSParamRegistry() = default;
+  ~DSParamRegistry();
+  DSParamRegistry(const DSParamRegistry&) = delete;
+  DSParamRegistry& operator=(const DSParamRegistry&) = delete;
+
   /// As the constructor of DSParam. Zeros the gradient buffer. Throws for an id that is taken.
   void registerParam(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                      at::Tensor grad_buffer, bool partitioned, std::int64_t offset, bool persistent);
@@ -41,6 +48,9 @@ class OCTAVO_API DSParamRegistry {
   bool hasParam(long ds_id) const { return entries_.contains(ds_id); }
   /// Replaces the buffer of the reduced gradient, which is not zeroed; undefined: it has none.
   void setGradBuffer(long ds_id, at::Tensor grad_buffer) { at(ds_id).param.setGradBuffer(std::move(grad_buffer)); }
+  /// By which errors know it; "parameter ID" where it was given none.
+  void setName(long ds_id, std::string name) { at(ds_id).name = std::move(name); }
+  std::string nameOf(long ds_id) const;
   void setPersistent(long ds_id, bool persistent) { at(ds_id).param.setPersistent(persistent); }
   void offload(long ds_id) { at(ds_id).param.offload(); }
   void reload(long ds_id) { at(ds_id).param.reload(); }
@@ -65,7 +75,9 @@ class OCTAVO_API DSParamRegistry {
   /// Refused where there are none.
   const at::Tensor& getGatheredParam(long ds_id) const;
   bool hasGatheredParam(long ds_id) const { return at(ds_id).gathered.defined(); }
-  /// A collective has been started that writes the registered memory; and has been waited for.
+  /// A collective has been started that writes the registered memory; and has been waited for. Between the two who
+  /// reads or writes a shard's whole values gets c10::Error (forbid_access), where the memory is theirs alone, unless a
+  /// compiled graph has it.
   void beginGather(long ds_id);
   void endGather(long ds_id);
 
@@ -83,6 +95,7 @@ class OCTAVO_API DSParamRegistry {
     at::Tensor gathered = {};
     bool valid = false, turned_stale = false;  // the latter while a collective writes
     std::int64_t version = 0;                  // of the shard whose values were gathered
+    std::string name = {};
 
     bool is_valid() const { return valid && version == param.getVersion(); }
   };

@@ -40,24 +40,61 @@ void ReducingExecutor::flushReduceBucket(at::ScalarType scalar_type) {
   performCleanup(scalar_type);
 }
 
+void ReducingExecutor::startBackward(bool update) {
+  CustomOpExecutor::startBackward(update);
+  first_of_step_.clear();
+  if (order_) order_->begin_pass();
+}
+
 void ReducingExecutor::endBackward() {
+  if (order_) send_rest();
   flushAllReduceBuckets();
   receive();
   CustomOpExecutor::endBackward();
+  if (!order_) return;
+  for (const long id : order_->absent()) {
+    if (first_of_step_.contains(id)) has_acc_grad_.erase(id);
+  }
+}
+
+/// What ranks have is told while the last expected bucket is sent.
+void ReducingExecutor::send_rest() {
+  add_to_bucket(order_->rest());
+  order_->tell();
+  flushAllReduceBuckets();
+  add_to_bucket(order_->hear());
+}
+
+void ReducingExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
+  if (!order_) return add_to_bucket(std::move(grad_tensor), ds_id);
+  if (!grad_tensor.defined()) return;
+  requireGradient(grad_tensor, ds_id);
+  add_to_bucket(order_->take(grad_tensor.to(param_registry_->getParam(ds_id).getDtype()), ds_id));
+}
+
+/// Zeros where this rank has no gradient.
+void ReducingExecutor::add_to_bucket(GradientOrder::Turns turns) {
+  for (GradientOrder::Turn& turn : turns) {
+    const DSParam& param = param_registry_->getParam(turn.id);
+    const bool is_there = turn.gradient.defined();
+    add_to_bucket(is_there ? std::move(turn.gradient)
+                           : at::zeros(param.getShape(), at::dtype(param.getDtype()).device(param.getDevice())),
+                  turn.id);
+  }
 }
 
 /// On the CPU it stays where it is: its room in the bucket, which is never written, says how much is to be sent.
-void ReducingExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
-  const bool stays = grad_tensor.defined() && grad_tensor.is_cpu() && grad_tensor.is_contiguous() &&
-                     sum_->takes_apart(grad_tensor.scalar_type());
+void ReducingExecutor::add_to_bucket(at::Tensor gradient, long ds_id) {
+  const bool stays =
+      gradient.defined() && gradient.is_cpu() && gradient.is_contiguous() && sum_->takes_apart(gradient.scalar_type());
   if (!stays) {
-    reduceGrad(std::move(grad_tensor), ds_id);
+    CustomOpExecutor::reduceGrad(std::move(gradient), ds_id);
     return;
   }
-  requireGradient(grad_tensor, ds_id);
-  allocate(grad_tensor, ds_id);
-  const at::Tensor flat = grad_tensor.view(-1);
-  reduce_tasks_[flat.scalar_type()].emplace_back(ds_id, std::move(grad_tensor), flat);
+  requireGradient(gradient, ds_id);
+  allocate(gradient, ds_id);
+  const at::Tensor flat = gradient.view(-1);
+  reduce_tasks_[flat.scalar_type()].emplace_back(ds_id, std::move(gradient), flat);
 }
 
 void ReducingExecutor::receive() {
@@ -68,6 +105,7 @@ void ReducingExecutor::receive() {
 void ReducingExecutor::deliver(const ReduceTask& task) {
   const long id = task.getDSId();
   const Range own = sum_->owned(id);
+  if (order_ && !has_acc_grad_.contains(id)) first_of_step_.insert(id);
   if (own.count == 0) {
     has_acc_grad_[id] = true;
     return;
@@ -117,9 +155,10 @@ at::Tensor Z1CustomOpExecutor::with_earlier(at::Tensor gradient, long ds_id) {
 
 /// What had gradients in earlier micro-batches alone is reduced, too.
 void Z1CustomOpExecutor::endBackward() {
+  if (!param_updated_) return CustomOpExecutor::endBackward();
   auto& local = param_registry_->accumulation().local;
   for (const long id : ds_ids_) {
-    const auto left = param_updated_ ? local.find(id) : local.end();
+    const auto left = local.find(id);
     if (left == local.end()) continue;
     at::Tensor sum = std::move(left->second);
     local.erase(left);

@@ -3,14 +3,17 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "octavo/deepcompile/executor.h"
 #include "octavo/deepcompile/flags.h"
 #include "octavo/deepcompile/fresh_gather.h"
+#include "octavo/deepcompile/gradient_order.h"
 #include "octavo/deepcompile/gradient_sum.h"
 #include "octavo/deepcompile/param_gather.h"
 #include "octavo/export.h"
@@ -29,6 +32,12 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
                    c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
                    std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
 
+  /// From the next pass on gradients, which come by takeGrad(), are sent in an order on which ranks agree.
+  void useOrder(std::unique_ptr<GradientOrder> order) { order_ = std::move(order); }
+  /// Bytes that agreeing has taken.
+  std::uint64_t orderBytes() const { return order_ ? order_->sent_bytes() : 0; }
+
+  void startBackward(bool update) override;
   void endBackward() override;
   void takeGrad(at::Tensor grad_tensor, long ds_id) override;
 
@@ -36,12 +45,17 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
   void flushReduceBucket(at::ScalarType scalar_type) override;
 
  private:
+  void add_to_bucket(at::Tensor gradient, long ds_id);
+  void add_to_bucket(GradientOrder::Turns turns);
+  void send_rest();
   void receive();
   void deliver(const ReduceTask& task);
   at::Tensor buffer_of(long ds_id, std::int64_t count) const;
 
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<const Flags> flags_;
+  std::unique_ptr<GradientOrder> order_;    // null: that in which gradients come
+  std::unordered_set<long> first_of_step_;  // of what was delivered in this pass
 };
 
 /// ZeRO-1: gradients of micro-batches are added up on every rank, whole, and reduced with those of the last one.

@@ -77,6 +77,19 @@ def gather_and_reduce(rank: int) -> None:
             assert torch.allclose(mine.gradients[id], mine.own(id, whole_of(id, step) * 1.5))
 
 
+def read_too_early(rank: int) -> None:
+    mine = Rank(rank)
+    whole = dc.allgather_param(mine.anchors([3])[0], mine.graph, 3)
+    with pytest.raises(RuntimeError, match=r"p3 is on its way to this rank: wait for its gather"):
+        whole.sum()
+    assert torch.equal(dc.wait_allgather(whole, mine.graph, 3), whole_of(3))
+    dc.release_param(whole, mine.graph, 3, 1)
+
+
+def test_values_that_were_not_waited_for_are_refused(two_ranks):
+    two_ranks.run(read_too_early)
+
+
 def dropped(rank: int) -> None:
     mine, token = Rank(rank), torch.zeros(1)
     mine.engine.start_backward(True)

@@ -66,15 +66,16 @@ void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest) {
 void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver) {
   MessageHeader header;
   std::memcpy(&header, message, sizeof header);
-  if (header.checksum != checksum(message + sizeof header, bytes - sizeof header)) {
+  if (header.digest == digest) {
+    if (header.checksum == checksum(message + sizeof header, bytes - sizeof header)) return;
     fail(ErrorCode::communication, "comm.schedule", "what rank ", receiver, " received of rank ", sender,
          " is not what was sent: a bit has flipped in a memory or on the network; the process group and its handles ",
          "must be rebuilt");
   }
-  if (header.digest == digest) return;
   fail(ErrorCode::communication, "comm.schedule", "rank ", receiver,
        " was sent a bucket of another step, plan or model by rank ", sender,
-       ": give all ranks the same plan, model, seed and checkpoint; the process group and its handles must be rebuilt");
+       ": give all ranks the same plan, model, seed and checkpoint, and let them run the same graphs; the process "
+       "group and its handles must be rebuilt");
 }
 
 std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
@@ -106,6 +107,9 @@ Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send, 
     std::uint64_t offset = 0;
     for (const std::uint64_t bytes : send_bytes) parcels.push_back({std::exchange(offset, offset + bytes), bytes});
     return wire.exchange_in_place(send, parcels, receive_bytes);
+  }
+  for (std::size_t peer = 0; device.is_cpu() && peer < receive_bytes.size(); ++peer) {  // memory that is not touched
+    if (peer != self) receive_bytes[peer] = wire.room_for(receive_bytes[peer]);
   }
   const std::uint64_t received = bytes_without(receive_bytes, wire.rank());
   reserve_on_host(receive, received, device);

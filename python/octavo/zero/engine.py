@@ -84,6 +84,9 @@ class ZeroEngine:
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
         }
         getattr(self._engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(len(self.parts))))
+        # graphs that compute what a model decides by its data differ between ranks; compiled ones come in between
+        expected = [] if compiled is not None else list(reversed(range(len(self.parts))))
+        self._engine.order_gradients(GRAPH, expected, compiled is None)
         if config.symmetric_memory and self._engine.why_no_symmetric_memory():
             warnings.warn(
                 f"[zero.initialize] ranks use the network in place of symmetric_memory: "
@@ -361,7 +364,15 @@ class ZeroEngine:
         elements = max(1, min(int(self.config.bucket_mib * 2**20) // 4, of_model))
         paging = StatePaging(self.config.is_paged, self.config.page_dir or "")
         return _C.Engine(
-            rendezvous.connect(), elements, plan, gather, self.config.timeout_s, self.config.symmetric_memory, paging
+            rendezvous.connect(),
+            elements,
+            plan,
+            gather,
+            self.config.timeout_s,
+            self.config.symmetric_memory,
+            # a rank that waits for a gradient sends it after gathers that others make before
+            rendezvous.connect() if self.config.zero_stage == 3 else None,
+            paging,
         )
 
     def _share_out(self, name: str, exempt: bool) -> OwnPart:

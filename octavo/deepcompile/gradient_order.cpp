@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/deepcompile/gradient_order.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "octavo/comm/schedule/messages.h"
+#include "octavo/deepcompile/doing.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo::dc {
+
+/// Two bits for each parameter follow: whether the rank had a gradient, and whether it has one left.
+struct GradientOrder::Header {
+  std::int64_t graph_id, parameters;
+};
+
+namespace {
+
+void set_bit(std::uint8_t* bits, std::size_t at) { bits[at / 8] |= static_cast<std::uint8_t>(1U << at % 8); }
+bool has_bit(const std::uint8_t* bits, std::size_t at) { return (bits[at / 8] >> at % 8 & 1U) != 0; }
+
+}  // namespace
+
+GradientOrder::GradientOrder(std::unique_ptr<Wire> wire, long graph_id, std::vector<long> ids, std::vector<long> first,
+                             bool learns)
+    : wire_(std::move(wire)), graph_id_(graph_id), ids_(std::move(ids)), order_(std::move(first)), learns_(learns) {
+  for (std::size_t i = 0; i < ids_.size(); ++i) indices_.emplace(ids_[i], i);
+  for (const long id : order_) {
+    if (indices_.contains(id)) continue;
+    fail(ErrorCode::invalid_argument, "deepcompile.gradient_order", "parameter ", id, " is none of graph ", graph_id_);
+  }
+  has_.resize(ids_.size());
+}
+
+void GradientOrder::begin_pass() {
+  next_ = 0;
+  waiting_.clear();
+  arrivals_.clear();
+  absent_.clear();
+  has_.assign(ids_.size(), false);
+}
+
+/// A second one of a pass is added to the first, or, where that was sent, is sent beside the expected.
+GradientOrder::Turns GradientOrder::take(at::Tensor gradient, long id) {
+  const std::size_t index = indices_.at(id);
+  if (!has_[index]) arrivals_.push_back(id);
+  has_[index] = true;
+  const auto [place, is_first] = waiting_.try_emplace(id, gradient);
+  if (!is_first) place->second.add_(gradient);
+  return due();
+}
+
+GradientOrder::Turns GradientOrder::due() {
+  Turns turns;
+  while (next_ < order_.size() && waiting_.contains(order_[next_])) turns.push_back(turn_of(order_[next_++]));
+  return turns;
+}
+
+GradientOrder::Turn GradientOrder::turn_of(long id) {
+  auto waited = waiting_.extract(id);
+  return {id, waited ? std::move(waited.mapped()) : at::Tensor()};
+}
+
+GradientOrder::Turns GradientOrder::rest() {
+  Turns turns;
+  while (next_ < order_.size()) turns.push_back(turn_of(order_[next_++]));
+  return turns;
+}
+
+std::uint64_t GradientOrder::message_bytes() const { return sizeof(Header) + (2 * ids_.size() + 7) / 8; }
+
+void GradientOrder::tell() {
+  const auto world = static_cast<std::size_t>(wire_->world_size());
+  const std::uint64_t bytes = message_bytes();
+  auto* const message = wire_->reserve_to_send(sent_, room_for_others(*wire_, at::kCPU, bytes), at::kCPU);
+  std::memset(message, 0, bytes);
+  const Header header{graph_id_, static_cast<std::int64_t>(ids_.size())};
+  std::memcpy(message, &header, sizeof header);
+  for (std::size_t i = 0; i < ids_.size(); ++i) {
+    if (has_[i]) set_bit(message + sizeof header, 2 * i);
+    if (waiting_.contains(ids_[i])) set_bit(message + sizeof header, 2 * i + 1);
+  }
+  if (world > 1) transfer_ = send_to_others(*wire_, at::kCPU, sent_, bytes, got_, std::vector(world, bytes));
+}
+
+GradientOrder::Turns GradientOrder::hear() {
+  const auto doing = [&] { return "the end of the backward pass of graph " + std::to_string(graph_id_); };
+  if (transfer_) while_doing(doing, [&] { transfer_->wait(); });
+  const Heard heard = read_messages();
+  transfer_.reset();
+  Turns turns;
+  for (std::size_t i = 0; i < ids_.size(); ++i) {
+    if (heard.beside[i]) turns.push_back(turn_of(ids_[i]));
+    if (!heard.some[i]) absent_.push_back(ids_[i]);
+  }
+  if (learns_) learn(heard);
+  return turns;
+}
+
+GradientOrder::Heard GradientOrder::read_messages() const {
+  Heard heard{has_, has_, std::vector<bool>(ids_.size())};
+  for (int rank = 0; rank < wire_->world_size(); ++rank) {
+    const bool is_own = rank == wire_->rank();
+    const std::uint8_t* const message = is_own ? sent_.const_data_ptr<std::uint8_t>() : transfer_->from(rank);
+    Header header;
+    std::memcpy(&header, message, sizeof header);
+    if (header.graph_id != graph_id_ || header.parameters != static_cast<std::int64_t>(ids_.size())) {
+      fail(ErrorCode::communication, "deepcompile.gradient_order", "rank ", wire_->rank(),
+           " ends the backward pass of ", "graph ", graph_id_, ", of ", ids_.size(), " parameters, and rank ", rank,
+           " does something else: let all ",
+           "ranks run the same graphs; the process group and the engine must be rebuilt");
+    }
+    for (std::size_t i = 0; i < ids_.size(); ++i) {
+      const bool had = has_bit(message + sizeof header, 2 * i);
+      heard.some[i] = heard.some[i] || had;
+      heard.all[i] = heard.all[i] && had;
+      heard.beside[i] = heard.beside[i] || has_bit(message + sizeof header, 2 * i + 1);
+    }
+  }
+  return heard;
+}
+
+/// What ranks have lacked once they may lack again: it would keep all that comes behind it waiting.
+void GradientOrder::learn(const Heard& heard) {
+  for (const long id : order_) {
+    if (has_learned_ && !heard.all[indices_.at(id)]) unsteady_.insert(id);
+  }
+  std::unordered_set<long> expected;
+  for (const long id : ids_) {
+    if (heard.all[indices_.at(id)] && !unsteady_.contains(id)) expected.insert(id);
+  }
+  const bool is_same =
+      order_.size() == expected.size() && std::ranges::all_of(order_, [&](long id) { return expected.contains(id); });
+  if (has_learned_ && is_same) return;
+  has_learned_ = true;
+  order_ = arrivals_of_first_rank();
+  std::erase_if(order_, [&](long id) { return !expected.contains(id); });
+}
+
+std::vector<long> GradientOrder::arrivals_of_first_rank() {
+  at::Tensor told = at::full({static_cast<std::int64_t>(ids_.size())}, wire_->rank() == 0 ? -1 : 0, at::kLong);
+  auto* const numbers = told.mutable_data_ptr<std::int64_t>();
+  if (wire_->rank() == 0) std::ranges::copy(arrivals_, numbers);
+  if (wire_->world_size() > 1) wire_->all_reduce(told);
+  std::vector<long> arrivals;
+  for (const std::int64_t id : std::span(numbers, ids_.size())) {
+    if (id >= 0) arrivals.push_back(static_cast<long>(id));
+  }
+  return arrivals;
+}
+
+}  // namespace octavo::dc

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks of ZeRO that do not do alike: gradients that some lack, other parameters, other calls.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "octavo/kernels/error.h"
+#include "tests/cpp/zero_rank.h"
+
+namespace octavo {
+
+namespace {
+
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+const ZeroOneGraph::Shapes kUnlikeShapes = {{40, 3}, {9, 7}, {5}, {40, 3}, {700}};
+
+dc::EngineOptions over(bool shared_memory) {
+  dc::EngineOptions options;
+  options.deadline = std::chrono::seconds(20);
+  options.symmetric_memory = shared_memory;
+  return options;
+}
+
+// ---- gradients that some ranks lack
+
+using Pass = std::vector<std::vector<long>>;  // by rank: parameters in the order in which their gradients come
+
+at::Tensor own_gradient(const ZeroOneGraph& mine, long id, int rank) { return mine.whole(id, 5 * rank + 1); }
+
+/// Zeros of ranks that lack it; undefined where all do.
+at::Tensor mean_gradient(const ZeroOneGraph& mine, const Pass& pass, long id) {
+  at::Tensor sum;
+  for (std::size_t rank = 0; rank < pass.size(); ++rank) {
+    for (const long come : pass[rank]) {
+      if (come != id) continue;
+      const at::Tensor own = own_gradient(mine, id, static_cast<int>(rank));
+      sum = sum.defined() ? sum + own : own;
+    }
+  }
+  return sum.defined() ? sum / static_cast<double>(pass.size()) : sum;
+}
+
+void expect_mean_gradients(ZeroOneGraph& mine, const Pass& pass, int rank, int number) {
+  mine.engine.start_backward(true);
+  for (const long id : pass[static_cast<std::size_t>(rank)]) {
+    mine.engine.take_grad(own_gradient(mine, id, rank), ZeroOneGraph::kGraph, id);
+  }
+  mine.engine.end_backward(ZeroOneGraph::kGraph);
+  std::vector<long> expected, got = mine.engine.reduced_params();
+  for (const long id : mine.ids) {
+    const at::Tensor mean = mean_gradient(mine, pass, id);
+    if (!mean.defined()) continue;
+    expected.push_back(id);
+    EXPECT_TRUE(at::allclose(mine.gradients[static_cast<std::size_t>(id)], mine.own(mean)))
+        << "parameter " << id << ", pass " << number;
+  }
+  std::ranges::sort(got);
+  EXPECT_EQ(got, expected) << "pass " << number;
+}
+
+const std::vector<Pass> kPasses = {
+    {{4, 3, 2, 1, 0}, {4, 3, 1, 2, 0}},  // another order
+    {{4, 3, 1, 0}, {4, 2, 3, 0}},        // each lacks one
+    {{4, 3, 1, 0}, {4, 3, 1, 0}},        // both lack one
+    {{}, {1}},
+    {{4, 2, 3, 1, 0}, {0, 1, 2, 3, 4}},
+    {{0, 0, 1}, {4, 0, 0}},  // twice
+    {{}, {}},
+};
+
+TEST(UnlikeRanksTest, GradientsThatSomeLackAreZerosThere) {
+  for (const int stage : {1, 2, 3}) {
+    for (const bool learns : {true, false}) {
+      for (const std::vector<long>& expected : {std::vector<long>{4, 3, 2, 1, 0}, std::vector<long>{}}) {
+        run_ranks(2, [&](const BackendPtr& backend, int rank) {
+          ZeroOneGraph mine(backend, stage, kUnlikeShapes);
+          mine.engine.order_gradients(ZeroOneGraph::kGraph, expected, learns);
+          int number = 0;
+          for (int round = 0; round < 2; ++round) {
+            for (const Pass& pass : kPasses) expect_mean_gradients(mine, pass, rank, number++);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(UnlikeRanksTest, AnOrderIsOfParametersOfTheGraph) {
+  run_ranks(1, [](const BackendPtr& backend, int) {
+    ZeroOneGraph mine(backend, 2, kUnlikeShapes);
+    EXPECT_THROW(mine.engine.order_gradients(ZeroOneGraph::kGraph, {0, 9}, true), Error);
+  });
+}
+
+// ---- other calls
+
+/// What each of two ranks says, which do what `body` does with its engine.
+std::vector<std::string> said(bool shared_memory, const std::function<void(ZeroOneGraph&, int)>& body) {
+  std::vector<std::string> said(2);
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    ZeroOneGraph mine(backend, 3, kUnlikeShapes, over(shared_memory));
+    try {
+      body(mine, rank);
+    } catch (const Error& error) {
+      said[static_cast<std::size_t>(rank)] = error.what();
+    }
+  });
+  return said;
+}
+
+void expect_says(const std::string& said, int rank, const std::string& doing) {
+  EXPECT_NE(said.find("rank " + std::to_string(rank)), std::string::npos) << said;
+  EXPECT_NE(said.find("rank " + std::to_string(1 - rank)), std::string::npos) << said;
+  EXPECT_TRUE(said.ends_with("; it happened in " + doing)) << said;
+}
+
+TEST(UnlikeRanksTest, OtherParametersAreFoundOnAllRanks) {
+  for (const bool shared_memory : {true, false}) {
+    for (const long other : {1L, 3L}) {  // of another size, and of the same
+      const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) { mine.gathered(rank * other); });
+      expect_says(answers[0], 0, "the gather of parameter 0");
+      expect_says(answers[1], 1, "the gather of parameter " + std::to_string(other));
+    }
+  }
+}
+
+TEST(UnlikeRanksTest, OtherGradientsAreFoundOnAllRanks) {
+  for (const bool shared_memory : {true, false}) {
+    const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) {
+      mine.engine.start_backward(true);
+      for (const long id : rank == 0 ? std::vector<long>{0, 3} : std::vector<long>{3, 0}) {
+        mine.engine.reduce_grad(mine.whole(id), ZeroOneGraph::kGraph, id);
+      }
+      mine.engine.end_backward(ZeroOneGraph::kGraph);
+    });
+    expect_says(answers[0], 0, "the sum of the gradients of parameter 0, parameter 3");
+    expect_says(answers[1], 1, "the sum of the gradients of parameter 3, parameter 0");
+  }
+}
+
+TEST(UnlikeRanksTest, AGatherWhereAnotherRankAddsUpIsFound) {
+  for (const bool shared_memory : {true, false}) {
+    const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) {
+      if (rank == 0) {
+        mine.gathered(4);
+        return;
+      }
+      mine.engine.start_backward(true);
+      mine.engine.reduce_grad(mine.whole(2), ZeroOneGraph::kGraph, 2);
+      mine.engine.end_backward(ZeroOneGraph::kGraph);
+    });
+    expect_says(answers[0], 0, "the gather of parameter 4");
+    expect_says(answers[1], 1, "the sum of the gradients of parameter 2");
+  }
+}
+
+// ---- a missing wait
+
+TEST(UnlikeRanksTest, WhatWasNotWaitedForCannotBeRead) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    ZeroOneGraph mine(backend, 3, kUnlikeShapes);
+    const at::Tensor whole = mine.engine.allgather_param(ZeroOneGraph::kGraph, 0);
+    try {
+      whole.sum();
+      ADD_FAILURE() << "it was read";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("parameter 0 is on its way to this rank"), std::string::npos);
+    }
+    EXPECT_TRUE(at::equal(mine.engine.wait_allgather(whole, ZeroOneGraph::kGraph, 0), mine.whole(0)));
+  });
+}
+
+TEST(UnlikeRanksTest, WhatAnEngineThatIsGoneHadUnderWayCanBeReadAgain) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    at::Tensor whole;
+    {
+      ZeroOneGraph mine(backend, 3, kUnlikeShapes);
+      whole = mine.engine.allgather_param(ZeroOneGraph::kGraph, 0);
+    }
+    EXPECT_EQ(whole.sum().numel(), 1);
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo
