@@ -4,6 +4,7 @@
 import logging
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from hashlib import sha256
@@ -55,9 +56,13 @@ class Handle:
         self._compressor = compressor
         self._parameters = dict(parameters)
         self._ddp = ddp
-        self._optimizer: JoinedOptimizer | None = None
+        self._joined: weakref.ref[JoinedOptimizer] | None = None  # it has the handle, and ends with its user
         self._scaler: torch.amp.GradScaler | None = None
         self._guards: list[Any] = []
+
+    @property
+    def _optimizer(self) -> JoinedOptimizer | None:
+        return None if self._joined is None else self._joined()
 
     @property
     def plan(self) -> Plan:
@@ -367,16 +372,19 @@ class Handle:
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
         """Makes a backward pass raise that would add a gradient to a momentum: the sum could not be separated again."""
         delivered = False
+        # A hook that held what holds the parameter would keep all of it: the collector does not see through C++.
+        ddp, guarded = weakref.ref(self._ddp), weakref.ref(parameter)
 
         def check(_: Tensor) -> None:
             nonlocal delivered
-            if delivered and parameter.grad is not None and parameter.grad.any():
+            model, parameter = ddp(), guarded()
+            if delivered and parameter is not None and parameter.grad is not None and parameter.grad.any():
                 raise RuntimeError(
                     f"[ddp.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
                     f"zero_grad() after every step, and accumulate gradients under no_sync(), so that one backward "
                     f"pass in a step is synchronised"
                 )
-            delivered = self._ddp.require_backward_grad_sync
+            delivered = model is not None and model.require_backward_grad_sync
 
         return parameter.register_hook(check)
 
@@ -456,7 +464,7 @@ def compress_ddp(
         ) from error
     handle._follow_scaler(model, scaler)
     if joined is not None:
-        handle._optimizer = joined
+        handle._joined = weakref.ref(joined)
         joined._join(handle, plan)
     return handle
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -374,7 +375,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             return
         if not self._is_followed:
             self._is_followed = True
-            self._handle._ddp.register_forward_pre_hook(self._before_forward)
+            before = WeakMethod(self._before_forward)  # the model is let go of without the garbage collector
+            self._handle._ddp.register_forward_pre_hook(lambda *_: (follow := before()) and follow())
         self._heard, self._made = self._handle.step, None
         self._take_rates()
         self._register()
