@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from test_train_job import expect_exact_resume
-from train_runs import nano_config, read_curve, solo_world
+from train_runs import NANO, nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM
 
 from octavo.train.checkpoint.writer import saved_steps
@@ -89,9 +90,12 @@ def test_it_is_the_training_of_ddp(two_ranks, by_ddp, tmp_path, stage):
     assert 0.95 * least < sent < 1.05 * most
 
 
-def test_compiled_graphs_train_as_well(two_ranks, by_ddp, tmp_path):
-    of_ddp, expected = by_ddp
-    config = dataclasses.replace(of_ddp, zero=3, compile=True, out=str(tmp_path / "out"))
+def test_compiled_graphs_train_as_well(two_ranks, tmp_path):
+    model = tmp_path / "one-layer.json"  # a second one compiles the same again
+    model.write_text(json.dumps(NANO | {"num_hidden_layers": 1}))
+    of_ddp = nano_config(tmp_path, model=str(model), plan="dense", grad_accum=2, clip_norm=0.5)
+    expected = whole_run(two_ranks, of_ddp)
+    config = dataclasses.replace(of_ddp, zero=3, compile=True, out=str(tmp_path / "compiled"))
     summary = whole_run(two_ranks, config)
     assert losses(config) == pytest.approx(losses(of_ddp), rel=1e-4)
     assert summary["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-4)
