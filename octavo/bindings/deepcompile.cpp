@@ -26,8 +26,8 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 /// `gradient_backend`: another connection, as of EngineOptions.
 std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
                                         const std::optional<Plan>& gather, double deadline_s,
-                                         std::optional<bool> symmetric_memory,
-                                         const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging) {
+                                        std::optional<bool> symmetric_memory,
+                                        const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
