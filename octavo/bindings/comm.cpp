@@ -10,6 +10,7 @@
 #include "octavo/bindings/bind.h"
 #include "octavo/bindings/echo_backend.h"
 #include "octavo/bindings/seconds.h"
+#include "octavo/bindings/without_gil.h"
 #include "octavo/codec/count_sketch.h"
 #include "octavo/comm/all_reduce.h"
 #include "octavo/comm/compressor.h"
@@ -173,7 +174,7 @@ std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Pla
                                             const ParameterTuples& parameters, double deadline_s,
                                             const StatePaging& paging) {
   auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
-  return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce, nullptr,
+  return make_without_gil<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce, nullptr,
                                       nullptr, paging);
 }
 
@@ -185,7 +186,7 @@ std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, con
   auto wire = std::make_unique<Wire>(backend, milliseconds(deadline_s));
   std::vector<ParameterInfo> infos = infos_of(parameters);
   for (std::size_t i = 0; i < infos.size(); ++i) infos[i].ownership = Ownership::rows(rows[i]);
-  return std::make_shared<Compressor>(std::move(wire), plan, std::move(infos), Collective::reduce_scatter, nullptr,
+  return make_without_gil<Compressor>(std::move(wire), plan, std::move(infos), Collective::reduce_scatter, nullptr,
                                       nullptr, paging);
 }
 
@@ -193,7 +194,7 @@ std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, 
                                                     const Plan& plan, const ParameterTuples& parameters,
                                                     double deadline_s, const StatePaging& paging) {
   auto wire = std::make_unique<Wire>(replicas, milliseconds(deadline_s));
-  return std::make_shared<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce,
+  return make_without_gil<Compressor>(std::move(wire), plan, infos_of(parameters), Collective::all_reduce,
                                       std::make_unique<Wire>(shards, milliseconds(deadline_s)), nullptr, paging);
 }
 
@@ -202,7 +203,7 @@ std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, cons
                                                  const ParameterTuples& parameters, double deadline_s,
                                                  const StatePaging& paging) {
   const auto wire_of = [&](const BackendPtr& ranks) { return std::make_unique<Wire>(ranks, milliseconds(deadline_s)); };
-  return std::make_shared<Compressor>(wire_of(between), plan, infos_of(parameters), Collective::all_reduce, nullptr,
+  return make_without_gil<Compressor>(wire_of(between), plan, infos_of(parameters), Collective::all_reduce, nullptr,
                                       wire_of(host), paging);
 }
 

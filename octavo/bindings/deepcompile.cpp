@@ -10,6 +10,7 @@
 
 #include "octavo/bindings/bind.h"
 #include "octavo/bindings/seconds.h"
+#include "octavo/bindings/without_gil.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/released.h"
@@ -24,10 +25,10 @@ using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
 /// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
 /// `gradient_backend`: another connection, as of EngineOptions.
-std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
-                                        const std::optional<Plan>& gather, double deadline_s,
-                                        std::optional<bool> symmetric_memory,
-                                        const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging) {
+WithoutGilPtr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
+                                      const std::optional<Plan>& gather, double deadline_s,
+                                      std::optional<bool> symmetric_memory,
+                                      const std::optional<BackendPtr>& gradient_backend, const StatePaging& paging) {
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
@@ -36,7 +37,7 @@ std::unique_ptr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t 
   options.symmetric_memory = symmetric_memory;
   options.paging = paging;
   options.gradient_backend = gradient_backend.value_or(BackendPtr());
-  return std::make_unique<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
+  return make_without_gil<dc::Engine>(std::move(group), backend, bucket_elements, std::move(options));
 }
 
 void bind_flags(py::module_& m) {
@@ -56,7 +57,7 @@ void bind_engine(py::module_& m) {
   using dc::Engine;
   using Shape = std::vector<std::int64_t>;
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
-  py::class_<Engine>(m, "Engine")
+  py::class_<Engine, WithoutGilPtr<Engine>>(m, "Engine")
       .def(py::init(&make_engine), py::arg("backend"), py::arg("bucket_elements"), py::arg("plan"),
            py::arg("gather") = py::none(), py::arg("timeout_s") = 300.0, py::arg("symmetric_memory") = py::none(),
            py::arg("gradient_backend") = py::none(), py::arg("paging") = StatePaging())

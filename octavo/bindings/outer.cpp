@@ -10,6 +10,7 @@
 
 #include "octavo/bindings/bind.h"
 #include "octavo/bindings/seconds.h"
+#include "octavo/bindings/without_gil.h"
 
 namespace py = pybind11;
 
@@ -19,21 +20,11 @@ namespace {
 
 using OuterTuples = std::vector<std::tuple<std::string, at::Tensor, bool>>;
 
-/// The end may wait for a round under way.
-struct WithoutGil {
-  void operator()(Outer* outer) const {
-    const py::gil_scoped_release no_gil;
-    delete outer;
-  }
-};
-
-std::unique_ptr<Outer, WithoutGil> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s,
-                                              const Plan& plan, const OuterTuples& parameters,
-                                              const OuterOptions& options, std::uint64_t seed) {
+WithoutGilPtr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s, const Plan& plan,
+                                const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
   std::vector<OuterParameter> all;
   for (const auto& [name, tensor, exempt] : parameters) all.push_back({name, tensor, exempt});
-  return std::unique_ptr<Outer, WithoutGil>(
-      new Outer(backend, milliseconds(deadline_s), plan, std::move(all), options, seed));
+  return make_without_gil<Outer>(backend, milliseconds(deadline_s), plan, std::move(all), options, seed);
 }
 
 py::list as_list(const std::vector<Outer::Skipped>& skipped) {
@@ -80,7 +71,7 @@ void bind_outer(py::module_& m) {
                        double mix) { return OuterOptions{every, delay, fragments, lr, momentum, mix}; }),
            py::kw_only(), py::arg("every"), py::arg("delay"), py::arg("fragments"), py::arg("lr"), py::arg("momentum"),
            py::arg("mix"));
-  py::class_<Outer, std::unique_ptr<Outer, WithoutGil>>(m, "Outer")
+  py::class_<Outer, WithoutGilPtr<Outer>>(m, "Outer")
       .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
       .def("after_step", &skipped_by<&Outer::after_step>)

@@ -17,7 +17,7 @@ namespace octavo::dc {
 /// stay the optimizer's own, as HostedTensor says. Not thread-safe.
 class OCTAVO_API HostedStates {
  public:
-  /// In place of what was known of the parameter before. Of values that are away the thread's caller has no others.
+  /// In place of what was known of the parameter before. A state that is away and is not given again is lost.
   void set(long ds_id, std::vector<at::Tensor> states);
   /// Nothing for a parameter of which nothing is known.
   void offload(long ds_id);

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <utility>
+
+namespace octavo {
+
+/// Deletes what Python has, with the GIL released where this thread has it: the end of it may wait for a thread that
+/// lets go of tensors, which takes the GIL where Python knows them.
+struct WithoutGil {
+  template <class Object>
+  void operator()(Object* object) const {
+    if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) {
+      const pybind11::gil_scoped_release released;
+      delete object;
+    } else {
+      delete object;
+    }
+  }
+};
+
+template <class Object>
+using WithoutGilPtr = std::unique_ptr<Object, WithoutGil>;
+
+template <class Object, class... Arguments>
+WithoutGilPtr<Object> make_without_gil(Arguments&&... arguments) {
+  return WithoutGilPtr<Object>(new Object(std::forward<Arguments>(arguments)...));
+}
+
+}  // namespace octavo
