@@ -84,6 +84,7 @@ add_library(octavo SHARED
   comm/schedule/parts.cpp
   comm/schedule/reduce_scatter_sum.cpp
   comm/schedule/scatter_sum.cpp
+  comm/schedule/sparse_sum.cpp
   comm/schedule/two_phase.cpp
   comm/schedule/linear_sum.cpp
   comm/schedule/hierarchical.cpp

@@ -105,12 +105,7 @@ Transfer Wire::exchange_in_place(const at::Tensor& send, std::span<const Parcel>
 }
 
 Transfer Wire::start_all_reduce(at::Tensor& tensor) {
-  if (tensor.is_sparse()) {  // every rank sends all of it to every other
-    const std::uint64_t bytes = tensor._indices().nbytes() + tensor._values().nbytes();
-    sent_bytes_ += bytes * static_cast<std::uint64_t>(world_size_ - 1);
-  } else {
-    sent_bytes_ += ring_bytes(tensor.nbytes());
-  }
+  sent_bytes_ += ring_bytes(tensor.nbytes());
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.timeout = deadline_;

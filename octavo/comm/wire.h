@@ -87,8 +87,7 @@ class OCTAVO_API Wire {
   [[nodiscard]] Transfer exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                            std::span<const std::uint64_t> receive_bytes);
 
-  /// The process group's own all-reduce by sum, in place; dense or sparse. The tensor belongs to the transfer until it
-  /// was waited for.
+  /// The process group's own all-reduce by sum, in place. The tensor belongs to the transfer until it was waited for.
   [[nodiscard]] Transfer start_all_reduce(at::Tensor& tensor);
   /// The same, and waits for it.
   void all_reduce(at::Tensor& tensor) { start_all_reduce(tensor).wait(); }

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes as ranks, kept between tests: starting Python and torch takes longer than most tests."""
 
+import faulthandler
 import multiprocessing
+import os
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,7 +16,12 @@ from typing import Any
 import fork_server
 
 
-def _serve(rank: int, world_size: int, pipe: Any) -> None:
+def _serve(rank: int, world_size: int, pipe: Any, stderr: Path) -> None:
+    # What a rank writes last, the stack of one that dies or is late too, stands in the error of its test.
+    os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    faulthandler.enable(2)
+    faulthandler.register(signal.SIGUSR1, 2)
+
     import torch
     import torch.distributed as dist
 
@@ -78,7 +87,7 @@ class RankPool:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world_size):
             ours, theirs = multiprocessing.Pipe()
-            process = fork_server.start(_serve, rank, self.world_size, theirs, daemon=True)
+            process = fork_server.start(_serve, rank, self.world_size, theirs, self._stderr(rank), daemon=True)
             theirs.close()
             self._ranks.append((process, ours))
 
@@ -87,7 +96,21 @@ class RankPool:
         try:
             if pipe.poll(timeout_s + 30):
                 return pipe.recv()
+            what = f"did not answer within {timeout_s + 30} s"
         except (EOFError, ConnectionError):
-            pass
+            what = "died"
+        said = "\n".join(self._last_words(other) for other in range(self.world_size))
         self.stop()
-        raise AssertionError(f"rank {rank} died or did not answer within {timeout_s + 30} s")
+        raise AssertionError(f"rank {rank} {what}\n{said}")
+
+    def _stderr(self, rank: int) -> Path:
+        return Path(self._folder.name) / f"stderr-{rank}"
+
+    def _last_words(self, rank: int) -> str:
+        process, _ = self._ranks[rank]
+        process.join(1)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGUSR1)  # writes the stacks of its threads
+            time.sleep(1)
+        text = self._stderr(rank).read_text(errors="replace")[-4000:]
+        return f"rank {rank}, exit code {process.exitcode}, wrote last:\n{text}"

@@ -63,7 +63,17 @@ def shard(model: nn.Module, **options: object) -> FSDPModule:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """Not by `full_tensor`, which may corrupt the heap on Gloo: see `OwnPart.gathered` of octavo.zero."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    part = tensor.to_local()
+    for axis, placement in reversed(list(enumerate(tensor.placements))):
+        if placement.is_shard():
+            group = tensor.device_mesh.get_group(axis)
+            parts = [part] * group.size()
+            dist.all_gather_object(parts, part, group=group)
+            part = torch.cat(parts, placement.dim)
+    return part
 
 
 def digest(model: nn.Module) -> str:

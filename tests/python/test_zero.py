@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, load_model
 from test_fsdp import Block, batch_of
 from torch import Tensor, nn
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
@@ -289,6 +290,27 @@ def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, make, tmp_path)
     for step in range(6):  # of other batches on average: the same ranks have the same
         assert on_three[0][step] == pytest.approx(on_two[0][step], rel=0.15)
     assert on_three[0][0] == pytest.approx(on_two[0][0], rel=1e-4)
+
+
+def collectives_of_tensors(rank: int, stage: int, folder: str) -> list[str]:
+    model = Odd()
+    with CommDebugMode() as comms:
+        engine = octavo.initialize(model, adamw(model), {"zero_stage": stage, "clip_norm": 1.0})
+        step_once(engine, rank, 0)
+        engine.has_finite_gradients()
+        for _ in engine.whole_parameters():
+            pass
+        engine.save_checkpoint(folder)
+        engine.load_checkpoint(folder)
+        engine.export_safetensors(f"{folder}/model.safetensors")
+    return [str(operator) for operator in comms.get_comm_counts()]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_no_operation_of_gloo_has_a_long_name(two_ranks, stage, tmp_path):
+    """Its two threads assign such names without a lock, and both free one: DTensor's collectives have them."""
+    for used in two_ranks.run(collectives_of_tensors, stage, str(tmp_path)):
+        assert used and not [operator for operator in used if "c10d_functional" in operator or "coalesced" in operator]
 
 
 def refused_checkpoint(rank: int, folder: str) -> str:

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
+#include "octavo/comm/schedule/sparse_sum.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 
@@ -21,8 +22,11 @@ void AllReduceSum::begin(Bucket bucket) {
   gradients.div_(bucket_.divisor);  // before the sum, as DDP does: the sum could overflow
   if (wire_.world_size() > 1) {
     on_host_ = gradients.cpu();  // waits for the stream
-    for (at::Tensor* tensor : {&powers_, &on_host_}) {
-      if (tensor->defined()) transfers_.push_back(wire_.start_all_reduce(*tensor));
+    if (gradients.is_sparse()) {
+      on_host_ = sum_of_sparse(wire_, on_host_);
+    } else {
+      transfers_.push_back(wire_.start_all_reduce(powers_));
+      transfers_.push_back(wire_.start_all_reduce(on_host_));
     }
   }
   watch.lap(seconds_.encode);

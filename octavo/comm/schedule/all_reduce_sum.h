@@ -10,8 +10,8 @@
 
 namespace octavo {
 
-/// The process group's own all-reduce, of gradients as they are, in their own dtype, dense or sparse. Their powers, a
-/// double each, travel beside those of a dense bucket.
+/// The process group's own all-reduce, of gradients as they are, in their own dtype, with their powers, a double each,
+/// beside them; sparse ones by sum_of_sparse.
 class AllReduceSum final : public Schedule {
  public:
   /// `device`: where the gradients lie.

@@ -22,7 +22,7 @@ from octavo.finite import all_finite
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, send_around
 from octavo.zero import export, optimizer_state
-from octavo.zero.alive import while_alive
+from octavo.alive import while_alive
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
@@ -248,7 +248,7 @@ class ZeroEngine:
         if is_there or tensor not in self.parts:
             return tensor.detach()
         self.bring_back()
-        return self.parts[tensor].values.data.full_tensor().view(tensor.shape)
+        return self.parts[tensor].gathered().view(tensor.shape)
 
     def export_safetensors(self, path: str | Path) -> None:
         """Writes ``module.state_dict()`` to one file that ``safetensors`` and ``transformers`` open, with parameters as

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -34,6 +36,19 @@ class OwnPart:
             return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
 
         return cls(nn.Parameter(of_all(values)), of_all(gradient))
+
+    def gathered(self) -> Tensor:
+        """All of the flat parameter, on all ranks, which call it together.
+
+        Not by ``full_tensor``: of that operation Gloo keeps a name too long for ``std::string`` to hold in place, and
+        its two threads assign such names without a lock (torch 2.11 to 2.13), which corrupts the heap.
+        """
+        values: DTensor = self.values.data
+        group, own = values.device_mesh.get_group(), values.to_local()
+        largest = -(-values.numel() // group.size())
+        whole = own.new_empty(largest * group.size())
+        dist.all_gather(list(whole.chunk(group.size())), F.pad(own, (0, largest - own.numel())), group=group)
+        return whole[: values.numel()]
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo.optim.shards import local
-from octavo.zero.alive import while_alive
+from octavo.alive import while_alive
 
 
 class OnHost:

@@ -9,8 +9,8 @@ from weakref import WeakMethod
 
 
 def while_alive(method: Callable[..., None]) -> Callable[..., None]:
-    """For hooks of parameters and optimizers, which outlive an engine that nobody has: what autograd keeps in a
-    parameter no collection of garbage sees."""
+    """For hooks of parameters, modules and optimizers, which must not keep an engine or optimizer that nobody else has:
+    what autograd keeps in a parameter no collection of garbage sees."""
     weak = WeakMethod(method)
 
     def call(*arguments: Any) -> None:

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "octavo/comm/wire.h"
+#include "octavo/export.h"
+
+namespace octavo {
+
+/// The sum over ranks of a sparse tensor on the host, coalesced, with the same bits on all of them, which call it
+/// together; ranks are added in their order. Throws what Wire throws, and Error communication where another rank has
+/// elements of another size.
+///
+/// Not by the process group: Gloo keeps a name of each operation that was done, which its two threads assign without a
+/// lock (torch 2.11 to 2.13). That of a sparse all-reduce is too long for std::string to hold in place, and both free
+/// it.
+OCTAVO_API at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own);
+
+}  // namespace octavo

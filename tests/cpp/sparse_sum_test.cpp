@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/sparse_sum.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "octavo/comm/wire.h"
+#include "octavo/kernels/error.h"
+#include "tests/cpp/ranks.h"
+
+namespace octavo {
+
+namespace {
+
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+constexpr std::chrono::seconds kDeadline{10};
+
+/// Rows 0, 1, …, `rank` - 1 and 5 twice, of 8: other ones on each rank; on rank 0 none but the fifth.
+at::Tensor rows_of(int rank, at::ScalarType dtype) {
+  const at::Tensor rows = at::cat({at::arange(rank), at::full({2}, 5)}).to(at::kLong);
+  const at::Tensor values = at::arange(rows.numel() * 3).view({-1, 3}).add(rank).to(dtype);
+  return at::sparse_coo_tensor(rows.view({1, -1}), values, {8, 3});
+}
+
+TEST(SparseSum, IsTheSumOfWhatRanksHave) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    run_ranks(3, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      const at::Tensor sum = sum_of_sparse(wire, rows_of(rank, dtype));
+      EXPECT_TRUE(sum.is_coalesced());
+      EXPECT_EQ(sum.scalar_type(), dtype);
+      EXPECT_EQ(sum._nnz(), 3);  // rows 0, 1 and 5
+      const at::Tensor expected =
+          rows_of(0, dtype).to_dense() + rows_of(1, dtype).to_dense() + rows_of(2, dtype).to_dense();
+      EXPECT_TRUE(at::equal(sum.to_dense(), expected));
+      const int rows = rank + 1;
+      EXPECT_EQ(wire.sent_bytes(), 2U * (8 + rows * (8 + 3 * elementSize(dtype))));
+    });
+  }
+}
+
+TEST(SparseSum, RanksMayHaveNothing) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kDeadline);
+    const at::Tensor none = at::sparse_coo_tensor(at::empty({1, 0}, at::kLong), at::empty({0, 3}), {8, 3});
+    EXPECT_EQ(sum_of_sparse(wire, none)._nnz(), 0);
+    const at::Tensor sum = sum_of_sparse(wire, rank == 0 ? none : rows_of(1, at::kFloat));
+    EXPECT_TRUE(at::equal(sum.to_dense(), rows_of(1, at::kFloat).to_dense()));
+  });
+}
+
+TEST(SparseSum, ElementsOfAnotherSizeAreAnError) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kDeadline);
+    try {
+      (void)sum_of_sparse(wire, rank == 0 ? rows_of(0, at::kFloat) : rows_of(0, at::kBFloat16));
+      FAIL();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::communication);
+      EXPECT_NE(std::string(error.what()).find("all ranks must have the same model"), std::string::npos);
+    }
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo
