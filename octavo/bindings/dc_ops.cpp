@@ -200,6 +200,7 @@ TORCH_LIBRARY_IMPL(dc, CompositeExplicitAutograd, m) {
 }
 
 TORCH_LIBRARY_IMPL(dc, Meta, m) {
+  using dc::Engine;
   m.impl("allgather_param", dc::allgather_param_meta);
   m.impl("prefetch_params_fused", dc::prefetch_params_fused_meta);
   m.impl("wait_allgather", dc::wait_allgather_meta);
@@ -218,12 +219,12 @@ TORCH_LIBRARY_IMPL(dc, Meta, m) {
   m.impl("wait_params", fake_of(dc_wait_params));
   m.impl("reduce_grads", fake_of(dc_reduce_grads));
   m.impl("finish_backward", fake_of(dc_finish_backward));
-  for (const char* moves : {"offload_params", "reload_params", "offload_states", "reload_states"}) {
-    m.impl(moves, [](const at::Tensor&, long, at::IntArrayRef) {});
-  }
-  for (const char* finishes : {"finish_offload", "finish_reload"}) {
-    m.impl(finishes, [](const at::Tensor&, long, long) {});
-  }
+  m.impl("finish_offload", fake_of(dc_finish_move<&Engine::finish_offload>));
+  m.impl("finish_reload", fake_of(dc_finish_move<&Engine::finish_reload>));
+  m.impl("offload_params", fake_of(dc_move_several<&Engine::offload_params>));
+  m.impl("reload_params", fake_of(dc_move_several<&Engine::reload_params>));
+  m.impl("offload_states", fake_of(dc_move_several<&Engine::offload_states>));
+  m.impl("reload_states", fake_of(dc_move_several<&Engine::reload_states>));
   m.impl("wait_offloads", fake_of(dc_wait_offloads));
 }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakMethod
 
 import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
+from octavo.alive import while_alive
 from octavo.optim.checks import require_dense, require_own_state, require_real
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -375,8 +375,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             return
         if not self._is_followed:
             self._is_followed = True
-            before = WeakMethod(self._before_forward)  # the model is let go of without the garbage collector
-            self._handle._ddp.register_forward_pre_hook(lambda *_: (follow := before()) and follow())
+            self._handle._ddp.register_forward_pre_hook(while_alive(self._before_forward))
         self._heard, self._made = self._handle.step, None
         self._take_rates()
         self._register()

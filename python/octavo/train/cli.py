@@ -53,7 +53,10 @@ def train(
         str | None,
         typer.Option(help="With --zero: the codec by which parameters travel, such as int8; as they are if left out."),
     ] = _DEFAULT.gather,
-    compile: Annotated[bool, typer.Option("--compile", help="With --zero: compile the model's graphs.")] = False,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="With --zero: compile the model's graphs; on sycl they run aten's operators."),
+    ] = False,
     outer: Annotated[
         int,
         typer.Option(

@@ -3,6 +3,7 @@
 
 import gc
 
+import pytest
 import torch
 from test_sycl_ddp import group_of
 from torch import nn
@@ -44,3 +45,18 @@ def test_values_for_the_backward_pass_wait_on_the_host(two_ranks) -> None:
         assert losses == same == same_too
         assert as_much == held
         assert less == held - 3 * of_one_value  # the last layer's output is the caller's, the first one's input, too
+
+
+def refused(rank: int) -> str:
+    model, config = nn.Linear(4, 4).to("sycl"), {"zero_stage": 1, "compile": True}
+    with pytest.raises(ValueError) as caught:
+        octavo.initialize(model, torch.optim.SGD(model.parameters()), config, group=group_of("sycl"))
+    return str(caught.value)
+
+
+def test_generated_code_is_refused_before_a_forward_pass(one_rank) -> None:
+    (said,) = one_rank.run(refused)
+    assert said == (
+        '[zero.initialize] Inductor has no code for sycl: give "compile": "aot_eager", '
+        "whose graphs run aten's operators"
+    )

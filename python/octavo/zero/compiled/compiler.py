@@ -20,7 +20,14 @@ from octavo import _C
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device
 from octavo.zero.compiled.graph import Profile, ZeroGraph
-from octavo.zero.compiled.lowering import INDUCTOR_OPTIONS, Compile, Lowered, inductor_compiler, run_as_is
+from octavo.zero.compiled.lowering import (
+    INDUCTOR_OPTIONS,
+    Compile,
+    Lowered,
+    inductor_compiler,
+    require_code_for,
+    run_as_is,
+)
 from octavo.zero.compiled.measure import agree, require_on_all_ranks
 from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.on_host import OnHost
@@ -58,8 +65,10 @@ class ZeroCompiler:
         on_host: OnHost,
         group: dist.ProcessGroup,
     ):
+        if config.backend == "inductor":
+            require_code_for(setting.device)
         self._engine, self._ids, self._config, self._group = engine, ids, config, group
-        self._setting, self._on_host, self._stage = setting, on_host, setting.stage
+        self._setting, self._on_host = setting, on_host
         self._transfer_bytes, self._device = transfer_bytes, Device(setting.device, engine)
         self._passes: dict[str, Pass] = dict(BUILT_IN)
         self._schedule: Schedule = ()
@@ -132,7 +141,7 @@ class ZeroCompiler:
         ids = {i: self._ids[x] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) and x in self._ids}
         graph_id = self._engine.new_graph_id()
         if ids:
-            getattr(self._engine, f"register_graph_z{self._stage}")(graph_id, sorted(ids.values()))
+            getattr(self._engine, f"register_graph_z{self._setting.stage}")(graph_id, sorted(ids.values()))
         build = self._build_by_inductor if self._config.backend == "inductor" else self._build_of_aten
         return build(module, inputs, ids, graph_id)
 
@@ -170,7 +179,7 @@ class ZeroCompiler:
         view = partial(
             ZeroGraph,
             graph_id=graph_id,
-            stage=self._stage,
+            stage=self._setting.stage,
             device=self._setting.device,
             is_backward=is_backward,
             transfer_bytes=self._transfer_bytes,

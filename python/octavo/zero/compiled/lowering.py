@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._inductor import config as inductor_config
+from torch._inductor.codegen.common import get_scheduling_for_device, init_backend_registration
 from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
@@ -58,6 +59,16 @@ class Lowered:
         measuring, self._measuring = self._measuring, None
         profile = None if measuring is None else measuring.profile
         return profile if profile is not None and profile.seconds else None
+
+
+def require_code_for(device: str) -> None:
+    """Inductor finds out later, in the first forward pass."""
+    init_backend_registration()
+    if get_scheduling_for_device(device) is None:
+        raise ValueError(
+            f'[zero.initialize] Inductor has no code for {device}: give "compile": "aot_eager", whose graphs run '
+            "aten's operators"
+        )
 
 
 def run_as_is(module: GraphModule) -> Runner:

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo import _C
-from octavo.optim.shards import local
 from octavo.alive import while_alive
+from octavo.optim.shards import local
 
 
 class OnHost:
