@@ -119,6 +119,7 @@ void bind_engine(py::module_& m) {
       .def("set_states", &Engine::set_states, py::arg("ds_id"), py::arg("states"))
       .def("restore", &Engine::restore, no_gil)
       .def("offloaded_bytes", &Engine::offloaded_bytes)
+      .def("give_up_pass", &Engine::give_up_pass)
       .def("start_forward", &Engine::start_forward)
       .def("end_forward", &Engine::end_forward)
       .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)

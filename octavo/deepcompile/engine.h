@@ -125,8 +125,11 @@ class OCTAVO_API Engine {
   /// the graph before: a compiler may drop an operator without a word.
   void finish_backward(long graph_id, std::int64_t n_grads);
   /// After the backward pass of a graph: what it has reduced is in the gradient buffers. `release_reduce_buckets`: of
-  /// the last graph of a pass, to give up the buckets' memory until the next one.
+  /// the last graph of a pass, to give up the buckets' memory until the next one. Throws Error invalid_argument where
+  /// wait_params() was not called after each allgather_params_fused() of the graph: gradients may then be wrong.
   void end_backward(long graph_id, bool release_reduce_buckets = false);
+  /// After an error in a pass: what its graphs have not waited for is not held against the next one.
+  void give_up_pass();
 
   // ---- whole parameters, of graphs of stage 3
 

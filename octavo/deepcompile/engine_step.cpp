@@ -67,6 +67,10 @@ void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
   if (release_reduce_buckets) reduce_buckets->clear();
 }
 
+void Engine::give_up_pass() {
+  if (fresh_) fresh_->clear();
+}
+
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }
 
 // ---- whole parameters

@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <cstddef>
+#include <string>
+#include <vector>
 
 #include "octavo/deepcompile/released.h"
 #include "octavo/deepcompile/text.h"
@@ -73,6 +75,20 @@ void FreshGather::wait_one(const at::Tensor& gathered, long id) {
   } else if (!is_needed && (is_its_memory || is_kept_by_registry_alone(id))) {
     registry_->unregisterGatheredParam(id);
   }
+}
+
+void FreshGather::require_waited(std::span<const long> ids) {
+  std::vector<std::string> names;
+  for (const long id : ids) {
+    const auto found = awaited_.find(id);
+    if (found == awaited_.end() || found->second == 0) continue;
+    names.push_back(registry_->nameOf(id));
+    found->second = 0;
+  }
+  if (names.empty()) return;
+  fail(ErrorCode::invalid_argument, kOfFreshGather, "the gather of ", join_as_str(names, ", ", 200), " was not waited ",
+       "for, and what was computed with it may be wrong: call wait_params after each allgather_params_fused, before ",
+       "its results are used");
 }
 
 bool FreshGather::is_kept_by_registry_alone(long id) const {

@@ -31,7 +31,10 @@ class OCTAVO_API FreshGather {
   /// invalid_argument where there was no start, or another shape comes back.
   void wait(at::TensorList gathered, std::span<const long> ids);
 
-  /// Starts that were not waited for are forgotten.
+  /// Throws Error invalid_argument where one of these was started more often than waited for, so that values were used
+  /// that had perhaps not come; these starts are forgotten.
+  void require_waited(std::span<const long> ids);
+  /// Starts that were not waited for are forgotten, as after an error.
   void clear() { awaited_.clear(); }
 
  private:

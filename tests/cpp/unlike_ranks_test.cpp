@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "octavo/kernels/error.h"
+#include "tests/cpp/refusal.h"
 #include "tests/cpp/zero_rank.h"
 
 namespace octavo {
@@ -174,6 +175,29 @@ TEST(UnlikeRanksTest, WhatWasNotWaitedForCannotBeRead) {
       EXPECT_NE(std::string(error.what()).find("parameter 0 is on its way to this rank"), std::string::npos);
     }
     EXPECT_TRUE(at::equal(mine.engine.wait_allgather(whole, ZeroOneGraph::kGraph, 0), mine.whole(0)));
+  });
+}
+
+TEST(UnlikeRanksTest, AGraphThatHasNotWaitedForAGatherIsRefusedBeforeTheStep) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    ZeroOneGraph mine(backend, 3, kUnlikeShapes);
+    const auto backward = [&] {
+      mine.engine.start_backward(true);
+      mine.engine.end_backward(ZeroOneGraph::kGraph);
+    };
+    (void)mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0, 2});
+    const auto fresh = mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {1});
+    mine.engine.wait_params(fresh, ZeroOneGraph::kGraph, {1});
+    const std::string said = refusal_of(backward);
+    EXPECT_NE(said.find("the gather of parameter 0, parameter 2 was not waited for"), std::string::npos) << said;
+    backward();  // it was said
+
+    (void)mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0});
+    mine.engine.give_up_pass();
+    backward();
+    const auto again = mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0});
+    mine.engine.wait_params(again, ZeroOneGraph::kGraph, {0});
+    EXPECT_TRUE(at::equal(again[0], mine.whole(0)));
   });
 }
 

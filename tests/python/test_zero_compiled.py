@@ -272,6 +272,38 @@ def test_values_for_the_backward_pass_are_those_that_were_sent(two_ranks, backen
         assert len({moved.count(name) for name in moved}) == 1
 
 
+def without_a_wait(rank: int, backend: str) -> list[str]:
+    """What each of two steps says."""
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    engine = octavo.initialize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": backend, "timeout_s": 20}
+    )
+
+    def drop_waits(graph: ZeroGraph) -> None:
+        for wait in graph.calls(torch.ops.dc.wait_params.default):
+            graph.module.graph.erase_node(wait)
+
+    engine.register_compile_pass("drop_waits", drop_waits, Contract(after=frozenset({"gather"})))
+    engine.set_compile_schedule([(0, ["gather", "reduce", "drop_waits"])])
+    said = []
+    for _ in range(2):
+        try:
+            engine.backward(engine(torch.ones(4, 8)).sum())
+            said.append("")
+        except (ValueError, RuntimeError) as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_pass_that_loses_a_wait_is_found_before_the_step(two_ranks, backend):
+    for said in two_ranks.run(without_a_wait, backend, timeout_s=200):
+        for words in said:
+            assert "the gather of 0.weight, 0.bias was not waited for" in words
+            assert "graph" in words
+
+
 def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:
     """What each of these operators says that a pass puts beside a graph, under the number of another one."""
     said = []

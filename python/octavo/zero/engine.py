@@ -117,7 +117,11 @@ class ZeroEngine:
     # ---- a step
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return self._forward(*arguments, **named)
+        try:
+            return self._forward(*arguments, **named)
+        except BaseException:
+            self._engine.give_up_pass()
+            raise
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -130,6 +134,9 @@ class ZeroEngine:
         self._in_backward = True
         try:
             (loss / self.config.accumulation_steps).backward()
+        except BaseException:
+            self._engine.give_up_pass()
+            raise
         finally:
             self._in_backward = False
         if self._gathering is not None:
