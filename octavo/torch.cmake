@@ -30,6 +30,7 @@ add_library(octavo SHARED
   codec/sign_bits.cpp
   codec/codec.cpp
   codec/registry.cpp
+  codec/bits_coding.cpp
   codec/block_coding.cpp
   codec/lossless.cpp
   codec/lsh.cpp

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/codec/bits_coding.h"
 #include "octavo/codec/block_coding.h"
 #include "octavo/comm/layout.h"
 #include "octavo/deepcompile/doing.h"
@@ -22,6 +23,17 @@ struct ParamGather::Flight {
   std::vector<long> ids;
   std::unique_ptr<GatherShards> schedule;
 };
+
+namespace {
+
+/// As floats that hold their bits: an owner has both halves of its elements.
+Contribution halves_of_doubles(const at::Tensor& whole) {
+  static const BitsCoding kBits;
+  const auto count = static_cast<std::uint64_t>(whole.numel());
+  return GatherShards::tensor(whole.mutable_data_ptr(), 2 * count, at::kFloat, kBits, Ownership{2});
+}
+
+}  // namespace
 
 ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec,
                          std::shared_ptr<const Flags> flags)
@@ -80,6 +92,7 @@ at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) co
 }
 
 Contribution ParamGather::contribution(const at::Tensor& whole) const {
+  if (!codec_ && whole.scalar_type() == at::kDouble) return halves_of_doubles(whole);
   const Codec& exact = exact_coding(whole.scalar_type());
   Contribution all = GatherShards::tensor(whole.mutable_data_ptr(), static_cast<std::uint64_t>(whole.numel()),
                                           whole.scalar_type(), codec_ ? *codec_ : exact, Ownership::shares());

@@ -198,6 +198,27 @@ TEST(Z3ExecutorTest, RanksThatGatherOtherParametersAreTold) {
                std::exception);
 }
 
+/// Halves of doubles that look like a NaN as floats, too, which a multiplication by 1 changes.
+TEST(Zero3Executor, DoublesAreGatheredToTheBit) {
+  constexpr std::int64_t kElements = 129;
+  at::Tensor bits = at::arange(kElements).mul(0x3F01'7F81'0001).add(0x7F80'0001);
+  const at::Tensor whole = bits.view(at::kDouble).view({43, 3});
+  for (const int world : {1, 2, 3}) {
+    run_ranks(world, [&](const BackendPtr& backend, int rank) {
+      const Range own = owned_range(kElements, rank, world, Ownership::shares());
+      const at::Tensor shard =
+          whole.view(-1).narrow(0, static_cast<std::int64_t>(own.first), static_cast<std::int64_t>(own.count));
+      auto registry = std::make_shared<dc::DSParamRegistry>();
+      registry->registerParam(0, {43, 3}, shard.clone(), {}, true, 0, false);
+      dc::ParamGather gather(std::make_unique<Wire>(backend, kGatherDeadline), registry, nullptr,
+                             std::make_shared<dc::Flags>());
+      gather.start(std::vector<long>{0}, {});
+      gather.wait(0);
+      EXPECT_TRUE(at::equal(registry->getGatheredParam(0).view(-1).view(at::kLong), bits)) << "world " << world;
+    });
+  }
+}
+
 }  // namespace
 
 }  // namespace octavo

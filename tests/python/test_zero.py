@@ -292,6 +292,25 @@ def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, make, tmp_path)
     assert on_three[0][0] == pytest.approx(on_two[0][0], rel=1e-4)
 
 
+def in_float64(rank: int) -> list[float]:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)).double()
+    with pytest.warns(UserWarning, match="0.weight and 3 other parameters are float64: ranks round.+to float32"):
+        engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    losses = []
+    for _ in range(20):
+        loss = engine(torch.ones(1, 8, dtype=torch.float64)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_it_is_said_that_float64_is_rounded(two_ranks):
+    losses, same = two_ranks.run(in_float64)
+    assert losses == same
+    assert losses[-1] < losses[0]
+
+
 def collectives_of_tensors(rank: int, stage: int, folder: str) -> list[str]:
     model = Odd()
     with CommDebugMode() as comms:

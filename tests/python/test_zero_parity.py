@@ -145,10 +145,15 @@ class Trained:
         return same and self.losses == other.losses
 
     def is_near(self, other: Trained, case: Case) -> bool:
-        """At first within a rounding; later AdamW has made more of it."""
+        """At first within a rounding; later AdamW has made more of it, and of one of bfloat16 what says nothing."""
         early = 5 * case.accumulation
         same = self.losses[:early] == pytest.approx(other.losses[:early], rel=1e-6 if case.in_float32 else 1e-3)
-        return same and self.losses == pytest.approx(other.losses, rel=1e-3 if case.in_float32 else 1e-2)
+        return same and (not case.in_float32 or self.losses == pytest.approx(other.losses, rel=1e-3))
+
+    def has_norms(self, other: Trained, case: Case, has_bits: bool) -> bool:
+        """A norm is formed in another order, of ranks' parts."""
+        steps = None if has_bits else 5  # then they are those of other gradients
+        return self.norms[:steps] == pytest.approx(other.norms[:steps], rel=1e-6 if case.in_float32 else 1e-2)
 
     def worst(self, other: Trained) -> str:
         return f"{max(abs(a / b - 1) for a, b in zip(self.losses, other.losses, strict=True)):.1e}"
@@ -290,8 +295,9 @@ def differences(rank: int, names: list[str], backend: str | None, steps: int) ->
         for stage in (1, 2, 3):
             engine = by_engine(rank, case, stage, steps, backend)
             replica = by_replica(rank, case, stage, steps, backend, engine)
-            same = engine.equals(replica) if case.has_bits(stage, backend) else engine.is_near(replica, case)
-            same &= engine.norms == pytest.approx(replica.norms, rel=1e-6 if case.in_float32 else 1e-2)
+            has_bits = case.has_bits(stage, backend)
+            same = engine.equals(replica) if has_bits else engine.is_near(replica, case)
+            same &= engine.has_norms(replica, case, has_bits)
             if not same:
                 found.append(f"{name}, stage {stage}: losses differ from a replica's by {engine.worst(replica)}")
             if ddp is None:
@@ -314,7 +320,7 @@ COMPILED = list(itertools.product(RANKS, ["aot_eager", "inductor"])) if STEPS el
 
 def require_none(pool: RankPool, names: list[str], backend: str | None) -> None:
     for found in pool.run(differences, names, backend, STEPS or 5, timeout_s=3600 if STEPS else 60):
-        assert found == []
+        assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

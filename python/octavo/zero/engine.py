@@ -26,7 +26,7 @@ from octavo.zero import export, optimizer_state
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
-from octavo.zero.parts import OwnPart, require_trainable
+from octavo.zero.parts import OwnPart, require_trainable, warn_of_rounding
 
 if TYPE_CHECKING:
     from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler
@@ -73,6 +73,8 @@ class ZeroEngine:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
         require_trainable(self._parameters, optimizer)
+        if group.size() > 1:
+            warn_of_rounding(self._parameters)
         plan = as_plan(config.plan)
         is_exempt = exemption(config.exempt, self._parameters, "zero.initialize")
         exempt = {name: bool(is_exempt(name, p)) for name, p in self._parameters.items()}

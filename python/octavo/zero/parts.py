@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,3 +72,14 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
                 f"[zero.initialize] the optimizer has no {name}: give it all of model.parameters(), or let the "
                 f"parameter need no gradient"
             )
+
+
+def warn_of_rounding(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Where what ranks send one another of a gradient has fewer digits than it."""
+    wide = [name for name, p in parameters.items() if p.dtype == torch.float64]
+    if wide:
+        warnings.warn(
+            f"[zero.initialize] {wide[0]} and {len(wide) - 1} other parameters are float64: ranks round their "
+            "gradients to float32 before they add them up",
+            stacklevel=4,
+        )
