@@ -13,7 +13,7 @@ namespace octavo {
 /// elements of another size.
 ///
 /// Not by the process group: Gloo keeps a name of each operation that was done, which its two threads assign without a
-/// lock (torch 2.11 to 2.13). That of a sparse all-reduce is too long for std::string to hold in place, and both free
+/// lock (seen in torch 2.13). That of a sparse all-reduce is too long for std::string to hold in place, and both free
 /// it.
 OCTAVO_API at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own);
 

@@ -42,7 +42,7 @@ class OwnPart:
         """All of the flat parameter, on all ranks, which call it together.
 
         Not by ``full_tensor``: of that operation Gloo keeps a name too long for ``std::string`` to hold in place, and
-        its two threads assign such names without a lock (torch 2.11 to 2.13), which corrupts the heap.
+        its two threads assign such names without a lock (seen in torch 2.13), which corrupts the heap.
         """
         values: DTensor = self.values.data
         group, own = values.device_mesh.get_group(), values.to_local()
