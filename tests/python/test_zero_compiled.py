@@ -5,6 +5,7 @@ own training."""
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import Any
 
 import pytest
@@ -302,6 +303,24 @@ def test_a_pass_that_loses_a_wait_is_found_before_the_step(two_ranks, backend):
         for words in said:
             assert "the gather of 0.weight, 0.bias was not waited for" in words
             assert "graph" in words
+
+
+def test_a_graph_lets_go_of_an_input_after_its_last_use():
+    from octavo.zero.compiled.lowering import run_as_is
+
+    graph, alive = torch.fx.Graph(), []
+    first, second = graph.placeholder("first"), graph.placeholder("second")
+    used = graph.call_function(torch.sin, (first,))
+    seen = graph.call_function(lambda value: alive.append(of_first()) or value, (used,))
+    graph.output((graph.call_function(torch.add, (seen, second)),))
+    run = run_as_is(torch.fx.GraphModule({}, graph))
+    for _ in range(2):
+        inputs = [torch.ones(3), torch.zeros(3)]
+        of_first = weakref.ref(inputs[0])
+        (result,) = run(inputs)
+        assert torch.equal(result, torch.ones(3).sin())
+        assert inputs == []
+    assert alive == [None, None]
 
 
 def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -72,14 +73,18 @@ def require_code_for(device: str) -> None:
 
 
 def run_as_is(module: GraphModule) -> Runner:
-    """As aten's own operators."""
-
-    def run(inputs: list[Any]) -> Any:
-        arguments = tuple(inputs)
-        inputs.clear()
-        return module.forward(*arguments)
-
-    return run
+    """As aten's own operators. Takes its inputs out of their list by the graph's own code, which lets go of each after
+    its last use; a call would keep its arguments to its end."""
+    graph, placeholders = module.graph, list(module.graph.find_nodes(op="placeholder"))
+    with graph.inserting_before(next(iter(graph.nodes))):
+        box = graph.placeholder("box")
+        taken = [graph.call_function(operator.getitem, (box, i)) for i in range(len(placeholders))]
+        graph.call_method("clear", (box,))
+    for placeholder, value in zip(placeholders, taken, strict=True):
+        placeholder.replace_all_uses_with(value)
+        graph.erase_node(placeholder)
+    module.recompile()
+    return module.forward
 
 
 def inductor_compiler(inputs: Sequence[Any], options: dict[str, Any]) -> Compile:
