@@ -36,7 +36,7 @@ TEST(SparseSum, IsTheSumOfWhatRanksHave) {
           rows_of(0, dtype).to_dense() + rows_of(1, dtype).to_dense() + rows_of(2, dtype).to_dense();
       EXPECT_TRUE(at::equal(sum.to_dense(), expected));
       const int rows = rank + 1;
-      EXPECT_EQ(wire.sent_bytes(), 2U * (8 + rows * (8 + 3 * elementSize(dtype))));
+      EXPECT_EQ(wire.sent_bytes(), 2U * (16 + rows * (8 + 3 * elementSize(dtype))));
     });
   }
 }
@@ -51,17 +51,20 @@ TEST(SparseSum, RanksMayHaveNothing) {
   });
 }
 
-TEST(SparseSum, ElementsOfAnotherSizeAreAnError) {
-  run_ranks(2, [&](const BackendPtr& backend, int rank) {
-    Wire wire(backend, kDeadline);
-    try {
-      (void)sum_of_sparse(wire, rank == 0 ? rows_of(0, at::kFloat) : rows_of(0, at::kBFloat16));
-      FAIL();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::communication);
-      EXPECT_NE(std::string(error.what()).find("all ranks must have the same model"), std::string::npos);
-    }
-  });
+TEST(SparseSum, AnotherDtypeOrSizeIsAnErrorOnAllRanks) {
+  const std::vector<at::Tensor> unlike = {rows_of(0, at::kBFloat16), at::sparse_coo_tensor({9, 3}, at::kFloat)};
+  for (const at::Tensor& other : unlike) {
+    run_ranks(3, [&](const BackendPtr& backend, int rank) {
+      Wire wire(backend, kDeadline);
+      try {
+        (void)sum_of_sparse(wire, rank == 1 ? other : rows_of(0, at::kFloat));
+        ADD_FAILURE() << "rank " << rank << " has added them";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::communication);
+        EXPECT_NE(std::string(error.what()).find("all ranks must have the same model"), std::string::npos);
+      }
+    });
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "octavo/kernels/error.h"
+#include "octavo/rules/counter_random.h"
 
 namespace octavo {
 
@@ -15,33 +16,44 @@ namespace {
 
 at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(-1).view(at::kByte); }
 
-/// `own`, bytes, as often as there are ranks: each gets all of it.
-at::Tensor for_all(const Wire& wire, const at::Tensor& own) { return own.repeat({wire.world_size()}); }
+/// What a rank tells the others of its tensor.
+struct Told {
+  std::uint64_t bytes;
+  std::uint64_t form;  // of its elements: dtype and sizes, as one number
+};
 
-/// How many bytes each rank has for each of the others.
-std::vector<std::uint64_t> tell_sizes(Wire& wire, std::uint64_t own) {
+std::uint64_t form_of(const at::Tensor& sparse) {
+  std::uint64_t form = rules::derive_key(static_cast<std::uint64_t>(sparse.scalar_type()),
+                                         static_cast<std::uint64_t>(sparse.sparse_dim()));
+  for (const std::int64_t size : sparse.sizes()) form = rules::derive_key(form, static_cast<std::uint64_t>(size));
+  return form;
+}
+
+std::vector<Told> tell(Wire& wire, const Told& own) {
   const auto world = static_cast<std::size_t>(wire.world_size());
-  std::vector<std::uint64_t> told(world);
-  at::Tensor sent = for_all(wire, bytes_of(at::scalar_tensor(static_cast<std::int64_t>(own), at::kLong)));
-  at::Tensor got = at::from_blob(told.data(), {static_cast<std::int64_t>(sent.nbytes())}, at::kByte);
-  const std::vector<std::uint64_t> sizes(world, sizeof own);
-  wire.exchange(sent, sizes, got, sizes).wait();
+  std::vector<Told> sent(world, own), told(world);
+  const auto bytes_at = [&](std::vector<Told>& of_ranks) {
+    return at::from_blob(of_ranks.data(), {static_cast<std::int64_t>(world * sizeof(Told))}, at::kByte);
+  };
+  at::Tensor to_all = bytes_at(sent), from_all = bytes_at(told);
+  const std::vector<std::uint64_t> sizes(world, sizeof(Told));
+  wire.exchange(to_all, sizes, from_all, sizes).wait();
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    if (told[rank].form == own.form) continue;
+    fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has a sparse gradient of another dtype or of ",
+         "other sizes than rank ", wire.rank(), ": all ranks must have the same model; the process group and its ",
+         "handles must be rebuilt");
+  }
   return told;
 }
 
 /// What a rank has sent: its indices, then its values.
-at::Tensor sparse_of(const at::Tensor& bytes, const at::Tensor& like, int rank) {
+at::Tensor sparse_of(const at::Tensor& bytes, const at::Tensor& like) {
   const std::int64_t of_indices = like.sparse_dim() * static_cast<std::int64_t>(sizeof(std::int64_t));
   auto shape = like._values().sizes().vec();
   shape.front() = 1;
   const std::int64_t of_values = c10::multiply_integers(shape) * static_cast<std::int64_t>(like.itemsize());
-  const std::int64_t count = bytes.numel() / (of_indices + of_values);
-  if (bytes.numel() != count * (of_indices + of_values)) {
-    fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has sent ", bytes.numel(), " bytes of a sparse ",
-         "gradient whose elements take ", of_indices + of_values, ": all ranks must have the same model; the process ",
-         "group and its handles must be rebuilt");
-  }
-  shape.front() = count;
+  const std::int64_t count = shape.front() = bytes.numel() / (of_indices + of_values);
   const at::Tensor indices = bytes.narrow(0, 0, count * of_indices).clone().view(at::kLong);
   const at::Tensor values = bytes.narrow(0, count * of_indices, count * of_values).clone().view(like.scalar_type());
   return at::sparse_coo_tensor(indices.view({like.sparse_dim(), count}), values.view(shape), like.sizes(),
@@ -53,9 +65,10 @@ at::Tensor sparse_of(const at::Tensor& bytes, const at::Tensor& like, int rank) 
 at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own) {
   const at::Tensor coalesced = own.coalesce();
   const at::Tensor bytes = at::cat({bytes_of(coalesced._indices()), bytes_of(coalesced._values())});
-  const std::vector<std::uint64_t> received = tell_sizes(wire, bytes.nbytes());
+  std::vector<std::uint64_t> received;
+  for (const Told& one : tell(wire, {bytes.nbytes(), form_of(coalesced)})) received.push_back(one.bytes);
   const std::vector<std::uint64_t> sent(received.size(), bytes.nbytes());
-  at::Tensor to_all = for_all(wire, bytes);
+  at::Tensor to_all = bytes.repeat({wire.world_size()});
   at::Tensor from_all =
       at::empty({static_cast<std::int64_t>(std::reduce(received.begin(), received.end()))}, bytes.options());
   wire.exchange(to_all, sent, from_all, received).wait();
@@ -63,7 +76,7 @@ at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own) {
   std::int64_t first = 0;
   for (int rank = 0; rank < wire.world_size(); ++rank) {
     const auto size = static_cast<std::int64_t>(received[static_cast<std::size_t>(rank)]);
-    sum = sum.add(sparse_of(from_all.narrow(0, first, size), coalesced, rank));
+    sum = sum.add(sparse_of(from_all.narrow(0, first, size), coalesced));
     first += size;
   }
   return sum.coalesce();

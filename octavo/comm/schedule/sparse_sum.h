@@ -9,8 +9,8 @@
 namespace octavo {
 
 /// The sum over ranks of a sparse tensor on the host, coalesced, with the same bits on all of them, which call it
-/// together; ranks are added in their order. Throws what Wire throws, and Error communication where another rank has
-/// elements of another size.
+/// together; ranks are added in their order. Throws what Wire throws, and Error communication where a rank's tensor has
+/// another dtype or other sizes, on all ranks that have another one's.
 ///
 /// Not by the process group: Gloo keeps a name of each operation that was done, which its two threads assign without a
 /// lock (seen in torch 2.13). That of a sparse all-reduce is too long for std::string to hold in place, and both free
