@@ -226,6 +226,7 @@ class OCTAVO_API Engine {
   void make_shared_parts();
   template <class Executor, class... More>
   void register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more);
+  void end_reductions(long graph_id);
   CustomOpExecutor& executor(long graph_id) const;
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
   TensorOffload& offload_of(long graph_id);

@@ -55,16 +55,23 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
 
 void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
   const std::int64_t got = std::exchange(handed_over_[graph_id], 0);
-  end_backward(graph_id);
-  if (got == n_grads) return;
-  fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
-       ": the compiler has left out an operator, and parameters were not trained");
+  end_reductions(graph_id);
+  if (got != n_grads) {
+    fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
+         ": the compiler has left out an operator, and parameters were not trained");
+  }
+  fresh_->require_waited(executor(graph_id).getParamIds());
 }
 
 void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
+  end_reductions(graph_id);
+  if (release_reduce_buckets) reduce_buckets->clear();
+  fresh_->require_waited(executor(graph_id).getParamIds());
+}
+
+void Engine::end_reductions(long graph_id) {
   executor(graph_id).endBackward();
   offload_of(graph_id).clear_reloaded();
-  if (release_reduce_buckets) reduce_buckets->clear();
 }
 
 void Engine::give_up_pass() {

@@ -185,7 +185,6 @@ void Z3CustomOpExecutor::endBackward() {
   for (const long id : ds_ids_) {
     if (param_updated_) param_registry_->setValid(id, false);
   }
-  fresh_->require_waited(ds_ids_);
 }
 
 void Z3CustomOpExecutor::requireParams(const std::vector<long>& ds_ids) const {

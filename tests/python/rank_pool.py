@@ -87,6 +87,7 @@ class RankPool:
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world_size):
             ours, theirs = multiprocessing.Pipe()
+            self._stderr(rank).touch()
             process = fork_server.start(_serve, rank, self.world_size, theirs, self._stderr(rank), daemon=True)
             theirs.close()
             self._ranks.append((process, ours))
@@ -99,8 +100,10 @@ class RankPool:
             what = f"did not answer within {timeout_s + 30} s"
         except (EOFError, ConnectionError):
             what = "died"
-        said = "\n".join(self._last_words(other) for other in range(self.world_size))
-        self.stop()
+        try:
+            said = "\n".join(self._last_words(other) for other in range(self.world_size))
+        finally:
+            self.stop()
         raise AssertionError(f"rank {rank} {what}\n{said}")
 
     def _stderr(self, rank: int) -> Path:

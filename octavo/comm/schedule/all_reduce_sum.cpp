@@ -23,7 +23,9 @@ void AllReduceSum::begin(Bucket bucket) {
   if (wire_.world_size() > 1) {
     on_host_ = gradients.cpu();  // waits for the stream
     if (gradients.is_sparse()) {
+      watch.lap(seconds_.encode);
       on_host_ = sum_of_sparse(wire_, on_host_);
+      watch.lap(seconds_.wait_up);
     } else {
       transfers_.push_back(wire_.start_all_reduce(powers_));
       transfers_.push_back(wire_.start_all_reduce(on_host_));

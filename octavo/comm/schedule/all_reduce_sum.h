@@ -11,7 +11,7 @@
 namespace octavo {
 
 /// The process group's own all-reduce, of gradients as they are, in their own dtype, with their powers, a double each,
-/// beside them; sparse ones by sum_of_sparse.
+/// beside them; sparse ones by sum_of_sparse, for which begin() waits.
 class AllReduceSum final : public Schedule {
  public:
   /// `device`: where the gradients lie.

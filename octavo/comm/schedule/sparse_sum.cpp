@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -31,13 +32,13 @@ std::uint64_t form_of(const at::Tensor& sparse) {
 
 std::vector<Told> tell(Wire& wire, const Told& own) {
   const auto world = static_cast<std::size_t>(wire.world_size());
-  std::vector<Told> sent(world, own), told(world);
-  const auto bytes_at = [&](std::vector<Told>& of_ranks) {
-    return at::from_blob(of_ranks.data(), {static_cast<std::int64_t>(world * sizeof(Told))}, at::kByte);
-  };
-  at::Tensor to_all = bytes_at(sent), from_all = bytes_at(told);
+  std::vector<Told> told(world, own);
+  at::Tensor from_all = at::empty({static_cast<std::int64_t>(world * sizeof(Told))}, at::kByte);
+  at::Tensor to_all = at::empty_like(from_all);  // memory that a transfer keeps, also one that is given up
+  std::memcpy(to_all.mutable_data_ptr(), told.data(), to_all.nbytes());
   const std::vector<std::uint64_t> sizes(world, sizeof(Told));
   wire.exchange(to_all, sizes, from_all, sizes).wait();
+  std::memcpy(told.data(), from_all.const_data_ptr(), from_all.nbytes());
   for (std::size_t rank = 0; rank < world; ++rank) {
     if (told[rank].form == own.form) continue;
     fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has a sparse gradient of another dtype or of ",

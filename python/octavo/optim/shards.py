@@ -26,7 +26,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole of a tensor. All ranks of its mesh call it together."""
+    """The whole of a DTensor that ranks have a summand each of, such as a norm; any other tensor. All ranks of its mesh
+    call it together. Not for shards: of their gather Gloo keeps a long name (``OwnPart.gathered`` of octavo.zero)."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 

@@ -56,8 +56,8 @@ def initialize(
 
 
 class ZeroEngine:
-    """What ``octavo.initialize`` makes. After an error of ``backward`` or ``step`` that is not a ValueError, ranks may
-    differ: start again from a checkpoint."""
+    """What ``octavo.initialize`` makes. After an error of ``backward`` or ``step`` start again from a checkpoint, since
+    ranks may differ and gradients be lost; but for a ValueError where the model is not compiled."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, config: ZeroConfig, group: dist.ProcessGroup | None = None
@@ -73,6 +73,10 @@ class ZeroEngine:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
         require_trainable(self._parameters, optimizer)
+        if compiled is not None and compiled.backend == "inductor":
+            from octavo.zero.compiled import require_code_for  # and with it all of Inductor: not by `import octavo`
+
+            require_code_for(next(iter(self._parameters.values())).device.type)
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         plan = as_plan(config.plan)
@@ -338,7 +342,7 @@ class ZeroEngine:
     # ---- set-up
 
     def _make_compiler(self, config: CompileConfig, transfer_bytes: int) -> ZeroCompiler:
-        from octavo.zero.compiled import Setting, ZeroCompiler  # and with it all of Inductor: not by `import octavo`
+        from octavo.zero.compiled import Setting, ZeroCompiler
         from octavo.zero.compiled.on_host import OnHost, paging_optimizer
 
         setting = Setting(

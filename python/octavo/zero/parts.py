@@ -79,7 +79,7 @@ def warn_of_rounding(parameters: Mapping[str, nn.Parameter]) -> None:
     wide = [name for name, p in parameters.items() if p.dtype == torch.float64]
     if wide:
         warnings.warn(
-            f"[zero.initialize] {wide[0]} and {len(wide) - 1} other parameters are float64: ranks round their "
-            "gradients to float32 before they add them up",
+            f"[zero.initialize] float64 is the dtype of {wide[0]}, as of {len(wide)} parameters in all: ranks round "
+            "their gradients to float32 before they add them up",
             stacklevel=4,
         )

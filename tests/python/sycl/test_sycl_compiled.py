@@ -48,13 +48,15 @@ def test_values_for_the_backward_pass_wait_on_the_host(two_ranks) -> None:
 
 
 def refused(rank: int) -> str:
-    model, config = nn.Linear(4, 4).to("sycl"), {"zero_stage": 1, "compile": True}
+    model = nn.Linear(4, 4).to("sycl")
+    optimizer, config = torch.optim.SGD(model.parameters()), {"zero_stage": 3, "compile": True}
     with pytest.raises(ValueError) as caught:
-        octavo.initialize(model, torch.optim.SGD(model.parameters()), config, group=group_of("sycl"))
+        octavo.initialize(model, optimizer, config, group=group_of("sycl"))
+    octavo.initialize(model, optimizer, config | {"compile": "aot_eager"}, group=group_of("sycl"))  # as it says
     return str(caught.value)
 
 
-def test_generated_code_is_refused_before_a_forward_pass(one_rank) -> None:
+def test_generated_code_is_refused_before_anything_has_changed(one_rank) -> None:
     (said,) = one_rank.run(refused)
     assert said == (
         '[zero.initialize] Inductor has no code for sycl: give "compile": "aot_eager", '

@@ -20,14 +20,7 @@ from octavo import _C
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device
 from octavo.zero.compiled.graph import Profile, ZeroGraph
-from octavo.zero.compiled.lowering import (
-    INDUCTOR_OPTIONS,
-    Compile,
-    Lowered,
-    inductor_compiler,
-    require_code_for,
-    run_as_is,
-)
+from octavo.zero.compiled.lowering import INDUCTOR_OPTIONS, Compile, Lowered, inductor_compiler, run_as_is
 from octavo.zero.compiled.measure import agree, require_on_all_ranks
 from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.on_host import OnHost
@@ -65,8 +58,6 @@ class ZeroCompiler:
         on_host: OnHost,
         group: dist.ProcessGroup,
     ):
-        if config.backend == "inductor":
-            require_code_for(setting.device)
         self._engine, self._ids, self._config, self._group = engine, ids, config, group
         self._setting, self._on_host = setting, on_host
         self._transfer_bytes, self._device = transfer_bytes, Device(setting.device, engine)
