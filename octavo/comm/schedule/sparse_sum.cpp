@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <cstring>
-#include <numeric>
+#include <span>
 #include <vector>
 
+#include "octavo/comm/schedule/messages.h"
+#include "octavo/comm/tell_all.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 
@@ -30,26 +32,18 @@ std::uint64_t form_of(const at::Tensor& sparse) {
   return form;
 }
 
-std::vector<Told> tell(Wire& wire, const Told& own) {
-  const auto world = static_cast<std::size_t>(wire.world_size());
-  std::vector<Told> told(world, own);
-  at::Tensor from_all = at::empty({static_cast<std::int64_t>(world * sizeof(Told))}, at::kByte);
-  at::Tensor to_all = at::empty_like(from_all);  // memory that a transfer keeps, also one that is given up
-  std::memcpy(to_all.mutable_data_ptr(), told.data(), to_all.nbytes());
-  const std::vector<std::uint64_t> sizes(world, sizeof(Told));
-  wire.exchange(to_all, sizes, from_all, sizes).wait();
-  std::memcpy(told.data(), from_all.const_data_ptr(), from_all.nbytes());
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    if (told[rank].form == own.form) continue;
+void require_same_form(const Wire& wire, std::span<const Told> told) {
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    if (told[rank].form == told[static_cast<std::size_t>(wire.rank())].form) continue;
     fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has a sparse gradient of another dtype or of ",
          "other sizes than rank ", wire.rank(), ": all ranks must have the same model; the process group and its ",
          "handles must be rebuilt");
   }
-  return told;
 }
 
 /// What a rank has sent: its indices, then its values.
-at::Tensor sparse_of(const at::Tensor& bytes, const at::Tensor& like) {
+at::Tensor sparse_of(std::uint8_t* sent, std::uint64_t sent_bytes, const at::Tensor& like) {
+  const at::Tensor bytes = at::from_blob(sent, {static_cast<std::int64_t>(sent_bytes)}, at::kByte);
   const std::int64_t of_indices = like.sparse_dim() * static_cast<std::int64_t>(sizeof(std::int64_t));
   auto shape = like._values().sizes().vec();
   shape.front() = 1;
@@ -66,19 +60,20 @@ at::Tensor sparse_of(const at::Tensor& bytes, const at::Tensor& like) {
 at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own) {
   const at::Tensor coalesced = own.coalesce();
   const at::Tensor bytes = at::cat({bytes_of(coalesced._indices()), bytes_of(coalesced._values())});
-  std::vector<std::uint64_t> received;
-  for (const Told& one : tell(wire, {bytes.nbytes(), form_of(coalesced)})) received.push_back(one.bytes);
-  const std::vector<std::uint64_t> sent(received.size(), bytes.nbytes());
-  at::Tensor to_all = bytes.repeat({wire.world_size()});
-  at::Tensor from_all =
-      at::empty({static_cast<std::int64_t>(std::reduce(received.begin(), received.end()))}, bytes.options());
-  wire.exchange(to_all, sent, from_all, received).wait();
+  const auto told = tell_all(wire, Told{bytes.nbytes(), form_of(coalesced)});
+  require_same_form(wire, told);
+  std::vector<std::uint64_t> sizes;
+  for (const Told& one : told) sizes.push_back(one.bytes);
+  at::Tensor sent, received;
+  std::memcpy(wire.reserve_to_send(sent, room_for_others(wire, at::kCPU, bytes.nbytes()), at::kCPU),
+              bytes.const_data_ptr(), bytes.nbytes());
+  Transfer transfer = send_to_others(wire, at::kCPU, sent, bytes.nbytes(), received, sizes);
+  transfer.wait();
   at::Tensor sum = at::zeros_like(coalesced);
-  std::int64_t first = 0;
   for (int rank = 0; rank < wire.world_size(); ++rank) {
-    const auto size = static_cast<std::int64_t>(received[static_cast<std::size_t>(rank)]);
-    sum = sum.add(sparse_of(from_all.narrow(0, first, size), coalesced));
-    first += size;
+    sum =
+        sum.add(rank == wire.rank() ? coalesced
+                                    : sparse_of(transfer.from(rank), sizes[static_cast<std::size_t>(rank)], coalesced));
   }
   return sum.coalesce();
 }

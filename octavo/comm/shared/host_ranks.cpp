@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/shared/host_ranks.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
 
 #include <cstring>
 #include <unistd.h>
 #include <utility>
 
+#include "octavo/comm/tell_all.h"
 #include "octavo/comm/wire.h"
 #include "octavo/kernels/error.h"
 
@@ -21,22 +21,6 @@ namespace {
 constexpr const char* kOfSharedMemory = "comm.shared_memory";
 constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
 constexpr std::uint64_t kLine = 64;  // of a cache
-
-/// What each rank has for all, from all of them.
-template <class Told>
-std::vector<Told> tell_all(Wire& wire, const Told& own) {
-  const auto world = static_cast<std::size_t>(wire.world_size());
-  const auto bytes = static_cast<std::int64_t>(world * sizeof(Told));
-  at::Tensor sent = at::empty({bytes}, at::kByte), got = at::empty({bytes}, at::kByte);
-  for (std::size_t rank = 0; rank < world; ++rank) {
-    std::memcpy(sent.mutable_data_ptr<std::uint8_t>() + rank * sizeof own, &own, sizeof own);
-  }
-  const std::vector<std::uint64_t> sizes(world, sizeof(Told));
-  wire.exchange(sent, sizes, got, sizes).wait();
-  std::vector<Told> told(world);
-  std::memcpy(told.data(), got.const_data_ptr(), got.nbytes());
-  return told;
-}
 
 /// That `number` was posted by one who has posted `count`: counts go round.
 bool includes(std::uint32_t count, std::uint32_t number) { return static_cast<std::int32_t>(count - number) > 0; }

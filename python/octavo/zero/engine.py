@@ -73,10 +73,11 @@ class ZeroEngine:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
         require_trainable(self._parameters, optimizer)
+        device_type = next(iter(self._parameters.values())).device.type
         if compiled is not None and compiled.backend == "inductor":
             from octavo.zero.compiled import require_code_for  # and with it all of Inductor: not by `import octavo`
 
-            require_code_for(next(iter(self._parameters.values())).device.type)
+            require_code_for(device_type)
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         plan = as_plan(config.plan)
@@ -85,7 +86,7 @@ class ZeroEngine:
         plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
         self._engine = self._connect(plan, exempt)
         send_around(model, group)
-        self._mesh = DeviceMesh.from_group(group, next(iter(self._parameters.values())).device.type)
+        self._mesh = DeviceMesh.from_group(group, device_type)
         self.parts: dict[nn.Parameter, OwnPart] = {
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
         }
