@@ -98,7 +98,7 @@ void bind_engine(py::module_& m) {
       .def("order_gradients", &Engine::order_gradients, py::arg("graph_id"), py::arg("expected"), py::arg("learns"),
            no_gil)
       .def("why_no_symmetric_memory", &Engine::why_no_symmetric_memory)
-      .def("start_backward", &Engine::start_backward, py::arg("update"))
+      .def("start_backward", &Engine::start_backward, py::arg("update"), no_gil)
       .def("take_grad", &Engine::take_grad, py::arg("grad"), py::arg("graph_id"), py::arg("ds_id"), no_gil)
       .def("end_backward", &Engine::end_backward, py::arg("graph_id"), py::arg("release_reduce_buckets") = false,
            no_gil)
@@ -114,7 +114,9 @@ void bind_engine(py::module_& m) {
           "wait_allgather",
           [](Engine& engine, long id) { engine.wait_allgather(engine.allgather_param(0, id), 0, id); },
           py::arg("ds_id"), no_gil)
-      .def("release_param", &Engine::release_param, py::arg("graph_id"), py::arg("ds_id"), py::arg("n_users"))
+      .def(
+          "give_back", [](Engine& engine, long id) { engine.param_registry->unregisterGatheredParam(id); },
+          py::arg("ds_id"))
       .def_property_readonly("compressor", &Engine::compressor, py::return_value_policy::reference_internal)
       .def("set_states", &Engine::set_states, py::arg("ds_id"), py::arg("states"))
       .def("restore", &Engine::restore, no_gil)

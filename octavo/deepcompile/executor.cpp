@@ -51,6 +51,10 @@ void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) c
   requireParam(ds_id);
   const DSParam& param = param_registry_->getParam(ds_id);
   const auto whole = static_cast<std::int64_t>(productDim(param.getShape()));
+  if (gradient.layout() != at::kStrided) {
+    fail(ErrorCode::unsupported, kOfExecutor, "the gradient of ", param_registry_->nameOf(ds_id), " is sparse, which ",
+         "ZeRO does not add up: use sparse=False in its nn.Embedding");
+  }
   if (gradient.numel() == whole && gradient.device() == param.getDevice() &&
       at::isFloatingType(gradient.scalar_type())) {
     return;

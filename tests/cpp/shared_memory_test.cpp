@@ -253,6 +253,21 @@ TEST(ReachBySharedMemory, NotWhereOneRankCannotOrNoneWants) {
   });
 }
 
+TEST(SharedSymmetricMemory, KeepsNoTransferWaiting) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto ranks = shared_over(backend)->ranks();
+    SharedSymmetricMemory memory(ranks, 8, kEnough);
+    memory.get_buffer(rank, {2}, at::kFloat, 0).fill_(rank + 1);
+    const at::Tensor nothing = ranks->room(0);
+    for (std::uint32_t turn = 0; turn <= HostRanks::kSlots; ++turn) {
+      ranks->post(nothing, std::vector<Parcel>(2), std::vector<std::uint64_t>(2))->await(kEnough);
+    }
+    memory.barrier(0, 0);
+    EXPECT_EQ(memory.get_buffer(1 - rank, {2}, at::kFloat, 0)[1].item<float>(), 2 - rank);
+    memory.barrier(0, 0);
+  });
+}
+
 TEST(SharedSymmetricMemory, RanksReadAndWriteOneAnothersBuffers) {
   for (const int world : {2, 3}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import octavo
 from octavo import durable_files
+from octavo.zero.all_or_none import require_none_failed
 
 
 class Odd(nn.Module):
@@ -369,7 +370,7 @@ def killed_in_a_save(rank: int, folder: str) -> tuple[list[float], list[float]]:
         if rank == 0:
             with pytest.raises(Stop):
                 engine.save_checkpoint(folder)
-            torch.distributed.barrier()  # the one that it did not come to
+            require_none_failed(None, "", "", torch.distributed.group.WORLD)  # that it did not come to
         else:
             engine.save_checkpoint(folder)
     other = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
@@ -429,6 +430,149 @@ def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(two_ranks, tmp_
     for said in two_ranks.run(export_nowhere, str(tmp_path)):
         assert said.startswith("[zero.export_safetensors] rank 0 cannot write ")
         assert said.endswith("No such file or directory")
+
+
+def export_of_complex(rank: int, folder: str) -> str:
+    model = nn.Linear(4, 4)
+    model.register_buffer("rotations", torch.ones(3, dtype=torch.complex64))
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    try:
+        engine.export_safetensors(f"{folder}/model.safetensors")
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_dtype_that_the_file_cannot_hold_is_an_error_on_every_rank(two_ranks, tmp_path):
+    for said in two_ranks.run(export_of_complex, str(tmp_path)):
+        assert "[zero.export_safetensors] a safetensors file cannot hold rotations, which is torch.complex64" in said
+
+
+def save_nowhere(rank: int, folder: str) -> str:
+    engine = octavo.initialize(model := nn.Linear(4, 4), adamw(model), {"zero_stage": 2})
+    try:
+        engine.save_checkpoint(Path(folder) / "file" / "below")
+    except OSError as error:
+        return str(error)
+    return "nothing"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_on_every_rank(two_ranks, tmp_path):
+    (tmp_path / "file").touch()
+    for said in two_ranks.run(save_nowhere, str(tmp_path)):
+        assert said.startswith("[zero.save_checkpoint] rank 0 cannot write to ")
+
+
+def save_beside(rank: int, folder: str) -> None:
+    engine = octavo.initialize(model := nn.Linear(4, 4), adamw(model), {"zero_stage": 2})
+    for _ in range(2):
+        engine.save_checkpoint(folder)
+
+
+def test_folders_of_other_names_are_left_alone(two_ranks, tmp_path):
+    (tmp_path / "saved-best").mkdir()
+    (tmp_path / "saved-7").mkdir()
+    two_ranks.run(save_beside, str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "saved-000002", "saved-7", "saved-best"]
+
+
+class Counting(torch.optim.SGD):
+    """Its state is a number, not a tensor, as that of bitsandbytes' optimizers."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["step"] = self.state[parameter].get("step", 0) + 1
+        return super().step(closure)
+
+
+def counted(rank: int, folder: str) -> list[int]:
+    engine = octavo.initialize(model := nn.Linear(4, 4), Counting(model.parameters(), lr=0.1), {"zero_stage": 2})
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    engine.step()
+    engine.save_checkpoint(folder)
+    engine = octavo.initialize(model := nn.Linear(4, 4), Counting(model.parameters(), lr=0.1), {"zero_stage": 2})
+    engine.load_checkpoint(folder)
+    return [state["step"] for state in engine.optimizer.state.values()]
+
+
+def test_states_that_are_numbers_are_loaded_too(two_ranks, tmp_path):
+    assert two_ranks.run(counted, str(tmp_path)) == [[1, 1], [1, 1]]
+
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        raise ValueError("no gradient here")
+
+
+def after_a_failed_pass(rank: int, stage: int, folder: str) -> list[str]:
+    first, last = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.Sequential(first, last)
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": stage})
+    said = []
+    for attempt in (
+        lambda: engine.backward(last(Failing.apply(first(torch.ones(1, 4)))).sum()),
+        lambda: engine.backward(model(torch.ones(1, 4)).sum()),
+        engine.step,
+        lambda: engine.save_checkpoint(folder),
+    ):
+        try:
+            attempt()
+            said.append("")
+        except (ValueError, RuntimeError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_gradients_of_a_pass_that_failed_are_not_mixed_with_later_ones(two_ranks, stage, tmp_path):
+    for own, *later in two_ranks.run(after_a_failed_pass, stage, str(tmp_path)):
+        assert own == "ValueError: no gradient here"
+        for said, what in zip(later, ("backward", "step", "save_checkpoint"), strict=True):
+            assert said.startswith(
+                f"RuntimeError: [zero.{what}] a backward pass of this engine has ended with an error"
+            )
+            assert said.endswith(own)
+
+
+def attention_losses(rank: int, stage: int) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.5), {"zero_stage": stage})
+    losses = []
+    for _ in range(3):
+        loss = engine(torch.linspace(-1, 1, 48).view(2, 3, 8)).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_torchs_attention_reads_the_weight_of_a_layer_that_it_does_not_call(two_ranks):
+    expected = two_ranks.run(attention_losses, 1)
+    assert two_ranks.run(attention_losses, 3) == expected
+    assert expected[0][2] < expected[0][0]
+
+
+def sparse_gradient(rank: int, stage: int) -> str:
+    model = nn.Embedding(10, 4, sparse=True)
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": stage})
+    try:
+        engine.backward(engine(torch.tensor([1, 2])).sum())
+    except NotImplementedError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_sparse_gradient_is_refused_by_name(two_ranks, stage):
+    for said in two_ranks.run(sparse_gradient, stage):
+        assert "the gradient of weight is sparse" in said
 
 
 def finite_of(rank: int, stage: int) -> tuple[list[bool], list[float]]:

@@ -164,7 +164,7 @@ def failing_on_one_rank(rank: int) -> str:
 
 
 def test_a_pass_that_fails_on_one_rank_fails_on_all(two_ranks):
-    words = "[zero.compiled] could not lower the graphs for step 1; rank 1: MemoryError: no room"
+    words = "[zero.compiled] rank 1 cannot lower the graphs for step 1: MemoryError: no room"
     assert two_ranks.run(failing_on_one_rank) == [words, words]
 
 
@@ -215,6 +215,92 @@ def test_contracts_name_what_excludes_each_other():
         require_sound([(0, ["reduce", "mine"])], passes, Setting(1, "inductor"))
     with pytest.raises(ValueError, match="gather is of stage"):
         require_sound([(0, ["gather"])], passes, Setting(2, "inductor"))
+
+
+def refused_schedule(rank: int) -> tuple[str, int, float]:
+    """What is said, and a training after it."""
+    torch._dynamo.reset()
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "schedule": [(0, ["reduce"])]}}
+    with pytest.raises(ValueError) as caught:
+        octavo.initialize(model, optimizer, config)
+    elements = model.weight.untyped_storage().nbytes() // 4
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 3, "compile": "aot_eager"})
+    engine.backward(engine(torch.ones(1, 8)).sum())
+    engine.step()
+    with pytest.raises(ValueError, match="graphs are compiled already"):
+        engine.set_compile_schedule([(0, ["gather", "reduce"])])
+    return str(caught.value), elements, engine(torch.ones(1, 8)).sum().item()
+
+
+def test_nothing_has_changed_where_a_schedule_is_refused(two_ranks):
+    for said, elements, loss in two_ranks.run(refused_schedule):
+        assert "stage 3 needs the pass gather" in said
+        assert elements == 64
+        assert loss == loss
+
+
+def read_after_steps(rank: int, how: str) -> list[float]:
+    """Persistent from the third step on; read in `gathered`, or by a module that is not compiled."""
+    torch._dynamo.reset()
+    model = Tied() if how == "tied" else nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "memory_mib": 2.0**20}}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    losses = []
+    for _ in range(8):
+        torch.manual_seed(1)
+        loss = engine(torch.randn(4, 8)).pow(2).mean()
+        engine.backward(loss)
+        engine.step()
+        if how == "gathered":
+            with engine.gathered():
+                assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+        losses.append(loss.item())
+    return losses
+
+
+class Tied(nn.Module):
+    """One weight in a compiled module and in one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.alone = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    @torch.compiler.disable
+    def apart(self, x: Tensor) -> Tensor:
+        return self.second(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alone(self.apart(self.first(x)))
+
+
+@pytest.mark.parametrize("how", ["gathered", "tied"])
+def test_persistent_parameters_may_be_used_outside_of_graphs(two_ranks, how):
+    for losses in two_ranks.run(read_after_steps, how):
+        assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
+
+
+def test_what_a_structure_costs_is_the_most_of_its_graphs():
+    import torch.distributed as dist
+
+    from octavo.zero.compiled.graph import Profile
+    from octavo.zero.compiled.measure import agree
+
+    class Alone:
+        def size(self) -> int:
+            return 1
+
+    def gather(into: list[Any], value: Any, group: Any) -> None:
+        into[0] = value
+
+    measured = [("a", Profile({"x": 2.0}, {}, {})), ("a", Profile({"x": 1.0, "y": 3.0}, {}, {}))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_gather_object", gather)
+        agreed, _ = agree(measured, {}, Alone())
+    assert agreed["a"].seconds == {"x": 2.0, "y": 3.0}
 
 
 def evaluated(rank: int) -> list[float]:

@@ -101,10 +101,12 @@ HostRanks::HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, m
 }
 
 HostRanks::~HostRanks() {
-  if (getpid() != process_) return;  // a copy that a fork made
+  if (!is_of_this_process()) return;
   head(rank_).has_left.store(1, std::memory_order_release);
   wake_all(head(rank_).posted);
 }
+
+bool HostRanks::is_of_this_process() const { return getpid() == process_; }
 
 bool HostRanks::has_gone(int rank) const {
   return head(rank).has_left.load(std::memory_order_acquire) != 0 ||
@@ -137,8 +139,14 @@ at::Tensor HostRanks::room(std::uint64_t bytes) {
   return blocks_->allocate(bytes);
 }
 
+void HostRanks::keep(const at::Tensor& room, const SharedWord& users) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({room, &users});
+}
+
 /// Lets go of what is not needed any more.
 void HostRanks::settle() {
+  kept_.remove_if([](const Kept& one) { return one.users->load(std::memory_order_acquire) == 0; });
   under_way_.remove_if(
       [&](const UnderWay& one) { return slot(rank_, one.number).readers.load(std::memory_order_acquire) == 0; });
   unread_.remove_if([&](const Unread& one) {
@@ -220,6 +228,7 @@ Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::ve
     : ranks_(std::move(ranks)), number_(number), expected_(std::move(expected)) {}
 
 Posting::~Posting() {
+  if (!ranks_->is_of_this_process()) return;
   for (int peer = 0; is_awaited_ && peer < ranks_->world_size(); ++peer) {
     if (peer != ranks_->rank()) ranks_->let_go(peer, number_);
   }

@@ -82,6 +82,11 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
 
   /// uint8[bytes] in this rank's own memory. Throws Error out_of_memory.
   at::Tensor room(std::uint64_t bytes);
+  /// Keeps memory of room() until `users`, a word in it, is 0: ranks that use it after its transfer count themselves
+  /// there.
+  void keep(const at::Tensor& room, const SharedWord& users);
+  /// Not in a copy that a fork made, which shares memory that it must not change.
+  bool is_of_this_process() const;
   /// Whether the others can read a tensor.
   bool contains(const at::Tensor& tensor) const { return blocks_->contains(tensor); }
 
@@ -102,6 +107,10 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   struct UnderWay {
     std::uint32_t number;
     at::Tensor sent;
+  };
+  struct Kept {
+    at::Tensor room;
+    const SharedWord* users;
   };
   struct Unread {
     std::uint32_t number;
@@ -131,6 +140,7 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   std::mutex mutex_;
   std::uint32_t posted_ = 0;
   std::list<UnderWay> under_way_;  // which others may read
+  std::list<Kept> kept_;           // which others use, without a transfer
   std::list<Unread> unread_;       // which this rank never will, and which may not have come yet
 };
 

@@ -117,13 +117,15 @@ std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<c
   return ranks_->post(room, copied, std::move(expected));
 }
 
+at::Tensor SharedBackend::copy_of(const at::Tensor& sent) {
+  at::Tensor room = ranks_->room(sent.nbytes());
+  copy_in(bytes_of(room), bytes_of(sent), sent.nbytes());
+  return room;
+}
+
 /// One copy, which all read.
 std::unique_ptr<Posting> SharedBackend::post_to_all(const at::Tensor& sent) {
-  at::Tensor room = sent;
-  if (!ranks_->contains(sent)) {
-    room = ranks_->room(sent.nbytes());
-    copy_in(bytes_of(room), bytes_of(sent), sent.nbytes());
-  }
+  const at::Tensor room = ranks_->contains(sent) ? sent : copy_of(sent);
   const auto world = static_cast<std::size_t>(getSize());
   return ranks_->post(room, std::vector<Parcel>(world, {0, sent.nbytes()}),
                       std::vector<std::uint64_t>(world, sent.nbytes()));
@@ -197,7 +199,8 @@ SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors
     }
     add_in_rank_order(own, summands);
   };
-  return c10::make_intrusive<SharedWork>(post_to_all(own), deadline_or_default(options.timeout), finish);
+  const at::Tensor room = copy_of(own);  // of what the sum is written to while others still read
+  return c10::make_intrusive<SharedWork>(post_to_all(room), deadline_or_default(options.timeout), finish);
 }
 
 SharedBackend::WorkPtr SharedBackend::barrier(const c10d::BarrierOptions& options) {

@@ -50,6 +50,7 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
 
  private:
   std::chrono::milliseconds deadline_or_default(std::chrono::milliseconds timeout) const;
+  at::Tensor copy_of(const at::Tensor& sent);
   std::unique_ptr<Posting> post_to_all(const at::Tensor& sent);
 
   const BackendPtr beside_;

@@ -9,23 +9,35 @@ namespace octavo {
 
 using std::chrono::milliseconds;
 
-/// A rank's block: its buffer, then its signals.
+/// A rank's block: how many ranks use it, its buffer, its signals. Its transfer is over when all know where it lies, so
+/// that the slots of others are not kept waiting.
 SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
                                              milliseconds deadline)
     : ranks_(ranks), bytes_(bytes), signal_bytes_(c10d::symmetric_memory::get_signal_pad_size()), deadline_(deadline) {
   constexpr std::uint64_t kAligned = 64;
-  const std::uint64_t pad_offset = (bytes + kAligned - 1) / kAligned * kAligned, size = pad_offset + signal_bytes_;
+  const std::uint64_t pad_offset = kAligned + (bytes + kAligned - 1) / kAligned * kAligned;
+  const std::uint64_t size = pad_offset + signal_bytes_;
   const at::Tensor own = ranks_->room(size);
   std::memset(own.mutable_data_ptr(), 0, size);
   const auto world = static_cast<std::size_t>(ranks_->world_size());
-  posting_ = ranks_->post(own, std::vector<Parcel>(world, {0, size}), std::vector<std::uint64_t>(world, size));
-  posting_->await(deadline_);
+  auto& own_users = *static_cast<SharedWord*>(own.mutable_data_ptr());
+  own_users.store(static_cast<std::uint32_t>(world), std::memory_order_relaxed);
+  ranks_->keep(own, own_users);
+  const auto posting =
+      ranks_->post(own, std::vector<Parcel>(world, {0, size}), std::vector<std::uint64_t>(world, size));
+  posting->await(deadline_);
   for (int rank = 0; rank < ranks_->world_size(); ++rank) {
     const bool is_own = rank == ranks_->rank();
-    std::uint8_t* const block = is_own ? own.mutable_data_ptr<std::uint8_t>() : posting_->from(rank);
-    buffers_.push_back(block);
+    std::uint8_t* const block = is_own ? own.mutable_data_ptr<std::uint8_t>() : posting->from(rank);
+    users_.push_back(reinterpret_cast<SharedWord*>(block));
+    buffers_.push_back(block + kAligned);
     signals_.push_back(block + pad_offset);
   }
+}
+
+SharedSymmetricMemory::~SharedSymmetricMemory() {
+  if (!ranks_->is_of_this_process()) return;
+  for (SharedWord* users : users_) users->fetch_sub(1, std::memory_order_acq_rel);
 }
 
 /// The word of rank `of` that rank `by` puts to 1 and `of` to 0, as torch lays them out.

@@ -22,6 +22,7 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   /// On all ranks together, in the order of their posts, with as many bytes. `deadline`: of waits that name none.
   SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
                         std::chrono::milliseconds deadline);
+  ~SharedSymmetricMemory() override;
 
   std::vector<void*> get_buffer_ptrs() override { return buffers_; }
   std::vector<void*> get_signal_pad_ptrs() override { return signals_; }
@@ -50,7 +51,7 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   const std::shared_ptr<HostRanks> ranks_;
   const std::uint64_t bytes_, signal_bytes_;
   const std::chrono::milliseconds deadline_;
-  std::unique_ptr<Posting> posting_;  // keeps the others' memory
+  std::vector<SharedWord*> users_;  // by rank: in its block, how many ranks use that
   std::vector<void*> buffers_, signals_;
 };
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from octavo import durable_files
+from octavo.zero.all_or_none import by_first_rank
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
 
 if TYPE_CHECKING:
@@ -38,15 +39,10 @@ _ASIDE = ".aside"
 
 def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     aside = directory / _ASIDE
-    if group.rank() == 0:
-        durable_files.make_folder(directory)
-        shutil.rmtree(aside, ignore_errors=True)
-    dist.barrier(group)
+    where = "zero.save_checkpoint"
+    by_first_rank(lambda: _prepare(directory, aside), where, f"write to {directory}", group)
     dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
-    dist.barrier(group)
-    if group.rank() == 0:
-        _publish(directory, aside)
-    dist.barrier(group)
+    by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
 
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
@@ -64,20 +60,24 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
     with torch.no_grad():
         dcp.load(tensors, checkpoint_id=newest, process_group=group)
-    load_states(engine, _states_in(tensors), options)
+    load_states(engine, _states_in(texts | tensors), options)
     engine.handle.load_state_dict(_exchanges_in(texts, tensors))
 
 
+def _prepare(directory: Path, aside: Path) -> None:
+    durable_files.make_folder(directory)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
 def _publish(directory: Path, aside: Path) -> None:
-    saves = [int(path.name.removeprefix("saved-")) for path in directory.glob("saved-*")]
-    final = directory / f"saved-{max(saves, default=0) + 1:06d}"
+    saves = {path: int(path.name.removeprefix("saved-")) for path in directory.glob("saved-" + "[0-9]" * 6)}
+    final = directory / f"saved-{max(saves.values(), default=0) + 1:06d}"
     durable_files.sync_folder(aside)
     os.replace(aside, final)
     durable_files.sync_folder(directory)
     durable_files.point_link(directory / LATEST, final.name)
-    for path in directory.glob("saved-*"):
-        if path != final:
-            shutil.rmtree(path)
+    for path in saves:
+        shutil.rmtree(path)
 
 
 def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:

@@ -29,7 +29,7 @@ from octavo.zero.gathering import GRAPH, Gathering
 from octavo.zero.parts import OwnPart, require_trainable, warn_of_rounding
 
 if TYPE_CHECKING:
-    from octavo.zero.compiled import Contract, Edit, Schedule, ZeroCompiler
+    from octavo.zero.compiled import Contract, Edit, Schedule, Setting, ZeroCompiler
 
 
 def initialize(
@@ -57,7 +57,8 @@ def initialize(
 
 class ZeroEngine:
     """What ``octavo.initialize`` makes. After an error of ``backward`` or ``step`` start again from a checkpoint, since
-    ranks may differ and gradients be lost; but for a ValueError where the model is not compiled."""
+    ranks may differ and gradients be lost: ``backward``, ``step`` and checkpoints refuse to go on with RuntimeError
+    where a backward pass has failed."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, config: ZeroConfig, group: dist.ProcessGroup | None = None
@@ -74,10 +75,7 @@ class ZeroEngine:
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
         require_trainable(self._parameters, optimizer)
         device_type = next(iter(self._parameters.values())).device.type
-        if compiled is not None and compiled.backend == "inductor":
-            from octavo.zero.compiled import require_code_for  # and with it all of Inductor: not by `import octavo`
-
-            require_code_for(device_type)
+        setting = None if compiled is None else self._compilable(compiled, device_type)
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         plan = as_plan(config.plan)
@@ -117,8 +115,9 @@ class ZeroEngine:
         self._steps = 0
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
-        if compiled is not None:
-            self._compiler = self._make_compiler(compiled, transfer_bytes)
+        self._failure: str | None = None  # of a backward pass
+        if compiled is not None and setting is not None:
+            self._compiler = self._make_compiler(compiled, setting, transfer_bytes)
             self._forward = torch.compile(model, backend=self._compiler, dynamic=compiled.dynamic)
 
     # ---- a step
@@ -137,18 +136,20 @@ class ZeroEngine:
 
     def backward(self, loss: Tensor) -> None:
         """Adds up the gradients of this micro-batch, averaged over ranks and micro-batches, where they belong."""
+        self._require_whole_passes("backward")
         self._engine.start_backward(self.is_last_micro_batch)
         self._in_backward = True
         try:
             (loss / self.config.accumulation_steps).backward()
-        except BaseException:
+            if self._gathering is not None:
+                self._gathering.end_pass()
+            self._engine.end_backward(GRAPH)
+        except BaseException as error:
+            self._failure = f"{type(error).__name__}: {error}"
             self._engine.give_up_pass()
             raise
         finally:
             self._in_backward = False
-        if self._gathering is not None:
-            self._gathering.end_pass()
-        self._engine.end_backward(GRAPH)
         self._micro_batches += 1
         self._has_gradients = self._micro_batches % self.config.accumulation_steps == 0
 
@@ -156,6 +157,7 @@ class ZeroEngine:
     def step(self) -> Tensor | None:
         """The optimizer's step, once after the last micro-batch of one; otherwise nothing. Returns the norm of all
         gradients where they are clipped."""
+        self._require_whole_passes("step")
         if not self._has_gradients:
             return None
         self._has_gradients = False
@@ -323,7 +325,15 @@ class ZeroEngine:
             self._gathering.release_all()
             self._engine.invalidate_gathered_params()
 
+    def _require_whole_passes(self, what: str) -> None:
+        if self._failure is not None:
+            raise RuntimeError(
+                f"[zero.{what}] a backward pass of this engine has ended with an error before, with its gradients added "
+                f"up in part; start again from a checkpoint, with a new engine. It was {self._failure}"
+            )
+
     def _require_between_steps(self, what: str) -> None:
+        self._require_whole_passes(what)
         if self._micro_batches % self.config.accumulation_steps != 0:
             raise ValueError(
                 f"[zero.{what}] {self._micro_batches % self.config.accumulation_steps} of "
@@ -342,17 +352,25 @@ class ZeroEngine:
 
     # ---- set-up
 
-    def _make_compiler(self, config: CompileConfig, transfer_bytes: int) -> ZeroCompiler:
-        from octavo.zero.compiled import Setting, ZeroCompiler
-        from octavo.zero.compiled.on_host import OnHost, paging_optimizer
+    def _compilable(self, config: CompileConfig, device_type: str) -> Setting:
+        """What graphs are made for. ValueError where they cannot be compiled, or have no such schedule."""
+        from octavo.zero.compiled import Setting, require_compilable  # and all of Inductor: not by `import octavo`
+        from octavo.zero.compiled.on_host import paging_optimizer
 
         setting = Setting(
             stage=self.config.zero_stage,
             backend=config.backend,
-            device=next(iter(self.parts)).device.type,
+            device=device_type,
             paged_by=paging_optimizer(self.optimizer),
             has_parts_apart=self._has_parts_apart,
         )
+        require_compilable(config, setting)
+        return setting
+
+    def _make_compiler(self, config: CompileConfig, setting: Setting, transfer_bytes: int) -> ZeroCompiler:
+        from octavo.zero.compiled import ZeroCompiler
+        from octavo.zero.compiled.on_host import OnHost
+
         on_host = OnHost(self._engine, {self._ids[p]: part.values for p, part in self.parts.items()}, self.optimizer)
         return ZeroCompiler(self._engine, self._ids, transfer_bytes, config, setting, on_host, self._group)
 

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from octavo.zero.all_or_none import require_none_failed
+
 if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
 
@@ -40,16 +42,17 @@ _ALIGNMENT = 8  # of the data's begin in the file
 def export(engine: ZeroEngine, path: Path, group: dist.ProcessGroup) -> None:
     """``ZeroEngine.export_safetensors``."""
     named, tied = _without_ties(engine.module)
-    trouble: OSError | None = None
+    header = _header(named, tied)
+    failure: Exception | None = None
     wholes = ((name, engine.whole(tensor)) for name, tensor in named.items())
     if group.rank() == 0:
         try:
-            _write(path, _header(named, tied), wholes)
-        except OSError as error:
-            trouble = error
+            _write(path, header, wholes)
+        except Exception as error:
+            failure = error
     for _ in wholes:  # what is left of them, on which other ranks wait
         pass
-    _agree(trouble, path, group)
+    require_none_failed(failure, "zero.export_safetensors", f"write {path}", group)
 
 
 def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -59,6 +62,12 @@ def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
     first: dict[Tensor, str] = {}
     tied = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES:
+            what = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ValueError(
+                f"[zero.export_safetensors] a safetensors file cannot hold {name}, which is {what}: register the "
+                f"buffer with persistent=False, or use save_checkpoint"
+            )
         kept = first.setdefault(tensor, name)
         if kept == name:
             named[name] = tensor
@@ -94,12 +103,3 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 def _sync(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _agree(trouble: OSError | None, path: Path, group: dist.ProcessGroup) -> None:
-    """Raises the same OSError on all ranks where one has it."""
-    said: list[str | None] = [None] * group.size()
-    dist.all_gather_object(said, None if trouble is None else trouble.strerror or str(trouble), group=group)
-    for text in said:
-        if text is not None:
-            raise OSError(f"[zero.export_safetensors] rank 0 cannot write {path}: {text}")

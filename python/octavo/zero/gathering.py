@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,7 @@ class Gathering:
             self._empty(id)
         model.register_forward_pre_hook(self._before_pass)
         for module in model.modules():
-            own = [ids[p] for p in module.parameters(recurse=False) if p in ids]
+            own = [ids[p] for p in _parameters_used_by(module) if p in ids]
             if own:
                 number = len(self._own)
                 self._own.append(own)
@@ -88,7 +88,7 @@ class Gathering:
         if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:
             return
         self.gather([id])  # it may be on its way for a module that did not come
-        self._engine.release_param(GRAPH, id, 1)
+        self._engine.give_back(id)
         self._empty(id)
         self._there.discard(id)
 
@@ -194,3 +194,11 @@ class Gathering:
             outputs[0].register_hook(lambda _: self._visit(number))
         elif outputs:
             register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
+
+
+def _parameters_used_by(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Its own, and those of a torch.nn.MultiheadAttention's last layer, which that reads without calling it."""
+    yield from module.parameters(recurse=False)
+    for child in module.children():
+        if isinstance(child, nn.modules.linear.NonDynamicallyQuantizableLinear):
+            yield from child.parameters(recurse=False)

@@ -59,6 +59,7 @@ CONTENDERS = {
     "outer int4": Contender("int4+ef", "adamw", OUTER_MOVES, outer=20),
     "outer sign": Contender("sign+ef", "adamw", OUTER_MOVES, outer=20),
     "outer sign 40": Contender("sign+ef", "adamw", OUTER_MOVES, outer=40),
+    "outer sign muon": Contender("sign+ef", "muon", OUTER_MOVES, outer=20),
 }
 EVERY_STEP = tuple(name for name, contender in CONTENDERS.items() if not contender.outer)
 BASELINE = "dense"
@@ -155,7 +156,7 @@ SETTINGS = {
         batch_size=8,
         seq_len=128,
         step_s=0.1,
-        contenders=("dense", "outer int4", "outer sign", "outer sign 40"),
+        contenders=("dense", "muon", "outer int4", "outer sign", "outer sign 40", "outer sign muon"),
         also_ranks=(4,),
     ),
     "corpus": Setting(

@@ -2,9 +2,8 @@
 """ZeRO's schedule in the graphs that ``torch.compile`` makes of a model."""
 
 from octavo.zero.compile_config import CompileConfig, compile_config
-from octavo.zero.compiled.compiler import ZeroCompiler
+from octavo.zero.compiled.compiler import ZeroCompiler, require_compilable
 from octavo.zero.compiled.graph import Profile, ZeroGraph
-from octavo.zero.compiled.lowering import require_code_for
 from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.passes import Contract, Edit, Schedule, Setting, default_schedule
 
@@ -20,5 +19,5 @@ __all__ = [
     "ZeroGraph",
     "compile_config",
     "default_schedule",
-    "require_code_for",
+    "require_compilable",
 ]

@@ -17,11 +17,19 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from octavo import _C
+from octavo.zero.all_or_none import on_all_ranks
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device
 from octavo.zero.compiled.graph import Profile, ZeroGraph
-from octavo.zero.compiled.lowering import INDUCTOR_OPTIONS, Compile, Lowered, inductor_compiler, run_as_is
-from octavo.zero.compiled.measure import agree, require_on_all_ranks
+from octavo.zero.compiled.lowering import (
+    INDUCTOR_OPTIONS,
+    Compile,
+    Lowered,
+    inductor_compiler,
+    require_code_for,
+    run_as_is,
+)
+from octavo.zero.compiled.measure import agree
 from octavo.zero.compiled.memory import Memory
 from octavo.zero.compiled.on_host import OnHost
 from octavo.zero.compiled.partition import mark_parameters, partition
@@ -45,6 +53,17 @@ class _Graph:
     is_backward: bool
 
 
+def require_compilable(config: CompileConfig, setting: Setting) -> None:
+    """ValueError where graphs cannot be compiled as the config says."""
+    if config.backend == "inductor":
+        require_code_for(setting.device)
+    require_sound(_first_schedule(config, setting), BUILT_IN, setting)
+
+
+def _first_schedule(config: CompileConfig, setting: Setting) -> Schedule:
+    return config.schedule if config.schedule is not None else default_schedule(setting.stage)
+
+
 class ZeroCompiler:
     """Makes what Dynamo has found of a model into graphs that gather and reduce. One for an engine; not thread-safe."""
 
@@ -62,10 +81,10 @@ class ZeroCompiler:
         self._setting, self._on_host = setting, on_host
         self._transfer_bytes, self._device = transfer_bytes, Device(setting.device, engine)
         self._passes: dict[str, Pass] = dict(BUILT_IN)
+        self._graphs: list[_Graph] = []
         self._schedule: Schedule = ()
         self._names: Sequence[str] = ()
-        self.set_schedule(config.schedule if config.schedule is not None else default_schedule(setting.stage))
-        self._graphs: list[_Graph] = []
+        self.set_schedule(_first_schedule(config, setting))
         self._profiles: dict[str, Profile] = {}
         self._memory = Memory()
         self._is_measuring = False
@@ -78,6 +97,11 @@ class ZeroCompiler:
         self._passes[name] = Pass(edit, contract)
 
     def set_schedule(self, schedule: Schedule) -> None:
+        if self._graphs:
+            raise ValueError(
+                "[zero.set_compile_schedule] graphs are compiled already, by the schedule before: call it before the "
+                "first forward pass"
+            )
         require_sound(schedule, self._passes, self._setting)
         self._schedule, self._names = schedule, schedule[0][1]
 
@@ -89,7 +113,9 @@ class ZeroCompiler:
         due = dict(self._schedule).get(step)
         if due is not None and step > 0:
             self._names = due
-            require_on_all_ranks(lambda: self._lower(self._graphs), f"lower the graphs for step {step}", self._group)
+            on_all_ranks(
+                lambda: self._lower(self._graphs), "zero.compiled", f"lower the graphs for step {step}", self._group
+            )
         following = dict(self._schedule).get(step + 1, ())
         if any(self._passes[name].contract.needs_profile for name in following):
             self._is_measuring = True
@@ -100,8 +126,8 @@ class ZeroCompiler:
 
     def _finish_measuring(self) -> None:
         self._is_measuring = False
-        measured = {graph.structure: graph.lowered.finish_measuring() for graph in self._graphs}
-        profiles = {structure: profile for structure, profile in measured.items() if profile is not None}
+        measured = [(graph.structure, graph.lowered.finish_measuring()) for graph in self._graphs]
+        profiles = [(structure, profile) for structure, profile in measured if profile is not None]
         self._profiles, figures = agree(profiles, self._figures(), self._group)
         memory, limit_mib = self._memory, self._config.memory_mib
         memory.states = {id: int(figures["states", id]) for id in self._ids.values()}

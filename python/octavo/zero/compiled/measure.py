@@ -71,17 +71,17 @@ class Measuring(Interpreter):
 
 
 def agree(
-    profiles: dict[str, Profile], figures: dict[Any, float], group: dist.ProcessGroup
+    profiles: list[tuple[str, Profile]], figures: dict[Any, float], group: dist.ProcessGroup
 ) -> tuple[dict[str, Profile], dict[Any, float]]:
-    """The greatest figures of all ranks, those of each graph by its structure: what is decided by them is equal on
-    all."""
+    """The greatest figures of all ranks, those of graphs by their structure, which several may share: what is decided
+    by them is equal on all."""
     of_all: list[Any] = [None] * group.size()
     dist.all_gather_object(of_all, (profiles, figures), group=group)
     agreed: dict[str, Profile] = {}
     greatest: dict[Any, float] = {}
     for of_rank, own_figures in of_all:
         greatest = _greatest(greatest, own_figures)
-        for structure, profile in of_rank.items():
+        for structure, profile in of_rank:
             before = agreed.get(structure, Profile({}, {}))
             agreed[structure] = Profile(
                 _greatest(before.seconds, profile.seconds),
@@ -89,20 +89,6 @@ def agree(
                 _greatest(before.allocated_bytes, profile.allocated_bytes),
             )
     return agreed, greatest
-
-
-def require_on_all_ranks(work: Callable[[], None], what: str, group: dist.ProcessGroup) -> None:
-    """Does it on this rank. RuntimeError on all ranks where one could not: none of them is left waiting."""
-    failure: Exception | None = None
-    try:
-        work()
-    except Exception as error:
-        failure = error
-    of_all: list[str | None] = [None] * group.size()
-    dist.all_gather_object(of_all, None if failure is None else f"{type(failure).__name__}: {failure}", group=group)
-    failed = [f"rank {rank}: {text}" for rank, text in enumerate(of_all) if text is not None]
-    if failed:
-        raise RuntimeError(f"[zero.compiled] could not {what}; {'; '.join(failed)}") from failure
 
 
 def _greatest(one: Any, other: Any) -> dict[Any, Any]:
