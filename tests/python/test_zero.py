@@ -624,12 +624,13 @@ def test_a_parameter_that_is_not_whole_is_not_read(two_ranks):
 def forgotten(rank: int, config: dict[str, Any]) -> list[bool]:
     engine = octavo.initialize(model := Odd(), adamw(model), config)
     step_once(engine, rank, 0)
-    alive = [weakref.ref(engine), weakref.ref(model)]
+    alive = [weakref.ref(engine), weakref.ref(model), weakref.ref(engine.optimizer)]
     del engine, model
     gc.collect()
     return [reference() is not None for reference in alive]
 
 
+@pytest.mark.parametrize("compile", [False, "aot_eager", "inductor"])
 @pytest.mark.parametrize("stage", [1, 3])
-def test_an_engine_that_nobody_has_is_gone(two_ranks, stage):
-    assert two_ranks.run(forgotten, {"zero_stage": stage}) == [[False, False]] * 2
+def test_an_engine_that_nobody_has_is_gone(two_ranks, stage, compile):
+    assert two_ranks.run(forgotten, {"zero_stage": stage, "compile": compile}, timeout_s=100) == [[False] * 3] * 2

@@ -118,7 +118,9 @@ class ZeroEngine:
         self._failure: str | None = None  # of a backward pass
         if compiled is not None and setting is not None:
             self._compiler = self._make_compiler(compiled, setting, transfer_bytes)
-            self._forward = torch.compile(model, backend=self._compiler, dynamic=compiled.dynamic)
+            self._forward = torch.compile(
+                model, backend=while_alive(self._compiler.compile), dynamic=compiled.dynamic
+            )
 
     # ---- a step
 

@@ -17,6 +17,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 from torch.fx import GraphModule
 
 from octavo import _C
+from octavo.alive import while_alive
 from octavo.zero.all_or_none import on_all_ranks
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.compiled.device import Device
@@ -154,7 +155,8 @@ class ZeroCompiler:
 
     # ---- graphs
 
-    def __call__(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def compile(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend."""
         ids = {i: self._ids[x] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) and x in self._ids}
         graph_id = self._engine.new_graph_id()
         if ids:
@@ -165,8 +167,10 @@ class ZeroCompiler:
     def _build_of_aten(
         self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int], graph_id: int
     ) -> Callable[..., Any]:
+        add = while_alive(self._add)
+
         def compiler(is_backward: bool) -> Callable[..., Any]:
-            return lambda graph, _: self._add(graph, ids, graph_id, is_backward, run_as_is)
+            return lambda graph, _: add(graph, ids, graph_id, is_backward, run_as_is)
 
         return aot_autograd(
             fw_compiler=compiler(False),
@@ -177,9 +181,11 @@ class ZeroCompiler:
     def _build_by_inductor(
         self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int], graph_id: int
     ) -> Callable[..., Any]:
+        add = while_alive(self._add)
+
         def inner_compile(graph: GraphModule, graph_inputs: Sequence[Any], **options: Any) -> Lowered:
             is_backward = bool(options.get("is_backward", False))
-            return self._add(graph, ids, graph_id, is_backward, inductor_compiler(graph_inputs, options))
+            return add(graph, ids, graph_id, is_backward, inductor_compiler(graph_inputs, options))
 
         options = {**INDUCTOR_OPTIONS, "custom_partitioner_fn": _Partitioner(ids, graph_id)}
         with functorch_config.patch(donated_buffer=self._may_reuse_saved_memory()):

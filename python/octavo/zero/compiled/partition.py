@@ -15,9 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 # In the meta of nodes:
 PARAMETER = "octavo_parameter"  # of a placeholder: the parameter's id
-SAVED = (
-    "octavo_saved"  # of a value that the backward pass gets, and nothing else that it gets shares its memory: a number
-)
+SAVED = "octavo_saved"  # of a value that the backward pass gets, and no other that it gets shares its memory: a number
 
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
