@@ -283,6 +283,25 @@ def test_a_resumed_run_is_the_run_to_the_bit(two_ranks, stages, make, tmp_path):
     assert [a + b for a, b in zip(first, rest, strict=True)] == whole
 
 
+def made_room_for(rank: int, folder: str) -> list[str]:
+    from octavo.zero import checkpoint
+
+    made, room_for = [], checkpoint._room_for
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 2, "plan": "int4+ef"})
+    step_once(engine, rank, 0)
+    engine.save_checkpoint(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_room_for", lambda parts, key, what: made.append(key) or room_for(parts, key, what))
+        engine.load_checkpoint(folder)
+    return made
+
+
+def test_as_many_ranks_load_what_each_has_to_send_alone(two_ranks, tmp_path):
+    for rank, made in enumerate(two_ranks.run(made_room_for, str(tmp_path / "one"))):
+        assert any(key.startswith(f"residuals/{rank}/") for key in made)
+        assert not any(key.startswith(f"residuals/{1 - rank}/") for key in made)
+
+
 @pytest.mark.parametrize("make", [torch.optim.AdamW, paged], ids=["torch's AdamW", "paged in 8 bits"])
 def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, make, tmp_path):
     two_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), True, False)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Keys: parameters/NAME, module/NAME (buffers, and what needs no gradient), optimizer/NAME/KEY, groups,
 # residuals/RANK/KEY, about/RANK.
 
+_OF_RANKS = ("residuals", "about")
 LATEST = "latest"
 _ASIDE = ".aside"
 
@@ -47,7 +48,7 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     newest = directory / LATEST
-    saved = dcp.FileSystemReader(newest).read_metadata().state_dict_metadata
+    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
     _require_this_model(engine, saved)
     is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
@@ -62,6 +63,15 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
         dcp.load(tensors, checkpoint_id=newest, process_group=group)
     load_states(engine, _states_in(texts | tensors), options)
     engine.handle.load_state_dict(_exchanges_in(texts, tensors))
+
+
+def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
+    """Of what exchanges remember: on as many ranks as have saved each one's own alone."""
+    ranks = sum(key.startswith("about/") for key in saved)
+    if ranks != group.size():
+        return saved
+    of_others = {f"{kind}/{rank}" for kind in _OF_RANKS for rank in range(ranks) if rank != group.rank()}
+    return {key: what for key, what in saved.items() if "/".join(key.split("/", 2)[:2]) not in of_others}
 
 
 def _prepare(directory: Path, aside: Path) -> None:
@@ -141,7 +151,7 @@ def _states_in(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _exchanges_in(texts: dict[str, Any], tensors: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the exchange of each rank that saved has remembered."""
+    """What the exchange of each rank that saved has remembered, as far as it was loaded."""
     by_rank = {
         int(key.partition("/")[2]): json.loads(about) for key, about in texts.items() if key.startswith("about/")
     }

@@ -118,9 +118,7 @@ class ZeroEngine:
         self._failure: str | None = None  # of a backward pass
         if compiled is not None and setting is not None:
             self._compiler = self._make_compiler(compiled, setting, transfer_bytes)
-            self._forward = torch.compile(
-                model, backend=while_alive(self._compiler.compile), dynamic=compiled.dynamic
-            )
+            self._forward = torch.compile(model, backend=while_alive(self._compiler.compile), dynamic=compiled.dynamic)
 
     # ---- a step
 
@@ -330,8 +328,8 @@ class ZeroEngine:
     def _require_whole_passes(self, what: str) -> None:
         if self._failure is not None:
             raise RuntimeError(
-                f"[zero.{what}] a backward pass of this engine has ended with an error before, with its gradients added "
-                f"up in part; start again from a checkpoint, with a new engine. It was {self._failure}"
+                f"[zero.{what}] a backward pass of this engine has ended with an error before, and its gradients are "
+                f"added up in part; start again from a checkpoint, with a new engine. It was {self._failure}"
             )
 
     def _require_between_steps(self, what: str) -> None:
