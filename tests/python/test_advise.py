@@ -71,7 +71,9 @@ advise_app(sys.argv[1:])
 def test_the_command_measures_its_job(tmp_path):
     file = tmp_path / "advice.json"
     size = ["--layers=2", "--width=64", "--rounds=1"]
-    done = run_ranks(2, COMMAND, "dense", "sign+ef", *size, f"--json={file}", timeout_s=100, OMP_NUM_THREADS="1")
+    done = run_ranks(
+        2, COMMAND, "dense", "sign+ef", "outer:2/sign+ef", *size, f"--json={file}", timeout_s=100, OMP_NUM_THREADS="1"
+    )
     assert [exit_code for exit_code, *_ in done] == [0, 0], done
     (_, said, _), (_, silence, _) = done
     assert "is the fastest on this link" in said and "pays below Gbit/s" in said and silence == ""

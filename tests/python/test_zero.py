@@ -227,6 +227,10 @@ def refusal(rank: int, what: str) -> str:
         model.blocks[0].wide.weight.data = model.blocks[0].wide.weight.data.t().contiguous().t()
     elif what == "ranks":
         config["plan"] = ("dense", "int8")[rank]
+    elif what == "seed":
+        config["seed"] = -1
+    elif what == "half":
+        config["accumulation_steps"] = 2.5
     elif what == "gather":
         config = {"zero_stage": 2, "gather": "topk:0.01"}
     try:
@@ -234,6 +238,8 @@ def refusal(rank: int, what: str) -> str:
         if what == "backward":
             loss_of(engine, rank, 0).backward()
         engine.backward(loss_of(engine, rank, 0))
+        if what == "twice":
+            engine.backward(loss_of(engine, rank, 0))
         engine.step()
     except (ValueError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
@@ -251,6 +257,9 @@ def refusal(rank: int, what: str) -> str:
         ("order", "ValueError: [zero.initialize] expected blocks.0.wide.weight real and in row-major order"),
         ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
         ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
+        ("seed", "ValueError: [zero.initialize] expected a seed as an integer from 0"),
+        ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
+        ("twice", "RuntimeError: [zero.backward] the last micro-batch of a step has been there"),
         ("backward", "RuntimeError: [zero.backward] call engine.backward(loss) in place of loss.backward()"),
     ],
 )

@@ -19,7 +19,7 @@ from octavo.bench.hosts import RATES, UNSHAPED
 from octavo.bench.quality.cli import quality
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
-from octavo.train.config import check_local_ranks, usable_cores
+from octavo.train.config import check_local_ranks, split_rounds, usable_cores
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
@@ -161,6 +161,39 @@ def zero(
 
 
 @app.command()
+def allreduce(
+    plans: Annotated[
+        list[str] | None,
+        typer.Argument(help="Plans without error feedback.", show_default="dense bf16 int8 int4 sign"),
+    ] = None,
+    nproc: Nproc = 2,
+    kib: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Of the tensor; may be repeated.", show_default="64, 1024, 16384 and 65536"),
+    ] = None,
+    link: Links = None,
+    rounds: Rounds = 15,
+    json_file: JsonFile = None,
+) -> None:
+    """octavo.all_reduce of a float32 tensor by plan, by link and by size, against torch.distributed.all_reduce."""
+    from octavo.bench import allreduce as bench
+    from octavo.bench.ddp import is_main, is_rank
+
+    wanted, links, sizes_kib = plans or bench.DEFAULT_PLANS, link or [None], kib or bench.SIZES_KIB
+    if is_main():
+        _check_place(json_file)
+    with _errors_in_a_sentence():
+        bench.check(wanted, links)
+        if is_rank():
+            rows = bench.measure_as_rank(wanted, rounds=rounds, sizes_kib=sizes_kib)
+        else:
+            check_local_ranks(nproc, usable_cores())
+            rows = bench.measure(wanted, nproc=nproc, rounds=rounds, sizes_kib=sizes_kib, links=links)
+    if rows is not None:
+        _show("all-reduce of one tensor", _dicts(rows), _of_links(bench.HEADINGS, rows), json_file)
+
+
+@app.command()
 def host(
     nproc: Annotated[int, typer.Option(min=2, help="Local ranks; torchrun's own number counts instead.")] = 2,
     rounds: Rounds = 25,
@@ -268,7 +301,7 @@ def advise(
         _check_place(json_file)
     with _errors_in_a_sentence():
         for plan in wanted:
-            octavo.Plan(plan)
+            octavo.Plan(split_rounds(plan)[1])
         if is_rank():
             report = bench.measure_as_rank(wanted, rounds=rounds, size=size)
         else:

@@ -45,11 +45,16 @@ class ZeroConfig:
 
     def __post_init__(self) -> None:
         self._require(self.zero_stage in (1, 2, 3), "zero_stage as 1, 2 or 3", self.zero_stage)
-        self._require(self.accumulation_steps >= 1, "accumulation_steps of at least 1", self.accumulation_steps)
+        is_whole = isinstance(self.accumulation_steps, int) and self.accumulation_steps >= 1
+        self._require(is_whole, "accumulation_steps as an integer of at least 1", self.accumulation_steps)
         self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
         self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
+        is_seed = isinstance(self.seed, int) and 0 <= self.seed < 2**64
+        self._require(is_seed, "a seed as an integer from 0 to below 2**64", self.seed)
+        is_choice = self.symmetric_memory in (None, True, False)
+        self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
         self._require(self.is_paged or self.page_dir is None, "is_paged with a page_dir", self.page_dir)
 
     @staticmethod
@@ -60,6 +65,8 @@ class ZeroConfig:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ZeroConfig:
         """ValueError for a key that is none of the fields'."""
+        if not isinstance(config, Mapping):
+            raise TypeError(f"[zero.initialize] expected the config as a mapping, got {type(config).__name__}")
         known = {field.name for field in fields(cls)}
         if strangers := config.keys() - known:
             raise ValueError(

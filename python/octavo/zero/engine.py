@@ -137,6 +137,11 @@ class ZeroEngine:
     def backward(self, loss: Tensor) -> None:
         """Adds up the gradients of this micro-batch, averaged over ranks and micro-batches, where they belong."""
         self._require_whole_passes("backward")
+        if self._has_gradients:
+            raise RuntimeError(
+                "[zero.backward] the last micro-batch of a step has been there: call step() or drop_gradients() before "
+                "the next one, or give octavo.initialize accumulation_steps"
+            )
         self._engine.start_backward(self.is_last_micro_batch)
         self._in_backward = True
         try:
@@ -222,10 +227,13 @@ class ZeroEngine:
 
     def _reduce(self, parameter: Tensor) -> None:
         """Of a parameter whose gradient is complete. None where a compiled graph has reduced it."""
-        if parameter.grad is None:
-            return
+        is_reduced = parameter.grad is None
         if not self._in_backward:
+            if is_reduced:
+                self._failure = "loss.backward()"
             raise RuntimeError("[zero.backward] call engine.backward(loss) in place of loss.backward()")
+        if is_reduced:
+            return
         gradient, parameter.grad = parameter.grad, None
         self._engine.take_grad(gradient, GRAPH, self._ids[parameter])
         if self._gathering is not None:

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo bench allreduce`: octavo.all_reduce by plan and size against torch.distributed.all_reduce, in turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+import octavo
+from octavo.bench.ddp import joined
+from octavo.bench.ddp_jobs import check_links, run_job
+from octavo.bench.hosts import UNSHAPED
+from octavo.bench.timing import ratio, take_turns, typical
+
+DEFAULT_PLANS = ("dense", "bf16", "int8", "int4", "sign")
+SIZES_KIB = (64, 1024, 16384, 65536)
+TORCH = "torch"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of the slowest rank, in each round."""
+
+    kib: int  # of the tensor, float32
+    plan: str
+    milliseconds: float
+    times_faster_than_torch: float
+    link: str = UNSHAPED  # between the ranks, where the bench has shaped it
+
+
+HEADINGS = {
+    "link": "link",
+    "kib": "KiB",
+    "plan": "plan",
+    "milliseconds": "ms",
+    "times_faster_than_torch": "faster than torch",
+}
+
+
+def check(plans: Sequence[str], links: Sequence[str | None]) -> None:
+    """ValueError for what cannot be measured."""
+    check_links(links)
+    for plan in plans:
+        if octavo.Plan(plan).error_feedback:
+            raise ValueError(f"[bench.allreduce] one call keeps no residual: give {plan.partition('+')[0]}, not {plan}")
+
+
+def measure(
+    plans: Sequence[str], *, nproc: int, rounds: int, sizes_kib: Sequence[int], links: Sequence[str | None]
+) -> list[Row]:
+    """Starts the ranks here, or on hosts joined at each link. Raises as `ddp_jobs.run_job` does."""
+    sizes = [f"--kib={size}" for size in sizes_kib]
+    rows = []
+    for link in links:
+        report = run_job(["bench", "allreduce", *plans, *sizes, f"--rounds={rounds}"], nproc, link)
+        rows += [replace(Row(**row), link=link or UNSHAPED) for row in json.loads(report)]
+    return rows
+
+
+def measure_as_rank(plans: Sequence[str], *, rounds: int, sizes_kib: Sequence[int]) -> list[Row] | None:
+    """The part of one rank; the rows on rank 0, None elsewhere."""
+    with joined():
+        rows = [row for size in sizes_kib for row in _rows_of(plans, rounds, size)]
+        return rows if dist.get_rank() == 0 else None
+
+
+def _rows_of(plans: Sequence[str], rounds: int, kib: int) -> list[Row]:
+    values = torch.randn(kib * 256)
+    contenders = {TORCH: lambda: dist.all_reduce(values.clone())}
+    for plan in plans:
+        contenders[plan] = partial(lambda plan: octavo.all_reduce(values.clone(), plan), plan)
+    seconds = take_turns(contenders, rounds, before=lambda _: dist.barrier())
+    for name in contenders:
+        slowest = torch.tensor(seconds[name])
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        seconds[name] = slowest.tolist()
+    return [Row(kib, name, 1e3 * typical(seconds, name), ratio(seconds, TORCH, name)) for name in contenders]

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo bench allreduce`."""
+
+import json
+
+import pytest
+from fork_server import run_ranks
+from typer.testing import CliRunner
+
+from octavo.bench.cli import app
+
+COMMAND = """
+import sys
+from octavo.bench.cli import app
+app(["allreduce", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.ranks
+@pytest.mark.timeout(120)
+def test_the_command_measures_its_job(tmp_path):
+    file = tmp_path / "rows.json"
+    options = ["--kib=4", "--kib=64", "--rounds=2", f"--json={file}"]
+    done = run_ranks(2, COMMAND, "dense", "int4", *options, timeout_s=100, OMP_NUM_THREADS="1")
+    assert [exit_code for exit_code, *_ in done] == [0, 0], done
+    assert "faster than torch" in done[0][1] and done[1][1] == ""
+    rows = json.loads(file.read_text())
+    assert [(row["kib"], row["plan"]) for row in rows] == [
+        (kib, plan) for kib in (4, 64) for plan in ("torch", "dense", "int4")
+    ]
+    assert all(row["milliseconds"] > 0 for row in rows)
+    assert [row["times_faster_than_torch"] for row in rows if row["plan"] == "torch"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("arguments", [["1bit"], ["int4+ef"], ["--link=2gbit"]])
+def test_what_cannot_be_measured_is_refused(arguments):
+    done = CliRunner().invoke(app, ["allreduce", *arguments])
+    assert done.exit_code == 2 and "error: [" in done.output, done.output
