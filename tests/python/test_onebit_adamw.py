@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo.optim import OneBitAdamW
+from octavo.optim import OneBitAdamW, OneBitLamb
 
 
 def quadratic(seed: int = 0):
@@ -321,6 +321,43 @@ def test_the_momentum_of_an_unused_layer_decays(two_ranks):
     for before, after in two_ranks.run(leave_a_layer_unused):
         assert before.norm() > 0
         torch.testing.assert_close(after, 0.5 * before)
+
+
+class Weighed(nn.Module):
+    """Two layers, the loss of the second one multiplied by what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor, weight: float) -> torch.Tensor:
+        return self.a(x).square().mean() + weight * self.b(x).square().mean()
+
+
+def weigh_nothing_in_the_warmup(rank: int, make) -> list[float]:
+    """How far the second layer moves in the steps after a warm-up in which all of its gradients were zeros."""
+    model = DistributedDataParallel(Weighed())
+    optimizer = make(model.parameters(), lr=1e-3, warmup_steps=3, weight_decay=0.0)
+    handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
+    weight, moves = model.module.b.weight, []
+    for step in range(8):
+        optimizer.zero_grad()
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        model(x, 0.0 if step < 3 else 1.0).backward()
+        before = weight.detach().clone()
+        optimizer.step()
+        moves.append((weight.detach() - before).abs().max().item())
+    assert optimizer.frozen and str(handle.plan) == "sign:262144+ef"
+    assert optimizer.state[model.module.a.weight]["frozen"] and not optimizer.state[weight]["frozen"]
+    return moves
+
+
+@pytest.mark.parametrize("make", [OneBitAdamW, OneBitLamb])
+def test_a_parameter_of_zero_gradients_in_the_warmup_stays_on_its_rule(two_ranks, make):
+    for moves in two_ranks.run(weigh_nothing_in_the_warmup, make):
+        assert moves[:3] == [0.0] * 3
+        assert all(0 < move < 0.02 for move in moves[3:]), "by 1 / eps, the reciprocal of a variance of zero"
 
 
 def resume_in_another_memory_format(rank: int) -> float:

@@ -38,8 +38,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     with the bits.
 
     In a single process, where nothing crosses a wire, no handle is needed. ``variance_floor``: the frozen root of the
-    variance is at least this part of its mean over 256 elements. A parameter that had no gradient in the warm-up stays
-    on plain AdamW. State per parameter: ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32
+    variance is at least this part of its mean over 256 elements. A parameter that had no gradient in the warm-up, or
+    zeros alone, has no variance to freeze: it stays on plain AdamW, by gradients that then travel by the plan of
+    ``octavo.compress``. State per parameter: ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32
     whatever the parameter's dtype, and scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks.
     Save ``handle.state_dict()`` with it. ``is_paged`` keeps the tensors in managed memory, on the CPU with ``page_dir``
     in files in that directory; for what the handle keeps ``octavo.compress`` has the same options. ``warmup_steps`` is
@@ -232,23 +233,25 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     def _growth(self, state: dict[str, Any], beta2: float) -> float:
         """How much larger the root of the variance has become since the freeze; at least a tenth of it is left."""
-        if state["frozen_power"] == 0:
-            return 1.0
         return max(0.1, (self._power(state, beta2) / state["frozen_power"]) ** 0.5)
 
     def _freeze(self) -> None:
         for group in self.param_groups:
-            beta1, beta2 = group["betas"]
             for parameter in group["params"]:
-                if not (state := self.state.get(parameter)):
-                    continue
-                mean, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
-                torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], group["variance_floor"])
-                mean.mul_(square).div_(1 - beta1**step)
-                state["frozen"] = True
-                state["frozen_power"] = self._power(state, beta2)
+                state = self.state.get(parameter)
+                if state and state["power"] > 0:  # else all of the preconditioner would be 1 / eps
+                    self._freeze_state(state, group)
             group["frozen"] = True
         self._enter_phase()
+
+    def _freeze_state(self, state: dict[str, Any], group: dict[str, Any]) -> None:
+        """Of a parameter that had a gradient."""
+        (beta1, beta2), step = group["betas"], state["step"]
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], group["variance_floor"])
+        mean.mul_(square).div_(1 - beta1**step)
+        state["frozen"] = True
+        state["frozen_power"] = self._power(state, beta2)
 
     # ---- the handle of octavo.compress
 

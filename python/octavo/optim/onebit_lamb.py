@@ -30,8 +30,8 @@ class OneBitLamb(OneBitAdamW):
     bits: the factor is the root of how much smaller it has become. And there momenta are scaled so that those of all
     tensors are alike before they are sent; here the preconditioner, which is applied before, does it.
 
-    All else is as for ``OneBitAdamW``: the handle, clipping, the state and what is refused. State per parameter has two
-    more scalars, ``coefficient`` and ``factor``.
+    All else is as for ``OneBitAdamW``, with LAMB in place of plain AdamW: the handle, clipping, the state and what is
+    refused. State per parameter has two more scalars, ``coefficient`` and ``factor``.
     """
 
     _own_options = frozenset({"frozen", "factor_bounds"})
@@ -102,12 +102,9 @@ class OneBitLamb(OneBitAdamW):
         for state, coefficient in zip(states, coefficients.tolist(), strict=True):
             state["coefficient"] = beta * state["coefficient"] + (1 - beta) * coefficient
 
-    def _freeze(self) -> None:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if state := self.state.get(parameter):  # corrected for its start at zero
-                    state["coefficient"] /= 1 - group["coefficient_beta"] ** state["step"]
-        super()._freeze()
+    def _freeze_state(self, state: dict[str, Any], group: dict[str, Any]) -> None:
+        state["coefficient"] /= 1 - group["coefficient_beta"] ** state["step"]  # corrected for its start at zero
+        super()._freeze_state(state, group)
 
     def _frozen_sizes(self, state: dict[str, Any], group: dict[str, Any]) -> tuple[float, float]:
         (least, greatest), change = group["factor_bounds"], group["factor_change"]
