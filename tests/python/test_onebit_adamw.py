@@ -3,10 +3,12 @@
 
 import copy
 import gc
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from lion_runs import Given, gradients_of
 from onebit_runs import loss_of, step_once, wrap
 from test_ddp import Odd, Switch, batch_of, digest
 from torch import nn
@@ -321,6 +323,51 @@ def test_the_momentum_of_an_unused_layer_decays(two_ranks):
     for before, after in two_ranks.run(leave_a_layer_unused):
         assert before.norm() > 0
         torch.testing.assert_close(after, 0.5 * before)
+
+
+@pytest.mark.parametrize("make", [OneBitAdamW, OneBitLamb])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_a_gradient_that_is_not_finite_is_not_a_step(make, bad):
+    ends = []
+    for poisoned in (True, False):
+        model, _, _ = quadratic()
+        optimizer = make(model.parameters(), lr=1e-2, warmup_steps=5)
+        for step in range(9):
+            model.weight.grad = torch.randn(30, 40, generator=torch.Generator().manual_seed(step))
+            model.bias.grad = torch.randn(30, generator=torch.Generator().manual_seed(step))
+            if step in (1, 7):
+                model.weight.grad[3, 5] = bad
+            if poisoned or step not in (1, 7):
+                optimizer.step()
+        assert optimizer.frozen
+        ends.append(digest(model))
+    assert ends[0] == ends[1]
+
+
+def poison(rank: int, make, poisoned: bool) -> str:
+    """A loop that looks at no gradient, one of which is not finite on one rank in two steps; or a loop without these
+    steps."""
+    model = DistributedDataParallel(Given())
+    optimizer = make(model.parameters(), lr=1e-2, warmup_steps=3)
+    handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
+    for step in range(8):
+        if not poisoned and step in (1, 6):
+            handle._compressor.step += 1  # of which rounding depends
+            continue
+        gradients = gradients_of(rank, step)
+        if rank == 1 and step in (1, 6):
+            gradients[step % 2][7] = math.nan
+        optimizer.zero_grad()
+        model(*gradients).backward()
+        optimizer.step()
+    assert optimizer.frozen
+    return digest(model)
+
+
+@pytest.mark.parametrize("make", [OneBitAdamW, OneBitLamb])
+def test_a_nan_on_one_rank_is_a_step_of_none(two_ranks, make):
+    poisoned, without = two_ranks.run(poison, make, True), two_ranks.run(poison, make, False)
+    assert poisoned == without and poisoned[0] == poisoned[1]
 
 
 class Weighed(nn.Module):

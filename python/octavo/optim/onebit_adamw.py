@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -40,11 +41,12 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     In a single process, where nothing crosses a wire, no handle is needed. ``variance_floor``: the frozen root of the
     variance is at least this part of its mean over 256 elements. A parameter that had no gradient in the warm-up, or
     zeros alone, has no variance to freeze: it stays on plain AdamW, by gradients that then travel by the plan of
-    ``octavo.compress``. State per parameter: ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32
-    whatever the parameter's dtype, and scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks.
-    Save ``handle.state_dict()`` with it. ``is_paged`` keeps the tensors in managed memory, on the CPU with ``page_dir``
-    in files in that directory; for what the handle keeps ``octavo.compress`` has the same options. ``warmup_steps`` is
-    the constructor's, also after ``load_state_dict``, and has no meaning once the variance is frozen.
+    ``octavo.compress``. A step with a NaN or an infinity in any gradient of any rank is not made. State per parameter:
+    ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32 whatever the parameter's dtype, and
+    scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks. Save ``handle.state_dict()`` with it.
+    ``is_paged`` keeps the tensors in managed memory, on the CPU with ``page_dir`` in files in that directory; for what
+    the handle keeps ``octavo.compress`` has the same options. ``warmup_steps`` is the constructor's, also after
+    ``load_state_dict``, and has no meaning once the variance is frozen.
     """
 
     _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known
@@ -127,13 +129,29 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                 loss = closure()
         self._require_joined()
         self._require_momenta("step")
-        powers = self._handle.gradient_powers() if self._handle is not None else {}
+        powers = self._powers()
+        is_finite = all(map(math.isfinite, powers.values())) if self._handle is None else self._handle.end_step()
+        if is_finite:
+            self._make_step(powers)
+        return loss
+
+    def _powers(self) -> dict[Tensor, float]:
+        """The mean squares of the gradients that there are; with a handle, those that all ranks have alike."""
+        known = self._handle.gradient_powers() if self._handle is not None else {}
+        powers = {}
+        for parameter in self._parameters():
+            if parameter.grad is None:
+                continue
+            require_dense(self, parameter.grad)
+            powers[parameter] = known[parameter] if parameter in known else _mean_square(parameter.grad)
+        return powers
+
+    def _make_step(self, powers: dict[Tensor, float]) -> None:
         for group in self.param_groups:
             self._step_group(group, powers)
             group["steps"] += 1
         if not self.frozen and self.param_groups[0]["steps"] >= self.warmup_steps:
             self._freeze()
-        return loss
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -182,17 +200,13 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     def _step_group(self, group: dict[str, Any], powers: dict[Tensor, float]) -> None:
         beta2, warm = group["betas"][1], []
         for parameter in group["params"]:
-            if parameter.grad is None:
+            if parameter not in powers:
                 continue
-            require_dense(self, parameter.grad)
             state = self.state[parameter] or self._first_state(parameter)
-            power = powers.get(parameter)
-            if power is None:
-                power = parameter.grad.float().square().mean().item() if parameter.numel() else 0.0
             state["step"] += 1
-            state["power"] = beta2 * state["power"] + (1 - beta2) * power
+            state["power"] = beta2 * state["power"] + (1 - beta2) * powers[parameter]
             if state["frozen"]:
-                self._step_frozen(parameter, group, power)
+                self._step_frozen(parameter, group, powers[parameter])
             else:
                 warm.append(parameter)
         self._step_warm(warm, group)
@@ -309,3 +323,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         for key in ("exp_avg", "exp_avg_sq"):
             if key in saved:
                 self.state[parameter][key] = self._zeros_like(parameter).copy_(saved[key])
+
+
+def _mean_square(gradient: Tensor) -> float:
+    return gradient.float().square().mean().item() if gradient.numel() else 0.0
