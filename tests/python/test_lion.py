@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -251,6 +252,34 @@ def test_a_nan_on_one_rank_leaves_no_trace(two_ranks, name, bad):
     for (ours, our_momenta), (theirs, their_momenta) in zip(poisoned, without, strict=True):
         assert ours == theirs
         assert all(torch.equal(a, b) for a, b in zip(our_momenta, their_momenta, strict=True))
+
+
+def look_at_no_gradient(rank: int, name: str, nonfinite: str) -> None:
+    """Six steps of a loop that leaves what is not finite to its optimizer."""
+    model, _, optimizer = wrap(name)
+    for group in optimizer.param_groups:
+        group["nonfinite"] = nonfinite
+    for step in range(6):
+        gradients = gradients_of(rank, step)
+        is_bad = step in (2, 4)
+        if is_bad and rank == 1:
+            gradients[step // 2 - 1][7] = math.nan
+        before = digest(model)
+        optimizer.zero_grad()
+        model(*gradients).backward()
+        if is_bad and nonfinite == "raise":
+            with pytest.raises(FloatingPointError, match=r"a gradient is not finite; all parameters and states are as"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert (digest(model) == before) == is_bad
+        assert optimizer.saw_nonfinite() == (is_bad and nonfinite == "skip_element")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("nonfinite", ["skip_element", "skip_step", "raise"])
+def test_what_is_not_finite_is_no_step_of_any_rank(two_ranks, name, nonfinite):
+    two_ranks.run(look_at_no_gradient, name, nonfinite)
 
 
 def use_now_and_then(rank: int) -> str:

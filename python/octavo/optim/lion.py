@@ -92,10 +92,11 @@ class DistributedLion(JoinedOptimizer, Lion):
     so that theirs is the sign of the averaged update; any other plan than ``sign-vote`` does the same for all
     parameters with what it sends, and ``dense`` is Lion on averaged gradients.
 
-    The momenta are per-rank state: ``handle.state_dict()`` of each rank has them, the optimizer's own state has none.
-    A step with a NaN on any rank leaves them as they were. A clip has no effect on the size of a step, so gradients
-    that were clipped, or scaled by a GradScaler that ``octavo.compress`` does not know, are refused with RuntimeError.
-    In a single process, where nothing crosses a wire, no handle is needed and this is ``Lion``.
+    The momenta are per-rank state: ``handle.state_dict()`` of each rank has them, the optimizer's own state has none. A
+    step with a NaN on any rank leaves them as they were, and all parameters: joined, ``nonfinite="skip_element"`` means
+    ``"skip_step"``, and ``saw_nonfinite()`` tells. A clip has no effect on the size of a step, so gradients that were
+    clipped, or scaled by a GradScaler that ``octavo.compress`` does not know, are refused with RuntimeError. In a
+    single process, where nothing crosses a wire, no handle is needed and this is ``Lion``.
     """
 
     @property
@@ -133,6 +134,15 @@ class DistributedLion(JoinedOptimizer, Lion):
             "torch.nn.utils.clip_grad_norm_: every step has the size of the learning rate; a GradScaler must be given "
             "to octavo.compress(..., scaler=scaler) and must unscale before",
         )
+
+    def _may_step(self, moved: list[list[Tensor]]) -> bool:
+        """Joined, all ranks have the same NaNs in ``grad``, and their momenta are as they were before the step."""
+        may = super()._may_step(moved)
+        if not may or self._handle is None or self._handle.end_step():
+            return may
+        for device in {parameter.device for parameters in moved for parameter in parameters}:
+            self._flag_on(device).fill_(1)
+        return False
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> None:
         if self._handle is None:
