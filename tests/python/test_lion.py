@@ -429,3 +429,29 @@ def refuse(rank: int) -> None:
 
 def test_what_would_take_a_vote_for_a_gradient_is_refused(two_ranks):
     two_ranks.run(refuse)
+
+
+NOT_JOINED = [
+    ({"bf16_rounding": "stochastic"}, "bf16_rounding='nearest' .*keep parameters in float32"),
+    ({"bf16_rounding": "extra_bits"}, "bf16_rounding='nearest'"),
+    ({"optim_bits": 8}, "optim_bits of 32"),
+    ({"is_paged": True}, r"is_paged=False .*octavo\.compress\(\.\.\., is_paged=True\)"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), NOT_JOINED)
+def test_options_of_a_state_that_the_handle_keeps_are_refused(options, words):
+    refused = rf"\[optim\.DistributedLion\] expected {words}"
+    with solo_world():
+        for groups in ([{}, options], [options]):
+            module = Given()
+            given = [{"params": [p], **group} for p, group in zip(module.parameters(), groups, strict=False)]
+            optimizer = DistributedLion(given)
+            with pytest.raises(ValueError, match=refused):
+                octavo.compress(DistributedDataParallel(module), "sign-vote", optimizer=optimizer)
+        module = Given()
+        optimizer = DistributedLion([module.weight])
+        octavo.compress(DistributedDataParallel(module), "sign-vote", optimizer=optimizer)
+        with pytest.raises(ValueError, match=refused):
+            optimizer.add_param_group({"params": [module.bias], **options})
+        assert len(optimizer.param_groups) == 1

@@ -4,6 +4,7 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -92,11 +93,13 @@ class DistributedLion(JoinedOptimizer, Lion):
     so that theirs is the sign of the averaged update; any other plan than ``sign-vote`` does the same for all
     parameters with what it sends, and ``dense`` is Lion on averaged gradients.
 
-    The momenta are per-rank state: ``handle.state_dict()`` of each rank has them, the optimizer's own state has none. A
-    step with a NaN on any rank leaves them as they were, and all parameters: joined, ``nonfinite="skip_element"`` means
-    ``"skip_step"``, and ``saw_nonfinite()`` tells. A clip has no effect on the size of a step, so gradients that were
-    clipped, or scaled by a GradScaler that ``octavo.compress`` does not know, are refused with RuntimeError. In a
-    single process, where nothing crosses a wire, no handle is needed and this is ``Lion``.
+    The momenta are per-rank state: ``handle.state_dict()`` of each rank has them, the optimizer's own state has none.
+    They are float32, paged where ``octavo.compress`` is told to, and parameters are rounded to nearest: ``optim_bits``,
+    ``is_paged`` and ``bf16_rounding`` that say otherwise are refused with ValueError. A step with a NaN on any rank
+    leaves them as they were, and all parameters: joined, ``nonfinite="skip_element"`` means ``"skip_step"``, and
+    ``saw_nonfinite()`` tells. A clip has no effect on the size of a step, so gradients that were clipped, or scaled by
+    a GradScaler that ``octavo.compress`` does not know, are refused with RuntimeError. In a single process, where
+    nothing crosses a wire, no handle is needed and this is ``Lion``.
     """
 
     @property
@@ -119,6 +122,26 @@ class DistributedLion(JoinedOptimizer, Lion):
     def require_plan(self, plan: Plan) -> None:
         self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign-vote", plan)
         self._require(not plan.is_auto, "a plan that stays the same, such as sign-vote", plan)
+
+    def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
+        super().require_joinable(plan, parameters)
+        for group in self.param_groups:
+            self._require_joined_options(group)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        if self._handle is not None:
+            self._require_joined_options(group)
+
+    def _require_joined_options(self, group: dict[str, Any]) -> None:
+        """Raises ValueError for options of a state that the handle keeps, or of a rounding that a joined step has
+        not."""
+        for name, value, what_works in (
+            ("optim_bits", 32, " of 32 in a joined optimizer: octavo.compress keeps the momenta, in float32"),
+            ("is_paged", False, "=False in a joined optimizer: octavo.compress(..., is_paged=True) pages the momenta"),
+            ("bf16_rounding", "nearest", "='nearest' in a joined optimizer: for small steps keep parameters in float32"),
+        ):
+            self._require(group[name] == value, f"{name}{what_works}", group[name])
 
     def _enter_phase(self) -> None:
         if self._handle is None:
