@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo.optim import OneBitAdamW
+from octavo.optim import OneBitAdamW, OneBitLamb, ZeroOneAdam
 
 
 def test_arguments_that_make_no_sense_are_refused():
@@ -22,6 +22,65 @@ def test_arguments_that_make_no_sense_are_refused():
             OneBitAdamW(parameters, **{"warmup_steps": 1, **arguments})
     with pytest.raises(ValueError, match="OneBitAdamW"):
         OneBitAdamW(parameters, warmup_steps=1).load_state_dict(torch.optim.AdamW(parameters).state_dict())
+
+
+def step_alone(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.Optimizer:
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.full_like(parameter, step + 1.0)
+        optimizer.step()
+    return optimizer
+
+
+MAKERS = {
+    "OneBitAdamW": lambda p: OneBitAdamW(p, warmup_steps=2),
+    "OneBitLamb": lambda p: OneBitLamb(p, warmup_steps=2),
+    "ZeroOneAdam": lambda p: ZeroOneAdam(p, var_freeze_step=2, local_step_scaler=2),
+}
+
+
+def zeros(*sizes: int) -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(size)) for size in sizes]
+
+
+def flat(values: object) -> list[object]:
+    """All that a state says, tensors as numbers."""
+    if isinstance(values, dict):
+        return [part for key, value in values.items() for part in (key, *flat(value))]
+    if isinstance(values, list | tuple):
+        return [part for value in values for part in flat(value)]
+    return [values.tolist() if isinstance(values, torch.Tensor) else values]
+
+
+def broken(name: str, what: str) -> dict:
+    """A state that does not fit parameters of 8 and 4 elements."""
+    sizes = {"a broadcast": (8, 1), "another shape": (8, 3)}.get(what, (8, 4))
+    state = copy.deepcopy(step_alone(MAKERS[name](zeros(*sizes)), 3).state_dict())
+    key = "preconditioner" if name == "ZeroOneAdam" else "exp_avg"
+    if what == "a missing tensor":
+        del state["state"][1][key]
+    if what == "a number":
+        state["state"][1][key] = 0.0
+    if what == "a stranger":
+        state["state"][1]["max_exp_avg_sq"] = torch.zeros(4)
+    return state
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("what", ["a broadcast", "another shape", "a missing tensor", "a number", "a stranger"])
+def test_a_state_that_does_not_fit_is_refused_whole(name, what):
+    optimizer = step_alone(MAKERS[name](zeros(8, 4)), 1)
+    before = flat(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(ValueError, match=rf"^\[optim\.{name}\] .*nothing has changed$"):
+        optimizer.load_state_dict(broken(name, what))
+    assert flat(optimizer.state_dict()) == before
+
+
+def test_the_state_of_lamb_is_not_that_of_adamw():
+    optimizer = MAKERS["OneBitAdamW"](zeros(8))
+    with pytest.raises(ValueError, match=r"has no coefficient, factor; nothing has changed$"):
+        optimizer.load_state_dict(step_alone(MAKERS["OneBitLamb"](zeros(8)), 1).state_dict())
 
 
 def test_complex_parameters_are_refused():

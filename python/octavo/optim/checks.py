@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no optimizer of Octavo takes."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from torch import Tensor
@@ -44,3 +44,39 @@ def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options:
     if any(options - group.keys() for group in state_dict["param_groups"]):
         name = type(optimizer).__name__
         raise ValueError(f"[optim.{name}] this is the state of another optimizer, not of a {name}")
+
+
+def require_own_states(
+    optimizer: Optimizer, state_dict: dict[str, Any], names: Callable[[Set[str]], tuple[Set[str], Set[str]]]
+) -> None:
+    """Raises ValueError for a saved state of a parameter that has other names than the optimizer's, or a tensor of
+    another shape. ``names``, of those that are saved: which a state must have, and which it may have besides."""
+    for group, saved_group in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):  # torch compares
+        for parameter, key in zip(group["params"], saved_group["params"], strict=False):
+            if saved := state_dict["state"].get(key):
+                needed, allowed = names(saved.keys())
+                _require_names(optimizer, saved.keys(), needed, allowed)
+                _require_shapes(optimizer, saved, parameter)
+
+
+def _require_names(optimizer: Optimizer, saved: Set[str], needed: Set[str], allowed: Set[str]) -> None:
+    name = type(optimizer).__name__
+    for verb, others in (("needs", needed - saved), ("has no", saved - needed - allowed)):
+        if others:
+            raise ValueError(
+                f"[optim.{name}] this is the state of another optimizer, or of one with other options: a {name} {verb} "
+                f"{', '.join(sorted(others))}; nothing has changed"
+            )
+
+
+_OF_ELEMENTS = frozenset({"exp_avg", "exp_avg_sq", "preconditioner", "anchor", "update"})
+
+
+def _require_shapes(optimizer: Optimizer, saved: Mapping[str, Any], parameter: Tensor) -> None:
+    for name in sorted(_OF_ELEMENTS & saved.keys()):
+        got = tuple(saved[name].shape) if isinstance(saved[name], Tensor) else saved[name]
+        if got != tuple(parameter.shape):
+            raise ValueError(
+                f"[optim.{type(optimizer).__name__}] expected the saved {name} as a tensor of shape "
+                f"{tuple(parameter.shape)}, got {got!r}; nothing has changed"
+            )

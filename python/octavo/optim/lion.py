@@ -139,7 +139,7 @@ class DistributedLion(JoinedOptimizer, Lion):
         for name, value, what_works in (
             ("optim_bits", 32, " of 32 in a joined optimizer: octavo.compress keeps the momenta, in float32"),
             ("is_paged", False, "=False in a joined optimizer: octavo.compress(..., is_paged=True) pages the momenta"),
-            ("bf16_rounding", "nearest", "='nearest' in a joined optimizer: for small steps keep parameters in float32"),
+            ("bf16_rounding", "nearest", "='nearest' in a joined optimizer: keep parameters in float32"),
         ):
             self._require(group[name] == value, f"{name}{what_works}", group[name])
 

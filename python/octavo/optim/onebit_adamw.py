@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import require_dense, require_own_state, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_own_states, require_real
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -50,6 +50,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     """
 
     _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known
+    _names = frozenset({"step", "frozen", "power", "frozen_power", "exp_avg", "exp_avg_sq"})  # of a parameter's state
     _clipped_step: int | None = None  # of the handle's account: the step whose gradients were clipped
 
     def __init__(
@@ -308,7 +309,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     # ---- state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
         require_own_state(self, state_dict, self._own_options)
+        require_own_states(self, state_dict, lambda _: (self._names, frozenset()))
         warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):

@@ -35,6 +35,7 @@ class OneBitLamb(OneBitAdamW):
     """
 
     _own_options = frozenset({"frozen", "factor_bounds"})
+    _names = OneBitAdamW._names | {"coefficient", "factor"}
 
     def __init__(
         self,

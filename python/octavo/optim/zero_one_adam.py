@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -11,13 +11,23 @@ from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
 from octavo.alive import while_alive
-from octavo.optim.checks import require_dense, require_own_state, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_own_states, require_real
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 
 _VARIANCE, _SYNC, _LOCAL = ZeroOneKind.variance, ZeroOneKind.sync, ZeroOneKind.local
 _EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
 _SCHEDULE = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")
+
+_SUMS = frozenset({"step", "variance_step", "total", "decay"})
+_SINGLE = frozenset({"exp_avg", "update"})  # the handle's, where there is one
+
+
+def _names_like(saved: Set[str]) -> tuple[Set[str], Set[str]]:
+    """Of such a state: the names that it must have, and those that it may have."""
+    if "preconditioner" not in saved:  # of a parameter on plain AdamW
+        return frozenset({"step", "exp_avg", "exp_avg_sq"}), frozenset()
+    return _SUMS | {"preconditioner"}, _SINGLE | {"exp_avg_sq", "anchor"}
 
 
 class ZeroOneAdam(ManagedStates, JoinedOptimizer):
@@ -416,7 +426,9 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
         require_own_state(self, state_dict, self._own_options)
+        require_own_states(self, state_dict, _names_like)
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
