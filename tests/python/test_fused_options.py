@@ -135,7 +135,7 @@ def test_overrides_split_groups_and_leave_their_options():
     [
         (named, {"embed": {"lr": 1.0}}, "overrides of 'embed' match no parameter"),
         (named, {"*": {"bits": 8}}, r"overrides of '\*' have no option bits; there are betas, .*optim_bits"),
-        (named, {"*": {"lr": -1.0}}, "an lr of at least 0"),
+        (named, {"*": {"lr": -1.0}}, "lr of at least 0"),
         (parameters_of, {"*": {"lr": 1.0}}, r"give model\.named_parameters\(\)"),
     ],
 )

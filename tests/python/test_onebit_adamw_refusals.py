@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo.optim import OneBitAdamW, OneBitLamb, ZeroOneAdam
+from octavo.optim import AdamW, DistributedLion, OneBitAdamW, OneBitLamb, ZeroOneAdam
 
 
 def test_arguments_that_make_no_sense_are_refused():
@@ -37,6 +37,8 @@ MAKERS = {
     "OneBitAdamW": lambda p: OneBitAdamW(p, warmup_steps=2),
     "OneBitLamb": lambda p: OneBitLamb(p, warmup_steps=2),
     "ZeroOneAdam": lambda p: ZeroOneAdam(p, var_freeze_step=2, local_step_scaler=2),
+    "AdamW": AdamW,
+    "DistributedLion": DistributedLion,
 }
 
 
@@ -67,7 +69,7 @@ def broken(name: str, what: str) -> dict:
     return state
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["OneBitAdamW", "OneBitLamb", "ZeroOneAdam"])
 @pytest.mark.parametrize("what", ["a broadcast", "another shape", "a missing tensor", "a number", "a stranger"])
 def test_a_state_that_does_not_fit_is_refused_whole(name, what):
     optimizer = step_alone(MAKERS[name](zeros(8, 4)), 1)
@@ -81,6 +83,40 @@ def test_the_state_of_lamb_is_not_that_of_adamw():
     optimizer = MAKERS["OneBitAdamW"](zeros(8))
     with pytest.raises(ValueError, match=r"has no coefficient, factor; nothing has changed$"):
         optimizer.load_state_dict(step_alone(MAKERS["OneBitLamb"](zeros(8)), 1).state_dict())
+
+
+REFUSED = [
+    {"params": [nn.Parameter(torch.zeros(2, dtype=torch.complex64))]},
+    {"betas": (0.5, 2.0)},
+    {"betas": (0.5, 0.5, 0.5)},
+    {"lr": -1.0},
+    {"weight_decay": -1.0},
+]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("group", REFUSED)
+def test_a_group_that_is_refused_is_not_there(name, group):
+    optimizer = MAKERS[name](zeros(8))
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.add_param_group({"params": zeros(3), **group})
+    assert len(optimizer.param_groups) == 1
+    step_alone(optimizer, 3)
+
+
+def add_a_stranger(rank: int) -> None:
+    for name in ("OneBitAdamW", "ZeroOneAdam", "DistributedLion"):
+        model = DistributedDataParallel(nn.Linear(64, 64))
+        optimizer = MAKERS[name](model.parameters())
+        octavo.compress(model, "sign-vote" if name == "DistributedLion" else "sign+ef", optimizer=optimizer)
+        with pytest.raises(ValueError, match=rf"\[optim\.{name}\] 1 of the optimizer's parameters are not of"):
+            optimizer.add_param_group({"params": zeros(3)})
+        assert len(optimizer.param_groups) == 1
+        step_once(model, optimizer, rank, 0)
+
+
+def test_a_group_that_the_handle_does_not_know_is_refused(two_ranks):
+    two_ranks.run(add_a_stranger)
 
 
 def test_complex_parameters_are_refused():

@@ -558,7 +558,7 @@ def test_it_learns_as_adamw_does(two_ranks):
     ("options", "words"),
     [
         (dict(lr=-1.0), "expected lr of at least 0, got -1.0"),
-        (dict(betas=(0.9, 1.0)), "expected betas in [0, 1), got (0.9, 1.0)"),
+        (dict(betas=(0.9, 1.0)), "expected two betas from 0 to below 1, got (0.9, 1.0)"),
         (dict(eps=-1e-8), "expected eps of at least 0"),
         (dict(weight_decay=-0.1), "expected weight_decay of at least 0"),
         (dict(variance_floor=-1), "expected variance_floor of at least 0"),

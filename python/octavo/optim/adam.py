@@ -38,10 +38,6 @@ class Adam(FusedOptimizer):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         super().__init__(params, defaults, **without_inert(self, options))
 
-    def _check(self, group: dict[str, Any]) -> None:
-        self._require(all(0 <= beta < 1 for beta in group["betas"]), "betas from 0 to below 1", group["betas"])
-        self._require(group["eps"] >= 0, "an eps of at least 0", group["eps"])
-
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         torch.ops.octavo.adam_(
             means=self._states(parameters, "exp_avg"),

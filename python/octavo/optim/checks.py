@@ -1,11 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no optimizer of Octavo takes."""
+"""What no optimizer of Octavo takes: options, parameters, gradients and saved states."""
 
 from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim import Optimizer
+
+
+class CheckedOptimizer(Optimizer):
+    """Base of all of them. A parameter group that is refused is not there afterwards."""
+
+    _alike: ClassVar[tuple[str, ...]] = ()  # options that all parameter groups have alike
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        first, group = self.param_groups[0], self.param_groups[-1]
+        try:
+            require_real(self, group["params"])
+            self._require_valid(group)
+            for name in self._alike:
+                same, both = group[name] == first[name], f"{first[name]} and {group[name]}"
+                self._require(same, f"the same {name} in all parameter groups", both)
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        """Raises ValueError for options of a group that are out of range, and for parameters that do not fit."""
+        for name in ("lr", "eps", "weight_decay", "variance_floor"):
+            self._require(group.get(name, 0) >= 0, f"{name} of at least 0", group.get(name))
+        betas = self._betas(group)
+        are_two = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        self._require(are_two, "two betas from 0 to below 1", betas)
+
+    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
+        return group["betas"]
+
+    def _require(self, condition: bool, expected: str, got: Any) -> None:
+        if not condition:
+            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
 
 
 def require_real(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from octavo._C import is_gradient_awaited
-from octavo.optim.checks import require_dense, require_own_state, require_real
+from octavo.optim.checks import CheckedOptimizer, require_dense, require_own_state
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, gathered, local
 from octavo.optim.states import StateMaker
@@ -28,7 +28,7 @@ OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # that optimizers
 TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 
-class FusedOptimizer(Optimizer):
+class FusedOptimizer(CheckedOptimizer):
     """Base of ``Adam``, ``AdamW`` and ``Lion``. Every option may differ between parameter groups, and is saved with
     them. ``overrides`` makes groups by names:
 
@@ -99,10 +99,6 @@ class FusedOptimizer(Optimizer):
 
     # ---- what a subclass says
 
-    def _check(self, group: dict[str, Any]) -> None:
-        """Raises ValueError for options of its own that are out of range."""
-        raise NotImplementedError
-
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         """Calls the operator that makes the step; ``tensors`` are those of its arguments that all such operators
         have."""
@@ -113,29 +109,11 @@ class FusedOptimizer(Optimizer):
 
     # ---- options
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            self._require_valid(group)
-            require_real(self, group["params"])
-        except (TypeError, ValueError):
-            self.param_groups.pop()
-            raise
-
     def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
         self._require(group["optim_bits"] in (4, 8, 32), "optim_bits of 32, 8 or 4", group["optim_bits"])
-        self._require(group["nonfinite"] in NONFINITE, f"nonfinite as one of {NONFINITE}", group["nonfinite"])
-        self._require(
-            group["bf16_rounding"] in BF16_ROUNDING, f"bf16_rounding as one of {BF16_ROUNDING}", group["bf16_rounding"]
-        )
-        self._require(group["lr"] >= 0, "an lr of at least 0", group["lr"])
-        self._require(group["weight_decay"] >= 0, "a weight_decay of at least 0", group["weight_decay"])
-        self._check(group)
-
-    def _require(self, condition: bool, expected: str, got: Any) -> None:
-        if not condition:
-            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got!r}")
+        for name, known in (("nonfinite", NONFINITE), ("bf16_rounding", BF16_ROUNDING)):
+            self._require(group[name] in known, f"{name} as one of {known}", repr(group[name]))
 
     # ---- steps
 
@@ -209,9 +187,8 @@ class FusedOptimizer(Optimizer):
         group = self.param_groups[group_number]  # of now: a load makes them anew
         self._require_ready()
         require_dense(self, parameter.grad)
-        self._require(
-            group["nonfinite"] == "skip_element", "nonfinite as 'skip_element' in backward", group["nonfinite"]
-        )
+        skips = group["nonfinite"] == "skip_element"
+        self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
         self._move(group, [parameter], None)
         parameter.grad = None
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from octavo._C import Plan
+from octavo.optim.checks import CheckedOptimizer
 
 if TYPE_CHECKING:
     from octavo.ddp import Handle
 
 
-class JoinedOptimizer(Optimizer):
+class JoinedOptimizer(CheckedOptimizer):
     """An optimizer that ``octavo.compress(ddp, plan, optimizer=optimizer)`` joins to the handle that it returns: ranks
     send what the optimizer makes of their gradients, and ``parameter.grad`` holds what came back.
 
@@ -68,8 +68,16 @@ class JoinedOptimizer(Optimizer):
                 f"make a new one"
             )
         self.require_plan(plan)
-        known = set(parameters)
-        strangers = sum(parameter.requires_grad and parameter not in known for parameter in self._parameters())
+        self._require_known(self._parameters(), parameters)
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
+        if self._handle is not None:
+            self._require_known(group["params"], self._handle.parameters)
+
+    def _require_known(self, ours: Iterable[Tensor], of_model: Iterable[Tensor]) -> None:
+        known = set(of_model)
+        strangers = sum(parameter.requires_grad and parameter not in known for parameter in ours)
         if strangers:
             raise ValueError(
                 f"[optim.{type(self).__name__}] {strangers} of the optimizer's parameters are not of the model that "
@@ -101,9 +109,3 @@ class JoinedOptimizer(Optimizer):
         wire."""
         if self._handle is not None and not self._handle.holds_momenta():
             raise RuntimeError(f"[optim.{type(self).__name__}] {function}: {words}")
-
-    # ---- checks
-
-    def _require(self, condition: bool, expected: str, got: Any) -> None:
-        if not condition:
-            raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")

@@ -39,11 +39,8 @@ class Lion(FusedOptimizer):
         defaults = dict(lr=lr, betas=betas, weight_decay=weight_decay)
         super().__init__(params, defaults, **without_inert(self, options))
 
-    def _check(self, group: dict[str, Any]) -> None:
-        self._require(all(0 <= beta < 1 for beta in self._betas(group)), "betas from 0 to below 1", self._betas(group))
-
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
-        beta1, beta2 = self._betas(group)
+        beta1, beta2 = self._betas(group)  # of the update whose sign is the step, of the momentum that is kept
         torch.ops.octavo.lion_(
             momenta=self._states(parameters, "exp_avg"),
             scales=self._scales(parameters, "exp_avg"),
@@ -53,10 +50,6 @@ class Lion(FusedOptimizer):
             weight_decay=group["weight_decay"],
             **tensors,
         )
-
-    def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
-        """Of the update whose sign is the step, of the momentum that is kept."""
-        return group["betas"]
 
 
 class Lion8bit(Lion):
@@ -102,16 +95,14 @@ class DistributedLion(JoinedOptimizer, Lion):
     nothing crosses a wire, no handle is needed and this is ``Lion``.
     """
 
+    _alike = ("betas",)
+
     @property
     def phase(self) -> object:
         return super().phase, self._betas(self.param_groups[0])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        first, here = self._betas(self.param_groups[0]), self._betas(self.param_groups[-1])
-        if first != here:
-            self.param_groups.pop()
-        self._require(here == first, "the same betas in all parameter groups", f"{first} and {here}")
         if self._handle is not None:
             self._enter_phase()
 
@@ -128,8 +119,8 @@ class DistributedLion(JoinedOptimizer, Lion):
         for group in self.param_groups:
             self._require_joined_options(group)
 
-    def _check(self, group: dict[str, Any]) -> None:
-        super()._check(group)
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
         if self._handle is not None:
             self._require_joined_options(group)
 
@@ -141,7 +132,7 @@ class DistributedLion(JoinedOptimizer, Lion):
             ("is_paged", False, "=False in a joined optimizer: octavo.compress(..., is_paged=True) pages the momenta"),
             ("bf16_rounding", "nearest", "='nearest' in a joined optimizer: keep parameters in float32"),
         ):
-            self._require(group[name] == value, f"{name}{what_works}", group[name])
+            self._require(group[name] == value, f"{name}{what_works}", repr(group[name]))
 
     def _enter_phase(self) -> None:
         if self._handle is None:
@@ -190,6 +181,7 @@ class Signum(DistributedLion):
     """
 
     _own_options = frozenset({"momentum", "weight_decay"})
+    _alike = ("momentum",)
 
     def __init__(self, params: Any, lr: float = 1e-4, momentum: float = 0.9, weight_decay: float = 0.0):
         FusedOptimizer.__init__(self, params, dict(lr=lr, momentum=momentum, weight_decay=weight_decay))

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import require_dense, require_own_state, require_own_states, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -51,6 +52,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known
     _names = frozenset({"step", "frozen", "power", "frozen_power", "exp_avg", "exp_avg_sq"})  # of a parameter's state
+    _alike = ("warmup_steps", "warmup_plan", "frozen_beta")
+    _more_defaults: Mapping[str, Any] = MappingProxyType({})  # a subclass's
     _clipped_step: int | None = None  # of the handle's account: the step whose gradients were clipped
 
     def __init__(
@@ -69,16 +72,6 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         page_dir: str | None = None,
     ):
         self._set_paging(is_paged, page_dir)
-        self._require(lr >= 0, "lr of at least 0", lr)
-        self._require(all(0 <= beta < 1 for beta in betas), "betas in [0, 1)", betas)
-        self._require(0 <= frozen_beta < 1, "frozen_beta in [0, 1)", frozen_beta)
-        self._require(eps >= 0, "eps of at least 0", eps)
-        learns = warmup_steps >= 1
-        self._require(learns, "warmup_steps of at least 1, since the variance is learnt in them", warmup_steps)
-        warmup = as_plan(warmup_plan)
-        self._require(not warmup.votes, "a warmup_plan that keeps magnitudes, such as int4+ef", warmup_plan)
-        keeps_none = warmup.momentum is None
-        self._require(keeps_none, "a warmup_plan that keeps no momentum, such as int4+ef", warmup_plan)
         super().__init__(
             params,
             {
@@ -97,6 +90,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                 # what the powers say of them
                 "norm_squares": 0.0,
                 "power_squares": 0.0,
+                **self._more_defaults,
             },
         )
 
@@ -104,10 +98,14 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         super().add_param_group(param_group)
         for key in ("steps", "frozen", "norm_squares", "power_squares"):
             self.param_groups[-1][key] = self.param_groups[0][key]
-        for key in ("warmup_steps", "warmup_plan", "frozen_beta"):
-            first, here = self.param_groups[0][key], self.param_groups[-1][key]
-            self._require(here == first, f"the same {key} in all parameter groups", f"{first} and {here}")
-        require_real(self, self.param_groups[-1]["params"])
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
+        self._require(0 <= group["frozen_beta"] < 1, "frozen_beta in [0, 1)", group["frozen_beta"])
+        steps, plan = group["warmup_steps"], as_plan(group["warmup_plan"])
+        self._require(steps >= 1, "warmup_steps of at least 1, since the variance is learnt in them", steps)
+        self._require(not plan.votes, "a warmup_plan that keeps magnitudes, such as int4+ef", plan)
+        self._require(plan.momentum is None, "a warmup_plan that keeps no momentum, such as int4+ef", plan)
 
     @property
     def frozen(self) -> bool:

@@ -56,23 +56,24 @@ class OneBitLamb(OneBitAdamW):
         is_paged: bool = False,
         page_dir: str | None = None,
     ):
-        for name, (least, greatest) in (("coefficient", coefficient_bounds), ("factor", factor_bounds)):
-            self._require(0 < least <= greatest, f"{name}_bounds above 0, the lower one first", (least, greatest))
-        self._require(0 <= coefficient_beta < 1, "coefficient_beta in [0, 1)", coefficient_beta)
-        self._require(0 < factor_change < 1, "factor_change in (0, 1)", factor_change)
-        phases = dict(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
-        frozen = dict(variance_floor=variance_floor, frozen_beta=frozen_beta)
-        paging = dict(is_paged=is_paged, page_dir=page_dir)
-        super().__init__(params, lr, betas, eps, weight_decay, **phases, **frozen, **paging)
-        own = dict(
+        self._more_defaults = dict(
             coefficient_bounds=coefficient_bounds,
             coefficient_beta=coefficient_beta,
             factor_bounds=factor_bounds,
             factor_change=factor_change,
         )
-        self.defaults.update(own)
-        for group in self.param_groups:
-            group.update({**own, **group})
+        phases = dict(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
+        frozen = dict(variance_floor=variance_floor, frozen_beta=frozen_beta)
+        paging = dict(is_paged=is_paged, page_dir=page_dir)
+        super().__init__(params, lr, betas, eps, weight_decay, **phases, **frozen, **paging)
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
+        for name in ("coefficient_bounds", "factor_bounds"):
+            least, greatest = group[name]
+            self._require(0 < least <= greatest, f"{name} above 0, the lower one first", (least, greatest))
+        self._require(0 <= group["coefficient_beta"] < 1, "coefficient_beta in [0, 1)", group["coefficient_beta"])
+        self._require(0 < group["factor_change"] < 1, "factor_change in (0, 1)", group["factor_change"])
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
         state = super()._first_state(parameter)

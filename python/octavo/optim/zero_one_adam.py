@@ -11,7 +11,7 @@ from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
 from octavo.alive import while_alive
-from octavo.optim.checks import require_dense, require_own_state, require_own_states, require_real
+from octavo.optim.checks import require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 
@@ -78,6 +78,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     """
 
     _own_options = frozenset(_SCHEDULE)  # of parameter groups, by which a saved state is known
+    _alike = ("betas", *_SCHEDULE)
     _heard = 0  # the handle's step of which the state knows
     _kind = _VARIANCE  # of the step under way
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
@@ -123,19 +124,15 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self._hear()  # of a step that the groups of before have made
         super().add_param_group(param_group)
-        group, first = self.param_groups[-1], self.param_groups[0]
-        for name in ("lr", "eps", "weight_decay", "variance_floor"):
-            self._require(group[name] >= 0, f"{name} of at least 0", group[name])
-        self._require(all(0 <= beta < 1 for beta in group["betas"]), "betas in [0, 1)", group["betas"])
-        for name in _SCHEDULE:
-            self._require(group[name] >= 1 and group[name] == int(group[name]), f"{name} of at least 1", group[name])
-        for name in ("betas", *_SCHEDULE):
-            same = group[name] == first[name]
-            self._require(same, f"the same {name} in all parameter groups", f"{first[name]} and {group[name]}")
-        group.update(steps=first["steps"], overdue=first["overdue"])
-        require_real(self, group["params"])
+        first = self.param_groups[0]
+        self.param_groups[-1].update(steps=first["steps"], overdue=first["overdue"])
         if self._handle is not None:
             self._begin_step()
+
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
+        for name in _SCHEDULE:
+            self._require(group[name] >= 1 and group[name] == int(group[name]), f"{name} of at least 1", group[name])
 
     @property
     def frozen(self) -> bool:
