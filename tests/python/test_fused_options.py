@@ -391,3 +391,18 @@ def test_the_state_is_of_plain_tensors_and_bytes_are_as_promised():
         assert all(type(t) is Tensor for t in state.values())
         bytes_of[make] = sum(t.nbytes for name, t in state.items() if name != "step") / parameter.numel()
     assert list(bytes_of.values()) == [8, 2.03125, 1.0625, 2.03125, 1.015625]
+
+
+@pytest.mark.parametrize("make", [AdamW, Lion])
+def test_a_dtype_without_kernels_is_refused_before_anything_moves(make):
+    known, wide = (nn.Parameter(torch.ones(8, dtype=dtype)) for dtype in (torch.float32, torch.float64))
+    optimizer = make([{"params": [known]}, {"params": [wide]}], lr=0.5)
+    for parameter in (known, wide):
+        parameter.grad = torch.ones_like(parameter)
+    words = rf"^\[optim\.{make.__name__}\] expected parameters in float32, bfloat16 or float16, got torch\.float64"
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    assert torch.equal(known, torch.ones(8)), "the first group has moved"
+    wide.grad = None
+    optimizer.step()
+    assert (known < 1).all()

@@ -201,3 +201,19 @@ def test_random_rounding_does_not_depend_on_how_a_parameter_is_sharded(two_ranks
             assert torch.equal(got, of_rank)
     with pytest.raises(AssertionError, match=r"sharded as.*Shard.dim=1.*along dimension 0"):
         two_ranks.run(rounded_at_random, Shard(1))
+
+
+def step_a_row_and_a_column(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    row, column = (nn.Parameter(distribute_tensor(torch.ones(4, 4).bfloat16(), mesh, [Shard(d)])) for d in (0, 1))
+    optimizer = AdamW([{"params": [row]}, {"params": [column]}], lr=0.5, bf16_rounding="stochastic")
+    for parameter in (row, column):
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(ValueError, match="shard along dimension 0 only"):
+        optimizer.step()
+    assert torch.equal(row.to_local(), torch.ones(2, 4).bfloat16()), "the first group has moved"
+    assert not optimizer.state[row]["step"]
+
+
+def test_a_step_that_raises_has_moved_nothing(two_ranks):
+    two_ranks.run(step_a_row_and_a_column)

@@ -20,6 +20,7 @@ from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, gathered, local
 from octavo.optim.states import StateMaker
 
+STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NONFINITE = ("skip_element", "skip_step", "raise")
 BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
 FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # options that say how states are kept
@@ -129,8 +130,10 @@ class FusedOptimizer(CheckedOptimizer):
         for parameter in (p for parameters in moved for p in parameters):
             require_dense(self, parameter.grad)
         if self._may_step(moved):
-            for group, parameters in zip(self.param_groups, moved, strict=True):
-                self._move(group, parameters, factor)
+            groups = zip(self.param_groups, moved, strict=True)
+            calls = [call for group, parameters in groups for call in self._calls(group, parameters, factor)]
+            for call in calls:  # what can raise has not by now
+                call()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -189,13 +192,20 @@ class FusedOptimizer(CheckedOptimizer):
         require_dense(self, parameter.grad)
         skips = group["nonfinite"] == "skip_element"
         self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
-        self._move(group, [parameter], None)
+        for call in self._calls(group, [parameter], None):
+            call()
         parameter.grad = None
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> None:
-        """The step of parameters that have a ``grad``, those of a device and of a width of codes together."""
+    def _calls(
+        self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None
+    ) -> list[Callable[[], None]]:
+        """What makes the step of parameters that have a ``grad``, for those of each device; checked here, so that
+        nothing has moved where a parameter is refused."""
+        calls: list[Callable[[], None]] = []
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
+            is_known = parameter.dtype in STEP_DTYPES
+            self._require(is_known, "parameters in float32, bfloat16 or float16", parameter.dtype)
             if not self.state[parameter]:
                 self.state[parameter] = self._maker.first(group, parameter)
             by_device.setdefault(parameter.device, []).append(parameter)
@@ -212,9 +222,13 @@ class FusedOptimizer(CheckedOptimizer):
                 numbers=self._numbers(here) if is_random else [],
                 first_elements=[first_element(p) for p in here] if is_random else [],
             )
-            self._call(group, here, common)
-            for parameter in here:
-                self.state[parameter]["step"] += 1
+            calls.append(partial(self._move, group, here, common))
+        return calls
+
+    def _move(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+        self._call(group, parameters, tensors)
+        for parameter in parameters:
+            self.state[parameter]["step"] += 1
 
     def _next_steps(self, parameters: list[Tensor]) -> list[int]:
         return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]

@@ -4,7 +4,8 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -158,12 +159,13 @@ class DistributedLion(JoinedOptimizer, Lion):
             self._flag_on(device).fill_(1)
         return False
 
-    def _move(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> None:
+    def _calls(
+        self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None
+    ) -> list[Callable[[], None]]:
         if self._handle is None:
-            super()._move(group, parameters, factor)
-            return
+            return super()._calls(group, parameters, factor)
         updates = [parameter.grad for parameter in parameters]
-        torch.ops.octavo.sign_step_(parameters, updates, group["lr"], group["weight_decay"])
+        return [partial(torch.ops.octavo.sign_step_, parameters, updates, group["lr"], group["weight_decay"])]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
