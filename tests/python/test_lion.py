@@ -8,6 +8,7 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
 from lion_runs import BETAS, Given, build, gradients_of, learning_curve, move, update_of, wrap
 from test_ddp import Odd, Switch, digest
 from torch import Tensor, nn
@@ -252,6 +253,29 @@ def test_a_nan_on_one_rank_leaves_no_trace(two_ranks, name, bad):
     for (ours, our_momenta), (theirs, their_momenta) in zip(poisoned, without, strict=True):
         assert ours == theirs
         assert all(torch.equal(a, b) for a, b in zip(our_momenta, their_momenta, strict=True))
+
+
+def change_betas(rank: int, name: str) -> None:
+    """As a schedule with cycle_momentum does, between steps."""
+    model, handle, optimizer = wrap(name, plan="dense")
+    momentum = torch.zeros(64, 40)
+    for step in range(6):
+        beta = 0.5 + 0.05 * step
+        for group in optimizer.param_groups:
+            group.update({"momentum": beta} if name == "signum" else {"betas": (beta, 0.9 * beta)})
+        optimizer.zero_grad()
+        model(*gradients_of(rank, step)).backward()
+        own = update_of(momentum, gradients_of(rank, step)[0], (beta, beta if name == "signum" else 0.9 * beta))
+        sums = own.clone()
+        dist.all_reduce(sums)
+        torch.testing.assert_close(model.module.weight.grad, sums / 2)
+        torch.testing.assert_close(handle.state_dict()["momentum/weight"], momentum.flatten())
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_betas_may_change_between_steps(two_ranks, name):
+    two_ranks.run(change_betas, name)
 
 
 def look_at_no_gradient(rank: int, name: str, nonfinite: str) -> None:

@@ -165,6 +165,25 @@ def test_under_a_dense_plan_it_is_the_published_rule(two_ranks, three_ranks):
     require_alike_after_sync(three_ranks.run(follow, 3))
 
 
+def change_betas(rank: int, world_size: int) -> None:
+    """As a schedule with cycle_momentum does, between steps."""
+    model, _, optimizer = wrap()
+    published = published_of(model.module, world_size)
+    for step, kind in enumerate(KINDS):
+        betas = (0.5 + 0.02 * (step % 20), 0.99)
+        for one in (*optimizer.param_groups, *(vars(one) for one in published)):
+            one["betas"] = betas
+        step_published(published, kind, step, world_size)
+        run_step(model, optimizer, gradients_of(rank, step))
+        require_close(model.module, published, rank, f"step {step}, {kind}")
+
+
+def test_betas_may_change_between_steps(two_ranks):
+    with solo_world():
+        change_betas(0, 1)
+    two_ranks.run(change_betas, 2)
+
+
 def run_kinds(rank: int, plan: str) -> tuple[list[str], list[int], list[int]]:
     """Digests, bytes that were sent and bytes that DDP would have sent, by step."""
     model, handle, optimizer = wrap(plan)

@@ -46,6 +46,7 @@ class Published:
     `x[rank]`, `m[rank]` and `u[rank]` of one tensor, `v` of all ranks, `common` the parameter of the last sync."""
 
     def __init__(self, parameter: Tensor, world_size: int):
+        self.betas = BETAS
         self.common = parameter.detach().double().clone()
         self.x = [self.common.clone() for _ in range(world_size)]
         self.m, self.u = ([torch.zeros_like(self.common) for _ in self.x] for _ in range(2))
@@ -55,7 +56,7 @@ class Published:
 
     def step(self, kind: str, gradients: list[Tensor | None], lr: float = LR) -> None:
         """`gradients`: by rank; None for a rank that leaves a local step out."""
-        beta1, beta2 = BETAS
+        beta1, beta2 = self.betas
         self.steps += 1
         size = lr / (1 - beta1**self.steps)
         if kind == "v":

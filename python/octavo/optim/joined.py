@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octavo._C import Plan
+from octavo.alive import while_alive
 from octavo.optim.checks import CheckedOptimizer
 
 if TYPE_CHECKING:
@@ -55,6 +56,9 @@ class JoinedOptimizer(CheckedOptimizer):
         """Tells the handle what to send, at the join and whenever the state has changed from outside."""
         raise NotImplementedError
 
+    def _before_forward(self, *_: object) -> None:
+        """Before every forward pass of the model: tells the handle what a schedule has changed."""
+
     def _after_load_of_handle(self) -> None:
         """The handle's state was replaced by a saved one."""
 
@@ -87,6 +91,7 @@ class JoinedOptimizer(CheckedOptimizer):
     def _join(self, handle: Handle, plan: Plan) -> None:
         self._handle = handle
         self._plan = plan
+        handle._ddp.register_forward_pre_hook(while_alive(self._before_forward))
         self._enter_phase()
 
     def _parameters(self) -> list[Tensor]:

@@ -89,14 +89,16 @@ class DistributedLion(JoinedOptimizer, Lion):
 
     The momenta are per-rank state: ``handle.state_dict()`` of each rank has them, the optimizer's own state has none.
     They are float32, paged where ``octavo.compress`` is told to, and parameters are rounded to nearest: ``optim_bits``,
-    ``is_paged`` and ``bf16_rounding`` that say otherwise are refused with ValueError. A step with a NaN on any rank
-    leaves them as they were, and all parameters: joined, ``nonfinite="skip_element"`` means ``"skip_step"``, and
-    ``saw_nonfinite()`` tells. A clip has no effect on the size of a step, so gradients that were clipped, or scaled by
-    a GradScaler that ``octavo.compress`` does not know, are refused with RuntimeError. In a single process, where
-    nothing crosses a wire, no handle is needed and this is ``Lion``.
+    ``is_paged`` and ``bf16_rounding`` that say otherwise are refused with ValueError. The betas of a step are those in
+    force when its forward pass began. A step with a NaN on any rank leaves them as they were, and all parameters:
+    joined, ``nonfinite="skip_element"`` means ``"skip_step"``, and ``saw_nonfinite()`` tells. A clip has no effect on
+    the size of a step, so gradients that were clipped, or scaled by a GradScaler that ``octavo.compress`` does not
+    know, are refused with RuntimeError. In a single process, where nothing crosses a wire, no handle is needed and this
+    is ``Lion``.
     """
 
     _alike = ("betas",)
+    _betas_of_handle: tuple[float, float] | None = None
 
     @property
     def phase(self) -> object:
@@ -139,7 +141,12 @@ class DistributedLion(JoinedOptimizer, Lion):
         if self._handle is None:
             return
         ours = [parameter for parameter in self._parameters() if parameter.requires_grad]
-        self._handle.keep_own_momenta(ours, *self._betas(self.param_groups[0]))
+        self._betas_of_handle = self._betas(self.param_groups[0])
+        self._handle.keep_own_momenta(ours, *self._betas_of_handle)
+
+    def _before_forward(self, *_: object) -> None:
+        if self._betas_of_handle != self._betas(self.param_groups[0]):
+            self._enter_phase()
 
     def _require_ready(self) -> None:
         self._require_joined()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
-from octavo.alive import while_alive
 from octavo.optim.checks import require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
@@ -52,9 +51,10 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     After a sync step parameters have the same bits on all ranks. ``synchronize()`` averages what is under way outside
     of backward: call it on all ranks after the last step, and wherever ranks must have the same parameters.
 
-    The learning rate of a step is the one in force when its forward pass began. After a local step ``parameter.grad``
-    is the rank's own gradient, clipped if the loop clips it; after a sync step it is the averaged update, which must
-    not be changed: RuntimeError. Weight decay is decoupled, and taken at sync steps for all steps since the last one.
+    The learning rate and the first beta of a step are those in force when its forward pass began. After a local step
+    ``parameter.grad`` is the rank's own gradient, clipped if the loop clips it; after a sync step it is the averaged
+    update, which must not be changed: RuntimeError. Weight decay is decoupled, and taken at sync steps for all steps
+    since the last one.
 
     A step with a NaN or an infinity is not made. Where ranks exchange something, all of them see it and none makes the
     step; a sync is made up for in the next step. In a local step the rank that has it makes no step, and the others go
@@ -83,7 +83,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     _kind = _VARIANCE  # of the step under way
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
     _rates: tuple[tuple[float, float], ...] = ()  # by group, of the step under way: learning rate and weight decay
-    _is_registered = _is_followed = False  # at the handle
+    _is_registered = False  # at the handle
+    _beta = 0.0  # of the momenta in the step under way
     _must_restore = False  # parameters, from a state that was loaded
 
     def __init__(
@@ -216,7 +217,11 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._handle.set_step_sizes({p: self._step_size(state, lr) for p, state, lr, _ in self._known()})
 
     def _take_rates(self) -> None:
+        """From a schedule, which may have changed them since the last step."""
         self._rates = tuple((float(group["lr"]), group["weight_decay"]) for group in self.param_groups)
+        beta, self._beta = self._beta, self._position["betas"][0]
+        if self._is_registered and beta != self._beta:
+            self._register()
 
     def _hear(self) -> None:
         """Takes note of the handle's last step, if it has made one."""
@@ -253,7 +258,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     def _step_size(self, state: dict[str, Any], lr: float) -> float:
         """Of the next step, with the correction of the momentum for its start at zero."""
-        return lr / (1 - self._position["betas"][0] ** (state["step"] + 1))
+        return lr / (1 - self._beta ** (state["step"] + 1))
 
     # ---- the steps
 
@@ -296,7 +301,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _move_locally(self) -> None:
         own = self._own()
         moved = [(p, state, lr) for p, state, lr, _ in self._known() if p.grad is not None]
-        beta = self._position["betas"][0]
+        beta = self._beta
         torch.ops.octavo.zero_one_local_(
             [parameter for parameter, *_ in moved],
             [parameter.grad for parameter, *_ in moved],
@@ -380,9 +385,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _enter_phase(self) -> None:
         if self._handle is None:
             return
-        if not self._is_followed:
-            self._is_followed = True
-            self._handle._ddp.register_forward_pre_hook(while_alive(self._before_forward))
         self._heard, self._made = self._handle.step, None
         self._take_rates()
         self._register()
@@ -402,7 +404,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             return
         known = {parameter: state["preconditioner"] for parameter, state, *_ in self._known()}
         if known or self._is_registered:
-            self._handle.keep_own_updates(known, self._position["betas"][0])
+            self._handle.keep_own_updates(known, self._beta)
         self._is_registered = bool(known)
 
     @torch.no_grad()
