@@ -217,3 +217,24 @@ def step_a_row_and_a_column(rank: int) -> None:
 
 def test_a_step_that_raises_has_moved_nothing(two_ranks):
     two_ranks.run(step_a_row_and_a_column)
+
+
+def go_on_by_torch(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    parameter = nn.Parameter(distribute_tensor(torch.ones(64, 256), mesh, [Shard(0)]))
+    optimizer = AdamW8bit([parameter], min_8bit_size=1)
+    theirs = torch.optim.AdamW([parameter])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    theirs.load_state_dict(octavo.optim.to_torch(optimizer))
+    mean = theirs.state[parameter]["exp_avg"]
+    torch.testing.assert_close(mean.to_local(), torch.full((32, 256), 0.1), rtol=0.02, atol=0.0)
+    before = parameter.to_local().clone()
+    theirs.step()
+    assert not torch.equal(parameter.to_local(), before)
+    with pytest.raises(ValueError, match=r"^\[optim\.to_bitsandbytes\] bitsandbytes has no states of DTensors"):
+        octavo.optim.to_bitsandbytes(optimizer)
+
+
+def test_torch_goes_on_with_the_states_of_shards(two_ranks):
+    two_ranks.run(go_on_by_torch)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo.optim.fused import OWN_OPTIONS, FusedOptimizer
-from octavo.optim.shards import local
+from octavo.optim.shards import as_shard, is_sharded, local
 from octavo.optim.state_formats import BLOCK, IS_SIGNED, blocks_of, floats_of, has_codes, names_of
 
 NESTED = "__bnb_optimizer_quant_state__"  # under which bitsandbytes hides tensors from FSDP since 0.50
@@ -42,10 +42,17 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
     """What ``load_state_dict`` of bitsandbytes' class of the same name takes. States in 32 bits stay so, codes of 8
     bits are the same values but for one kind: where the extreme of a momentum's block is negative, it and what the map
     rounds to it become -0.993 of its magnitude, as they are in any such block of bitsandbytes. 4 bits become 8.
-    ``extra_bits`` are left out.
+    ``extra_bits`` are left out. Raises ValueError for parameters that are DTensors, of whose blocks it knows nothing.
     """
+    for parameter in optimizer.state:
+        if is_sharded(parameter):
+            raise ValueError(
+                f"[optim.to_bitsandbytes] bitsandbytes has no states of DTensors, and a {tuple(parameter.shape)} "
+                f"parameter is one: gather the model first, or take to_torch()"
+            )
 
-    def exported(state: dict[str, Tensor], bits: int, shape: torch.Size) -> dict[str, Any]:
+    def exported(state: dict[str, Tensor], bits: int, parameter: Tensor) -> dict[str, Any]:
+        shape = parameter.shape
         others: dict[str, Any] = {"step": int(state["step"])}
         for number, moment in MOMENTS.items():
             if has_codes(state, moment):
@@ -61,14 +68,17 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
 
 def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
     """What ``torch.optim.Adam`` and ``AdamW`` take: all moments in float32; ``extra_bits`` are left out. Of Lion, which
-    torch has not, the momentum."""
+    torch has not, the momentum. Of a DTensor they are DTensors, as ``fully_shard`` needs them."""
 
-    def exported(state: dict[str, Tensor], bits: int, shape: torch.Size) -> dict[str, Any]:
-        moments = [moment for moment in MOMENTS.values() if set(names_of(moment)) & state.keys()]
-        floats = {moment: floats_of(state, moment, bits, shape) for moment in moments}
-        return {"step": state["step"].clone()} | {
-            moment: values if has_codes(state, moment) else values.clone() for moment, values in floats.items()
-        }
+    def exported(state: dict[str, Tensor], bits: int, parameter: Tensor) -> dict[str, Any]:
+        others: dict[str, Any] = {"step": state["step"].clone()}
+        for moment in MOMENTS.values():
+            if not set(names_of(moment)) & state.keys():
+                continue
+            values = floats_of(state, moment, bits, local(parameter).shape)
+            values = values if has_codes(state, moment) else values.clone()
+            others[moment] = as_shard(values, parameter) if is_sharded(parameter) else values
+        return others
 
     return _exported(optimizer, exported, {})
 
@@ -142,14 +152,14 @@ def _map_of(moment: str) -> Tensor:
 def _exported(
     optimizer: FusedOptimizer, exported: Callable[..., dict[str, Any]], defaults: dict[str, Any]
 ) -> dict[str, Any]:
-    """With exported(state, bits of codes, shape) of each parameter that has a state, and its groups without the options
-    that only ours have."""
+    """With exported(state, bits of codes, parameter) of each parameter that has a state, and its groups without the
+    options that only ours have."""
     states: dict[int, dict[str, Any]] = {}
     groups = optimizer.state_dict()["param_groups"]
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for parameter, key in zip(group["params"], saved["params"], strict=True):
             if optimizer.state.get(parameter):
-                states[key] = exported(optimizer.state[parameter], group["optim_bits"], local(parameter).shape)
+                states[key] = exported(optimizer.state[parameter], group["optim_bits"], parameter)
     return {"state": states, "param_groups": [defaults | _without(group, OWN_OPTIONS) for group in groups]}
 
 
