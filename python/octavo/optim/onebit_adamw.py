@@ -46,8 +46,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32 whatever the parameter's dtype, and
     scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks. Save ``handle.state_dict()`` with it.
     ``is_paged`` keeps the tensors in managed memory, on the CPU with ``page_dir`` in files in that directory; for what
-    the handle keeps ``octavo.compress`` has the same options. ``warmup_steps`` is the constructor's, also after
-    ``load_state_dict``, and has no meaning once the variance is frozen.
+    the handle keeps ``octavo.compress`` has the same options. A step is in float32: parameters in float64 are rounded
+    to it. ``warmup_steps`` is the constructor's, also after ``load_state_dict``, and has no meaning once the variance
+    is frozen.
     """
 
     _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known

@@ -74,7 +74,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     is saved between two syncs resumes with the same bits, though the parameters of only one rank were saved; another
     number of ranks goes on with the means. In a single process no handle is needed, and syncs have one rank to average.
     ``is_paged`` keeps the state's tensors in managed memory, on the CPU with ``page_dir`` in files in that directory;
-    momenta and updates are the handle's, for which ``octavo.compress`` has the same options.
+    momenta and updates are the handle's, for which ``octavo.compress`` has the same options. A step is in float32:
+    parameters in float64 are rounded to it.
     """
 
     _own_options = frozenset(_SCHEDULE)  # of parameter groups, by which a saved state is known
