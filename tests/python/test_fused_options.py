@@ -406,3 +406,33 @@ def test_a_dtype_without_kernels_is_refused_before_anything_moves(make):
     wide.grad = None
     optimizer.step()
     assert (known < 1).all()
+
+
+def test_a_directory_without_paged_states_is_refused(tmp_path):
+    parameter = nn.Parameter(torch.zeros(8))
+    with pytest.raises(ValueError, match=r"^\[optim\.AdamW8bit\] page_dir is for paged states.*pass is_paged=True"):
+        AdamW8bit([parameter], page_dir=str(tmp_path))
+    AdamW8bit([{"params": [parameter], "is_paged": True}], page_dir=str(tmp_path))
+
+
+def test_random_bits_in_backward_do_not_count_all_parameters_for_each():
+    class Counted(AdamW):
+        counts = 0
+
+        def _all_parameters(self):
+            self.counts += 1
+            return super()._all_parameters()
+
+    parameters = [nn.Parameter(torch.zeros(4, dtype=torch.bfloat16)) for _ in range(50)]
+    optimizer = Counted(parameters[:40], bf16_rounding="stochastic")
+    optimizer.step_in_backward()
+    optimizer.counts = 0
+    for _ in range(2):
+        sum(parameter.sum() for parameter in parameters[:40]).backward()
+    assert optimizer.counts == 1
+    optimizer.add_param_group({"params": parameters[40:]})
+    for parameter in parameters[40:]:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert optimizer.counts == 2
+    assert optimizer._numbers(parameters)[38:42] == [3 * 2**32 + 38, 3 * 2**32 + 39, 2 * 2**32 + 40, 2 * 2**32 + 41]

@@ -58,6 +58,15 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
         )
 
 
+def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) -> None:
+    """Raises ValueError for a directory without paged states."""
+    if page_dir is not None and not is_paged:
+        raise ValueError(
+            f"[optim.{type(optimizer).__name__}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, "
+            f"too"
+        )
+
+
 _INERT = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
 
 

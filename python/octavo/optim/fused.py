@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from octavo._C import is_gradient_awaited
-from octavo.optim.checks import CheckedOptimizer, require_dense, require_own_state
+from octavo.optim.checks import CheckedOptimizer, require_dense, require_own_state, require_paged
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, gathered, local
 from octavo.optim.states import StateMaker
@@ -44,7 +44,7 @@ class FusedOptimizer(CheckedOptimizer):
     DTensor: those of all ranks) have float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size``
     elements into managed memory, which the device moves to where it is used and back: shared memory of SYCL and CUDA,
     on the CPU memory that the system may page out or, with ``page_dir``, a file in that directory, so that states may
-    be larger than RAM.
+    be larger than RAM; ValueError for a ``page_dir`` without a paged group.
 
     ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
     element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
@@ -85,6 +85,7 @@ class FusedOptimizer(CheckedOptimizer):
     ):
         self._maker = self._make_maker(page_dir)
         self._nonfinite: dict[torch.device, Tensor] = {}
+        self._places: dict[Tensor, int] = {}  # of parameters among all of them
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
             min_8bit_size=min_8bit_size,
@@ -97,6 +98,7 @@ class FusedOptimizer(CheckedOptimizer):
         if overrides is not None:
             params = groups_by_name(type(self).__name__, params, overrides, defaults.keys() | options.keys())
         super().__init__(params, defaults | options)
+        require_paged(self, page_dir, any(group["is_paged"] for group in self.param_groups))
 
     # ---- what a subclass says
 
@@ -235,9 +237,10 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _numbers(self, parameters: list[Tensor]) -> list[int]:
         """By which parameters draw their random bits: none has the same twice, in whichever order they make steps."""
-        places = {parameter: place for place, parameter in enumerate(self._all_parameters())}
+        if not all(parameter in self._places for parameter in parameters):  # none yet, or others took their places
+            self._places = {parameter: place for place, parameter in enumerate(self._all_parameters())}
         steps = zip(parameters, self._next_steps(parameters), strict=True)
-        return [step * 2**32 + places[parameter] for parameter, step in steps]
+        return [step * 2**32 + self._places[parameter] for parameter, step in steps]
 
     def _all_parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
@@ -320,7 +323,7 @@ class FusedOptimizer(CheckedOptimizer):
         """Of a copy, and of what a load replaces: states in managed memory are copied there."""
         saved_groups = state["param_groups"]
         if "defaults" in state:  # a copy, which has nothing yet
-            self._maker, self._nonfinite = self._make_maker(state["_page_dir"]), {}
+            self._maker, self._nonfinite, self._places = self._make_maker(state["_page_dir"]), {}, {}
             groups = [state["defaults"] | group for group in saved_groups]
         else:
             groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]

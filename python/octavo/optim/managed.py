@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Arena
+from octavo.optim.checks import require_paged
 
 
 class ManagedStates(Optimizer):
@@ -22,10 +23,7 @@ class ManagedStates(Optimizer):
 
     def _set_paging(self, is_paged: bool, page_dir: str | None) -> None:
         """Before the first state. Raises ValueError for a directory without paging."""
-        if page_dir is not None and not is_paged:
-            raise ValueError(
-                f"[optim.{type(self).__name__}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too"
-            )
+        require_paged(self, page_dir, is_paged)
         self._is_paged, self._page_dir = is_paged, page_dir
 
     def _zeros_like(self, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
