@@ -37,7 +37,7 @@ constexpr std::array kIsas = {
           return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
         }},
-    Isa{avx2::table, [] { return static_cast<bool>(__builtin_cpu_supports("avx2")); }},
+    Isa{avx2::table, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
 #endif
     Isa{portable::table, [] { return true; }},
 };
