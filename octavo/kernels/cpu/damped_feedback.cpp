@@ -6,24 +6,10 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-namespace {
-
-/// Elements that stay in L1 from one loop to the next.
-constexpr std::uint64_t kDampedSpan = 1024;
-
-constexpr float kNothing[kDampedSpan] = {};
-
-/// The floats from element `first` on, of a span; null: zeros.
-OCTAVO_INLINE const float* floats_from(const float* floats, std::uint64_t first) {
-  return floats ? floats + first : kNothing;
-}
-
-}  // namespace
-
 void add_owed(Queue, const EncodeInput& in, float part, const float* owed, const float* estimate, std::uint64_t count,
               float* values) {
-  float own[kDampedSpan];
-  for_each_block(count, kDampedSpan, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+  float own[kSpan];
+  for_each_block(count, kSpan, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     work_out(in, first, size, own);
     const float *const of_owed = floats_from(owed, first), *const of_estimate = floats_from(estimate, first);
     for (std::uint64_t i = 0; i < size; ++i) {
@@ -34,8 +20,8 @@ void add_owed(Queue, const EncodeInput& in, float part, const float* owed, const
 
 void keep_owed(Queue, const EncodeInput& in, const float* owed, const float* received, std::uint64_t count,
                float* next) {
-  float own[kDampedSpan];
-  for_each_block(count, kDampedSpan, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
+  float own[kSpan];
+  for_each_block(count, kSpan, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     work_out(in, first, size, own);
     const float* const of_owed = floats_from(owed, first);
     for (std::uint64_t i = 0; i < size; ++i) {

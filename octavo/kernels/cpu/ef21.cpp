@@ -5,25 +5,11 @@
 
 namespace octavo::cpu::OCTAVO_ISA {
 
-namespace {
-
-/// Elements that stay in L1 from one loop to the next.
-constexpr std::uint64_t kSpan = 1024;
-
-constexpr float kNoEstimates[kSpan] = {};
-
-/// The estimates from element `first` on, of a span.
-OCTAVO_INLINE const float* estimates_at(const float* estimate, std::uint64_t first) {
-  return estimate ? estimate + first : kNoEstimates;
-}
-
-}  // namespace
-
 void subtract_estimate(Queue, const EncodeInput& in, const float* estimate, std::uint64_t count, float* difference) {
   float values[kSpan];
   for_each_block(count, kSpan, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
     work_out(in, first, size, values);
-    const float* const before = estimates_at(estimate, first);
+    const float* const before = floats_from(estimate, first);
     for (std::uint64_t i = 0; i < size; ++i) difference[first + i] = rules::difference(values[i], before[i]);
   });
 }
@@ -33,7 +19,7 @@ void add_to_estimate(Queue, const float* sent, const float* estimate, std::uint6
   float values[kSpan];
   std::uint32_t largest = 0;
   for_each_block(count, kSpan, [&](std::uint64_t, std::uint64_t first, std::uint64_t size) {
-    const float* const before = estimates_at(estimate, first);
+    const float* const before = floats_from(estimate, first);
     for (std::uint64_t i = 0; i < size; ++i) {
       values[i] = rules::received_value(before[i], sent[first + i]);
       const std::uint32_t bits = rules::magnitude_bits(values[i]);

@@ -28,6 +28,16 @@ void work_out_prefetched(const EncodeInput& in, std::uint64_t first, std::uint64
 
 OCTAVO_INLINE std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
 
+/// Elements that stay in L1 from one loop to the next.
+inline constexpr std::uint64_t kSpan = 1024;
+
+inline constexpr float kZeros[kSpan] = {};
+
+/// The floats from element `first` on, of a span; null: zeros.
+OCTAVO_INLINE const float* floats_from(const float* floats, std::uint64_t first) {
+  return floats ? floats + first : kZeros;
+}
+
 /// Calls visit(block_index, first, count) for every block.
 template <class Visit>
 OCTAVO_INLINE void for_each_block(std::uint64_t count, std::uint64_t block, Visit visit) {
