@@ -58,7 +58,7 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   constexpr const char* kWhere = "optim.adamw";
   require_state(mean, parameter, kWhere, "mean");
   require_state(square, parameter, kWhere, "square");
-  require_shape(gradient, parameter, kWhere, "gradient");
+  require_like(gradient, parameter, kWhere, "gradient");
   const rules::AdamWStep rule = rule_of(options, step, square_step);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
@@ -91,7 +91,7 @@ void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor
 void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size, double decay) {
   constexpr const char* kWhere = "optim.frozen_adamw";
   require_state(mean, parameter, kWhere, "mean");
-  require_shape(update, parameter, kWhere, "update");
+  require_like(update, parameter, kWhere, "update");
   mean.copy_(update);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), m(mean, order);

@@ -7,7 +7,18 @@
 
 namespace octavo {
 
+namespace {
+
+void require_floating(const at::Tensor& parameter, const char* where) {
+  if (at::isFloatingType(parameter.scalar_type())) return;
+  fail(ErrorCode::invalid_argument, where, "expected a parameter of a floating dtype, got ",
+       toString(parameter.scalar_type()));
+}
+
+}  // namespace
+
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {
+  require_floating(parameter, where);
   if (state.scalar_type() == at::kFloat && state.sizes() == parameter.sizes() && state.device() == parameter.device()) {
     return;
   }
@@ -20,9 +31,15 @@ void require_length(std::size_t got, std::size_t parameters, const char* where, 
   fail(ErrorCode::invalid_argument, where, "expected as many ", what, " as parameters, ", parameters, ", got ", got);
 }
 
-void require_shape(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what) {
-  if (tensor.sizes() == parameter.sizes()) return;
-  fail(ErrorCode::invalid_argument, where, "expected ", what, " of ", parameter.sizes(), ", got ", tensor.sizes());
+void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what) {
+  require_floating(parameter, where);
+  if (at::isFloatingType(tensor.scalar_type()) && tensor.sizes() == parameter.sizes() &&
+      tensor.device() == parameter.device()) {
+    return;
+  }
+  fail(ErrorCode::invalid_argument, where, "expected ", what, " of a floating dtype, ", parameter.sizes(), " on ",
+       parameter.device().str(), ", got ", toString(tensor.scalar_type()), tensor.sizes(), " on ",
+       tensor.device().str());
 }
 
 at::Tensor order_of(const at::Tensor& parameter) {

@@ -12,12 +12,13 @@ namespace octavo {
 inline constexpr std::int64_t kGrainElements = 1 << 14;  // that a thread takes at least
 
 /// Throws Error invalid_argument, in the name of `where`, unless `state` is float32 of the parameter's shape and
-/// device.
+/// device, and the parameter of a floating dtype.
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what);
 /// Throws it unless a list has as many tensors as there are parameters.
 void require_length(std::size_t got, std::size_t parameters, const char* where, const char* what);
-/// Throws it unless `tensor`, of any dtype, has the parameter's shape.
-void require_shape(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what);
+/// Throws it unless `tensor` is of a floating dtype and of the parameter's shape and device, and the parameter of a
+/// floating dtype.
+void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what);
 
 /// The memory order that all flat tensors of a step share: the parameter's where it is dense.
 at::Tensor order_of(const at::Tensor& parameter);

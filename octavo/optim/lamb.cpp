@@ -95,7 +95,7 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   require_length(squares.size(), parameters.size(), kWhere, "squares");
   require_length(steps.size(), parameters.size(), kWhere, "steps");
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    require_shape(gradients[i], parameters[i], kWhere, "a gradient");
+    require_like(gradients[i], parameters[i], kWhere, "a gradient");
     require_state(means[i], parameters[i], kWhere, "a mean");
     require_state(squares[i], parameters[i], kWhere, "a square");
     if (parameters[i].device() != parameters[0].device()) {

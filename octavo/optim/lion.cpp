@@ -32,7 +32,7 @@ void lion_(const StepTensors& tensors, const LionOptions& options) {
 void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay) {
   constexpr const char* kWhere = "optim.sign_step";
   require_length(updates.size(), parameters.size(), kWhere, "updates");
-  for (std::size_t i = 0; i < parameters.size(); ++i) require_shape(updates[i], parameters[i], kWhere, "an update");
+  for (std::size_t i = 0; i < parameters.size(); ++i) require_like(updates[i], parameters[i], kWhere, "an update");
   const float decay = kept_by(lr, weight_decay), step_size = static_cast<float>(lr);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor order = order_of(parameters[i]);

@@ -26,8 +26,8 @@ OCTAVO_API rules::MomentumMix momentum_mix(double update_beta, double kept_beta,
 OCTAVO_API void lion_(const StepTensors& tensors, const LionOptions& options);
 
 /// The step of Lion for updates that are there already: every parameter loses lr*weight_decay of itself and lr times
-/// the sign of its update. The lists are of one length, an
-/// update has its parameter's shape. Throws Error invalid_argument otherwise, before any of them has changed.
+/// the sign of its update. The lists are of one length, an update has its parameter's shape, and all are of a floating
+/// dtype. Throws Error invalid_argument otherwise, before any of them has changed.
 OCTAVO_API void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay);
 
 /// rules::mix_momentum of `count` elements in memory of `device`: gradients in `values` become updates, and `next` the

@@ -228,6 +228,15 @@ void step_on_devices(const StepTensors& tensors, const std::vector<Moved>& all, 
   pager.finish();
 }
 
+/// Of what is one number for all parameters.
+void require_number(const std::optional<at::Tensor>& number, at::ScalarType dtype, c10::Device device,
+                    const char* where, const char* what) {
+  if (!number) return;
+  if (number->scalar_type() == dtype && number->dim() == 0 && number->device() == device) return;
+  fail(ErrorCode::invalid_argument, where, "expected ", what, "[] on ", device.str(), ", got ",
+       toString(number->scalar_type()), number->sizes(), " on ", number->device().str());
+}
+
 }  // namespace
 
 void require_valid(const StepTensors& tensors, bool has_square, const char* where) {
@@ -241,12 +250,15 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
   if (tensors.code_bits != 8 && tensors.code_bits != 4) {
     fail(ErrorCode::invalid_argument, where, "expected codes of 8 or 4 bits, got ", tensors.code_bits);
   }
+  if (count == 0) return;
+  const c10::Device device = tensors.parameters[0].device();
+  require_number(tensors.gradient_factor, at::kFloat, device, where, "a gradient factor as float32");
+  require_number(tensors.nonfinite, at::kInt, device, where, "a nonfinite flag as int32");
   for (std::size_t i = 0; i < count; ++i) {
     const at::Tensor& parameter = tensors.parameters[i];
     require_floats(parameter, parameter, {where, "parameter", i});
-    if (parameter.device() != tensors.parameters[0].device()) {
-      Named{where, "parameter", i}.refuse(c10::str("on ", tensors.parameters[0].device().str(), " as the first"),
-                                          parameter);
+    if (parameter.device() != device) {
+      Named{where, "parameter", i}.refuse(c10::str("on ", device.str(), " as the first"), parameter);
     }
     require_floats(tensors.gradients[i], parameter, {where, "gradient", i});
     require_state_of(tensors, i, tensors.means, tensors.mean_scales, where, "mean", "scales of mean");

@@ -38,10 +38,10 @@ void require_states(at::TensorList states, at::TensorList parameters, const char
   for (std::size_t i = 0; i < parameters.size(); ++i) require_state(states[i], parameters[i], where, one);
 }
 
-void require_shapes(at::TensorList tensors, at::TensorList parameters, const char* where, const char* one,
-                    const char* many) {
+void require_all_like(at::TensorList tensors, at::TensorList parameters, const char* where, const char* one,
+                      const char* many) {
   require_length(tensors.size(), parameters.size(), where, many);
-  for (std::size_t i = 0; i < parameters.size(); ++i) require_shape(tensors[i], parameters[i], where, one);
+  for (std::size_t i = 0; i < parameters.size(); ++i) require_like(tensors[i], parameters[i], where, one);
 }
 
 }  // namespace
@@ -66,7 +66,7 @@ void zero_one_variance_(at::Tensor& parameter, const at::Tensor& gradient, at::T
   require_state(momentum, parameter, kWhere, "a momentum");
   require_state(square, parameter, kWhere, "a square");
   require_state(preconditioner, parameter, kWhere, "a preconditioner");
-  require_shape(gradient, parameter, kWhere, "a gradient");
+  require_like(gradient, parameter, kWhere, "a gradient");
   if (options.update == 1) {
     momentum.zero_();
   } else {
@@ -83,9 +83,9 @@ void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::Te
                      at::TensorList anchors, at::TensorList momenta, at::TensorList updates, double beta,
                      const std::vector<double>& step_sizes) {
   constexpr const char* kWhere = "optim.zero_one_local";
-  require_shapes(gradients, parameters, kWhere, "a gradient", "gradients");
+  require_all_like(gradients, parameters, kWhere, "a gradient", "gradients");
   require_states(preconditioners, parameters, kWhere, "a preconditioner", "preconditioners");
-  require_shapes(anchors, parameters, kWhere, "an anchor", "anchors");
+  require_all_like(anchors, parameters, kWhere, "an anchor", "anchors");
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(step_sizes.size(), parameters.size(), kWhere, "step sizes");
@@ -107,7 +107,7 @@ void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::Te
 void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta, at::TensorList updates,
                     const std::vector<double>& decays, const std::vector<double>& totals) {
   constexpr const char* kWhere = "optim.zero_one_sync";
-  if (!anchors.empty()) require_shapes(anchors, parameters, kWhere, "an anchor", "anchors");
+  if (!anchors.empty()) require_all_like(anchors, parameters, kWhere, "an anchor", "anchors");
   require_states(momenta, parameters, kWhere, "a momentum", "momenta");
   require_states(updates, parameters, kWhere, "an update", "updates");
   require_length(decays.size(), parameters.size(), kWhere, "decays");

@@ -316,3 +316,33 @@ def test_a_clip_after_the_freeze_holds_back_what_the_gradient_brought(two_ranks)
     ):
         torch.testing.assert_close(unclipped, free, rtol=1e-3, atol=1e-3 * free.abs().max().item())
         assert (clipped - 0.5 * before).norm() < 0.2 * (free - 0.5 * before).norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_the_operators_refuse_what_is_no_floating_dtype(dtype):
+    ops, floats = torch.ops.octavo, torch.ones(4)
+    odd = torch.zeros(4, dtype=dtype)
+    for call in (
+        lambda p, g: ops.adamw_(p, g, torch.zeros(4), torch.zeros(4), 1, 1.5, 0.9, 0.99, 1e-8, 0.0),
+        lambda p, g: ops.frozen_adamw_(p, g, torch.zeros(4), 0.5, 0.0),
+        lambda p, g: ops.sign_step_([p], [g], 0.5, 0.0),
+    ):
+        for parameter, gradient in ((odd, floats), (floats, odd)):
+            with pytest.raises(ValueError, match=r"^\[optim\.\w+\] expected .* of a floating dtype"):
+                call(parameter, gradient)
+    assert not odd.any() and torch.equal(floats, torch.ones(4))
+
+
+def test_numbers_of_a_step_are_single_and_of_their_dtype():
+    def step(**numbers: torch.Tensor) -> None:
+        one = [torch.ones(4)]
+        lists = dict(parameters=one, gradients=[torch.ones(4)], momenta=[torch.zeros(4)], scales=[], tails=[])
+        torch.ops.octavo.lion_(**lists, lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.0, **numbers)
+
+    step(gradient_factor=torch.tensor(1.0), nonfinite=torch.tensor(0, dtype=torch.int32))
+    for factor in (torch.ones(1), torch.ones((), dtype=torch.float64)):
+        with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected a gradient factor as float32\[\] on cpu"):
+            step(gradient_factor=factor)
+    for flag in (torch.zeros(1, dtype=torch.int32), torch.tensor(0)):
+        with pytest.raises(ValueError, match=r"^\[optim\.lion\] expected a nonfinite flag as int32\[\] on cpu"):
+            step(nonfinite=flag)
