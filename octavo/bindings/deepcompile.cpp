@@ -11,9 +11,11 @@
 #include "octavo/bindings/bind.h"
 #include "octavo/bindings/seconds.h"
 #include "octavo/bindings/without_gil.h"
+#include "octavo/comm/schedule/gather_shards.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/parameter.h"
 #include "octavo/deepcompile/released.h"
+#include "octavo/kernels/error.h"
 
 namespace py = pybind11;
 
@@ -22,6 +24,18 @@ namespace octavo {
 namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+/// Of a plan that is a codec and nothing else; null: values travel as they are.
+CodecPtr codec_of_gather(const Plan& plan) {
+  if (plan.dense() && plan.rules.empty()) return nullptr;
+  if (plan.text() != plan.codec->text()) {
+    fail(ErrorCode::invalid_argument, "zero.initialize",
+         "parameters are gathered by a codec alone, such as int8, bf16 ", "or fp8, for all of them alike, got ",
+         plan.text());
+  }
+  GatherShards::require_fit(*plan.codec);
+  return plan.codec;
+}
 
 /// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
 /// `gradient_backend`: another connection, as of EngineOptions.
@@ -32,7 +46,7 @@ WithoutGilPtr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bu
   auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;
   options.plan = plan;
-  if (gather && !gather->dense()) options.gather_codec = gather->codec;
+  if (gather) options.gather_codec = codec_of_gather(*gather);
   options.deadline = milliseconds(deadline_s);
   options.symmetric_memory = symmetric_memory;
   options.paging = paging;

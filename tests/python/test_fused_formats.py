@@ -329,3 +329,16 @@ def test_exports_share_no_memory(make):
         assert save({name: tensor for name, tensor in flat.items() if isinstance(tensor, Tensor)})
     go_on(optimizer, range(2, 3))
     assert all(is_equal(a, b) for a, b in zip(exports, before, strict=True))
+
+
+def test_the_decay_of_a_loaded_state_is_that_of_the_optimizer():
+    decayed = torch.optim.AdamW([parameter := torch.nn.Parameter(torch.ones(8))], weight_decay=0.5)
+    parameter.grad = torch.ones(8)
+    decayed.step()
+    optimizer = Adam([torch.nn.Parameter(torch.ones(8))])
+    with pytest.raises(ValueError, match="expected the state of an Adam, got that of an AdamW"):
+        optimizer.load_state_dict(decayed.state_dict())
+    assert not optimizer.state
+    decayed.param_groups[0]["weight_decay"] = 0.0
+    optimizer.load_state_dict(decayed.state_dict())
+    assert optimizer.state

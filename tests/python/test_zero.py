@@ -231,6 +231,8 @@ def refusal(rank: int, what: str) -> str:
         config["seed"] = -1
     elif what == "half":
         config["accumulation_steps"] = 2.5
+    elif what.startswith("gather="):
+        config["gather"] = what.removeprefix("gather=")
     elif what == "gather":
         config = {"zero_stage": 2, "gather": "topk:0.01"}
     try:
@@ -260,6 +262,11 @@ def refusal(rank: int, what: str) -> str:
         ("seed", "ValueError: [zero.initialize] expected a seed as an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
         ("twice", "RuntimeError: [zero.backward] the last micro-batch of a step has been there"),
+        ("gather=int8+ef", "ValueError: [zero.initialize] parameters are gathered by a codec alone, such as int8"),
+        ("gather=powersgd:4", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
+        ("gather=auto", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
+        ("gather=int8;head.*=bf16", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
+        ("gather=bf16:lossless", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all"),
         ("backward", "RuntimeError: [zero.backward] call engine.backward(loss) in place of loss.backward()"),
     ],
 )

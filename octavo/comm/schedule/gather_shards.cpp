@@ -10,13 +10,16 @@
 
 namespace octavo {
 
+void GatherShards::require_fit(const Codec& codec) {
+  const CodecTraits& traits = codec.traits();
+  if (!traits.packs && !traits.leaves_unsent && traits.keeps_magnitude) return;
+  fail(ErrorCode::invalid_argument, "comm.gather_shards", "values are gathered by a codec that sends all of them in ",
+       "a fixed number of bytes, such as bf16, int8 or fp8, not by ", codec.text());
+}
+
 Contribution GatherShards::tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,
                                   Ownership ownership) {
-  const CodecTraits traits = codec.traits();
-  if (traits.packs || traits.leaves_unsent || !traits.keeps_magnitude) {
-    fail(ErrorCode::invalid_argument, "comm.gather_shards", "values are gathered by a codec that sends all of them in ",
-         "a fixed number of bytes, such as bf16, int8 or fp8, not by ", codec.text());
-  }
+  require_fit(codec);
   Contribution all{values, count, &codec, &codec};
   all.dtype = dtype;
   all.ownership = ownership;

@@ -20,8 +20,10 @@ class OCTAVO_API GatherShards {
   /// `device`: where the tensors lie.
   GatherShards(Wire& wire, c10::Device device) : wire_(wire), device_(device), codes_(wire, device) {}
 
-  /// `values`: [count] of `dtype`, of which the rank's own range is there. Throws Error invalid_argument for a codec of
-  /// which the size of a payload depends on the values, or which does not send all of them.
+  /// Throws Error invalid_argument for a codec of which the size of a payload depends on the values, or which does not
+  /// send all of them.
+  static void require_fit(const Codec& codec);
+  /// `values`: [count] of `dtype`, of which the rank's own range is there. Throws as require_fit().
   static Contribution tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,
                              Ownership ownership);
 

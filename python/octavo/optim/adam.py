@@ -38,6 +38,14 @@ class Adam(FusedOptimizer):
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         super().__init__(params, defaults, **without_inert(self, options))
 
+    def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+        """torch's Adam and AdamW say in their groups which of them they are; where nothing decays they are the same."""
+        is_decoupled = saved.get("decoupled_weight_decay", self._is_decay_decoupled)
+        is_alike = is_decoupled == self._is_decay_decoupled or not saved.get("weight_decay")
+        kinds = {True: "an AdamW", False: "an Adam"}
+        self._require(is_alike, f"the state of {kinds[self._is_decay_decoupled]}", f"that of {kinds[is_decoupled]}")
+        return super()._loaded(saved, own)
+
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         torch.ops.octavo.adam_(
             means=self._states(parameters, "exp_avg"),
