@@ -276,6 +276,13 @@ def test_clipping_is_torchs(max_norm):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
+def test_a_norm_that_is_none_is_refused(max_norm):
+    _, optimizer = run(AdamW, range(1))
+    with pytest.raises(ValueError, match="expected a max_norm of at least 0"):
+        optimizer.clip_grad_norm_(max_norm)
+
+
 def test_zero_grad_forgets_a_clip_that_no_step_took():
     """As a GradScaler's skipped step leaves one."""
     parameters, optimizer = run(AdamW, range(1))

@@ -227,6 +227,8 @@ def refusal(rank: int, what: str) -> str:
         model.blocks[0].wide.weight.data = model.blocks[0].wide.weight.data.t().contiguous().t()
     elif what == "ranks":
         config["plan"] = ("dense", "int8")[rank]
+    elif what == "joined":
+        optimizer = octavo.optim.Signum(model.parameters())
     elif what == "seed":
         config["seed"] = -1
     elif what == "half":
@@ -259,6 +261,7 @@ def refusal(rank: int, what: str) -> str:
         ("order", "ValueError: [zero.initialize] expected blocks.0.wide.weight real and in row-major order"),
         ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
         ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
+        ("joined", "ValueError: [zero.initialize] Signum decides what ranks send"),
         ("seed", "ValueError: [zero.initialize] expected a seed as an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
         ("twice", "RuntimeError: [zero.backward] the last micro-batch of a step has been there"),

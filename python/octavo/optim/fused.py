@@ -147,6 +147,7 @@ class FusedOptimizer(CheckedOptimizer):
         ``torch.nn.utils.clip_grad_norm_`` does but without a pass of its own over them: the step multiplies as it reads
         them, and ``grad`` stays as it is. Returns the norm that they have, on their device, which is not waited for.
         """
+        self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = gathered(norm)

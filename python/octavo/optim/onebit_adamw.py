@@ -162,6 +162,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         bits, calibrated by the steps of the warm-up that were clipped, and the clip holds back that part of the new
         momentum which this step's gradient brought.
         """
+        self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         if self._handle is None:
             norm = torch.nn.utils.get_total_norm(gradients)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from octavo.optim.joined import JoinedOptimizer
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
@@ -53,7 +55,13 @@ class OwnPart:
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-    """ValueError where the parameters that need a gradient cannot be shared out, or the optimizer lacks one."""
+    """ValueError where the parameters that need a gradient cannot be shared out, or the optimizer lacks one or sends
+    gradients by itself."""
+    if isinstance(optimizer, JoinedOptimizer):
+        raise ValueError(
+            f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
+            f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
+        )
     if not parameters:
         raise ValueError("[zero.initialize] the model has no parameter that requires a gradient")
     devices = {p.device for p in parameters.values()}
