@@ -72,7 +72,7 @@ class Rendezvous:
         while not (attempt.check(keys) and all(attempt.get(key).decode() == _HERE for key in keys)):
             if time.monotonic() > deadline:
                 self._store.set("open", "0")
-                raise self._timed_out(next(rank for rank, key in enumerate(keys) if not attempt.check([key])))
+                raise self._timed_out(self._absent(attempt))
             time.sleep(_POLL_S)
         attempt.set("all are here", "")
         return number
@@ -94,10 +94,18 @@ class Rendezvous:
         """Takes this rank out of the attempt that it joined; returns a rank that did not come to it."""
         if joined == 0:
             return 0
-        attempt, keys = self._attempt_store(joined), self._keys(0)
+        attempt = self._attempt_store(joined)
+        absent = self._absent(attempt)
+        attempt.set(self._keys(0)[self._rank], _LEFT)
+        return absent
+
+    def _absent(self, attempt: dist.Store) -> int:
+        """The first rank that did not come to the attempt; else one that has left it, else the one that leads it."""
+        keys = self._keys(0)
         missing = [rank for rank, key in enumerate(keys) if not attempt.check([key])]
-        attempt.set(keys[self._rank], _LEFT)
-        return missing[0] if missing else 0
+        if missing:
+            return missing[0]
+        return next((rank for rank, key in enumerate(keys) if attempt.get(key).decode() == _LEFT), 0)
 
     def _attempt_store(self, number: int) -> dist.Store:
         return dist.PrefixStore(f"attempt {number}", self._store)

@@ -68,6 +68,27 @@ def test_a_rank_that_does_not_come_is_named(missing):
     assert in_threads([meet(group, "x") for group in groups]) == [["x"] * 3] * 3
 
 
+def test_a_rank_that_came_and_left_is_named():
+    groups = groups_of(3)
+    left = threading.Event()
+
+    def leaves():
+        try:
+            meet(groups[1], "", 0.2)()
+        finally:
+            left.set()
+
+    def comes_later():
+        left.wait()
+        meet(groups[2], "", 0.2)()
+
+    errors = in_threads([meet(groups[0], "", 2.0), leaves, comes_later])
+    assert [type(error) for error in errors] == [TimeoutError] * 3
+    assert "rank 2 did not come" in str(errors[1])
+    assert "rank 1 did not come" in str(errors[0]) and "rank 1 did not come" in str(errors[2])
+    assert in_threads([meet(group, "x") for group in groups]) == [["x"] * 3] * 3
+
+
 def test_whoever_gives_up_just_as_another_comes_they_meet_the_next_time():
     groups = groups_of(2)
     for i in range(60):
