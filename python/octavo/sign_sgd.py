@@ -2,6 +2,8 @@
 """The parts of signSGD that the packbits document sketches, made to work. ``octavo.compress`` is the fast way to the
 same end: these classes are for loops that handle gradients themselves."""
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -42,8 +44,9 @@ class CompressedGradientAccumulator:
         """Adds the signs of ``model``'s gradients; a parameter without one does not vote."""
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                _add_bits(self.accumulated[name], packbits(parameter.grad, parameter.grad.numel(), self.rank))
-                self._passes[name] += 1
+                planes = self.accumulated.setdefault(name, [])  # it may have been frozen before
+                _add_bits(planes, packbits(parameter.grad, parameter.grad.numel(), self.rank))
+                self._passes[name] = self._passes.get(name, 0) + 1
 
     def get_accumulated(self, model: nn.Module, mean: bool = False) -> None:
         """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0.
@@ -52,7 +55,7 @@ class CompressedGradientAccumulator:
         """
         for name, parameter in model.named_parameters():
             if self._passes.get(name, 0):
-                signs = self._sum_of_signs(name, parameter.numel())
+                signs = self._sum_of_signs(name, parameter)
                 gradient = signs / self._passes[name] if mean else torch.sign(signs)
                 parameter.grad = gradient.view_as(parameter).to(parameter.dtype)
 
@@ -61,10 +64,10 @@ class CompressedGradientAccumulator:
             self.accumulated[name] = []
             self._passes[name] = 0
 
-    def _sum_of_signs(self, name: str, count: int) -> Tensor:
-        votes = torch.zeros(count, device=self.accumulated[name][0].device)
+    def _sum_of_signs(self, name: str, parameter: Tensor) -> Tensor:
+        votes = torch.zeros(parameter.numel(), device=parameter.device)
         for k, plane in enumerate(self.accumulated[name]):
-            votes += 2.0**k * (unpackbits(plane, count, self.rank) + 1) / 2
+            votes += 2.0**k * (unpackbits(plane, parameter.numel(), self.rank) + 1) / 2
         return 2 * votes - self._passes[name]
 
 
@@ -72,7 +75,9 @@ class ErrorFeedbackSignSGD:
     """Replaces gradients by their signs times their mean magnitude, averaged over the ranks, and feeds back the error.
 
     ``error_buffer[name]`` is what could not be sent: gradient + error before, less what was sent. (The document's
-    sketch subtracts from the gradient alone, which loses the error it had added.)
+    sketch subtracts from the gradient alone, which loses the error it had added.) Where any rank's values are not
+    finite, the average is not finite either, and the errors of all ranks stay as they were. A gradient that some ranks
+    lack is zero there; one that all lack stays None.
     """
 
     def __init__(self, model: nn.Module, rank: int = 0):
@@ -81,14 +86,20 @@ class ErrorFeedbackSignSGD:
 
     def compress_and_communicate(self, model: nn.Module) -> None:
         """Call it on all ranks, after backward; without a process group it works on this process alone."""
-        for name, parameter in model.named_parameters():
-            if parameter.grad is None:
-                continue
-            compensated = parameter.grad + self.error_buffer[name]
-            packed = packbits(compensated, compensated.numel(), self.rank)
-            scale = compensated.abs().mean().float().reshape(1)
+        parameters = dict(model.named_parameters())
+        for (name, parameter), is_sent in zip(parameters.items(), _have_gradients(parameters.values()), strict=True):
+            if is_sent:
+                self._replace_gradient(name, parameter)
+
+    def _replace_gradient(self, name: str, parameter: nn.Parameter) -> None:
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        error = self.error_buffer.get(name)
+        compensated = gradient if error is None else gradient + error
+        packed = packbits(compensated, compensated.numel(), self.rank)
+        scale = compensated.abs().mean().float().reshape(1)
+        parameter.grad = self._average(packed, scale, compensated)
+        if parameter.grad.isfinite().all():  # which all ranks find alike
             self.error_buffer[name] = compensated - self._decode(packed, scale, compensated)
-            parameter.grad = self._average(packed, scale, compensated)
 
     def _decode(self, packed: Tensor, scale: Tensor, like: Tensor) -> Tensor:
         return (unpackbits(packed, like.numel(), self.rank) * scale).view_as(like).to(like.dtype)
@@ -104,6 +115,16 @@ class ErrorFeedbackSignSGD:
         for other in messages:  # in rank order, so that every rank finds the same bits
             total += self._decode(other[:-4], other[-4:].clone().view(torch.float32), like)
         return total / len(messages)
+
+
+def _have_gradients(parameters: Collection[nn.Parameter]) -> list[bool]:
+    """Of each, whether any rank has a gradient of it: all ranks must make the same calls."""
+    here = [parameter.grad is not None for parameter in parameters]
+    if not (here and dist.is_initialized()):
+        return here
+    anywhere = torch.tensor(here, dtype=torch.uint8, device=next(iter(parameters)).device)
+    dist.all_reduce(anywhere, dist.ReduceOp.MAX)
+    return anywhere.bool().tolist()
 
 
 def _add_bits(planes: list[Tensor], carry: Tensor) -> None:
