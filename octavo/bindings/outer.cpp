@@ -20,11 +20,15 @@ namespace {
 
 using OuterTuples = std::vector<std::tuple<std::string, at::Tensor, bool>>;
 
-WithoutGilPtr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s, const Plan& plan,
-                                const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
+std::vector<OuterParameter> parameters_of(const OuterTuples& parameters) {
   std::vector<OuterParameter> all;
   for (const auto& [name, tensor, exempt] : parameters) all.push_back({name, tensor, exempt});
-  return make_without_gil<Outer>(backend, milliseconds(deadline_s), plan, std::move(all), options, seed);
+  return all;
+}
+
+WithoutGilPtr<Outer> make_outer(const c10::intrusive_ptr<c10d::Backend>& backend, double deadline_s, const Plan& plan,
+                                const OuterTuples& parameters, const OuterOptions& options, std::uint64_t seed) {
+  return make_without_gil<Outer>(backend, milliseconds(deadline_s), plan, parameters_of(parameters), options, seed);
 }
 
 py::list as_list(const std::vector<Outer::Skipped>& skipped) {
@@ -74,6 +78,12 @@ void bind_outer(py::module_& m) {
   py::class_<Outer, WithoutGilPtr<Outer>>(m, "Outer")
       .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
+      .def_static(
+          "require",
+          [](const Plan& plan, const OuterTuples& parameters, const OuterOptions& options) {
+            Outer::require(plan, parameters_of(parameters), options);
+          },
+          py::arg("plan"), py::arg("parameters"), py::arg("options"))
       .def("after_step", &skipped_by<&Outer::after_step>)
       .def("synchronize", &skipped_by<&Outer::synchronize>)
       .def_property_readonly("steps", &Outer::steps)

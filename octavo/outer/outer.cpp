@@ -94,14 +94,7 @@ std::map<std::string, at::Tensor> below(const std::string& prefix, const std::ma
 Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline, const Plan& plan,
              std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed)
     : parameters_(std::move(parameters)), options_(options), wire_(backend, deadline) {
-  require(options_);
-  require(parameters_);
-  require(plan, options_.mix);
-  std::vector<std::string> compressed;
-  for (const OuterParameter& parameter : parameters_) {
-    if (!parameter.exempt) compressed.push_back(parameter.name);
-  }
-  plan.require_rules_fit(compressed);
+  require(plan, parameters_, options_);
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     // each draws other bits; those of a model in one piece are those of the seed
@@ -115,6 +108,18 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
 }
 
 Outer::~Outer() = default;
+
+void Outer::require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options) {
+  octavo::require(options);
+  octavo::require(parameters);
+  octavo::require(plan, options.mix);
+  std::vector<std::string> compressed;
+  for (const OuterParameter& parameter : parameters) {
+    if (!parameter.exempt) compressed.push_back(parameter.name);
+  }
+  plan.require_rules_fit(compressed);
+  cut_into_fragments(parameters, options.fragments);
+}
 
 bool Outer::arrives(std::size_t fragment, std::uint64_t step) const {
   const std::uint64_t first = (fragment + 1) * options_.every / options_.fragments;
@@ -365,7 +370,7 @@ void Outer::load_with(const Tensors& own, const std::vector<Position>& positions
       before.push_back(compressor.residuals());
       load_residuals(f, compressor);
     }
-  } catch (const Error&) {
+  } catch (...) {
     for (std::size_t f = 0; f < before.size(); ++f) {
       rounds_[f].fragment->compressor().load_residuals(before[f]);
     }

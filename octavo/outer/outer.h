@@ -58,6 +58,9 @@ class OCTAVO_API Outer {
         std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed = 0);
   ~Outer();
 
+  /// What the constructor throws, for who has something to do before it.
+  static void require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options);
+
   /// A round that all ranks have skipped.
   struct Skipped {
     std::uint64_t fragment, round;

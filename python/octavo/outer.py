@@ -128,8 +128,10 @@ class Outer(Optimizer):
             "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
         }
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
+        outer_options = _C.OuterOptions(**options)
+        _C.Outer.require(self.plan, table, outer_options)  # before the model changes
         send_around(model, group)
-        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self.plan, table, _C.OuterOptions(**options), seed)
+        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self.plan, table, outer_options, seed)
         trouble = None if steps is None or self._rank else few_rounds(steps, every)
         if trouble:
             warnings.warn(f"[outer] {trouble}", stacklevel=2)
@@ -185,12 +187,12 @@ class Outer(Optimizer):
         ``state_dict`` may be called inside; ``step``, ``synchronize`` and ``load_state_dict`` raise RuntimeError."""
         self._require_own("at_anchor")
         self._own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
-        self._set_parameters(self._outer.anchors())
         try:
+            self._set_parameters(self._outer.anchors())
             yield
         finally:
-            self._set_parameters(self._own)
-            self._own = None
+            own, self._own = self._own, None
+            self._set_parameters(own)
 
     def _require_own(self, function: str) -> None:
         if self._own is not None:

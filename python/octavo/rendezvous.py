@@ -134,7 +134,10 @@ class Rendezvous:
 
 @torch.no_grad()
 def send_around(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Rank 0's parameters and buffers, as DistributedDataParallel does."""
+    """Rank 0's parameters and buffers, as DistributedDataParallel does; as bytes: Gloo sends not every dtype."""
     source = dist.get_global_rank(group, 0)
     for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(tensor.detach(), source, group=group)
+        flat = tensor.detach().reshape(-1)  # a view, or a copy of what lies apart
+        dist.broadcast(flat.view(torch.uint8), source, group=group)
+        if flat.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(flat.view(tensor.shape))

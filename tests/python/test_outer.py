@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -380,6 +381,44 @@ def test_ranks_that_differ_are_told(two_ranks):
     )
 
 
+def unlike_models_that_were_refused(rank: int) -> list[bool]:
+    kept = []
+    for options in (
+        dict(plan="sign-vote"),
+        dict(mix=1.5),
+        dict(every=4000, fragments=900),
+        dict(plan="int4;none*=int8"),
+    ):
+        model = Net(1.0 + rank)
+        refused = ""
+        try:
+            octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=30, **options)
+        except ValueError as error:
+            refused = str(error)
+        kept.append(bool(refused) and all(map(torch.equal, values_of(model), values_of(Net(1.0 + rank)))))
+    return kept
+
+
+def test_a_model_is_not_changed_where_arguments_are_refused(two_ranks):
+    assert two_ranks.run(unlike_models_that_were_refused) == [[True] * 4] * 2
+
+
+def buffers_of_any_dtype(rank: int) -> list[torch.Tensor]:
+    model = Net()
+    for i, dtype in enumerate((torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64)):
+        model.register_buffer(f"buffer{i}", torch.full((2, 3), rank + 1).to(dtype))
+    model.register_buffer("transposed", torch.full((2, 3), rank + 1, dtype=torch.int16).t())
+    model.register_buffer("number", torch.tensor(rank + 1, dtype=torch.int16))
+    train(rank, 0, model)
+    return [buffer.to(torch.complex64) for name, buffer in model.named_buffers() if name != "count"]
+
+
+def test_buffers_of_any_dtype_are_sent_around(two_ranks):
+    for buffers in two_ranks.run(buffers_of_any_dtype):
+        assert len(buffers) == 7
+        assert all(torch.equal(buffer, torch.ones_like(buffer)) for buffer in buffers)
+
+
 def test_a_model_that_averages_gradients_already_is_refused():
     with solo_world():
         wrapped = nn.parallel.DistributedDataParallel(Net())
@@ -436,6 +475,19 @@ def test_the_anchor_is_shown_and_left_again_and_a_synchronized_model_is_the_same
 
 
 # ---- state
+
+
+def test_an_anchor_that_cannot_be_set_leaves_the_ranks_own_parameters(monkeypatch):
+    with solo_world():
+        model, outer = train(0, 5, plan="dense", every=4)
+        own = values_of(model)
+        with monkeypatch.context() as patch:
+            anchors = {**outer._outer.anchors(), "last.weight": torch.zeros(2, 2)}
+            patch.setattr(outer, "_outer", SimpleNamespace(anchors=lambda: anchors))
+            with pytest.raises(RuntimeError, match="size"), outer.at_anchor():
+                pass
+        assert all(map(torch.equal, values_of(model), own))
+        outer.synchronize()
 
 
 def stats_while_a_round_travels(rank: int) -> bool:
@@ -637,3 +689,16 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         after = outer.state_dict()
         for part in ("shared", "own"):
             assert all(torch.equal(before[part][key], after[part][key]) for key in before[part])
+
+
+def test_a_state_that_fails_in_another_way_changes_nothing_either(tmp_path):
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters()), plan="powersgd:2+ef", every=4, fragments=2)
+        state = outer.state_dict()
+        key = next(f"fragment {f}" for f in (1,)) + "/residual/last.weight"
+        good = {**state["own"], "fragment 0/residual/first.weight": torch.ones(48 * 96, dtype=torch.bfloat16)}
+        bad = {**good, key: torch.zeros(96 * 50, dtype=torch.bfloat16).to_sparse()}
+        with pytest.raises((RuntimeError, ValueError)):
+            outer.load_state_dict({**state, "own": bad})
+        assert outer.state_dict()["own"].keys() == state["own"].keys()
