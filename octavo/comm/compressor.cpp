@@ -95,6 +95,7 @@ Compressor::~Compressor() = default;
 
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
+  if (std::exchange(was_loaded_, false)) forget_unused();
   settle();
   if (exchange_ == Exchange::planned) {
     if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());

@@ -148,10 +148,10 @@ class OCTAVO_API Compressor {
   void reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
 
   Plan plan() const;
-  /// From the next step on. What is remembered is kept from one plan to another with the same kind of feedback (and the
-  /// same linear map), else dropped; `auto` sends residuals. Throws Error invalid_argument where a rule fits no
-  /// parameter, for `auto` elsewhere than with DDP, or, while momenta are sent, for a plan that votes where they are
-  /// averaged, that keeps a momentum itself, or for `auto`.
+  /// From the next step on. What is remembered is kept by kind (state/state_store.h: Role), where the new plan has the
+  /// same, and of a linear map where that stays the same; else it is dropped. `auto` sends residuals. Throws Error
+  /// invalid_argument where a rule fits no parameter, for `auto` elsewhere than with DDP, or, while momenta are sent,
+  /// for a plan that votes where they are averaged, that keeps a momentum itself, or for `auto`.
   void set_plan(const Plan& plan);
 
   struct Momentum {
@@ -241,10 +241,12 @@ class OCTAVO_API Compressor {
   /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
   std::vector<ParameterStats> parameter_stats();
 
-  /// Residuals and own momenta by key, "worker/NAME", "owner/NAME", "own/NAME" and "momentum/NAME", where they were
-  /// last used. The tensors are this object's own: copy them before the next step.
+  /// All that is remembered by key, "worker/NAME", "momentum/NAME" and so on: "ROLE/NAME" of feedback_roles(),
+  /// kResidual, kMapMemory, kOwnMomentum and kOwnUpdate, where they were last used. The tensors are this object's own:
+  /// copy them before the next step.
   std::map<std::string, at::Tensor> residuals();
-  /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
+  /// What the plan in force at the next begin_step() does not use is dropped there. Throws Error invalid_argument for a
+  /// key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);
   /// The residuals of all ranks of another world, by old rank, redistributed over this one
   /// (state/redistribute.h). Throws as above.
@@ -272,6 +274,7 @@ class OCTAVO_API Compressor {
     const ParameterPlan* plan = nullptr;  // of plan_; under `auto` that of the bucket, from bucket to bucket
     std::uint64_t remembered_count = 0;  // elements of which this rank remembers something: its range on a host, or all
     std::shared_ptr<Memory> memory = {};
+    std::vector<Role> roles = {};  // of what may be kept of it under plan_
     Momentum momentum = {};
     bool keeps_momentum = false;     // of its own gradients
     at::Tensor preconditioner = {};  // of its own updates
@@ -289,6 +292,7 @@ class OCTAVO_API Compressor {
 
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
   void use(const Plan& plan);
+  void forget_unused();
   void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
   static void require_magnitudes(const Plan& plan, const char* where);
   static void require_fits_momenta(const Plan& plan, const char* where);
@@ -341,6 +345,7 @@ class OCTAVO_API Compressor {
   bool residuals_are_of_momenta_ = false;
   double beta_ = 0;
   OwnMomentum own_betas_ = {};
+  bool was_loaded_ = false;  // since the last begin_step()
   Sample sample_;
   float gradient_scale_ = 1.0F;
   float owed_share_ = 1.0F;

@@ -105,20 +105,24 @@ void Compressor::use(const Plan& plan) {
     const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
     parameter.packed = {};
     parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
-    std::vector<Role> kept;
-    if (remembers) kept = feedback->roles();
-    if (is_mapped && same_map) kept.insert(kept.end(), {kResidual, kMapMemory});
-    kept.insert(kept.end(), {kOwnMomentum, kOwnUpdate});
-    state_.clear(i, kept);
-    if (now->over_hits) continue;
-    for (const Role& role : {kOwnResidual, kPackedOwedToOwn}) {
-      state_.at(i, role).clear();  // own values are no longer sent as codes
+    parameter.roles = {kOwnMomentum, kOwnUpdate};
+    for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
+      const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
+      if (now->over_hits || !is_of_own) parameter.roles.push_back(role);  // else own values are not sent as codes
     }
+    if (is_mapped && !same_map) state_.clear(i, parameter.roles);
+    if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
   }
+  forget_unused();
   auto_.reset();
   if (plan_->choices && world_size() > 1) {
     auto_.emplace(plan_->choices->size(), [this](std::vector<std::int64_t>& numbers) { tell(numbers); });
   }
+}
+
+/// What the plan would not change: under a later one it would be added to gradients of another time.
+void Compressor::forget_unused() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, parameters_[i].roles);
 }
 
 /// Between hosts ranks exchange ranges of their hosts' means.
@@ -368,6 +372,7 @@ std::map<std::string, at::Tensor> Compressor::residuals() {
 void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
   const std::lock_guard lock(mutex_);
   settle();
+  was_loaded_ = true;
   state_.load(residuals);
   residuals_are_of_momenta_ = of_momenta;
 }
@@ -375,6 +380,7 @@ void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residua
 void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
   settle();
+  was_loaded_ = true;
   state_.load_world(world);
   residuals_are_of_momenta_ = of_momenta;
 }

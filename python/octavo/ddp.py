@@ -155,7 +155,8 @@ class Handle:
         world of one rank, which sends nothing. The seed becomes the one that was saved. Where FSDP2 shards the model
         and has replicas, ranks are replicas of a shard: their number may change, that of the shards may not; with
         ``ranks_per_host`` the number of hosts may. The plan stays this handle's own, with a warning where another was
-        saved. ValueError where a state does not fit; nothing changes then.
+        saved; what the plan of the next step does not use is dropped there. ValueError where a state does not fit;
+        nothing changes then.
         """
         states = [state] if isinstance(state, Mapping) else list(state)
         if not states or not all(isinstance(one, Mapping) for one in states):

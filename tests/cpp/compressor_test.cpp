@@ -162,6 +162,29 @@ TEST(Compressor, StateSavedAndLoadedGoesOnWithTheSameBits) {
 
 TEST(Compressor, ABadStateIsRefusedAndNothingChanges) {
   constexpr std::int64_t kHalf = kCount / 2;  // what a rank of two sends, and what it owns
+/// Or it would be added to gradients of a later time, when a plan with feedback is back.
+TEST(Compressor, WhatThePlanDoesNotUseOfALoadedStateIsGoneWithTheNextStep) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Compressor original = make(backend, "int4+ef");
+    original.begin_step();
+    original.reduce(bucket_of(rank, 0), kSlots);
+    const auto saved = copy(original.residuals());
+    ASSERT_EQ(saved.size(), 2U);
+
+    for (const char* plan : {"dense", "int4", "delta+int4", "powersgd:2+ef"}) {
+      Compressor other = make(backend, plan);
+      other.load_residuals(saved);
+      other.begin_step();
+      EXPECT_TRUE(other.residuals().empty()) << plan;
+    }
+    Compressor at_once = make(backend, "dense");
+    at_once.load_residuals(saved);
+    at_once.set_plan(Plan::parse("int4+ef"));
+    at_once.begin_step();
+    expect_equal(at_once.residuals(), saved);
+  });
+}
+
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign+ef");
     compressor.load_residuals({{"worker/weight", at::ones({kHalf}, at::kBFloat16)}});

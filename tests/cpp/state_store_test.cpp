@@ -107,6 +107,29 @@ TEST(StateStore, IsRedistributedOverAnotherWorld) {
   EXPECT_TRUE(at::equal(all.narrow(0, 128, 72), at::full({72}, 2, at::kBFloat16)));
 }
 
+/// Both ends of an estimate must have the same: where a rank's part is lost, both begin anew.
+TEST(StateStore, EstimatesThatAreNotWholeAreLeftOut) {
+  constexpr Role kTheirs = {"received", Extent::received_estimates, at::kFloat},
+                 kOurs = {"estimate", Extent::sent_estimate, at::kFloat};
+  std::vector<std::map<std::string, at::Tensor>> world(3);
+  for (int rank = 0; rank < 3; ++rank) {  // rank 2 owns nothing
+    const Sent sent = sent_part(200, rank, 3);
+    auto& of_rank = world[static_cast<std::size_t>(rank)];
+    of_rank["estimate/a"] = at::full({static_cast<std::int64_t>(sent.count)}, 2.0F);
+    if (sent.own.count > 0) of_rank["received/a"] = at::full({2 * static_cast<std::int64_t>(sent.own.count)}, 2.0F);
+    of_rank["owned/a"] = at::full({static_cast<std::int64_t>(sent.own.count)}, 1, at::kBFloat16);
+  }
+  StateStore state{kParameters, {kTheirs, kOurs, kOwned}, 0, 2};
+  state.load_world(world);
+  EXPECT_EQ(state.save().size(), 3U);
+  EXPECT_TRUE(at::equal(state.save().at("estimate/a"), at::full({72}, 2.0F)));
+  EXPECT_TRUE(at::equal(state.save().at("received/a"), at::full({128}, 2.0F)));
+  world[1].clear();
+  state.load_world(world);
+  EXPECT_EQ(state.save().size(), 1U);
+  EXPECT_EQ(state.save().count("owned/a"), 1U);
+}
+
 }  // namespace
 
 }  // namespace octavo

@@ -58,8 +58,8 @@ std::vector<Role> feedback_roles() {
   for (const auto& roles : {Ef14().roles(), Ef14(1, Ef14::Kept::in_8_bits).roles(), Ef21().roles(), Dgc().roles(),
                             EControl().roles(), FetchSgd().roles(), Loco().roles()}) {
     for (const Role& role : roles) {
-      const auto same = [&](const Role& other) { return std::string_view(other.name) == role.name; };
-      if (std::none_of(all.begin(), all.end(), same)) all.push_back(role);
+      const auto is_it = [&](const Role& other) { return is_same(other, role); };
+      if (std::none_of(all.begin(), all.end(), is_it)) all.push_back(role);
     }
   }
   return all;

@@ -25,6 +25,11 @@ enum class Extent;
 std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size,
                        Ownership ownership = Ownership::even());
 
+/// Whether what the ranks kept serves a new world. Of estimates every part must be there, where there are elements of
+/// it: without one, senders and owners would have other means.
+bool is_usable(Extent extent, const std::vector<at::Tensor>& kept, std::uint64_t count,
+               Ownership ownership = Ownership::even());
+
 /// What rank `rank` of `world_size` has to keep: [count_of()] of the dtype of `kept`. `kept[r]`: what rank r of the old
 /// world, of kept.size() ranks, kept; undefined where it kept nothing, as in a world of one rank, in which nothing is
 /// sent; what was owed is then lost. Not all are undefined.

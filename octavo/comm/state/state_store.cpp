@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 
 #include "octavo/comm/state/packed.h"
@@ -28,7 +27,7 @@ StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> 
 
 Versioned& StateStore::at(std::size_t parameter, const Role& role) {
   for (std::size_t i = 0; i < roles_.size(); ++i) {
-    if (std::string_view(roles_[i].name) == role.name) return tensors_[parameter][i];
+    if (is_same(roles_[i], role)) return tensors_[parameter][i];
   }
   fail(ErrorCode::internal, "comm.state_store", "there is no role ", role.name);
 }
@@ -59,8 +58,8 @@ void StateStore::clear() {
 
 void StateStore::clear(std::size_t parameter, const std::vector<Role>& kept) {
   for (std::size_t r = 0; r < roles_.size(); ++r) {
-    const auto same = [&](const Role& role) { return std::string_view(role.name) == roles_[r].name; };
-    if (std::none_of(kept.begin(), kept.end(), same)) tensors_[parameter][r].clear();
+    const auto is_it = [&](const Role& role) { return is_same(role, roles_[r]); };
+    if (std::none_of(kept.begin(), kept.end(), is_it)) tensors_[parameter][r].clear();
   }
 }
 
@@ -104,6 +103,7 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
       require(parts[old_rank], key, place, static_cast<int>(old_rank), static_cast<int>(parts.size()));
     }
     const ParameterInfo& info = parameters_[place.parameter];
+    if (!is_usable(roles_[place.role].extent, parts, info.count, info.ownership)) continue;
     ours[key] = redistribute(roles_[place.role].extent, parts, info.count, rank_, world_size_, info.ownership);
   }
   load(ours);

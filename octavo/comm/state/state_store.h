@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "octavo/comm/layout.h"
@@ -34,6 +35,9 @@ struct Role {
   at::ScalarType dtype;       // kByte: in 8 bits (packed.h)
   bool lives_unsent = false;  // is committed too where the step sent nothing of the parameter
 };
+
+/// Names tell roles apart.
+inline bool is_same(const Role& a, const Role& b) { return std::string_view(a.name) == b.name; }
 
 // Of a linear map with error feedback, what its images leave over of all elements, and what the map itself remembers.
 inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
@@ -72,7 +76,8 @@ class OCTAVO_API StateStore {
   /// Replaces everything. Throws Error invalid_argument for a key, a dtype or a size that this model does not have; the
   /// state is then unchanged.
   void load(const std::map<std::string, at::Tensor>& tensors);
-  /// The same from the tensors of all ranks of another world, by old rank, redistributed over this one.
+  /// The same from the tensors of all ranks of another world, by old rank, redistributed over this one. Estimates of
+  /// which a rank's part is missing are left out: both ends of them must begin with the same, and begin with zero.
   void load_world(const std::vector<std::map<std::string, at::Tensor>>& world);
 
   /// The parameter of that name. Throws Error invalid_argument, in the name of `where`, where there is none.
