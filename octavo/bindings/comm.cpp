@@ -422,6 +422,7 @@ void bind_compressor(py::module_& m) {
           },
           py::arg("group"), py::arg("output"), py::arg("input"), py::arg("op"), py::arg("world_size"))
       .def("all_reduce", &FsdpHook::all_reduce, no_gil);
+  m.def("rows_of", [](const std::vector<std::int64_t>& sizes) { return rows_of(sizes); });
   m.def("require_kernels", [](const at::Tensor& tensor) { kernels_for(tensor.device()); });
   m.def(
       "all_reduce",

@@ -56,6 +56,9 @@ struct CodecTraits {
   bool leaves_unsent = false;      // most values, which decode to 0
   bool needs_estimate = false;     // encode() needs EncodeInput::estimate, so a feedback that keeps one
   bool draws_places = false;  // which values are sent is drawn from PayloadPart::key, by each such codec its own way
+
+  /// Whether each value comes as it is.
+  bool is_exact() const { return !leaves_error && keeps_magnitude && learnt_share == 1.0F; }
 };
 
 /// A way to encode floats. Objects are immutable, and several threads may work on the parts of one payload. The bytes

@@ -3,9 +3,12 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "octavo/comm/schedule/linear_sum.h"
+#include "octavo/comm/tell_all.h"
 #include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
@@ -57,10 +60,37 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) 
 
 Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
   const auto count = static_cast<std::uint64_t>(tensor.numel());
-  const std::uint64_t rows = tensor.dim() > 1 && count > 0 ? static_cast<std::uint64_t>(tensor.size(0)) : 1;
+  const std::uint64_t rows = rows_of(tensor.sizes());
   const Matrix shape = {rows, count / rows};
   if (!plan.map || plan.map->image_sizes(shape, kOnlyStep).empty()) return {};
   return {plan.map.get(), shape, kOnlyStep};
+}
+
+/// Drawn from alike on all ranks.
+std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
+  std::uint64_t key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
+  if (plan.down) key = rules::derive_key(key, plan.down->fingerprint());
+  if (plan.over_hits) key = rules::derive_key(key, 1);
+  return rules::seeded_key(key, seed);
+}
+
+/// Of all on which the ranks must agree. Of the dtype where it is what travels.
+std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
+  std::uint64_t digest = rules::derive_key(key, static_cast<std::uint64_t>(op));
+  if (plan.dense()) digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
+  digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.numel()));
+  return rules::derive_key(digest, rows_of(tensor.sizes()));
+}
+
+/// Before anything is sent: messages of other sizes than they expect would end the ranks' processes (Wire::room_for),
+/// and an average is as large as a sum.
+void require_same(Wire& wire, std::uint64_t digest) {
+  const std::vector<std::uint64_t> told = tell_all(wire, digest);
+  const auto other = std::ranges::find_if(told, [&](std::uint64_t one) { return one != digest; });
+  if (other == told.end()) return;
+  fail(ErrorCode::communication, "comm.all_reduce", "rank ", wire.rank(), " and rank ", other - told.begin(),
+       " call it with tensors of other sizes, or with another plan, operation, seed or number of the call: let all ",
+       "ranks make the same calls in the same order");
 }
 
 }  // namespace
@@ -70,26 +100,24 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   require_reducible(result, plan, op);
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), deadline);
-  const double weight = op == ReduceOp::average ? 1.0 / wire.world_size() : 1.0;
+  const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
+  const std::uint64_t key = key_of(plan, call, seed), digest = digest_of(key, plan, tensor, op);
+  require_same(wire, digest);
   if (plan.dense()) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
     wire.all_reduce(values);
-    result.copy_(values.mul_(weight));
+    result.copy_(values.mul_(1.0 / divisor));
     return wait_for_current_stream(result.device());
   }
   at::Tensor values = tensor.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true).contiguous();
   PhaseSeconds seconds;
   const auto [up, down] = plan.at(kOnlyStep);
   Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), up, down};
-  all.shared_key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
-  if (plan.down) all.shared_key = rules::derive_key(all.shared_key, plan.down->fingerprint());
-  if (plan.over_hits) all.shared_key = rules::derive_key(all.shared_key, 1);
   all.over_hits = plan.over_hits;
-  all.shared_key = rules::seeded_key(all.shared_key, seed);
-  all.rounding_key = rules::derive_key(all.shared_key, static_cast<std::uint64_t>(wire.rank()));
-  const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
+  all.shared_key = key;
+  all.rounding_key = rules::derive_key(key, static_cast<std::uint64_t>(wire.rank()));
   all.mapping = mapping(plan, tensor);
-  LinearSum(wire, seconds, tensor.device()).run({values, {all}, divisor, all.shared_key});
+  LinearSum(wire, seconds, tensor.device()).run({values, {all}, divisor, digest});
   result.copy_(values);
   wait_for_current_stream(result.device());
 }

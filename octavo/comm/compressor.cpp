@@ -25,15 +25,6 @@ namespace octavo {
 
 namespace {
 
-/// The address at which kernels of the device read a momentum.
-const float* readable_on(c10::Device device, const at::Tensor& momentum) {
-  if (momentum.device() != device && !(device.is_cpu() && has_host_alias(momentum.device()))) {
-    fail(ErrorCode::invalid_argument, "comm.compressor", "momenta must be on the gradients' device: gradients are on ",
-         device.str(), ", a momentum on ", momentum.device().str());
-  }
-  return momentum.const_data_ptr<float>();
-}
-
 /// The codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are that in half of it.
 const Codec* without_loss(const Contribution& tensor) {
   const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == Memory::none();
@@ -95,7 +86,6 @@ Compressor::~Compressor() = default;
 
 void Compressor::begin_step() {
   const std::lock_guard lock(mutex_);
-  if (std::exchange(was_loaded_, false)) forget_unused();
   settle();
   if (exchange_ == Exchange::planned) {
     if (auto_) auto_->begin_step(std::chrono::duration<double>(last_done_ - first_ready_).count());
@@ -105,6 +95,7 @@ void Compressor::begin_step() {
     for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
   }
   residuals_are_of_momenta_ = in_momentum_phase_;
+  if (std::exchange(was_loaded_, false)) forget_unused();
   measures_ = std::exchange(measures_next_, false);
   for (Parameter& parameter : parameters_) {
     parameter.power = 0;
@@ -192,6 +183,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
     mix_own_momenta(*job);
     add_own_updates(*job);
   }
+  expect_any_plan(job->slots);
   job->schedule = take_schedule(*job);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
@@ -313,6 +305,17 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
   if (collective_ != Collective::reduce_scatter) return bucket;
   const std::int64_t part = bucket.numel() / wire_->world_size();
   return bucket.narrow(0, wire_->rank() * part, part);
+}
+
+/// Room for what another rank sends of a bucket by whatever plan, so that one by another plan is told so.
+void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
+  constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double);
+  std::uint64_t values = 0;
+  for (const Slot& slot : slots) {
+    const ParameterInfo& info = parameters_[slot.parameter].info;
+    values += info.ownership.share(info.count, wire_->world_size());
+  }
+  wire_->expect(kLongestHeader + sizeof(float) * slots.size() + kLongestValue * values);
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {
@@ -445,8 +448,8 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   tensor.owner_keeps_sum = scatters();
   tensor.ownership = parameter.info.ownership;
   if (parameter.momentum.mean.defined()) {
-    tensor.momentum = readable_on(device, parameter.momentum.mean);
-    tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner);
+    tensor.momentum = readable_on(device, parameter.momentum.mean, "a momentum");
+    tensor.preconditioner = readable_on(device, parameter.momentum.preconditioner, "a preconditioner");
     tensor.gradient_weight = static_cast<float>(1.0 - beta_);
     tensor.momentum_weight = static_cast<float>(beta_);
   }

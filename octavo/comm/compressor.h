@@ -118,7 +118,7 @@ class OCTAVO_API Compressor {
   class Job {
     friend class Compressor;
     at::Tensor bucket;  // real numbers
-    at::Tensor values;  // the bucket in float32; undefined where it is sparse
+    at::Tensor values;  // what schedules read and write: the bucket, or a copy in float32; undefined where it is sparse
     std::vector<Slot> slots;
     std::shared_ptr<const Plan> plan;  // keeps the codecs
     double divisor = 1;
@@ -301,6 +301,7 @@ class OCTAVO_API Compressor {
   void begin_momentum_phase();
   void require_whole_gradients(const char* where) const;
   static void require_momentum_of(const Parameter& parameter, const at::Tensor& tensor, const char* where);
+  static const float* readable_on(c10::Device device, const at::Tensor& tensor, const char* what);
   void mix_own_momenta(const Job& job);
   void add_own_updates(const Job& job);
   void keep_averages(const Job& job);
@@ -324,6 +325,7 @@ class OCTAVO_API Compressor {
   void measure(Job& job);
   std::uint64_t wire_bytes(const Parameter& parameter) const;
   std::vector<Contribution> contributions(const Job& job);
+  void expect_any_plan(const std::vector<Slot>& slots);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
   std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
   std::unique_ptr<Schedule> take_schedule(const Job& job);
@@ -343,9 +345,9 @@ class OCTAVO_API Compressor {
   StateStore state_;
   bool in_momentum_phase_ = false;  // some parameter sends a momentum
   bool residuals_are_of_momenta_ = false;
+  bool was_loaded_ = false;  // since the last begin_step()
   double beta_ = 0;
   OwnMomentum own_betas_ = {};
-  bool was_loaded_ = false;  // since the last begin_step()
   Sample sample_;
   float gradient_scale_ = 1.0F;
   float owed_share_ = 1.0F;

@@ -302,8 +302,7 @@ CompressorStats Compressor::stats() {
 
 /// Of a payload that a ring sends for the same result.
 std::uint64_t Compressor::ring_bytes(std::uint64_t payload_bytes) const {
-  const auto ranks = static_cast<std::uint64_t>(all_ranks());
-  return 2 * payload_bytes * (ranks - 1) / ranks / (scatters() ? 2 : 1);
+  return octavo::ring_bytes(payload_bytes, all_ranks()) / (scatters() ? 2 : 1);
 }
 
 std::optional<AutoStats> Compressor::auto_stats() const {
@@ -372,16 +371,16 @@ std::map<std::string, at::Tensor> Compressor::residuals() {
 void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
   const std::lock_guard lock(mutex_);
   settle();
-  was_loaded_ = true;
   state_.load(residuals);
+  was_loaded_ = true;
   residuals_are_of_momenta_ = of_momenta;
 }
 
 void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
   settle();
-  was_loaded_ = true;
   state_.load_world(world);
+  was_loaded_ = true;
   residuals_are_of_momenta_ = of_momenta;
 }
 

@@ -11,16 +11,15 @@
 
 namespace octavo {
 
-namespace {
-
-/// Where kernels of `device` read and write memory of `home`.
-void require_reachable(c10::Device device, c10::Device home) {
-  if (home == device || (device.is_cpu() && has_host_alias(home))) return;
-  fail(ErrorCode::invalid_argument, "comm.compressor", "preconditioners must be on the gradients' device: gradients ",
-       "are on ", device.str(), ", a preconditioner on ", home.str());
+/// The address at which kernels of the device read one of the optimizer's tensors.
+const float* Compressor::readable_on(c10::Device device, const at::Tensor& tensor, const char* what) {
+  const c10::Device home = tensor.device();
+  if (home != device && !(device.is_cpu() && has_host_alias(home))) {
+    fail(ErrorCode::invalid_argument, "comm.compressor", what, " must be on the gradients' device: gradients are on ",
+         device.str(), ", it is on ", home.str());
+  }
+  return tensor.const_data_ptr<float>();
 }
-
-}  // namespace
 
 void Compressor::keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta) {
   constexpr const char* kWhere = "comm.keep_own_updates";
@@ -88,12 +87,11 @@ void Compressor::add_own_updates(const Job& job) {
     const Parameter& parameter = parameters_[slot.parameter];
     if (!parameter.keeps_updates()) continue;
     const c10::Device device = job.values.device();
-    require_reachable(device, parameter.preconditioner.device());
+    const float* const preconditioner = readable_on(device, parameter.preconditioner, "a preconditioner");
     const OwnUpdate own = own_update(slot.parameter);
     zero_one_send(device, zero_one_step(own_betas_.kept_beta, parameter.step_size, job.gradient_scale),
-                  parameter.info.count, job.values.mutable_data_ptr<float>() + slot.offset,
-                  parameter.preconditioner.const_data_ptr<float>(), own.momentum.const_data_ptr<float>(),
-                  own.update.const_data_ptr<float>());
+                  parameter.info.count, job.values.mutable_data_ptr<float>() + slot.offset, preconditioner,
+                  own.momentum.const_data_ptr<float>(), own.update.const_data_ptr<float>());
   }
 }
 

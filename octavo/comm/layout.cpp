@@ -11,6 +11,11 @@ std::uint64_t Ownership::share(std::uint64_t count, int world_size) const {
   return (equal + unit - 1) / unit * unit;
 }
 
+std::uint64_t rows_of(std::span<const std::int64_t> sizes) {
+  const bool is_empty = std::ranges::find(sizes, 0) != sizes.end();
+  return sizes.size() > 1 && !is_empty ? static_cast<std::uint64_t>(sizes.front()) : 1;
+}
+
 Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership) {
   const std::uint64_t share = ownership.share(count, world_size);
   const std::uint64_t first = std::min(count, share * static_cast<std::uint64_t>(rank));

@@ -42,6 +42,9 @@ struct ParameterInfo {
   Ownership ownership = Ownership::even();
 };
 
+/// Of a tensor of these sizes as a matrix (ParameterInfo::rows); 1 where it has one dimension or no elements.
+OCTAVO_API std::uint64_t rows_of(std::span<const std::int64_t> sizes);
+
 /// The range of a tensor of `count` elements that `rank` of `world_size` owns.
 OCTAVO_API Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership = Ownership::even());
 

@@ -41,6 +41,11 @@ std::vector<std::int64_t> splits(std::span<const std::uint64_t> bytes) { return 
 
 }  // namespace
 
+std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks) {
+  const auto world = static_cast<std::uint64_t>(ranks);
+  return 2 * payload_bytes * (world - 1) / world;
+}
+
 Transfer::Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline,
                    std::vector<std::uint8_t*> from)
     : work_(std::move(work)), from_(std::move(from)), rank_(rank), deadline_(deadline) {}
@@ -105,7 +110,7 @@ Transfer Wire::exchange_in_place(const at::Tensor& send, std::span<const Parcel>
 }
 
 Transfer Wire::start_all_reduce(at::Tensor& tensor) {
-  sent_bytes_ += ring_bytes(tensor.nbytes());
+  sent_bytes_ += ring_bytes(tensor.nbytes(), world_size_);
   std::vector<at::Tensor> tensors = {tensor};
   c10d::AllreduceOptions options;
   options.timeout = deadline_;
@@ -113,16 +118,11 @@ Transfer Wire::start_all_reduce(at::Tensor& tensor) {
 }
 
 Transfer Wire::start_reduce_scatter(at::Tensor& output, at::Tensor& input) {
-  sent_bytes_ += ring_bytes(input.nbytes()) / 2;
+  sent_bytes_ += ring_bytes(input.nbytes(), world_size_) / 2;
   c10d::ReduceScatterOptions options;
   options.timeout = deadline_;
   return guarded(rank_, deadline_,
                  [&] { return Transfer(backend_->_reduce_scatter_base(output, input, options), rank_, deadline_); });
-}
-
-std::uint64_t Wire::ring_bytes(std::uint64_t payload_bytes) const {
-  const auto world = static_cast<std::uint64_t>(world_size_);
-  return 2 * payload_bytes * (world - 1) / world;
 }
 
 }  // namespace octavo

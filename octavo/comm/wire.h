@@ -24,6 +24,9 @@ struct Parcel;
 class Posting;
 class SharedBackend;
 
+/// Bytes that a rank sends in a ring all-reduce of `payload_bytes` over so many ranks.
+OCTAVO_API std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks);
+
 /// A transfer under way. wait() blocks until it is done; it throws what Wire throws, and must be called.
 class OCTAVO_API Transfer {
  public:
@@ -59,7 +62,7 @@ class OCTAVO_API Transfer {
 /// where a peer fails (the process group must then be rebuilt), timeout after the deadline.
 class OCTAVO_API Wire {
  public:
-  /// `longest_message`: that a rank sends to another one, whatever it does; 0: not known.
+  /// `longest_message`: that a rank sends to another one, whatever it does; 0: not known (expect()).
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
        std::uint64_t longest_message = 0);
   ~Wire();
@@ -74,6 +77,8 @@ class OCTAVO_API Wire {
   [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 
+  /// From now on a rank may send another one that many bytes in a message, though it should send fewer.
+  void expect(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
   /// What to receive a message of `bytes` bytes with, so that who sends another one is found by what it begins with:
   /// Gloo ends the process of who receives more than it has room for, and is content with less.
   std::uint64_t room_for(std::uint64_t bytes) const { return bytes < longest_message_ ? longest_message_ : bytes; }
@@ -99,8 +104,6 @@ class OCTAVO_API Wire {
   /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends,
   /// a reduce-scatter as half of that.
   std::uint64_t sent_bytes() const { return sent_bytes_; }
-  /// Bytes that a rank sends in a ring all-reduce of `payload_bytes`.
-  std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
 
  private:
   c10::intrusive_ptr<c10d::Backend> backend_;

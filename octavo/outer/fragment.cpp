@@ -16,10 +16,6 @@ namespace octavo {
 
 namespace {
 
-std::uint64_t rows_of(const at::Tensor& tensor) {
-  return tensor.dim() > 1 && tensor.numel() > 0 ? static_cast<std::uint64_t>(tensor.size(0)) : 1;
-}
-
 std::uint64_t count_of(const at::Tensor& tensor) { return static_cast<std::uint64_t>(tensor.numel()); }
 
 std::vector<ParameterInfo> infos_of(const std::vector<OuterParameter>& parameters,
@@ -46,7 +42,7 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
   const auto begin_of = [&](std::uint64_t fragment) { return (fragment * total + count - 1) / count; };
   std::vector<std::vector<FragmentPart>> fragments(count);
   for (std::size_t p = 0; p < parameters.size(); ++p) {
-    const std::uint64_t rows = rows_of(parameters[p].tensor), row = count_of(parameters[p].tensor) / rows;
+    const std::uint64_t rows = rows_of(parameters[p].tensor.sizes()), row = count_of(parameters[p].tensor) / rows;
     const auto first_row_in = [&](std::uint64_t fragment) {
       const std::uint64_t begin = begin_of(fragment);
       return begin <= before || row == 0 ? 0 : std::min(rows, (begin - before + row - 1) / row);
@@ -166,8 +162,7 @@ std::uint64_t Fragment::dense_bytes() const {
   for (const FragmentPart& part : parts_) {
     bytes += part.range.count * parameters_[part.parameter].tensor.element_size();
   }
-  const auto ranks = static_cast<std::uint64_t>(compressor_->world_size());
-  return 2 * (ranks - 1) * bytes / ranks;
+  return ring_bytes(bytes, compressor_->world_size());
 }
 
 }  // namespace octavo

@@ -45,8 +45,9 @@ def all_reduce(
     ``+ef`` are refused: one call keeps no residual; ``octavo.compress`` does. The result has the same bits on every
     rank. ``seed``: of the run, the same on all ranks, from which, with the number of the call on the group, is drawn
     what the plan draws. Calls on one group run in their order; calls on different groups do not wait for each other.
-    Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed; after the last two
-    the tensor's content is undefined, and the next call on all ranks of the group connects them anew.
+    Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed, or has another
+    plan, ``op``, ``seed`` or size of the tensor, which then stays as it was. After the other failures of the last two
+    kinds its content is undefined; after all of them the next call on all ranks of the group connects them anew.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")

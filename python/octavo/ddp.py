@@ -551,7 +551,7 @@ def _real_numbers(parameter: Tensor) -> int:
 
 def rows_of(parameter: Tensor) -> int:
     """Of the parameter as a matrix: its first dimension, and all others."""
-    return parameter.shape[0] if parameter.ndim > 1 and parameter.numel() > 0 else 1
+    return _C.rows_of(parameter.shape)
 
 
 def require_same_on_all_ranks(

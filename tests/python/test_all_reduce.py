@@ -162,6 +162,42 @@ def test_connections_that_failed_are_made_anew(two_ranks):
     assert two_ranks.run(stop_answering) == [[6.0] * 100] * 2
 
 
+def disagree(rank: int, plans: tuple[str, str], calls: tuple[dict, dict]) -> tuple[str, list[float]]:
+    """What the call says that differs by rank; and a sum afterwards."""
+    call = calls[rank]
+    tensor = torch.ones(call.get("size", 5000), dtype=call.get("dtype", torch.float32))
+    said = ""
+    try:
+        octavo.all_reduce(tensor, plans[rank], op=call.get("op", dist.ReduceOp.SUM), seed=call.get("seed", 0))
+    except RuntimeError as error:
+        said = str(error)
+    assert torch.equal(tensor, torch.ones_like(tensor))
+    tensor = torch.full((10,), rank + 1.0)
+    octavo.all_reduce(tensor, "dense", timeout_s=20.0)
+    return said, tensor.tolist()
+
+
+@pytest.mark.parametrize(
+    ("plans", "calls"),
+    [
+        (("int4", "int4"), ({}, dict(op=dist.ReduceOp.AVG))),
+        (("dense", "dense"), ({}, dict(op=dist.ReduceOp.AVG))),
+        (("int4", "int4"), (dict(size=4096), dict(size=100_000))),
+        (("dense", "dense"), (dict(size=4096), dict(size=100_000))),
+        (("dense", "dense"), ({}, dict(dtype=torch.float64))),
+        (("int4", "int4"), ({}, dict(seed=1))),
+        (("int4", "int8"), ({}, {})),
+        (("dense", "int8"), ({}, {})),
+        (("powersgd:1", "powersgd:1"), (dict(size=(100, 50)), dict(size=(50, 100)))),
+    ],
+)
+def test_ranks_that_disagree_are_told_so(two_ranks, plans, calls):
+    for said, later in two_ranks.run(disagree, plans, calls):
+        assert "[comm.all_reduce]" in said
+        assert "rank 1" in said and "rank 0" in said
+        assert later == [3.0] * 10
+
+
 def call_in_a_circle(rank: int) -> list[float]:
     """Every rank waits, on one of its two groups, for a peer that calls the other group first."""
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]

@@ -286,6 +286,22 @@ def test_ranks_that_disagree_are_told_so(two_ranks):
     two_ranks.run(disagree)
 
 
+def set_plans_that_differ(rank: int, plans: tuple[str, str]) -> str:
+    model, handle, optimizer = make("dense")
+    handle.set_plan(plans[rank])
+    try:
+        step_once(model, optimizer, rank, 0)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("plans", [("int4+ef", "int8+ef"), ("sign", "int8:8"), ("powersgd:1", "int8")])
+def test_plans_that_differ_are_told_whatever_their_sizes(two_ranks, plans):
+    for said in two_ranks.run(set_plans_that_differ, plans):
+        assert "another step, plan or model" in said
+
+
 def test_arguments_that_make_no_sense_are_refused(two_ranks):
     two_ranks.run(refuse_arguments)
 

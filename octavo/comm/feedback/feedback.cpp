@@ -32,12 +32,9 @@ const std::shared_ptr<Memory>& Memory::none() {
 }
 
 void Feedback::require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const {
-  const auto is_exact = [](const Codec& codec) {
-    return !codec.traits().leaves_error && codec.traits().keeps_magnitude && codec.traits().learnt_share == 1;
-  };
-  const bool both = !fits_exact_way() || (is_exact(up) && is_exact(down));
+  const bool both = !fits_exact_way() || (up.traits().is_exact() && down.traits().is_exact());
   for (const Codec* const codec : {&up, &down}) {
-    if (both || !is_exact(*codec)) require_fit(plan, *codec);
+    if (both || !codec->traits().is_exact()) require_fit(plan, *codec);
   }
 }
 

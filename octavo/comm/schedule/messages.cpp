@@ -81,7 +81,7 @@ void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint6
 std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
                            std::uint64_t header_bytes, std::uint64_t bytes) {
   const bool as_they_are =
-      std::ranges::none_of(tensors, [&](const Contribution& one) { return (one.*codec)->traits().leaves_error; });
+      std::ranges::all_of(tensors, [&](const Contribution& one) { return (one.*codec)->traits().is_exact(); });
   return as_they_are ? header_bytes : bytes;
 }
 

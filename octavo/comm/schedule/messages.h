@@ -25,8 +25,9 @@ OCTAVO_API void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t d
 /// Throws Error communication where a message of `sender` has another digest, or is not what was sealed.
 void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver);
 
-/// How much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where all tensors travel as they are,
-/// which process groups send without a checksum, too. A flipped bit then changes a value, not a block of them.
+/// How much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where the codec of every tensor is
+/// exact (CodecTraits), as float32, which process groups send without a checksum, too. A flipped bit then changes a
+/// value, not a block of them.
 std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
                            std::uint64_t header_bytes, std::uint64_t bytes);
 

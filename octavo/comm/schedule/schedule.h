@@ -27,7 +27,7 @@ struct PhaseSeconds {
 
 struct Bucket {
   at::Tensor gradients;               // real numbers of any floating dtype, dense or sparse
-  std::vector<Contribution> tensors;  // the gradients of a dense bucket in float32, where they are that, or copies
+  std::vector<Contribution> tensors;  // the gradients of a dense bucket, where they are, or copies in float32
   double divisor = 1;                 // of the sum over ranks
   /// Of all on which the ranks must agree: the step, the bucket's tensors and their formats. What is sent encoded
   /// begins with it, and a rank that receives another one throws Error communication.
