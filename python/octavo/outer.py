@@ -8,7 +8,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -103,6 +103,7 @@ class Outer(Optimizer):
     ):
         # Not Optimizer's own __init__: parameters, groups and state are the inner optimizer's.
         _require_plain(model)
+        _require_moves(inner_optimizer, model)
         require_seed(seed, "outer")
         _require_numbers(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
         self.inner = inner_optimizer
@@ -135,6 +136,9 @@ class Outer(Optimizer):
         trouble = None if steps is None or self._rank else few_rounds(steps, every)
         if trouble:
             warnings.warn(f"[outer] {trouble}", stacklevel=2)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("[outer] an Outer has connections, which no copy can have: save state_dict()")
 
     # ---- an optimizer
 
@@ -346,6 +350,15 @@ def _require_plain(model: nn.Module) -> None:
         raise NotImplementedError(
             f"[outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer takes "
             f"models of which every rank has all parameters"
+        )
+
+
+def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
+    moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
+    if moved.isdisjoint(model.parameters()):
+        raise ValueError(
+            f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} with none "
+            f"of them: build it from model.parameters()"
         )
 
 

@@ -426,6 +426,19 @@ def test_a_model_that_averages_gradients_already_is_refused():
             octavo.Outer(wrapped, torch.optim.SGD(wrapped.parameters()))
 
 
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD(Net().parameters())])
+def test_an_optimizer_of_another_model_is_refused(optimizer):
+    with solo_world(), pytest.raises(ValueError, match="expected an inner optimizer of this model's parameters"):
+        octavo.Outer(Net(), optimizer)
+
+
+def test_it_has_no_copies():
+    with solo_world():
+        outer = octavo.Outer(model := Net(), torch.optim.SGD(model.parameters()))
+        with pytest.raises(TypeError, match=r"save state_dict\(\)"):
+            copy.deepcopy(outer)
+
+
 def test_a_run_of_few_rounds_is_told_so():
     with solo_world():
         model = Net()
