@@ -357,8 +357,8 @@ def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
     moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
     if moved.isdisjoint(model.parameters()):
         raise ValueError(
-            f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} with none "
-            f"of them: build it from model.parameters()"
+            f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
+            f"has none of them: build it from model.parameters()"
         )
 
 
