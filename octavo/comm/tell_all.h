@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <cstdint>
 #include <cstring>
@@ -19,8 +20,8 @@ template <class Told>
 std::vector<Told> tell_all(Wire& wire, const Told& own) {
   std::vector<Told> told(static_cast<std::size_t>(wire.world_size()), own);
   const auto bytes = static_cast<std::int64_t>(told.size() * sizeof(Told));
-  at::Tensor sent = at::empty({bytes}, at::kByte),
-             got = at::empty({bytes}, at::kByte);  // a transfer may outlive a throw
+  at::Tensor sent = at::empty({bytes}, at::kByte);  // tensors: a transfer may outlive a throw
+  at::Tensor got = at::empty_like(sent);
   std::memcpy(sent.mutable_data_ptr(), told.data(), sent.nbytes());
   const std::vector<std::uint64_t> sizes(told.size(), sizeof(Told));
   wire.exchange(sent, sizes, got, sizes).wait();
