@@ -147,8 +147,6 @@ void HostRanks::keep(const at::Tensor& room, const SharedWord& users) {
 /// Lets go of what is not needed any more.
 void HostRanks::settle() {
   kept_.remove_if([](const Kept& one) { return one.users->load(std::memory_order_acquire) == 0; });
-  under_way_.remove_if(
-      [&](const UnderWay& one) { return slot(rank_, one.number).readers.load(std::memory_order_acquire) == 0; });
   unread_.remove_if([&](const Unread& one) {
     const bool has_come = includes(head(one.sender).posted.load(std::memory_order_acquire), one.number);
     if (has_come) let_go(one.sender, one.number);
@@ -190,7 +188,7 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
   }
   slot(rank_, posted_).readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
   auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
-  under_way_.push_back({posted_, sent});
+  kept_.push_back({sent, &slot(rank_, posted_).readers});
   head(rank_).posted.store(++posted_, std::memory_order_release);
   wake_all(head(rank_).posted);
   return posting;

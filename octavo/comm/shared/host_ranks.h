@@ -104,13 +104,9 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   friend class Posting;
   struct Head;
   struct Slot;
-  struct UnderWay {
-    std::uint32_t number;
-    at::Tensor sent;
-  };
   struct Kept {
     at::Tensor room;
-    const SharedWord* users;
+    const SharedWord* users;  // how many; none: the memory is free
   };
   struct Unread {
     std::uint32_t number;
@@ -139,9 +135,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   const std::shared_ptr<SharedBlocks> blocks_;
   std::mutex mutex_;
   std::uint32_t posted_ = 0;
-  std::list<UnderWay> under_way_;  // which others may read
-  std::list<Kept> kept_;           // which others use, without a transfer
-  std::list<Unread> unread_;       // which this rank never will, and which may not have come yet
+  std::list<Kept> kept_;      // which others may read
+  std::list<Unread> unread_;  // which this rank never will, and which may not have come yet
 };
 
 }  // namespace octavo

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -71,9 +70,8 @@ def measure_as_rank(plans: Sequence[str], *, rounds: int, sizes_kib: Sequence[in
 
 def _rows_of(plans: Sequence[str], rounds: int, kib: int) -> list[Row]:
     values = torch.randn(kib * 256)
-    contenders = {TORCH: lambda: dist.all_reduce(values.clone())}
-    for plan in plans:
-        contenders[plan] = partial(lambda plan: octavo.all_reduce(values.clone(), plan), plan)
+    contenders = {plan: lambda plan=plan: octavo.all_reduce(values.clone(), plan) for plan in plans}
+    contenders = {TORCH: lambda: dist.all_reduce(values.clone())} | contenders
     seconds = take_turns(contenders, rounds, before=lambda _: dist.barrier())
     for name in contenders:
         slowest = torch.tensor(seconds[name])

@@ -19,7 +19,7 @@ from octavo.bench.hosts import RATES, UNSHAPED
 from octavo.bench.quality.cli import quality
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
-from octavo.train.config import check_local_ranks, split_rounds, usable_cores
+from octavo.train.config import check_local_ranks, usable_cores
 
 app = typer.Typer(
     help="Measures this machine and Octavo on it, side by side.", no_args_is_help=True, add_completion=False
@@ -295,13 +295,13 @@ def advise(
     """
     from octavo.bench import advise as bench
     from octavo.bench.ddp import Size, is_main, is_rank
+    from octavo.bench.ddp_jobs import check_plans
 
     size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
     if is_main():
         _check_place(json_file)
     with _errors_in_a_sentence():
-        for plan in wanted:
-            octavo.Plan(split_rounds(plan)[1])
+        check_plans(wanted)
         if is_rank():
             report = bench.measure_as_rank(wanted, rounds=rounds, size=size)
         else:

@@ -64,9 +64,14 @@ def _write(rows: Sequence[Row], path: Path | None) -> None:
 def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:
     """Plans, and torch's hooks. Raises ValueError for what is neither."""
     plans = [name for name in contenders if name not in DOUBTFUL]
+    check_plans(plans)
+    return plans, [name for name in contenders if name in DOUBTFUL]
+
+
+def check_plans(plans: Sequence[str]) -> None:
+    """Raises ValueError for what is neither a plan nor one of rounds of local steps."""
     for plan in plans:
         octavo.Plan(split_rounds(plan)[1])
-    return plans, [name for name in contenders if name in DOUBTFUL]
 
 
 def check_links(links: Sequence[str | None]) -> None:

@@ -70,8 +70,12 @@ def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str,
     ranks = sum(key.startswith("about/") for key in saved)
     if ranks != group.size():
         return saved
-    of_others = {f"{kind}/{rank}" for kind in _OF_RANKS for rank in range(ranks) if rank != group.rank()}
-    return {key: what for key, what in saved.items() if "/".join(key.split("/", 2)[:2]) not in of_others}
+
+    def is_of_another(key: str) -> bool:
+        kind, _, rest = key.partition("/")
+        return kind in _OF_RANKS and rest.partition("/")[0] != str(group.rank())
+
+    return {key: what for key, what in saved.items() if not is_of_another(key)}
 
 
 def _prepare(directory: Path, aside: Path) -> None:
