@@ -99,6 +99,11 @@ sycl::queue& host_queue() {
   return *queue;
 }
 
+std::mutex& submission_mutex() {
+  static auto* mutex = new std::mutex;  // threads may still submit while the process ends
+  return *mutex;
+}
+
 void rethrow(sycl::exception_list failures) {
   for (const std::exception_ptr& failure : failures) std::rethrow_exception(failure);
 }

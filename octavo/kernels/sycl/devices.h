@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <mutex>
 #include <string_view>
 #include <sycl/sycl.hpp>
 #include <vector>
@@ -47,6 +48,17 @@ auto guarded(std::string_view where, Body body) {
     for (char& c : words) c = c == '\n' ? ' ' : c;
     fail(ErrorCode::internal, where, "SYCL failed: ", words);
   }
+}
+
+/// Held for each submission to a queue and each question about one.
+std::mutex& submission_mutex();
+
+/// Runs `body`, which submits to a queue or asks whether it is idle, on one thread at a time, and must not wait: SYCL's
+/// OpenCL adapter keeps a queue's latest event without a lock, and two threads would release it twice.
+template <class Body>
+auto alone(Body body) {
+  const std::lock_guard lock(submission_mutex());
+  return body();
 }
 
 }  // namespace octavo::sycl_backend

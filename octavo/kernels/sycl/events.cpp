@@ -39,8 +39,9 @@ Event create_event() { return new Marker; }
 void destroy_event(Event event) { delete &marker_of(event); }
 
 void record(Event event, Queue queue) {
+  namespace oneapi = sycl::ext::oneapi::experimental;
   guarded(kWhere,
-          [&] { marker_of(event).set(sycl::ext::oneapi::experimental::submit_profiling_tag(sycl_queue_of(queue))); });
+          [&] { marker_of(event).set(alone([&] { return oneapi::submit_profiling_tag(sycl_queue_of(queue)); })); });
 }
 
 bool is_done(Event event) {
@@ -58,7 +59,9 @@ void wait_for(Event event) {
 
 void block(Queue queue, Event event) {
   const auto recorded = marker_of(event).get();
-  if (recorded) guarded(kWhere, [&] { sycl_queue_of(queue).ext_oneapi_submit_barrier({*recorded}); });
+  if (recorded) {
+    guarded(kWhere, [&] { alone([&] { sycl_queue_of(queue).ext_oneapi_submit_barrier({*recorded}); }); });
+  }
 }
 
 double elapsed_ms(Event start, Event end) {

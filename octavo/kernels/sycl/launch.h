@@ -60,10 +60,13 @@ void launch(Queue queue, const KernelName& name, std::uint64_t groups, std::uint
   guarded("kernels.sycl", [&] {
     sycl::queue& target = sycl_queue_of(queue);
     const sycl::kernel code = kernel(target, name);
-    sycl::event done = target.submit([&](sycl::handler& handler) {
-      std::apply([&](const auto&... all) { handler.set_args(all...); }, std::tuple_cat(flat(arguments)...));
-      handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
-    });
+    const auto submit = [&] {
+      return target.submit([&](sycl::handler& handler) {
+        std::apply([&](const auto&... all) { handler.set_args(all...); }, std::tuple_cat(flat(arguments)...));
+        handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
+      });
+    };
+    sycl::event done = alone(submit);
     if (queue.is_calling_thread()) done.wait_and_throw();
   });
 }

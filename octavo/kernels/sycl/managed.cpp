@@ -20,7 +20,7 @@ template <class Body>
 void enqueue_managed(Queue queue, Body body) {
   guarded(kWhere, [&] {
     sycl::queue& target = sycl_queue_of(queue);
-    body(target);
+    alone([&] { body(target); });
     if (queue.is_calling_thread()) target.wait_and_throw();
   });
 }

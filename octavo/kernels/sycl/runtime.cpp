@@ -89,7 +89,7 @@ Queue create_queue(int index, bool is_urgent) {
 }
 
 bool is_idle(Queue queue) {
-  return guarded(kWhere, [&] { return sycl_queue_of(queue).ext_oneapi_empty(); });
+  return guarded(kWhere, [&] { return alone([&] { return sycl_queue_of(queue).ext_oneapi_empty(); }); });
 }
 
 void wait(Queue queue) {
@@ -97,7 +97,7 @@ void wait(Queue queue) {
 }
 
 void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
-  guarded(kWhere, [&] { sycl_queue_of(queue).memcpy(to, from, bytes); });
+  guarded(kWhere, [&] { alone([&] { sycl_queue_of(queue).memcpy(to, from, bytes); }); });
 }
 
 }  // namespace

@@ -50,10 +50,13 @@ void launch_user_kernel(Queue queue, Kernel kernel, std::uint64_t groups, std::u
          argument_count);
   }
   try {
-    sycl::event done = sycl_queue_of(queue).submit([&](sycl::handler& handler) {
-      for (std::uint64_t i = 0; i < argument_count; ++i) set_argument(handler, static_cast<int>(i), arguments[i]);
-      handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
-    });
+    const auto submit = [&] {
+      return sycl_queue_of(queue).submit([&](sycl::handler& handler) {
+        for (std::uint64_t i = 0; i < argument_count; ++i) set_argument(handler, static_cast<int>(i), arguments[i]);
+        handler.parallel_for(sycl::nd_range<1>(groups * group_size, group_size), code);
+      });
+    };
+    sycl::event done = alone(submit);
     if (queue.is_calling_thread()) done.wait_and_throw();
   } catch (const sycl::exception& error) {
     fail(ErrorCode::invalid_argument, "kernels.sycl", function, " cannot be launched with ",

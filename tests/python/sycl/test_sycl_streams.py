@@ -96,6 +96,26 @@ def test_a_stream_of_two_threads() -> None:
         thread.join()
 
 
+def test_kernels_of_two_threads_in_one_stream() -> None:
+    x = torch.randint(-9, 9, (4096,), device="sycl")
+    expected, found = octavo.packbits(x.float()), []
+
+    def launch() -> None:
+        try:
+            for _ in range(3000):
+                got = octavo.packbits(x.float())  # settles, then launches
+            found.append(torch.equal(got, expected))
+        except RuntimeError as error:
+            found.append(error)
+
+    threads = [threading.Thread(target=launch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [True] * 4
+
+
 def test_a_tensor_copied_onto_itself() -> None:
     x = torch.arange(8.0, device="sycl")
     assert x.view(-1).copy_(x.view(-1), non_blocking=True).tolist() == list(range(8))
