@@ -96,7 +96,7 @@ def test_a_stream_of_two_threads() -> None:
         thread.join()
 
 
-def test_kernels_of_two_threads_in_one_stream() -> None:
+def test_kernels_of_four_threads_in_one_stream() -> None:
     x = torch.randint(-9, 9, (4096,), device="sycl")
     expected, found = octavo.packbits(x.float()), []
 
