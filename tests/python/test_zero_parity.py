@@ -77,8 +77,9 @@ CASES = {
     "clipped": Case(clip=0.5),
     "autocast": Case(autocast=True),
     "bfloat16": Case(dtype=torch.bfloat16),
-    "float64": Case(dtype=torch.float64),
-    "float64, accumulated and clipped": Case(dtype=torch.float64, accumulation=4, clip=0.5),
+    # torch 2.13's aot_eager itself computes a 0-dim buffer of float64 that changes otherwise than eager code does
+    "float64": Case(dtype=torch.float64, changes_buffer=False),
+    "float64, accumulated and clipped": Case(dtype=torch.float64, accumulation=4, clip=0.5, changes_buffer=False),
     "checkpointed": Case(checkpointing="not reentrant"),
     "checkpointed, reentrant": Case(checkpointing="reentrant"),
     "evaluated": Case(evaluates=True),
@@ -249,7 +250,7 @@ class RankOrder:
     def mean(self, gradient: Tensor) -> Tensor:
         of_ranks = [one.float().flatten() for one in everywhere(gradient)]
         if len(of_ranks) == 1:
-            return gradient.clone()
+            return of_ranks[0].clone().to(gradient.dtype).view_as(gradient)
         result = torch.empty_like(of_ranks[0])
         weight = torch.tensor(1 / len(of_ranks))
         for owner, place in enumerate(self._owned[gradient.numel()]):
