@@ -51,7 +51,7 @@ class Case:
     @property
     def tolerance(self) -> float:
         """Of losses where sums have another order, relative: AdamW enlarges a rounding of float32 step by step, and one
-        of bfloat16 much more. That no more than this is behind it, float64 shows."""
+        of bfloat16 much more. The cases of float64 show that the differences are roundings."""
         if self.has_bfloat16:
             return 0.1
         return 1e-6 if self.dtype == torch.float64 else 1e-3
@@ -77,7 +77,7 @@ CASES = {
     "clipped": Case(clip=0.5),
     "autocast": Case(autocast=True),
     "bfloat16": Case(dtype=torch.bfloat16),
-    # torch 2.13's aot_eager itself computes a 0-dim buffer of float64 that changes otherwise than eager code does
+    # without the buffer that changes: of a 0-dim one in float64, torch 2.13's aot_eager computes other values than eager code
     "float64": Case(dtype=torch.float64, changes_buffer=False),
     "float64, accumulated and clipped": Case(dtype=torch.float64, accumulation=4, clip=0.5, changes_buffer=False),
     "checkpointed": Case(checkpointing="not reentrant"),
@@ -129,7 +129,7 @@ def loss_of(model: nn.Module, case: Case, rank: int, batch: int) -> Tensor:
         tokens = batch_of(rank, number)
         with torch.autocast("cpu", torch.bfloat16) if case.autocast else nullcontext():
             out = model(tokens, odd=batch % 2 == 1)
-        wide = out if case.dtype == torch.float64 else out.float()
+        wide = out.to(torch.promote_types(out.dtype, torch.float32))
         losses.append(nn.functional.cross_entropy(wide.flatten(0, 1), tokens.flatten()))
     return torch.stack(losses).mean()
 
@@ -250,7 +250,7 @@ class RankOrder:
     def mean(self, gradient: Tensor) -> Tensor:
         of_ranks = [one.float().flatten() for one in everywhere(gradient)]
         if len(of_ranks) == 1:
-            return of_ranks[0].clone().to(gradient.dtype).view_as(gradient)
+            return of_ranks[0].to(gradient.dtype).view_as(gradient)
         result = torch.empty_like(of_ranks[0])
         weight = torch.tensor(1 / len(of_ranks))
         for owner, place in enumerate(self._owned[gradient.numel()]):
