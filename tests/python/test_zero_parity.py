@@ -77,7 +77,7 @@ CASES = {
     "clipped": Case(clip=0.5),
     "autocast": Case(autocast=True),
     "bfloat16": Case(dtype=torch.bfloat16),
-    # without the buffer that changes: of a 0-dim one in float64, torch 2.13's aot_eager computes other values than eager code
+    # without the buffer that changes: torch 2.13's aot_eager computes other values of a 0-dim one in float64
     "float64": Case(dtype=torch.float64, changes_buffer=False),
     "float64, accumulated and clipped": Case(dtype=torch.float64, accumulation=4, clip=0.5, changes_buffer=False),
     "checkpointed": Case(checkpointing="not reentrant"),
