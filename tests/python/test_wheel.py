@@ -27,7 +27,7 @@ BUILD_DIR = ROOT / "build" / f"{PYTHON_TAG}-{PYTHON_TAG}-{re.sub('[-.]', '_', sy
 pytestmark = [pytest.mark.timeout(600), pytest.mark.ranks]
 
 STEP = """
-import importlib.util
+import importlib.util, pathlib, sys
 for absent in ("numpy", "typer", "rich", "transformers", "tokenizers", "safetensors", "matplotlib"):
     assert importlib.util.find_spec(absent) is None, absent
 
@@ -44,11 +44,10 @@ handle = octavo.compress(ddp, "int4+ef")
 optimizer = torch.optim.AdamW(model.parameters())
 ddp(torch.randn(8, 64) + dist.get_rank()).square().mean().backward()
 optimizer.step()
-others = [torch.empty_like(model.weight) for _ in range(2)]
-dist.all_gather(others, model.weight.detach())
-assert torch.equal(*others)
 assert 0 < handle.stats()["wire_bytes"] < handle.stats()["dense_bytes"]
-print("stepped")
+# Not compared by a collective: a thread of Gloo's drops the last one's tensors, and torch 2.13 ends by std::terminate
+# where Python has ended before.
+pathlib.Path(sys.argv[1], f"weight{dist.get_rank()}").write_text(str(model.weight.tolist()))
 dist.destroy_process_group()
 """
 
@@ -86,8 +85,9 @@ def clean_python(tmp_path_factory) -> Iterator[Path]:
 def test_packbits_and_a_compressed_step_of_two_ranks_need_torch_alone(clean_python, tmp_path):
     script = tmp_path / "step.py"
     script.write_text(STEP)
-    said = run(clean_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script)
-    assert said.count("stepped") == 2
+    run(clean_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path)
+    first, second = (tmp_path / f"weight{rank}" for rank in range(2))
+    assert first.read_text() == second.read_text()
 
 
 @pytest.mark.parametrize("command", ["octavo", "python -m octavo"])
