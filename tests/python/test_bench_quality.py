@@ -316,14 +316,28 @@ def test_a_loss_that_is_missing_leaves_its_place_empty():
     assert report._all_losses({1: 0.2, 2: 0.25}, [0, 1, 2]) == "- / 0.200 / 0.250"
 
 
-def test_a_report_keeps_what_was_written_of_contenders_that_this_work_folder_lacks(tmp_path, monkeypatch):
-    earlier = {"settings": {"bundled": {"contenders": {"dense": {"is": "earlier"}, "topk": {"is": "earlier"}}}}}
+def test_a_report_keeps_what_was_written_under_the_same_conditions(tmp_path, monkeypatch):
+    both = {"dense": {"is": "earlier"}, "topk": {"is": "earlier"}}
+    names = ("bundled", "alpaca", "corpus")
+    earlier = {"settings": {name: {"trial_steps": 100, "contenders": dict(both)} for name in names}}
     path = tmp_path / "quality.json"
     path.write_text(json.dumps(earlier), encoding="utf-8")
     monkeypatch.setattr(quality_cli, "RESULTS", path)
-    now = {"settings": {"bundled": {"contenders": {"dense": {"is": "new"}}}, "rounds": {"contenders": {}}}}
-    merged = quality_cli._with_earlier(now)["settings"]
-    assert merged["bundled"]["contenders"] == {"dense": {"is": "new"}, "topk": {"is": "earlier"}}
+    new = {"dense": {"is": "new"}}
+    now = {
+        "bundled": {"trial_steps": 100, "contenders": dict(new)},
+        "alpaca": {"trial_steps": 200, "contenders": dict(new)},
+        "corpus": {"trial_steps": 200, "contenders": {}},
+        "rounds": {"trial_steps": 200, "contenders": {}},
+    }
+    merged = quality_cli._with_earlier({"settings": now})["settings"]
+    assert merged["bundled"]["contenders"] == {**new, "topk": {"is": "earlier"}}
+    assert merged["alpaca"]["contenders"] == new
+    assert merged["corpus"] == {"trial_steps": 100, "contenders": both}
     assert merged["rounds"]["contenders"] == {}
+
+
+def test_a_report_without_earlier_results_is_what_is_finished(tmp_path, monkeypatch):
     monkeypatch.setattr(quality_cli, "RESULTS", tmp_path / "none.json")
+    now = {"settings": {"bundled": {"contenders": {"dense": {"is": "new"}}}}}
     assert quality_cli._with_earlier(now) is now

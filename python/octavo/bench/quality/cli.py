@@ -103,14 +103,22 @@ def _report(work: Path | None) -> None:
     write_reports(results, DETAILS, README)
 
 
+_CONDITIONS = ("model", "steps", "trial_steps", "tokens_per_step", "ranks", "tuning_seed")
+"""What the contenders of one table have in common."""
+
+
 def _with_earlier(finished: dict[str, Any]) -> dict[str, Any]:
-    """What is finished, and of the contenders that this work folder has nothing of what was written before."""
+    """What is finished, with what was written before of other settings, and of other contenders under the same
+    conditions: those of other conditions do not compare."""
     if not RESULTS.exists():
         return finished
     earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["settings"]
     for name, setting in finished["settings"].items():
-        if name in earlier:
-            setting["contenders"] = earlier[name]["contenders"] | setting["contenders"]
+        before = earlier.get(name, {"contenders": {}})
+        if not setting["contenders"] and before["contenders"]:
+            finished["settings"][name] = before
+        elif all(before.get(key) == setting.get(key) for key in _CONDITIONS):
+            setting["contenders"] = before["contenders"] | setting["contenders"]
     return finished
 
 

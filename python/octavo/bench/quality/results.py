@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.bench.quality.protocol import Bench, Reported, chosen, is_tuned, loss, trials_each
 from octavo.bench.quality.runs import Run
-from octavo.bench.quality.settings import CONTENDERS, TRIAL_SHARE, Setting
+from octavo.bench.quality.settings import CONTENDERS, Setting
 
 SCHEMA = 1
 _KEPT = (
@@ -26,7 +26,6 @@ def collect(settings: Sequence[Setting], work: Path) -> dict[str, Any]:
     """Everything finished in `work`, by setting and contender. Losses of diverged trainings are None."""
     return {
         "schema": SCHEMA,
-        "trial_share": TRIAL_SHARE,
         "settings": {setting.name: _setting(Bench(setting, work)) for setting in settings},
     }
 

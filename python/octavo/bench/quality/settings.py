@@ -9,10 +9,6 @@ from dataclasses import dataclass
 
 from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, DataSet
 
-TRIAL_SHARE = 0.25
-"""A trial is a training of this share of the steps, with its learning rate schedule shortened alike."""
-
-
 MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
 """The knob of each trial after the first (see `search`)."""
 OUTER_MOVES = ("beta1", "lr", "lr", "outer_momentum", "beta2")
@@ -53,6 +49,7 @@ CONTENDERS = {
     "dgc": Contender("dgc:0.01+warmup:STEPS/4", "adamw"),
     "topk in tiles": Contender("topk:64/4096:sign2+ef+warmup:STEPS/4", "adamw"),
     "powersgd": Contender("powersgd:4+ef+warmup:STEPS/10", "adamw"),
+    "powersgd of layers": Contender("powersgd:4+ef+warmup:STEPS/10;*embed*=int4+ef;*lm_head*=int4+ef", "adamw"),
     "int8+ef": Contender("int8+ef", "adamw"),
     "fp8": Contender("fp8", "adamw"),
     "bf16": Contender("bf16", "adamw"),
@@ -71,7 +68,8 @@ class Setting:
 
     `also_ranks`: other numbers of ranks, each with the first seed and with as many rows per step as `ranks` have.
     `step_s`: seconds per step on two quiet cores, for the forecast alone. `precision`: of `octavo train`, where it is
-    not to choose by itself.
+    not to choose by itself. `trial_share`: a trial is a training of this share of the steps, with its learning rate
+    schedule shortened alike.
     """
 
     name: str
@@ -91,10 +89,11 @@ class Setting:
     also_ranks: tuple[int, ...] = ()
     start_s: float = 15.0  # of a run, before its first step and after its last
     precision: str | None = None
+    trial_share: float = 0.25
 
     @property
     def trial_steps(self) -> int:
-        return max(1, round(TRIAL_SHARE * self.steps))
+        return max(1, round(self.trial_share * self.steps))
 
     def seeds_among(self, asked: Sequence[int] | None) -> tuple[int, ...]:
         """The seeds of this setting that are asked for; None asks for all."""
@@ -140,6 +139,7 @@ SETTINGS = {
         tuned_on="the other third of its records, seed 1000",
         model="tiny",
         steps=400,
+        trial_share=0.5,  # of half of the reported data: a trial passes over its own as often as a run does
         batch_size=8,
         seq_len=128,
         step_s=0.11,
