@@ -12,15 +12,26 @@ namespace {
 template <class MeanMap, class SquareMap>
 class AdamWBlock {
  public:
-  OCTAVO_INLINE explicit AdamWBlock(const rules::AdamWStep& step) : step_(step) {}
-  OCTAVO_INLINE bool all_finite() const { return all_finite_; }
+  struct Room {
+    StepBuffer parameters, gradients;
+    StateRoom mean, square;
+  };
+
+  OCTAVO_INLINE AdamWBlock(const rules::AdamWStep& step, Room& room)
+      : step_(step),
+        room_(&room),
+        parameter_(room.parameters.values),
+        gradient_(room.gradients.values),
+        mean_(room.mean),
+        square_(room.square) {}
+  OCTAVO_INLINE bool all_finite() const { return is_finite_; }
 
   OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first, std::uint64_t count) {
     operands_ = &operands;
     first_ = first;
     count_ = count;
-    parameter_ = load_parameters(operands, first, count, parameters_);
-    gradient_ = load_gradients(operands, first, count, gradients_);
+    parameter_ = load_parameters(operands, first, count, room_->parameters);
+    gradient_ = load_gradients(operands, first, count, room_->gradients);
     mean_.begin(operands.mean, first, count);
     square_.begin(operands.square, first, count);
     finite_ = IntVector{} - 1;
@@ -43,10 +54,9 @@ class AdamWBlock {
 
   OCTAVO_INLINE void between() {
     if constexpr (kHasCodes) {
-      if (!mean_.is_finite()) go_through_again();
+      if (!mean_.is_finite()) *this = gone_through_again(*this);
     }
     is_finite_ = is_all(finite_);
-    all_finite_ &= is_finite_;
     mean_.work_out_scales();
     square_.work_out_scales();
   }
@@ -62,7 +72,7 @@ class AdamWBlock {
   }
 
   OCTAVO_INLINE void end() {
-    if (operands_) store_parameters(*operands_, first_, count_, parameters_);
+    if (operands_) store_parameters(*operands_, first_, count_, room_->parameters);
     mean_.end();
     square_.end();
   }
@@ -86,33 +96,31 @@ class AdamWBlock {
   }
 
   /// The first half, of the few blocks in which something is not finite: to look for it would cost all of them.
-  [[gnu::noinline]] void go_through_again() {
-    mean_.begin_again();
-    square_.begin_again();
+  [[gnu::noinline]] static AdamWBlock gone_through_again(AdamWBlock block) {
+    block.mean_.begin_again();
+    block.square_.begin_again();
     Floats mean, square;
-    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) finite_moments(i, mean, square);
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) block.finite_moments(i, mean, square);
+    return block;
   }
 
-  const rules::AdamWStep step_;
+  rules::AdamWStep step_;
+  Room* room_;
   const StepOperands* operands_ = nullptr;
   std::uint64_t first_ = 0, count_ = 0;
-  StepBuffer parameters_, gradients_;
-  float* parameter_ = parameters_.values;
-  const float* gradient_ = gradients_.values;
+  float* parameter_;
+  const float* gradient_;
   StateBlock<MeanMap> mean_;
   StateBlock<SquareMap> square_;
-  IntVector finite_ = {};
-  bool is_finite_ = true, all_finite_ = true;
+  IntVector finite_ = IntVector{} - 1;
+  bool is_finite_ = true;
 };
 
 }  // namespace
 
 void adamw(Queue, const rules::AdamWStep& step, std::uint64_t count, const StepOperands& operands) {
   with_state_maps(operands.mean.format, [&]<class MeanMap, class SquareMap>(MeanMap, SquareMap) {
-    using Block = AdamWBlock<MeanMap, SquareMap>;
-    Block blocks[2] = {Block(step), Block(step)};
-    for_step_blocks(operands, count, blocks);
-    report(blocks[0].all_finite() && blocks[1].all_finite(), operands.nonfinite);
+    report(for_step_blocks<AdamWBlock<MeanMap, SquareMap>>(operands, count, step), operands.nonfinite);
   });
 }
 

@@ -84,21 +84,20 @@ OCTAVO_INLINE Floats fused(const Floats& a, const Floats& b, const Floats& c) {
   return each([](FloatVector x, FloatVector y, FloatVector z) { return fused(x, y, z); }, a, b, c);
 }
 OCTAVO_INLINE Floats fused(float a, const Floats& b, const Floats& c) {
-  return each([=](FloatVector y, FloatVector z) { return fused(FloatVector{} + a, y, z); }, b, c);
+  return each([=](FloatVector y, FloatVector z) { return fused(broadcast(a), y, z); }, b, c);
 }
 OCTAVO_INLINE Floats fused(float a, const Floats& b, float c) {
-  return each([=](FloatVector y) { return fused(FloatVector{} + a, y, FloatVector{} + c); }, b);
+  return each([=](FloatVector y) { return fused(broadcast(a), y, broadcast(c)); }, b);
 }
 OCTAVO_INLINE Floats chosen(const Ints& condition, const Floats& a, const Floats& b) {
   return each([](IntVector of, FloatVector x, FloatVector y) { return FloatVector(of ? x : y); }, condition, a, b);
 }
 
 OCTAVO_INLINE Floats sign_of(const Floats& values) {
-  return each(
-      [](FloatVector x) {
-        return FloatVector(x > 0.0F ? FloatVector{} + 1.0F : x < 0.0F ? FloatVector{} - 1.0F : x);
-      },
-      values);
+  return each([](FloatVector x) { return FloatVector(x > 0.0F   ? broadcast(1.0F)
+                                                     : x < 0.0F ? broadcast(-1.0F)
+                                                                : x); },
+              values);
 }
 
 /// Where a condition holds in each of the four registers.

@@ -23,15 +23,25 @@ namespace {
 template <class Map>
 class LionBlock {
  public:
-  OCTAVO_INLINE explicit LionBlock(const rules::LionStep& step) : step_(step) {}
+  struct Room {
+    StepBuffer parameters, gradients;
+    StateRoom momentum;
+  };
+
+  OCTAVO_INLINE LionBlock(const rules::LionStep& step, Room& room)
+      : step_(step),
+        room_(&room),
+        parameter_(room.parameters.values),
+        gradient_(room.gradients.values),
+        momentum_(room.momentum) {}
   OCTAVO_INLINE bool all_finite() const { return is_all(finite_); }
 
   OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first, std::uint64_t count) {
     operands_ = &operands;
     first_ = first;
     count_ = count;
-    parameter_ = load_parameters(operands, first, count, parameters_);
-    gradient_ = load_gradients(operands, first, count, gradients_);
+    parameter_ = load_parameters(operands, first, count, room_->parameters);
+    gradient_ = load_gradients(operands, first, count, room_->gradients);
     momentum_.begin(operands.mean, first, count);
   }
 
@@ -43,7 +53,7 @@ class LionBlock {
   }
 
   OCTAVO_INLINE void between() {
-    store_parameters(*operands_, first_, count_, parameters_);
+    store_parameters(*operands_, first_, count_, room_->parameters);
     momentum_.work_out_scales();
   }
 
@@ -52,12 +62,12 @@ class LionBlock {
   OCTAVO_INLINE void end() { momentum_.end(); }
 
  private:
-  const rules::LionStep step_;
+  rules::LionStep step_;
+  Room* room_;
   const StepOperands* operands_ = nullptr;
   std::uint64_t first_ = 0, count_ = 0;
-  StepBuffer parameters_, gradients_;
-  float* parameter_ = parameters_.values;
-  const float* gradient_ = gradients_.values;
+  float* parameter_;
+  const float* gradient_;
   StateBlock<Map> momentum_;
   IntVector finite_ = IntVector{} - 1;
 };
@@ -66,9 +76,7 @@ class LionBlock {
 
 void lion(Queue, const rules::LionStep& step, std::uint64_t count, const StepOperands& operands) {
   with_state_maps(operands.mean.format, [&]<class Map>(Map, auto) {
-    LionBlock<Map> blocks[2] = {LionBlock<Map>(step), LionBlock<Map>(step)};
-    for_step_blocks(operands, count, blocks);
-    report(blocks[0].all_finite() && blocks[1].all_finite(), operands.nonfinite);
+    report(for_step_blocks<LionBlock<Map>>(operands, count, step), operands.nonfinite);
   });
 }
 

@@ -62,17 +62,26 @@ class Lookup {
 /// Sixteen bytes, of which each lane picks the one that the lowest bits of its index name.
 struct alignas(16) ByteLookup {
   std::uint8_t entries[16];
-  OCTAVO_INLINE IntVector operator[](IntVector index) const {
+  /// entry(i) for i in [0, 16).
+  template <class Entry>
+  static constexpr ByteLookup of(Entry entry) {
+    ByteLookup table = {};
+    std::uint32_t i = 0;
+    for (std::uint8_t& one : table.entries) one = static_cast<std::uint8_t>(entry(i++));
+    return table;
+  }
+  /// Of indices below 128, each a byte or an integer.
+  template <class Index>
+  OCTAVO_INLINE Index operator[](Index index) const {
 #if defined(__AVX512F__)
     const __m512i table = _mm512_maskz_broadcast_i32x4(0xFFFF, *reinterpret_cast<const __m128i*>(entries));
-    return reinterpret_cast<IntVector>(_mm512_shuffle_epi8(table, reinterpret_cast<__m512i>(index)));
+    return reinterpret_cast<Index>(_mm512_shuffle_epi8(table, reinterpret_cast<__m512i>(index)));
 #elif defined(__AVX2__)
     const __m256i table = _mm256_broadcastsi128_si256(*reinterpret_cast<const __m128i*>(entries));
-    return reinterpret_cast<IntVector>(_mm256_shuffle_epi8(table, reinterpret_cast<__m256i>(index)));
+    return reinterpret_cast<Index>(_mm256_shuffle_epi8(table, reinterpret_cast<__m256i>(index)));
 #else
-    IntVector picked;
-    for (std::uint64_t lane = 0; lane < kVectorFloats; ++lane) picked[lane] = entries[index[lane] & 15];
-    return picked;
+    for (std::uint64_t lane = 0; lane < sizeof index / sizeof index[0]; ++lane) index[lane] = entries[index[lane] & 15];
+    return index;
 #endif
   }
 };

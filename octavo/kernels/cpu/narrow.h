@@ -80,6 +80,20 @@ OCTAVO_INLINE Bytes greater(Bytes a, Bytes b) {
 #endif
 }
 
+/// The opposite where `sign` is negative; where it is 0, `bytes` are.
+OCTAVO_INLINE SignedBytes with_sign(SignedBytes bytes, SignedBytes sign) {
+#if defined(__AVX512F__)
+  const __mmask64 negative = _mm512_movepi8_mask(reinterpret_cast<__m512i>(sign));
+  const auto from = reinterpret_cast<__m512i>(bytes);
+  return reinterpret_cast<SignedBytes>(_mm512_mask_sub_epi8(from, negative, __m512i{}, from));
+#elif defined(__AVX2__)
+  return reinterpret_cast<SignedBytes>(
+      _mm256_sign_epi8(reinterpret_cast<__m256i>(bytes), reinterpret_cast<__m256i>(sign)));
+#else
+  return sign < 0 ? -bytes : bytes;
+#endif
+}
+
 OCTAVO_INLINE void store_bytes(Bytes vector, std::uint8_t* bytes) { std::memcpy(bytes, &vector, sizeof vector); }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

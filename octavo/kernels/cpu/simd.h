@@ -44,6 +44,9 @@ OCTAVO_INLINE IntVector as_ints(FloatVector floats) { return reinterpret_cast<In
 OCTAVO_INLINE FloatVector as_floats(IntVector ints) { return reinterpret_cast<FloatVector>(ints); }
 OCTAVO_INLINE FloatVector to_floats(IntVector ints) { return __builtin_convertvector(ints, FloatVector); }
 
+/// In all lanes. (To add zeros instead would be an addition: it makes a zero of -0.)
+OCTAVO_INLINE FloatVector broadcast(float value) { return value - FloatVector{}; }
+
 OCTAVO_INLINE FloatVector load_vector(const float* values) {
   FloatVector vector;
   std::memcpy(&vector, values, sizeof vector);

@@ -36,9 +36,11 @@ OCTAVO_INLINE void pack_codes(const std::uint8_t* codes, std::uint64_t count, st
   }
 }
 
-/// What decoding the codes of a block takes beside them.
+/// What decoding the codes of a block takes beside them: nothing where there are no codes.
 template <class Map>
-struct StateDecoder;
+struct StateDecoder {
+  explicit StateDecoder(float) {}
+};
 
 template <unsigned kDecades, bool kSigned>
 struct StateDecoder<rules::DynamicMap<kDecades, kSigned>> {
@@ -106,12 +108,8 @@ struct DecadeFinder {
   }
 #else
   static constexpr std::uint32_t decade_of_entry(std::uint32_t i) { return i; }
-  static constexpr ByteLookup guesses() {
-    ByteLookup guesses = {};
-    for (std::uint32_t i = 0; i < 16; ++i) guesses.entries[i] = static_cast<std::uint8_t>(decade_of(pair_of(i)));
-    return guesses;
-  }
-  static constexpr ByteLookup kGuesses = guesses();
+  /// Entry 0, of 2 and above, is also picked for the three other bytes of an index, which are 0.
+  static constexpr ByteLookup kGuesses = ByteLookup::of([](auto i) { return i == 0 ? 0 : decade_of(pair_of(i)); });
   static constexpr LookupTable kNextBorders =
       LookupTable::of([](auto i) { return i < Map::kLevels ? Map::kBorders[i + 1] : __builtin_inff(); });
   Lookup next_borders{kNextBorders};
@@ -136,15 +134,15 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
   }
   static constexpr LookupTable kSteepness = LookupTable::of([](auto i) { return by_entry(Map::kSteepness, i); });
   static constexpr LookupTable kShifts = LookupTable::of([](auto i) { return by_entry(Map::kShifts, i); });
-  static constexpr LookupTable kLasts = LookupTable::of([](auto i) {
+  static constexpr ByteLookup kLasts = ByteLookup::of([](auto i) {
     return Decades::decade_of_entry(i) < Map::kLevels ? Map::last_distance(Decades::decade_of_entry(i)) : 0;
   });
   Decades decades;
-  Lookup steepness{kSteepness}, shifts{kShifts}, lasts{kLasts};
+  Lookup steepness{kSteepness}, shifts{kShifts};
   float factor;
 
-  /// Codes of a signed map are worked out from opposite values: what 8 bits cannot hold is then the -128 that they
-  /// have.
+  /// Codes of a signed map are worked out from opposite values: the distance of 128, which 8 bits have with a negative
+  /// sign alone, is that of a positive value.
   OCTAVO_INLINE explicit StateEncoder(float reciprocal) : factor(kSigned ? -reciprocal : reciprocal) {}
 
   OCTAVO_INLINE Bytes operator()(const Floats& values) const {
@@ -152,17 +150,18 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
     const Floats size = each([](FloatVector x) { return size_of(x); }, scaled);
     const Ints entry = decades(size);
     const Floats place = fused(size, steepness[entry], shifts[entry]);
-    const Floats distance = each([](FloatVector x, FloatVector last) { return lesser(x, last); }, place, lasts[entry]);
+    const Bytes last = kLasts[narrowed<Bytes>(entry)];
+    const Bytes distance = lesser(narrowed<Bytes>(nearest_wholes(place)), last);
     if constexpr (kSigned) {
       constexpr std::uint8_t kZeroCode = Map::kZeroCode;
-      const Ints sign = as_ints(scaled) & static_cast<std::int32_t>(rules::kSignMask);
-      const SignedBytes opposite = narrowed<SignedBytes>(nearest_wholes(as_floats(as_ints(distance) ^ sign)));
+      const SignedBytes sign = narrowed<SignedBytes>(as_ints(scaled));  // 127 or -128, in 8 bits the greatest distances
+      const SignedBytes opposite = with_sign(SignedBytes(lesser(distance, Bytes(sign))), sign);
       const SignedBytes bounded =
           kDecades == 7 ? opposite : lesser(opposite, SignedBytes{} + static_cast<std::int8_t>(kZeroCode));
       return in_order(kZeroCode - Bytes(bounded));  // modulo 256
     } else {
       const Bytes is_positive = lesser(narrowed<Bytes>(as_ints(scaled)), Bytes{} + std::uint8_t{1});
-      return in_order(greater(narrowed<Bytes>(nearest_wholes(distance)), is_positive));
+      return in_order(greater(distance, is_positive));
     }
   }
 

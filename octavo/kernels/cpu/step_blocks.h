@@ -115,14 +115,24 @@ OCTAVO_INLINE void prefetch_step(const StepOperands& operands, std::uint64_t fir
 /// the second half of the one before. Thus a processor always finds work of several kinds, which need different units
 /// of it, and does not wait for what takes long, as roots, divisions and the scale of a block do. A Block has
 ///
+///   Room                            the memory that it may need, which it does not own
+///   Block(step, room)
 ///   begin(operands, first, count)   takes up the block that begins at element `first`
 ///   first(i), second(i)             a half for kLanes of its elements, from i on
 ///   between(), end()                after all of the first half, and of the second
+///   all_finite()                    after between(): whether all gradients are
 ///
-/// Of a Block that has not begun, second() and end() do no harm.
-template <class Block>
-OCTAVO_INLINE void for_step_blocks(const StepOperands& operands, std::uint64_t count, Block (&blocks)[2]) {
+/// Of a Block that has not begun, second() and end() do no harm. Returns whether all gradients are finite.
+///
+/// A Block points to its Room and nothing points to the Block: so the compiler knows that what is stored does not
+/// change it, and keeps pointers, factors and extremes where they are. Otherwise it would load them again for each
+/// kLanes.
+template <class Block, class Step>
+OCTAVO_INLINE bool for_step_blocks(const StepOperands& operands, std::uint64_t count, const Step& step) {
+  typename Block::Room rooms[2];
+  Block blocks[2] = {Block(step, rooms[0]), Block(step, rooms[1])};
   Block *now = &blocks[0], *before = &blocks[1];
+  bool all_finite = true;
   for (std::uint64_t first = 0; first < count; first += kStepBlock) {
     prefetch_step(operands, first);
     now->begin(operands, first, smaller(kStepBlock, count - first));
@@ -132,10 +142,12 @@ OCTAVO_INLINE void for_step_blocks(const StepOperands& operands, std::uint64_t c
     }
     before->end();
     now->between();
+    all_finite &= now->all_finite();
     std::swap(now, before);
   }
   for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) before->second(i);
   before->end();
+  return all_finite;
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -24,6 +24,12 @@ OCTAVO_INLINE void with_state_maps(StateFormat format, Visit visit) {
   }
 }
 
+/// The memory that a block of a state may need.
+struct StateRoom {
+  alignas(64) float values[kStepBlock] = {};
+  alignas(64) std::uint8_t codes[kStepBlock] = {};
+};
+
 /// A block of a state: begin(); before() and store() for all of its elements; work_out_scales(); after() and encode()
 /// for all of them; end(). Codes become floats just before these are updated. What follows the elements of a tensor's
 /// last block, up to a whole block, is of no meaning.
@@ -32,6 +38,8 @@ class StateBlock {
  public:
   static constexpr bool kHasCodes = Map::kBits < 32;
 
+  OCTAVO_INLINE explicit StateBlock(StateRoom& room) : room_(&room), values_(room.values), codes_(room.codes) {}
+
   OCTAVO_INLINE void begin(const StateView& state, std::uint64_t first, std::uint64_t count) {
     const bool is_whole = count == kStepBlock;
     count_ = count;
@@ -39,22 +47,23 @@ class StateBlock {
     if constexpr (kHasCodes) {
       begin_again();
       scales_ = state.scales + first / Map::kBlock;
-      codes_ = Map::kBits == 8 && is_whole ? memory_ : unpacked_;
+      for (std::uint64_t i = 0; i * Map::kBlock < count; ++i) of_[i].decoder = Decoder(scales_[i]);
+      codes_ = Map::kBits == 8 && is_whole ? memory_ : room_->codes;
       if (codes_ == memory_) return;
-      unpack_codes<Map>(memory_, count, unpacked_);
-      std::memset(unpacked_ + count, 0, kStepBlock - count);
+      unpack_codes<Map>(memory_, count, room_->codes);
+      std::memset(room_->codes + count, 0, kStepBlock - count);
     } else {
-      values_ = is_whole ? reinterpret_cast<float*>(memory_) : buffer_;
+      values_ = is_whole ? reinterpret_cast<float*>(memory_) : room_->values;
       if (is_whole) return;
-      std::memcpy(buffer_, memory_, count * sizeof(float));
-      std::memset(buffer_ + count, 0, (kStepBlock - count) * sizeof(float));
+      std::memcpy(room_->values, memory_, count * sizeof(float));
+      std::memset(room_->values + count, 0, (kStepBlock - count) * sizeof(float));
     }
   }
 
   /// As they were before the step.
   OCTAVO_INLINE Floats before(std::uint64_t first) const {
     if constexpr (kHasCodes) {
-      return StateDecoder<Map>(scales_[first / Map::kBlock])(load_ints(codes_ + first));
+      return of_[number(first)].decoder(load_ints(codes_ + first));
     } else {
       return load_floats(values_ + first);
     }
@@ -62,19 +71,19 @@ class StateBlock {
 
   OCTAVO_INLINE void store(std::uint64_t first, const Floats& values) {
     store_floats(values, values_ + first);
-    if constexpr (kHasCodes) extremes_[first / Map::kBlock].take(values);
+    if constexpr (kHasCodes) of_[number(first)].extremes.take(values);
   }
   OCTAVO_INLINE Floats after(std::uint64_t first) const { return load_floats(values_ + first); }
 
   /// Whether all that was stored is.
   OCTAVO_INLINE bool is_finite() const {
     bool finite = true;
-    for (const auto& extremes : extremes_) finite &= extremes.are_finite();
+    for (const auto& block : of_) finite &= block.extremes.are_finite();
     return finite;
   }
   /// All values are stored once more.
   OCTAVO_INLINE void begin_again() {
-    for (auto& extremes : extremes_) extremes = {};
+    for (auto& block : of_) block.extremes = {};
   }
 
   /// After all values of the block are stored.
@@ -82,45 +91,54 @@ class StateBlock {
     if constexpr (kHasCodes) {
       if (count_ < kStepBlock) forget_rest();
       for (std::uint64_t i = 0; i * Map::kBlock < count_; ++i) {
-        const rules::StateScale scale = extremes_[i].scale();
+        const rules::StateScale scale = of_[i].extremes.scale();
         scales_[i] = scale.kept;
-        reciprocals_[i] = scale.reciprocal;
+        of_[i].reciprocal = scale.reciprocal;
       }
     }
   }
 
   OCTAVO_INLINE void encode(std::uint64_t first, const Floats& values) {
-    if constexpr (kHasCodes) {
-      store_bytes(StateEncoder<Map>(reciprocals_[first / Map::kBlock])(values), codes_ + first);
-    }
+    if constexpr (kHasCodes) store_bytes(StateEncoder<Map>(of_[number(first)].reciprocal)(values), codes_ + first);
   }
 
   OCTAVO_INLINE void end() {
     if (count_ == 0) return;  // it has not begun
     if constexpr (kHasCodes) {
-      if (codes_ == unpacked_) pack_codes<Map>(unpacked_, count_, memory_);
+      if (codes_ != memory_) pack_codes<Map>(room_->codes, count_, memory_);
     } else {
-      if (values_ == buffer_) std::memcpy(memory_, buffer_, count_ * sizeof(float));
+      if (values_ == room_->values) std::memcpy(memory_, room_->values, count_ * sizeof(float));
     }
   }
 
  private:
-  /// What lies behind the elements of a tensor's last block becomes zeros, which are no extremes.
-  OCTAVO_INLINE void forget_rest() {
-    std::memset(buffer_ + count_, 0, (kStepBlock - count_) * sizeof(float));
-    begin_again();
-    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) extremes_[i / Map::kBlock].take(after(i));
+  using Decoder = StateDecoder<Map>;
+  static constexpr std::uint64_t kBlocks = kStepBlock / Map::kBlock;  // of codes with a scale of their own
+  struct OfBlock {
+    Decoder decoder = Decoder(0.0F);
+    Extremes<Map> extremes;
+    float reciprocal = 0.0F;  // of the scale
+  };
+
+  /// Written so that the compiler knows it where there is one.
+  OCTAVO_INLINE static constexpr std::uint64_t number(std::uint64_t first) {
+    return kBlocks == 1 ? 0 : first / Map::kBlock;
   }
 
+  /// What lies behind the elements of a tensor's last block becomes zeros, which are no extremes.
+  OCTAVO_INLINE void forget_rest() {
+    std::memset(room_->values + count_, 0, (kStepBlock - count_) * sizeof(float));
+    begin_again();
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) of_[number(i)].extremes.take(after(i));
+  }
+
+  StateRoom* room_;
+  float* values_;
+  std::uint8_t* codes_;
   std::uint64_t count_ = 0;
   std::uint8_t* memory_ = nullptr;
   float* scales_ = nullptr;
-  float* values_ = buffer_;
-  std::uint8_t* codes_ = unpacked_;
-  Extremes<Map> extremes_[kStepBlock / Map::kBlock];
-  float reciprocals_[kStepBlock / Map::kBlock] = {};  // of the scales
-  alignas(64) float buffer_[kStepBlock] = {};
-  alignas(64) std::uint8_t unpacked_[kStepBlock] = {};
+  OfBlock of_[kBlocks];
 };
 
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -41,14 +41,14 @@ OCTAVO_INLINE Words greater(Words a, Words b) {
 }
 /// Compared as integers, which more units of a processor do: `b` is above 0.
 OCTAVO_INLINE FloatVector greater_positive(FloatVector a, float b) {
-  return as_floats(greater(as_ints(a), as_ints(FloatVector{} + b)));
+  return as_floats(greater(as_ints(a), as_ints(broadcast(b))));
 }
 
 /// Magnitudes, but no less than `least`, which is above 0.
 OCTAVO_INLINE FloatVector magnitudes_from(FloatVector values, float least) {
 #if defined(__AVX512DQ__)
   constexpr int kGreaterMagnitude = 0b1011;
-  const __m512 bound = reinterpret_cast<__m512>(FloatVector{} + least);
+  const __m512 bound = reinterpret_cast<__m512>(broadcast(least));
   return reinterpret_cast<FloatVector>(
       _mm512_maskz_range_ps(0xFFFF, reinterpret_cast<__m512>(values), bound, kGreaterMagnitude));
 #else
@@ -56,7 +56,7 @@ OCTAVO_INLINE FloatVector magnitudes_from(FloatVector values, float least) {
 #endif
 }
 
-OCTAVO_INLINE FloatVector lesser(FloatVector a, float b) { return lesser(a, FloatVector{} + b); }
+OCTAVO_INLINE FloatVector lesser(FloatVector a, float b) { return lesser(a, broadcast(b)); }
 
 OCTAVO_INLINE IntVector load_bytes(const std::uint8_t* bytes) {
 #if defined(__AVX512F__)
