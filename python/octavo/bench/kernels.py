@@ -5,8 +5,9 @@ The limits are measured in the same run. On every device that is a copy of a ten
 read and written in a second, over the copy's. Packing is also held to what the copy copies: bytes read over bytes
 copied. On the CPU reading is held to a plain sum and writing to a fill. A codec with error feedback reads a float32
 gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum over one
-half of the bucket, an add over the other, and a fill of the whole move. What an owner does in a world of 64 ranks is
-held to the same on one thread.
+half of the bucket, an add over the other, and a fill of the whole move. Selecting the largest values is held to a
+copy and to torch, blocks of 8 bits to bitsandbytes, and what an owner does in a world of 64 ranks to the same on one
+thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ CODECS = {
 CPU_PLANS = ("sign+ef", "sign:262144+ef", "ternary+ef", "int3+ef", "int4+ef", "int8+ef", "fp8+ef", "bf16")
 OWNERS_PLANS = ("int4+ef", "sign+ef", "topk:64/4096:sign+ef")
 OWNERS_RANKS = 64
+SELECTING_PLANS = ("topk:0.01", "topk:64/4096:sign")
 NUMPY = "numpy.packbits, one thread"
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
@@ -68,7 +70,8 @@ def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
     `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB.
     """
     torch.manual_seed(0)
-    rows = [*_bits(elements, rounds), *_codecs(rounds), *_sketch(rounds), *_owner(rounds), *_steps(rounds)]
+    codecs = [*_codecs(rounds), *_selections(rounds), *_blocks(rounds)]
+    rows = [*_bits(elements, rounds), *codecs, *_sketch(rounds), *_owner(rounds), *_steps(rounds)]
     return [replace(row, threads=row.threads or torch.get_num_threads()) for row in rows]
 
 
@@ -219,6 +222,43 @@ def _codecs(rounds: int) -> list[Row]:
     contenders |= {f"encode + decode {text}": (lambda text=text: go_round(text)) for text in plans}
     seconds = take_turns(contenders, rounds)
     return [_row(seconds, name, BUCKET, 12, "minimal traffic") for name in contenders if name != "minimal traffic"]
+
+
+def _encoder(text: str, gradient: torch.Tensor) -> Callable[[], None]:
+    """Encodes with a plan, without feedback."""
+    plan = octavo.Plan(text)
+    payload = torch.empty(plan.payload_bytes(gradient.numel()), dtype=torch.uint8)
+    return lambda: _C.encode(plan, gradient, payload, None, None)
+
+
+def _selections(rounds: int) -> list[Row]:
+    """Selecting the largest values against copying all, and against torch."""
+    gradient, out = torch.randn(BUCKET), torch.empty(BUCKET)
+    torchs = "torch.topk, 1 %"
+    contenders = {"copy": lambda: out.copy_(gradient), torchs: lambda: gradient.abs().topk(BUCKET // 100)}
+    contenders |= {f"encode {text}": _encoder(text, gradient) for text in SELECTING_PLANS}
+    seconds = take_turns(contenders, max(3, rounds // 2))
+    first, *_ = (f"encode {text}" for text in SELECTING_PLANS)
+    rows = [_row(seconds, f"encode {text}", BUCKET, 4, "copy") for text in SELECTING_PLANS]
+    return [*rows, _row(seconds, first, BUCKET, 4, torchs)]
+
+
+def _blocks(rounds: int) -> list[Row]:
+    """8 bits by blocks of 256 against bitsandbytes on the CPU, where that is installed."""
+    try:
+        from bitsandbytes.functional import quantize_blockwise
+    except ImportError:
+        return []
+    gradient = torch.randn(BUCKET)
+    theirs = "bitsandbytes' quantize_blockwise"
+    seconds = take_turns(
+        {
+            theirs: lambda: quantize_blockwise(gradient, blocksize=256),
+            "encode int8": _encoder("int8", gradient),
+        },
+        max(3, rounds // 4),
+    )
+    return [_row(seconds, "encode int8", BUCKET, 5, theirs)]
 
 
 def _owner(rounds: int) -> list[Row]:
