@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace octavo {
@@ -20,22 +21,38 @@ class EchoBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<std::int64_t>& received, std::vector<std::int64_t>& sent,
                                                const c10d::AllToAllOptions&) override {
-    auto* room = static_cast<std::uint8_t*>(output.mutable_data_ptr());
-    const auto* message = static_cast<const std::uint8_t*>(input.const_data_ptr());
     for (std::size_t rank = 0; rank < sent.size(); ++rank) {
       TORCH_CHECK(received[rank] >= sent[rank], "[comm.echo_backend] expected room for ", sent[rank],
                   " bytes from rank ", rank, ", which it is sent, got ", received[rank],
                   ": the elements of a tensor must be a multiple of 64 for each rank");
-      std::memcpy(room, message, static_cast<std::size_t>(sent[rank]));
-      room += received[rank];
-      message += sent[rank];
     }
-    return c10::make_intrusive<Done>();
+    return c10::make_intrusive<Echo>(output, input, received, sent);
   }
 
  private:
-  struct Done final : c10d::Work {
-    bool wait(std::chrono::milliseconds) override { return true; }
+  /// Comes when it is waited for: what a rank does before is timed without it.
+  class Echo final : public c10d::Work {
+   public:
+    Echo(at::Tensor output, at::Tensor input, std::vector<std::int64_t> received, std::vector<std::int64_t> sent)
+        : output_(std::move(output)),
+          input_(std::move(input)),
+          received_(std::move(received)),
+          sent_(std::move(sent)) {}
+
+    bool wait(std::chrono::milliseconds) override {
+      auto* room = static_cast<std::uint8_t*>(output_.mutable_data_ptr());
+      const auto* message = static_cast<const std::uint8_t*>(input_.const_data_ptr());
+      for (std::size_t rank = 0; rank < sent_.size(); ++rank) {
+        std::memcpy(room, message, static_cast<std::size_t>(sent_[rank]));
+        room += received_[rank];
+        message += sent_[rank];
+      }
+      return true;
+    }
+
+   private:
+    at::Tensor output_, input_;
+    std::vector<std::int64_t> received_, sent_;
   };
 };
 

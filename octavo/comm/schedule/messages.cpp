@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "octavo/comm/shared/host_ranks.h"
+#include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
@@ -123,10 +124,15 @@ Transfer send_to_others(Wire& wire, c10::Device device, at::Tensor& send, std::u
   if (wire.shares_memory(device)) {
     return wire.exchange_in_place(send, std::vector<Parcel>(world, {0, bytes}), receive_bytes);
   }
+  constexpr std::uint64_t kGrainBytes = 1U << 18;
   auto* const message = send.mutable_data_ptr<std::uint8_t>();
-  for (std::size_t receiver = 1; receiver + 1 < world; ++receiver) {
-    std::memcpy(message + receiver * bytes, message, bytes);
-  }
+  const auto copies = static_cast<std::int64_t>(std::max<std::size_t>(world, 2) - 2);
+  const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainBytes / bytes));
+  for_parts(c10::kCPU, copies, grain, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t copy = first; copy < last; ++copy) {
+      std::memcpy(message + static_cast<std::uint64_t>(copy + 1) * bytes, message, bytes);
+    }
+  });
   return exchange_with_others(wire, device, send, std::vector<std::uint64_t>(world, bytes), receive,
                               std::move(receive_bytes));
 }
