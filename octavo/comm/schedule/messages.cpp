@@ -127,7 +127,7 @@ Transfer send_to_others(Wire& wire, c10::Device device, at::Tensor& send, std::u
   constexpr std::uint64_t kGrainBytes = 1U << 18;
   auto* const message = send.mutable_data_ptr<std::uint8_t>();
   const auto copies = static_cast<std::int64_t>(std::max<std::size_t>(world, 2) - 2);
-  const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainBytes / bytes));
+  const auto grain = static_cast<std::int64_t>(kGrainBytes / std::clamp<std::uint64_t>(bytes, 1, kGrainBytes));
   for_parts(c10::kCPU, copies, grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t copy = first; copy < last; ++copy) {
       std::memcpy(message + static_cast<std::uint64_t>(copy + 1) * bytes, message, bytes);
