@@ -80,7 +80,7 @@ OCTAVO_INLINE Bytes greater(Bytes a, Bytes b) {
 #endif
 }
 
-/// The opposite where `sign` is negative; where it is 0, `bytes` are.
+/// The opposite modulo 256 where `sign` is negative; where it is 0, `bytes` are.
 OCTAVO_INLINE SignedBytes with_sign(SignedBytes bytes, SignedBytes sign) {
 #if defined(__AVX512F__)
   const __mmask64 negative = _mm512_movepi8_mask(reinterpret_cast<__m512i>(sign));
@@ -90,7 +90,7 @@ OCTAVO_INLINE SignedBytes with_sign(SignedBytes bytes, SignedBytes sign) {
   return reinterpret_cast<SignedBytes>(
       _mm256_sign_epi8(reinterpret_cast<__m256i>(bytes), reinterpret_cast<__m256i>(sign)));
 #else
-  return sign < 0 ? -bytes : bytes;
+  return sign < 0 ? SignedBytes(Bytes{} - Bytes(bytes)) : bytes;  // -128 has no opposite as a signed byte
 #endif
 }
 
