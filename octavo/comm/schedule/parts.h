@@ -9,13 +9,12 @@
 #include <vector>
 
 #include "octavo/comm/layout.h"
-#include "octavo/export.h"
 
 namespace octavo {
 
 /// How the work on a bucket is shared out to threads: pieces are cut into parts. The cuts do not depend on the number
 /// of threads. Keeps its memory.
-class OCTAVO_API Parts {
+class Parts {
  public:
   struct Part {
     std::uint32_t piece;
