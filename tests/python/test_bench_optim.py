@@ -153,17 +153,17 @@ needs_sycl = pytest.mark.skipif(not SYCL["available"], reason=f"no device sycl: 
 
 @needs_sycl
 def test_paged_states_are_none_of_the_devices_and_fit_where_adamw_does_not():
-    free = {row.optimizer: row for row in memory.measure("small", "sycl", steps=2, cases=["AdamW", "PagedAdamW8bit"])}
+    free = {row.optimizer: row for row in memory.measure("tiny", "sycl", steps=2, cases=["AdamW", "PagedAdamW8bit"])}
     whole, paged = free["AdamW"], free["PagedAdamW8bit"]
     states = 8 * whole.parameters / 2**20
     assert whole.managed_mib == 0 and paged.managed_mib == pytest.approx(states / 4, rel=0.02)
     assert paged.device_mib < whole.device_mib - 0.9 * states
     limit = (paged.device_mib + whole.device_mib) / 2
-    capped = memory.measure("small", "sycl", limit_mib=limit, steps=2, cases=["AdamW", "PagedAdamW8bit"])
+    capped = memory.measure("tiny", "sycl", limit_mib=limit, steps=2, cases=["AdamW", "PagedAdamW8bit"])
     assert [(row.optimizer, row.fits) for row in capped] == [("AdamW", "no"), ("PagedAdamW8bit", "yes")]
     assert capped[0].device_mib is None and capped[1].loss == paged.loss
     released = f"PagedAdamW8bit{memory.RELEASED}"
-    (least,) = memory.measure("small", "sycl", steps=2, cases=[released])
+    (least,) = memory.measure("tiny", "sycl", steps=2, cases=[released])
     assert least.device_mib <= paged.device_mib and least.loss == paged.loss
-    (recomputed,) = memory.measure("small", "sycl", steps=2, cases=[released], recompute=True)
+    (recomputed,) = memory.measure("tiny", "sycl", steps=2, cases=[released], recompute=True)
     assert recomputed.device_mib < least.device_mib and recomputed.loss == least.loss
