@@ -58,11 +58,13 @@ py::dict stats_of(const Outer& outer) {
   return result;
 }
 
-using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool>>;
+using PositionTuples = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t, bool, bool>>;
 
 std::vector<Outer::Position> positions_of(const PositionTuples& positions) {
   std::vector<Outer::Position> all;
-  for (const auto& [rounds, waiting, bytes, at_anchor] : positions) all.push_back({rounds, waiting, bytes, at_anchor});
+  for (const auto& [rounds, waiting, bytes, at_start, from_anchor] : positions) {
+    all.push_back({rounds, waiting, bytes, at_start, from_anchor});
+  }
   return all;
 }
 
@@ -95,8 +97,8 @@ void bind_outer(py::module_& m) {
            [](Outer& outer) {
              PositionTuples all;
              const py::gil_scoped_release released;
-             for (const auto& [rounds, waiting, bytes, at_anchor] : outer.positions()) {
-               all.emplace_back(rounds, waiting, bytes, at_anchor);
+             for (const auto& [rounds, waiting, bytes, at_start, from_anchor] : outer.positions()) {
+               all.emplace_back(rounds, waiting, bytes, at_start, from_anchor);
              }
              return all;
            })
@@ -109,7 +111,13 @@ void bind_outer(py::module_& m) {
           "load_world",
           [](Outer& outer, const std::vector<std::map<std::string, at::Tensor>>& world, const PositionTuples& positions,
              std::uint64_t steps) { outer.load_world(world, positions_of(positions), steps); },
-          py::arg("world"), py::arg("positions"), py::arg("steps"), no_gil);
+          py::arg("world"), py::arg("positions"), py::arg("steps"), no_gil)
+      .def(
+          "owed_in_parameters",
+          [](const Outer& outer, const std::map<std::string, at::Tensor>& own, const PositionTuples& positions,
+             int rank,
+             int world_size) { return outer.owed_in_parameters(own, positions_of(positions), rank, world_size); },
+          py::arg("own"), py::arg("positions"), py::arg("rank"), py::arg("world_size"), no_gil);
 }
 
 }  // namespace octavo

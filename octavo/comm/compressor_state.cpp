@@ -384,6 +384,30 @@ void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::T
   residuals_are_of_momenta_ = of_momenta;
 }
 
+at::Tensor Compressor::owed(std::size_t parameter) {
+  const std::lock_guard lock(mutex_);
+  const auto kept = [&](const Role& role) { return state_.at(parameter, role).tensor(); };
+  return owed_by(parameter, kept, wire_->rank(), wire_->world_size());
+}
+
+at::Tensor Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
+                               int world_size) const {
+  const std::lock_guard lock(mutex_);
+  const auto kept = [&](const Role& role) {
+    const auto found = residuals.find(std::string(role.name) + "/" + parameters_[parameter].info.name);
+    return found == residuals.end() ? at::Tensor() : found->second;
+  };
+  return owed_by(parameter, kept, rank, world_size);
+}
+
+at::Tensor Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
+                               int world_size) const {
+  const auto& plan = *parameters_[parameter].plan;
+  const ParameterInfo& info = parameters_[parameter].info;
+  if (!plan.feedback || plan.map || info.exempt) return {};
+  return plan.feedback->owed(kept, info, rank, world_size);
+}
+
 bool Compressor::residuals_are_of_momenta() const {
   const std::lock_guard lock(mutex_);
   return residuals_are_of_momenta_;

@@ -101,13 +101,20 @@ void Fragment::begin_round() {
   at::Tensor& all = difference();
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     at::Tensor to = all_of(all, i);
-    const at::Tensor anchor = all_of(anchor_, i), mine = own(parts_[i]);
+    const at::Tensor from = start(i), mine = own(parts_[i]);
     if (mine.scalar_type() == at::kFloat) {
-      at::sub_out(to, anchor, mine);
-    } else {  // from the anchor as the rank had it: what rounding took from it is no step of the rank's
-      to.copy_(anchor.to(mine.scalar_type())).sub_(mine);
+      at::sub_out(to, from, mine);
+    } else {  // from the start as the rank had it: what rounding took from it is no step of the rank's
+      to.copy_(from.to(mine.scalar_type())).sub_(mine);
     }
   }
+}
+
+at::Tensor Fragment::start(std::size_t part) const {
+  const at::Tensor anchor = all_of(anchor_, part);
+  if (starts_at_anchor_) return anchor;
+  const at::Tensor owed = compressor_->owed(part);
+  return owed.defined() ? anchor - owed.to(anchor.device()) : anchor;
 }
 
 bool Fragment::exchange() {
@@ -139,10 +146,29 @@ void Fragment::end_round(const rules::OuterStep& step) {
     parameter.write_back();
     mine.unsafeGetTensorImpl()->bump_version();
   }
+  starts_at_anchor_ = step.own_share > 0;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const at::Tensor from = start(i);
+    if (!from.is_alias_of(anchor_)) own(parts_[i]).copy_(from);  // else it is there already
+  }
+}
+
+void Fragment::return_to_start() {
+  for (std::size_t i = 0; i < parts_.size(); ++i) own(parts_[i]).copy_(start(i));
 }
 
 void Fragment::return_to_anchor() {
-  for (std::size_t i = 0; i < parts_.size(); ++i) own(parts_[i]).copy_(all_of(anchor_, i));
+  starts_at_anchor_ = true;
+  return_to_start();
+}
+
+Fragment::Views Fragment::owed_of(const std::map<std::string, at::Tensor>& residuals, int rank, int world_size) const {
+  Views all;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const at::Tensor owed = compressor_->owed_of(i, residuals, rank, world_size);
+    if (owed.defined()) all.emplace_back(parts_[i], owed);
+  }
+  return all;
 }
 
 bool Fragment::own_values_are_finite() const {

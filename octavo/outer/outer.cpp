@@ -130,7 +130,7 @@ std::vector<Outer::Skipped> Outer::after_step() {
   throw_if_failed();
   ++steps_;
   ++steps_here_;
-  for (Round& round : rounds_) round.is_at_anchor = false;
+  for (Round& round : rounds_) round.is_at_start = false;
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     if (arrives(f, steps_ + options_.delay)) send(rounds_[f]);
@@ -146,14 +146,14 @@ std::vector<Outer::Skipped> Outer::synchronize() {
   std::vector<Skipped> skipped;
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, options_.mix, skipped);
   for (Round& round : rounds_) {
-    if (!round.is_at_anchor) send(round);
+    if (!round.is_at_start) send(round);
   }
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
   for (Round& round : rounds_) {  // all ranks, also where a round was skipped
     round.fragment->return_to_anchor();
-    round.is_at_anchor = true;
+    round.is_at_start = true;
   }
-  for (Skipped& one : skipped) one.returned_to_anchor = true;
+  for (Skipped& one : skipped) one.returned_to_start = true;
   return skipped;
 }
 
@@ -220,20 +220,20 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
   wire_bytes_ += arrival.wire_bytes;
   seconds_ = seconds_ + arrival.seconds;
   if (arrival.finite) {
-    round.is_at_anchor = own_share == 0;
+    round.is_at_start = own_share == 0;
     return round.fragment->end_round(
         {static_cast<float>(-options_.lr), static_cast<float>(options_.momentum), static_cast<float>(own_share)});
   }
   ++skipped_;
-  skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_anchor()});
+  skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_start()});
 }
 
 /// Where this rank has a NaN or an infinity anywhere: it would spread with the next step.
-bool Outer::return_to_anchor() {
+bool Outer::return_to_start() {
   const bool finite = std::all_of(rounds_.begin(), rounds_.end(),
                                   [](const Round& round) { return round.fragment->own_values_are_finite(); });
   if (finite) return false;
-  for (const Round& round : rounds_) round.fragment->return_to_anchor();
+  for (const Round& round : rounds_) round.fragment->return_to_start();
   return true;
 }
 
@@ -300,7 +300,8 @@ std::vector<Outer::Position> Outer::positions() {
     wait_for(round);
     const std::uint64_t waiting = !round.waiting ? 0 : round.waiting->finite ? 1 : 2;
     const std::uint64_t wire_bytes = round.waiting ? round.waiting->wire_bytes : 0;
-    all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_anchor});
+    all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_start,
+                   round.fragment->starts_at_anchor()});
   }
   return all;
 }
@@ -332,7 +333,8 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
     scatter(own, "anchor/", round.fragment->anchors());
     scatter(own, "momentum/", round.fragment->momenta());
     round.waiting.reset();
-    round.is_at_anchor = positions[f].is_at_anchor;
+    round.is_at_start = positions[f].is_at_start;
+    round.fragment->set_starts_at_anchor(positions[f].starts_at_anchor);
     if (positions[f].waiting != 0) {
       scatter(own, "arrived/", round.fragment->differences());
       round.waiting = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
@@ -355,6 +357,18 @@ void Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& wor
     for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
     compressor.load_residuals_of(residuals);
   });
+  for (const Round& round : rounds_) round.fragment->set_starts_at_anchor(true);
+}
+
+std::map<std::string, at::Tensor> Outer::owed_in_parameters(const std::map<std::string, at::Tensor>& own,
+                                                            const std::vector<Position>& positions, int rank,
+                                                            int world_size) const {
+  Tensors all;
+  for (std::size_t f = 0; f < std::min(rounds_.size(), positions.size()); ++f) {
+    if (positions[f].starts_at_anchor) continue;
+    gather(all, "", rounds_[f].fragment->owed_of(below(prefix_of(f), own), rank, world_size));
+  }
+  return all;
 }
 
 /// Where a fragment's residuals do not fit, those of the fragments before it are put back.

@@ -48,7 +48,8 @@ struct OuterStats {
 /// A fragment's round arrives at step (f+1)/fragments * every, counted from 1, and every `every` steps after; it is
 /// sent `delay` steps before, and travels on a thread of its own. A round is a transaction: where a value of any rank
 /// is not finite, anchor, momentum and residuals stay as they were on all ranks, and a rank with such values of its own
-/// goes back to the anchors of all fragments. Not thread-safe. All ranks make the same calls in the same order.
+/// goes back to the starts of all fragments (Fragment). Not thread-safe. All ranks make the same calls in the same
+/// order.
 class OCTAVO_API Outer {
  public:
   /// `backend`: its own, of the ranks. Parameters must be the same on all ranks: they are the first anchor. Throws
@@ -64,8 +65,8 @@ class OCTAVO_API Outer {
   /// A round that all ranks have skipped.
   struct Skipped {
     std::uint64_t fragment, round;
-    std::vector<int> ranks;   // that had a NaN or an infinity; none where sums overflowed
-    bool returned_to_anchor;  // this rank
+    std::vector<int> ranks;  // that had a NaN or an infinity; none where sums overflowed
+    bool returned_to_start;  // this rank
   };
   /// After each of the rank's own steps. Throws what Wire throws; the ranks must then be connected anew by a new
   /// object, from saved states.
@@ -87,18 +88,25 @@ class OCTAVO_API Outer {
   std::map<std::string, at::Tensor> common_state();
   std::map<std::string, at::Tensor> own_state();
   /// Of each fragment: the number of its rounds; whether one waits for its step (0, 1, or 2 where that was not finite),
-  /// and the bytes that it sent; whether all ranks are at the anchor.
+  /// and the bytes that it sent; whether no step was made since a round arrived; whether ranks began at the anchor.
   struct Position {
     std::uint64_t rounds, waiting, wire_bytes;
-    bool is_at_anchor;
+    bool is_at_start, starts_at_anchor;
   };
   std::vector<Position> positions();
   /// Restores what both, together, and positions() gave on this rank, in a world of as many ranks, after `steps` steps.
   /// Throws Error invalid_argument where something does not fit; nothing has changed then.
   void load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions, std::uint64_t steps);
-  /// The same from what all ranks of another world had, by rank: residuals are redistributed over this one.
+  /// The same from what all ranks of another world had, by rank: residuals are redistributed over this one, and ranks
+  /// go on from the anchor and their progress alone.
   void load_world(const std::vector<std::map<std::string, at::Tensor>>& world, const std::vector<Position>& positions,
                   std::uint64_t steps);
+  /// By the name of the parameter, in its shape and memory order, float32: what is to be added to the parameters that a
+  /// rank of another world had, so that they are the anchor and its progress. `own`: of its own_state(). No entry:
+  /// nothing.
+  std::map<std::string, at::Tensor> owed_in_parameters(const std::map<std::string, at::Tensor>& own,
+                                                       const std::vector<Position>& positions, int rank,
+                                                       int world_size) const;
 
  private:
   /// How an exchange ended, the same on all ranks.
@@ -113,7 +121,7 @@ class OCTAVO_API Outer {
     std::unique_ptr<Fragment> fragment;
     std::optional<std::future<Arrival>> travelling;
     std::optional<Arrival> waiting;
-    bool is_at_anchor = false;  // on all ranks: no step was made since it arrived
+    bool is_at_start = false;  // on all ranks: no step was made since it arrived
   };
   using Tensors = std::map<std::string, at::Tensor>;
 
@@ -123,7 +131,7 @@ class OCTAVO_API Outer {
   std::vector<int> ranks_without(bool finite);
   void wait_for(Round& round);
   void arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped);
-  bool return_to_anchor();
+  bool return_to_start();
   void throw_if_failed();
   void gather(Tensors& into, const std::string& role, const Fragment::Views& views) const;
   void require_fits(const Tensors& own, const std::vector<Position>& positions) const;

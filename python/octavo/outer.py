@@ -24,7 +24,7 @@ from octavo.rendezvous import Rendezvous, send_around
 
 FEWEST_ROUNDS = 50
 """Runs with fewer rounds than this end well behind a run that exchanges gradients in every step."""
-_SCHEMA = 1
+_SCHEMA = 2
 _AVERAGES = ("ranks", "hits")
 
 
@@ -57,7 +57,8 @@ class Outer(Optimizer):
     ``plan``, how far each has moved from the anchor, which is the same on all of them (float32), and Nesterov's step of
     ``lr`` and ``momentum`` along that average moves the anchor, from which they go on (DiLoCo, Douillard et al. 2023).
     With a plan that has error feedback both ways, from ranks to owners and back, make up later for what codes leave
-    out. Norms, biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
+    out; until then a rank keeps what it owes by ``+ef`` in its own parameters, where its gradients know of it. Norms,
+    biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
 
     ``model``: a plain module, not wrapped in ``DistributedDataParallel``, on one device; rank 0's parameters and
     buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any; its state stays on
@@ -74,7 +75,7 @@ class Outer(Optimizer):
     is known: a warning tells where it makes too few rounds. ``timeout_s``: how long a round waits for the peers.
 
     A round in which some rank has a NaN or an infinity is skipped by all, with a warning that names the rank; that rank
-    goes back to the anchor, and forgets what its inner optimizer remembers with a NaN in it.
+    goes back to where its round began, and forgets what its inner optimizer remembers with a NaN in it.
 
     The parameters of ranks differ between rounds: evaluate, and save the model, ``with outer.at_anchor():``. Call all
     methods on all ranks. ValueError for arguments that make no sense or differ between ranks; ``step`` and
@@ -278,14 +279,18 @@ class Outer(Optimizer):
         by_rank = self._checked(states, is_own)
         size, first = int(states[0]["world_size"]), states[0]
         place = (first["positions"], int(first["step"]))
-        own = by_rank.get(self._rank)
+        own, owed = by_rank.get(self._rank), {}
         if size == self._size and (is_own or len(by_rank) == size):
             self._outer.load({**own["shared"], **own["own"]}, *place)
         else:
             owns = [by_rank[rank]["own"] if rank in by_rank else {} for rank in range(size)]
             self._outer.load_world([{**first["shared"], **of_rank} for of_rank in owns], *place)
+            if own is not None:
+                owed = self._outer.owed_in_parameters(own["own"], first["positions"], self._rank, size)
         if own is not None:
-            self._set_parameters({name: own["own"][f"parameter/{name}"] for name in self._parameters})
+            self._set_parameters(
+                {name: own["own"][f"parameter/{name}"] + owed.get(name, 0) for name in self._parameters}
+            )
         else:
             self._set_parameters(self._outer.anchors())
         self.inner.load_state_dict((own or states[self._rank % len(states)])["inner"])

@@ -244,26 +244,50 @@ def test_rounds_learn_whatever_the_plan(two_ranks, plan, options):
     assert two_ranks.run(learn, plan, options)[0] < 2  # of 64 at first
 
 
-def movement(rank: int, plan: str) -> torch.Tensor:
+def movement(rank: int, plan: str, options: dict) -> torch.Tensor:
     """Of the anchor, where every step of a rank moves its parameters alike."""
     torch.manual_seed(0)
     model = nn.Linear(128, 64, bias=False)
     start = model.weight.detach().clone()
-    outer = octavo.Outer(
-        model, torch.optim.SGD(model.parameters(), lr=1e-3), plan, every=4, delay=1, mix=0.5, lr=1.0, momentum=0.0
-    )
+    inner = torch.optim.SGD(model.parameters(), lr=1e-3)
+    outer = octavo.Outer(model, inner, plan, every=4, lr=1.0, momentum=0.0, **options)
     gradient = torch.randn(64, 128, generator=torch.Generator().manual_seed(rank))
-    for _ in range(4 * 200):
+    for step in range(4 * 200):
+        if step == 4 * 150 + 2:  # inside of a round
+            outer.synchronize()
         model.weight.grad = gradient
         outer.step()
     return outer.state_dict()["shared"]["anchor/weight"] - start
 
 
+@pytest.mark.parametrize("options", [{}, dict(delay=1, mix=0.5)], ids=["at once", "mixed"])
 @pytest.mark.parametrize("plan", ["topk:0.05+ef", "sign+ef", "sign+ef:8bit"])
-def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks, plan):
-    dense, ours = three_ranks.run(movement, "dense")[0], three_ranks.run(movement, plan)[0]
+def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks, plan, options):
+    dense, ours = three_ranks.run(movement, "dense", options)[0], three_ranks.run(movement, plan, options)[0]
     share = float((ours * dense).sum() / dense.square().sum())
     assert share == pytest.approx(1, abs=0.1)
+
+
+def is_at_its_start(rank: int, plan: str, then: str) -> tuple[bool, bool]:
+    """Whether the rank's values are the anchor less what it owes, after a round, and what it owes is not nothing."""
+    model = nn.Linear(128, 64, bias=False)
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, every=2)
+    for step in range(4):
+        give_gradients(model, rank, step)
+        outer.step()
+    if then == "synchronized":
+        outer.synchronize()
+    state, owed = outer.state_dict(), torch.zeros(2, 64 * 128 // 2)
+    owed[1 - rank] = state["own"]["fragment 0/worker/weight"].float()  # the range of the other rank
+    anchor = state["shared"]["anchor/weight"].view(2, -1)
+    expected = anchor if then == "synchronized" else anchor - owed
+    return torch.equal(model.weight.detach().view(2, -1), expected), bool(owed.any())
+
+
+@pytest.mark.parametrize("then", ["", "synchronized"])
+@pytest.mark.parametrize("plan", ["sign+ef", "int4+ef", "topk:0.1+ef"])
+def test_a_rank_begins_at_the_anchor_less_what_it_owes(two_ranks, plan, then):
+    assert two_ranks.run(is_at_its_start, plan, then) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco"])
@@ -646,6 +670,28 @@ def test_a_saved_state_goes_on_to_the_last_bit(two_ranks, tmp_path, plan, at):
 
 
 @pytest.mark.parametrize("new_ranks", [1, 3])
+def test_in_another_world_a_rank_has_what_it_owed_in_its_parameters_no_longer(
+    two_ranks, three_ranks, tmp_path, new_ranks
+):
+    options = dict(plan="sign+ef", every=4, fragments=2)
+    two_ranks.run(save_at, 4, options, str(tmp_path))  # the second fragment has just begun a round
+    states = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
+    saved = [torch.load(path) for path in states]
+    last = next(key for key in saved[0]["own"] if key.startswith("fragment 1/worker/")).rpartition("/")[2]
+    anchor = saved[0]["shared"][f"anchor/{last}"]
+    if new_ranks == 1:
+        with solo_world():
+            ends = [go_on(0, 4, 4, options, states)]
+    else:
+        ends = three_ranks.run(go_on, 4, 4, options, states)
+    names = [name for name, _ in Net().named_parameters()]
+    for rank, end in enumerate(ends):
+        assert torch.allclose(end[names.index(last)], anchor, rtol=0, atol=1e-6)
+        if rank < len(saved):
+            assert not torch.allclose(saved[rank]["own"][f"parameter/{last}"], anchor, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("new_ranks", [1, 3])
 def test_states_of_another_world_are_redistributed(two_ranks, three_ranks, tmp_path, new_ranks):
     options = dict(plan="int4+ef", every=4, fragments=2)
     two_ranks.run(save_at, 9, options, str(tmp_path))
@@ -686,7 +732,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         strange["shared"]["anchor/last.weight"].zero_()
         for wrong, words in (
             (strange, "anchor/first.weight with the shape"),
-            ({**before, "schema": 0}, "schema 1"),
+            ({**before, "schema": 0}, "schema 2"),
             ({**before, "options": {**before["options"], "plan": "int4+ef"}}, "saved with plan int4"),
             (
                 {**before, "options": {**before["options"], "delay": 1}},
@@ -695,7 +741,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
             ({**before, "inner": torch.optim.SGD([torch.zeros(1)]).state_dict()}, "another inner optimizer"),
             ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1 of 1"),
             ([before, {**before, "step": 6}], r"of one step, got those of .*\(1, 5\), \(1, 6\)"),
-            ({**before, "positions": [[1, 0, 0, False], [1, 0, 0, False]]}, "the state has 2 fragments"),
+            ({**before, "positions": [[1, 0, 0, False, False]] * 2}, "the state has 2 fragments"),
         ):
             with pytest.raises(ValueError, match=words):
                 outer.load_state_dict(wrong)

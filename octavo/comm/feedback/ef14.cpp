@@ -3,6 +3,8 @@
 
 #include "octavo/comm/feedback/packed_owed.h"
 #include "octavo/comm/schedule/contribution.h"
+#include "octavo/comm/state/packed.h"
+#include "octavo/comm/state/redistribute.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 
@@ -43,6 +45,18 @@ std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter)
   if (kept_ == Kept::in_8_bits) return std::make_shared<PackedOwed>(store, parameter, Repayment{.decay = decay});
   return std::make_shared<Ef14Memory>(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual),
                                       store.rank(), store.world_size(), decay, &store.at(parameter, kOwnResidual));
+}
+
+at::Tensor Ef14::owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const {
+  const auto [name, count, exempt, rows, ownership] = parameter;
+  const auto floats = [&](const Role& in_bfloat16, const Role& in_8_bits) {
+    const at::Tensor values = kept(kept_ == Kept::in_8_bits ? in_8_bits : in_bfloat16);
+    if (!values.defined() || kept_ == Kept::bfloat16) return values;
+    return unpack(values, in_8_bits.extent, count, rank, world_size, ownership);
+  };
+  const at::Tensor sent = floats(kWorkerResidual, kPackedOwed), own = floats(kOwnResidual, kPackedOwedToOwn);
+  if (!sent.defined() && !own.defined()) return {};
+  return in_their_places(sent, own, count, rank, world_size, ownership).mul_(decay_);
 }
 
 FeedbackPtr make_ef14(const CodecText& text) {

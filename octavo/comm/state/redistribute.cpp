@@ -41,10 +41,7 @@ at::Tensor sum_of_sent(const Kept& kept, std::uint64_t count, Ownership ownershi
   at::Tensor sum = zeros(count);
   for (int sender = 0; sender < size_of(kept); ++sender) {
     const at::Tensor& values = kept[static_cast<std::size_t>(sender)];
-    if (!values.defined()) continue;
-    const Around sent(count, owned_range(count, sender, size_of(kept), ownership));
-    part_of(sum, sent.before.first, sent.before.count).add_(part_of(values, 0, sent.before.count));
-    part_of(sum, sent.behind.first, sent.behind.count).add_(part_of(values, sent.before.count, sent.behind.count));
+    if (values.defined()) sum.add_(in_their_places(values, {}, count, sender, size_of(kept), ownership));
   }
   return sum;
 }
@@ -151,6 +148,20 @@ at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, in
     case Extent::shared: break;
   }
   return any_of(kept);
+}
+
+at::Tensor in_their_places(const at::Tensor& sent, const at::Tensor& own, std::uint64_t count, int rank, int world_size,
+                           Ownership ownership) {
+  const Range range = owned_range(count, rank, world_size, ownership);
+  at::Tensor whole = zeros(count).to((sent.defined() ? sent : own).device());
+  if (sent.defined()) {
+    const Around around(count, range);
+    part_of(whole, around.before.first, around.before.count).copy_(part_of(sent, 0, around.before.count));
+    part_of(whole, around.behind.first, around.behind.count)
+        .copy_(part_of(sent, around.before.count, around.behind.count));
+  }
+  if (own.defined()) part_of(whole, range.first, range.count).copy_(own);
+  return whole;
 }
 
 }  // namespace octavo
