@@ -110,11 +110,13 @@ void Fragment::begin_round() {
   }
 }
 
+/// In float32: a view of the anchor, or another tensor.
 at::Tensor Fragment::start(std::size_t part) const {
   const at::Tensor anchor = all_of(anchor_, part);
-  if (starts_at_anchor_) return anchor;
-  const at::Tensor owed = compressor_->owed(part);
-  return owed.defined() ? anchor - owed.to(anchor.device()) : anchor;
+  at::Tensor owed = starts_at_anchor_ ? at::Tensor() : compressor_->owed(part);
+  if (!owed.defined()) return anchor;
+  owed = owed.to(anchor.device());
+  return at::sub_out(owed, anchor, owed);
 }
 
 bool Fragment::exchange() {

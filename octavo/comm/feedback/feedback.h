@@ -104,8 +104,9 @@ class OCTAVO_API Feedback {
   virtual bool knows_owed_share() const { return false; }
   /// What is kept of a parameter, by role; undefined: nothing.
   using KeptByRole = std::function<at::Tensor(const Role&)>;
-  /// What a rank's next contribution to the averages will have added to it, of the whole parameter: [count], float32.
-  /// `kept`: by that rank of that world. Undefined: nothing, or what is kept is not added as it is.
+  /// What a rank's next contribution to the averages will have added to it, of the whole parameter: [count], float32, a
+  /// new tensor on any device. `kept`: by that rank of that world. Undefined: nothing, or what is kept is not added as
+  /// it is.
   virtual at::Tensor owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const;
   /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
   virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
