@@ -40,8 +40,7 @@ OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::
 ///
 /// A rank begins a round at its start: the anchor, less what it still owes (Compressor::owed). What codes have left out
 /// of its progress stays in its own values, where its next gradients know of it: from the anchor itself it would make
-/// the same progress once more, and send it beside what it owes. In 1,000 steps with rounds of 20 (docs/quality.md) the
-/// loss of sign+ef was 5 % lower for it.
+/// the same progress once more, and send it beside what it owes (docs/quality.md has the losses of both).
 class Fragment {
  public:
   /// `parameters` must outlive it. Their values now are the anchor.
