@@ -251,8 +251,8 @@ class OCTAVO_API Compressor {
   /// The residuals of all ranks of another world, by old rank, redistributed over this one
   /// (state/redistribute.h). Throws as above.
   void load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
-  /// What this rank still owes of a parameter (Feedback::owed), as its next step will add it; that of a step under way
-  /// does not count.
+  /// What this rank still owes of a parameter (Feedback::owed), of which it remembers something, as its next step will
+  /// add it. That of a step under way does not count until it has ended.
   at::Tensor owed(std::size_t parameter);
   /// The same from what rank `rank` of a world of `world_size` had as residuals().
   at::Tensor owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,

@@ -403,7 +403,8 @@ at::Tensor Compressor::owed_of(std::size_t parameter, const std::map<std::string
 at::Tensor Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
                                int world_size) const {
   const auto& plan = *parameters_[parameter].plan;
-  const ParameterInfo& info = parameters_[parameter].info;
+  ParameterInfo info = parameters_[parameter].info;
+  info.count = parameters_[parameter].remembered_count;
   if (!plan.feedback || plan.map || info.exempt) return {};
   return plan.feedback->owed(kept, info, rank, world_size);
 }

@@ -233,7 +233,10 @@ bool Outer::return_to_start() {
   const bool finite = std::all_of(rounds_.begin(), rounds_.end(),
                                   [](const Round& round) { return round.fragment->own_values_are_finite(); });
   if (finite) return false;
-  for (const Round& round : rounds_) round.fragment->return_to_start();
+  for (Round& round : rounds_) {
+    wait_for(round);  // what is owed changes when an exchange ends
+    round.fragment->return_to_start();
+  }
   return true;
 }
 
@@ -364,8 +367,8 @@ std::map<std::string, at::Tensor> Outer::owed_in_parameters(const std::map<std::
                                                             const std::vector<Position>& positions, int rank,
                                                             int world_size) const {
   Tensors all;
-  for (std::size_t f = 0; f < std::min(rounds_.size(), positions.size()); ++f) {
-    if (positions[f].starts_at_anchor) continue;
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    if (positions.at(f).starts_at_anchor) continue;
     gather(all, "", rounds_[f].fragment->owed_of(below(prefix_of(f), own), rank, world_size));
   }
   return all;

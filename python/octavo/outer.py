@@ -57,8 +57,8 @@ class Outer(Optimizer):
     ``plan``, how far each has moved from the anchor, which is the same on all of them (float32), and Nesterov's step of
     ``lr`` and ``momentum`` along that average moves the anchor, from which they go on (DiLoCo, Douillard et al. 2023).
     With a plan that has error feedback both ways, from ranks to owners and back, make up later for what codes leave
-    out; until then a rank keeps what it owes by ``+ef`` in its own parameters, where its gradients know of it. Norms,
-    biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
+    out; what a rank owes by ``+ef`` of values stays in its own parameters until then, where its gradients know of it.
+    Norms, biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
 
     ``model``: a plain module, not wrapped in ``DistributedDataParallel``, on one device; rank 0's parameters and
     buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any; its state stays on
@@ -168,12 +168,12 @@ class Outer(Optimizer):
         count alike: with a ``GradScaler``, which leaves out the step of a rank alone, call ``scaler.step(outer.inner)``
         and this."""
         self._require_own("count_step")
-        self._tell(self._outer.after_step())
+        self._tell(self._outer.after_step(), "where its round began")
 
     def synchronize(self) -> None:
         """Makes a round at once, so that all ranks have the same parameters: the anchor's."""
         self._require_own("synchronize")
-        self._tell(self._outer.synchronize())
+        self._tell(self._outer.synchronize(), "the anchor")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -219,13 +219,13 @@ class Outer(Optimizer):
         made."""
         return self._outer.stats()
 
-    def _tell(self, skipped: list[tuple[int, int, list[int], bool]]) -> None:
+    def _tell(self, skipped: list[tuple[int, int, list[int], bool]], back_to: str) -> None:
         for fragment, round_, ranks, returned in skipped:
             names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             warnings.warn(
                 f"[outer.step] round {round_} of fragment {fragment} was skipped by all ranks, because "
                 f"{names if ranks else 'a sum over ranks'} had a NaN or an infinity in it; this rank, {self._rank}, "
-                f"{'goes back to the anchor' if returned else 'goes on from its own parameters'}",
+                f"{f'goes back to {back_to}' if returned else 'goes on from its own parameters'}",
                 stacklevel=3,
             )
             if returned:
@@ -271,8 +271,9 @@ class Outer(Optimizer):
         """Restores what this rank saved, and goes on to the last digit; or a list of what the ranks of any world saved,
         in any order and the same list on all ranks. With all states of a world of this size that is the same. Else what
         they still owed is redistributed, and a rank beyond those that saved begins at the anchor, with the inner
-        optimizer's state of one of them; states may then be missing, as that of a host that was lost, and with it what
-        it owed. ValueError where a state does not fit; nothing has changed then."""
+        optimizer's state of one of them; what a rank owed is then in its parameters no longer. States may be missing,
+        as that of a host that was lost, and with it what it owed. ValueError where a state does not fit; nothing has
+        changed then."""
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
         states = [state_dict] if is_own else list(state_dict)
@@ -288,9 +289,8 @@ class Outer(Optimizer):
             if own is not None:
                 owed = self._outer.owed_in_parameters(own["own"], first["positions"], self._rank, size)
         if own is not None:
-            self._set_parameters(
-                {name: own["own"][f"parameter/{name}"] + owed.get(name, 0) for name in self._parameters}
-            )
+            saved = {name: own["own"][f"parameter/{name}"] for name in self._parameters}
+            self._set_parameters(saved | {name: saved[name] + owed[name].to(saved[name].device) for name in owed})
         else:
             self._set_parameters(self._outer.anchors())
         self.inner.load_state_dict((own or states[self._rank % len(states)])["inner"])

@@ -268,9 +268,9 @@ def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks
     assert share == pytest.approx(1, abs=0.1)
 
 
-def is_at_its_start(rank: int, plan: str, then: str) -> tuple[bool, bool]:
+def is_at_its_start(rank: int, plan: str, decay: float, dtype: torch.dtype, then: str) -> tuple[bool, bool]:
     """Whether the rank's values are the anchor less what it owes, after a round, and what it owes is not nothing."""
-    model = nn.Linear(128, 64, bias=False)
+    model = nn.Linear(128, 64, bias=False, dtype=dtype)
     outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, every=2)
     for step in range(4):
         give_gradients(model, rank, step)
@@ -278,16 +278,17 @@ def is_at_its_start(rank: int, plan: str, then: str) -> tuple[bool, bool]:
     if then == "synchronized":
         outer.synchronize()
     state, owed = outer.state_dict(), torch.zeros(2, 64 * 128 // 2)
-    owed[1 - rank] = state["own"]["fragment 0/worker/weight"].float()  # the range of the other rank
+    owed[1 - rank] = state["own"]["fragment 0/worker/weight"].float() * decay  # the range of the other rank
     anchor = state["shared"]["anchor/weight"].view(2, -1)
-    expected = anchor if then == "synchronized" else anchor - owed
+    expected = (anchor if then == "synchronized" else anchor - owed).to(dtype)
     return torch.equal(model.weight.detach().view(2, -1), expected), bool(owed.any())
 
 
 @pytest.mark.parametrize("then", ["", "synchronized"])
-@pytest.mark.parametrize("plan", ["sign+ef", "int4+ef", "topk:0.1+ef"])
-def test_a_rank_begins_at_the_anchor_less_what_it_owes(two_ranks, plan, then):
-    assert two_ranks.run(is_at_its_start, plan, then) == [(True, True)] * 2
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("plan", "decay"), [("sign+ef", 1.0), ("int4+ef:0.5", 0.5), ("topk:0.1+ef", 1.0)])
+def test_a_rank_begins_at_the_anchor_less_what_it_owes(two_ranks, plan, decay, dtype, then):
+    assert two_ranks.run(is_at_its_start, plan, decay, dtype, then) == [(True, True)] * 2
 
 
 @pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco"])
@@ -348,7 +349,7 @@ def test_a_nan_on_one_rank_skips_that_round_on_all_and_the_next_is_clean(two_ran
         "7: [outer.step] round 2 of fragment 0 was skipped by all ranks, because rank 1 had a NaN or an infinity in it"
     )
     assert told_0 == [f"{said}; this rank, 0, goes on from its own parameters"]
-    assert told_1 == [f"{said}; this rank, 1, goes back to the anchor"]
+    assert told_1 == [f"{said}; this rank, 1, goes back to where its round began"]
 
 
 def test_a_nan_does_not_spread_from_fragment_to_fragment(two_ranks):
@@ -663,7 +664,7 @@ def resumed(rank: int, at: int, options: dict, folder: str) -> bool:
 
 
 @pytest.mark.parametrize("at", [4, 5, 7, 8, 9])
-@pytest.mark.parametrize("plan", ["sign+ef", "topk:0.05+ef"])
+@pytest.mark.parametrize("plan", ["sign+ef", "topk:0.05+ef", "sign+ef:8bit"])
 def test_a_saved_state_goes_on_to_the_last_bit(two_ranks, tmp_path, plan, at):
     options = dict(plan=plan, every=6, fragments=2, delay=2, seed=7)
     assert two_ranks.run(resumed, at, options, str(tmp_path)) == [True, True]
@@ -689,6 +690,16 @@ def test_in_another_world_a_rank_has_what_it_owed_in_its_parameters_no_longer(
         assert torch.allclose(end[names.index(last)], anchor, rtol=0, atol=1e-6)
         if rank < len(saved):
             assert not torch.allclose(saved[rank]["own"][f"parameter/{last}"], anchor, rtol=0, atol=1e-4)
+
+
+def test_alone_a_rank_has_no_start_but_the_anchor(two_ranks, tmp_path):
+    options = dict(plan="topk:0.05+ef+hits", every=4, momentum=0.5)
+    two_ranks.run(save_at, 9, options, str(tmp_path))
+    with solo_world():
+        end = go_on(0, 9, 12, options, [str(tmp_path / f"{rank}.pt") for rank in range(2)])
+    values = {name: value for value, (name, p) in zip(end, Net().named_parameters(), strict=False) if p.requires_grad}
+    anchors = dict(zip(sorted(values), end[-2 * len(values) :], strict=False))  # before the momenta
+    assert all(torch.equal(anchors[name], value) for name, value in values.items())
 
 
 @pytest.mark.parametrize("new_ranks", [1, 3])

@@ -48,6 +48,7 @@ std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter)
 }
 
 at::Tensor Ef14::owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const {
+  if (world_size == 1) return {};  // nothing is sent
   const auto [name, count, exempt, rows, ownership] = parameter;
   const auto floats = [&](const Role& in_bfloat16, const Role& in_8_bits) {
     const at::Tensor values = kept(kept_ == Kept::in_8_bits ? in_8_bits : in_bfloat16);

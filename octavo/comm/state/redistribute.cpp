@@ -18,7 +18,9 @@ at::Tensor part_of(const at::Tensor& tensor, std::uint64_t first, std::uint64_t 
   return tensor.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
 }
 
-at::Tensor zeros(std::uint64_t count) { return at::zeros({static_cast<std::int64_t>(count)}, at::kFloat); }
+at::Tensor zeros(std::uint64_t count, at::Device device = at::kCPU) {
+  return at::zeros({static_cast<std::int64_t>(count)}, at::TensorOptions(at::kFloat).device(device));
+}
 
 /// The elements before and behind a rank's own range, which is left out of what it sends.
 struct Around {
@@ -153,7 +155,7 @@ at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, in
 at::Tensor in_their_places(const at::Tensor& sent, const at::Tensor& own, std::uint64_t count, int rank, int world_size,
                            Ownership ownership) {
   const Range range = owned_range(count, rank, world_size, ownership);
-  at::Tensor whole = zeros(count).to((sent.defined() ? sent : own).device());
+  at::Tensor whole = zeros(count, (sent.defined() ? sent : own).device());
   if (sent.defined()) {
     const Around around(count, range);
     part_of(whole, around.before.first, around.before.count).copy_(part_of(sent, 0, around.before.count));

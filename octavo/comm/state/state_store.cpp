@@ -92,7 +92,7 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
     for (const auto& [key, values] : world[rank]) {
       auto& parts = by_key[key];
       parts.resize(world.size());
-      parts[rank] = values;
+      parts[rank] = values.cpu();
     }
   }
   std::map<std::string, at::Tensor> ours;

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 import octavo.sycl
 
 
-def group_of(device: str) -> dist.ProcessGroup:
+def group_of(device: str, ranks: list[int] | None = None) -> dist.ProcessGroup:
     backend = "gloo" if device == "cpu" else octavo.sycl.COLLECTIVES
-    return dist.new_group(backend=backend, timeout=timedelta(seconds=30))
+    return dist.new_group(ranks, backend=backend, timeout=timedelta(seconds=30))
 
 
 def train(rank: int, device: str, plan: str | None) -> tuple[list[float], list[Tensor]]:
@@ -45,6 +45,39 @@ def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str | None) -> None:
         assert losses == cpu_losses
         assert all(torch.equal(a, b) for a, b in zip(weights, cpu_weights, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(got[0][1], got[1][1], strict=True))
+
+
+def rounds(rank: int, device: str, folder: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Parameters inside of a round, and those of a rank that goes on from there alone, with the states of both."""
+
+    def outer_of(group: dist.ProcessGroup) -> tuple[nn.Module, octavo.Outer]:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 101).to(device)
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        return model, octavo.Outer(model, inner, "sign+ef", every=4, group=group)
+
+    model, outer = outer_of(group_of(device))
+    generator = torch.Generator().manual_seed(rank)
+    for _ in range(6):
+        x = torch.randn(16, 64, generator=generator).to(device)
+        model(x).square().mean().backward()
+        outer.step()
+        outer.zero_grad()
+    torch.save(outer.state_dict(), f"{folder}/{device}{rank}.pt")
+    dist.barrier()
+    states = [torch.load(f"{folder}/{device}{saved}.pt", map_location="cpu") for saved in range(2)]
+    groups = [group_of(device, [one]) for one in range(2)]
+    alone, outer_alone = outer_of(groups[rank])
+    outer_alone.load_state_dict(states)
+    return [[p.detach().cpu() for p in trained.parameters()] for trained in (model, alone)]
+
+
+def test_rounds_have_the_bits_of_the_cpu_and_states_go_to_another_world(two_ranks, tmp_path) -> None:
+    expected, got = two_ranks.run(rounds, "cpu", str(tmp_path)), two_ranks.run(rounds, "sycl", str(tmp_path))
+    for ours, of_cpu in zip(got, expected, strict=True):
+        for parameters, cpu_parameters in zip(ours, of_cpu, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(parameters, cpu_parameters, strict=True))
+    assert not torch.equal(got[0][0][0], got[0][1][0]), "alone it has what it owed in its parameters no longer"
 
 
 def train_sharded(rank: int, device: str) -> tuple[list[float], list[Tensor]]:
