@@ -394,7 +394,7 @@ at::Tensor Compressor::owed_of(std::size_t parameter, const std::map<std::string
                                int world_size) const {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) {
-    const auto found = residuals.find(std::string(role.name) + "/" + parameters_[parameter].info.name);
+    const auto found = residuals.find(key_of(role, parameters_[parameter].info.name));
     return found == residuals.end() ? at::Tensor() : found->second;
   };
   return owed_by(parameter, kept, rank, world_size);
@@ -402,11 +402,11 @@ at::Tensor Compressor::owed_of(std::size_t parameter, const std::map<std::string
 
 at::Tensor Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
                                int world_size) const {
-  const auto& plan = *parameters_[parameter].plan;
-  ParameterInfo info = parameters_[parameter].info;
-  info.count = parameters_[parameter].remembered_count;
-  if (!plan.feedback || plan.map || info.exempt) return {};
-  return plan.feedback->owed(kept, info, rank, world_size);
+  const Parameter& one = parameters_[parameter];
+  if (!one.plan->feedback || one.plan->map || one.info.exempt) return {};
+  ParameterInfo info = one.info;
+  info.count = one.remembered_count;
+  return one.plan->feedback->owed(kept, info, rank, world_size);
 }
 
 bool Compressor::residuals_are_of_momenta() const {

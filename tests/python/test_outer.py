@@ -656,6 +656,14 @@ def go_on(rank: int, begin: int, end: int, options: dict, states: list[str]) -> 
     return [*values_of(model), *shared]
 
 
+def go_on_as(ranks: int, three_ranks, *arguments) -> list[list[torch.Tensor]]:
+    """Of one rank or three."""
+    if ranks == 3:
+        return three_ranks.run(go_on, *arguments)
+    with solo_world():
+        return [go_on(0, *arguments)]
+
+
 def resumed(rank: int, at: int, options: dict, folder: str) -> bool:
     save_at(rank, at, options, folder)
     model, outer = train(rank, 20, **options)
@@ -680,11 +688,7 @@ def test_in_another_world_a_rank_has_what_it_owed_in_its_parameters_no_longer(
     saved = [torch.load(path) for path in states]
     last = next(key for key in saved[0]["own"] if key.startswith("fragment 1/worker/")).rpartition("/")[2]
     anchor = saved[0]["shared"][f"anchor/{last}"]
-    if new_ranks == 1:
-        with solo_world():
-            ends = [go_on(0, 4, 4, options, states)]
-    else:
-        ends = three_ranks.run(go_on, 4, 4, options, states)
+    ends = go_on_as(new_ranks, three_ranks, 4, 4, options, states)
     names = [name for name, _ in Net().named_parameters()]
     for rank, end in enumerate(ends):
         assert torch.allclose(end[names.index(last)], anchor, rtol=0, atol=1e-6)
@@ -708,11 +712,8 @@ def test_states_of_another_world_are_redistributed(two_ranks, three_ranks, tmp_p
     two_ranks.run(save_at, 9, options, str(tmp_path))
     states = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
     saved = torch.load(states[0])["shared"]
-    if new_ranks == 1:
-        with solo_world():
-            ends = [go_on(0, 9, 9, options, states)]
-    else:
-        ends = three_ranks.run(go_on, 9, 9, options, states)
+    ends = go_on_as(new_ranks, three_ranks, 9, 9, options, states)
+    if new_ranks == 3:
         further = three_ranks.run(go_on, 9, 21, options, states)
         count = len(saved)
         for end in further[1:]:

@@ -68,7 +68,7 @@ std::map<std::string, at::Tensor> StateStore::save() const {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
     for (std::size_t r = 0; r < roles_.size(); ++r) {
       const at::Tensor& values = tensors_[p][r].tensor();
-      if (values.defined()) all[std::string(roles_[r].name) + "/" + parameters_[p].name] = values;
+      if (values.defined()) all[key_of(roles_[r], parameters_[p].name)] = values;
     }
   }
   return all;
@@ -120,7 +120,7 @@ std::size_t StateStore::find(const std::string& name, const char* where) const {
 StateStore::Place StateStore::find_key(const std::string& key) const {
   std::string expected;
   for (std::size_t role = 0; role < roles_.size(); ++role) {
-    const std::string prefix = std::string(roles_[role].name) + "/";
+    const std::string prefix = key_of(roles_[role]);
     if (key.starts_with(prefix)) return {find(key.substr(prefix.size()), "comm.load_state"), role};
     expected += (role > 0 ? " or " : "") + prefix + "NAME";
   }

@@ -39,6 +39,11 @@ struct Role {
 /// Names tell roles apart.
 inline bool is_same(const Role& a, const Role& b) { return std::string_view(a.name) == b.name; }
 
+/// Of what is kept of a parameter; without one, what the keys of the role begin with.
+inline std::string key_of(const Role& role, const std::string& parameter = {}) {
+  return std::string(role.name) + "/" + parameter;
+}
+
 // Of a linear map with error feedback, what its images leave over of all elements, and what the map itself remembers.
 inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};

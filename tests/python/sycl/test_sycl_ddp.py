@@ -47,7 +47,7 @@ def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str | None) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got[0][1], got[1][1], strict=True))
 
 
-def rounds(rank: int, device: str, folder: str) -> tuple[list[Tensor], list[Tensor]]:
+def rounds(rank: int, device: str, folder: str) -> list[list[Tensor]]:
     """Parameters inside of a round, and those of a rank that goes on from there alone, with the states of both."""
 
     def outer_of(group: dist.ProcessGroup) -> tuple[nn.Module, octavo.Outer]:
