@@ -9,13 +9,17 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from patience import PATIENCE
 
 RANK_FIXTURES = {"two_ranks", "three_ranks", "four_ranks"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
+        given = item.get_closest_marker("timeout")
+        limit_s = float(given.args[0] if given else config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(PATIENCE * limit_s), append=False)
         if item.get_closest_marker("ranks") or RANK_FIXTURES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group("ranks"))
 

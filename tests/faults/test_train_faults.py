@@ -14,11 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoModelForCausalLM
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from patience import PATIENCE
 from rank_pool import RankPool
 from train_runs import clean_environment, nano_config, read_curve, train_command
+from transformers import AutoModelForCausalLM
 
 from octavo.train.config import TrainConfig
 from octavo.train.job import run_job
@@ -39,7 +38,7 @@ def start(config: TrainConfig, **environment: str) -> subprocess.Popen[str]:
 
 def finish(job: subprocess.Popen[str]) -> str:
     """Waits for a job that must end well; returns what it showed."""
-    shown, complaint = job.communicate(timeout=90)
+    shown, complaint = job.communicate(timeout=PATIENCE * 90)
     assert job.returncode == 0, complaint
     return shown
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from patience import PATIENCE
 
 # No test asks a hub. It is read where transformers is imported: in the fork server.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -37,12 +38,12 @@ def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **envi
 def run_code(code: str, *arguments: str | Path, timeout_s: float = 60, **environment: str) -> tuple[int, str, str]:
     """Runs a program as `python -c code arguments` does; returns its exit code, its stdout and its stderr.
 
-    It is killed after `timeout_s` seconds; its exit code is then minus SIGKILL.
+    It is killed after `timeout_s` seconds (of two quiet cores: patience.py); its exit code is then minus SIGKILL.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / name for name in ("stdout", "stderr")]
         process = start(_run, code, [str(argument) for argument in arguments], files, **environment)
-        process.join(timeout_s)
+        process.join(PATIENCE * timeout_s)
         process.kill()
         process.join()
         return process.exitcode, *(file.read_text() if file.exists() else "" for file in files)

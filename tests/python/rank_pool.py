@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import fork_server
+from patience import PATIENCE
 
 
 def _serve(rank: int, world_size: int, pipe: Any, stderr: Path) -> None:
@@ -52,7 +53,8 @@ def _serve(rank: int, world_size: int, pipe: Any, stderr: Path) -> None:
 
 class RankPool:
     """``run(function, *args)`` calls ``function(rank, *args)`` in every rank of a new Gloo group, and returns the
-    results in rank order. ``function`` must be importable (top level of a test module)."""
+    results in rank order. ``function`` must be importable (top level of a test module). `timeout_s`, of two quiet
+    cores (patience.py), is the group's too."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size
@@ -64,6 +66,7 @@ class RankPool:
         if not self._ranks:
             self._start()
         self._runs += 1
+        timeout_s *= PATIENCE
         store = Path(self._folder.name) / f"store-{self._runs}"
         for _, pipe in self._ranks:
             pipe.send((function, args, store, timeout_s))

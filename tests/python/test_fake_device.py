@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from octavo import _C
 
@@ -23,7 +24,8 @@ def fake_plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = sorted((ROOT / "tests" / "fake_device").glob("*.cpp"))
     options = ["-std=c++20", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-pthread", f"-I{ROOT}"]
     link = [f"-L{lib}", "-loctavo_core", f"-Wl,-rpath,{lib}"]
-    subprocess.run([os.environ.get("CXX", "c++"), *options, *sources, *link, "-o", library], check=True, timeout=100)
+    command = [os.environ.get("CXX", "c++"), *options, *sources, *link, "-o", library]
+    subprocess.run(command, check=True, timeout=PATIENCE * 100)
     return library
 
 
@@ -35,7 +37,7 @@ def run(plugin: Path, *command: str | Path, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=PATIENCE * 500,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout.strip()

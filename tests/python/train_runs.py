@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from patience import PATIENCE
 
 from octavo.train.config import TrainConfig
 from octavo.train.launch.world import World
@@ -88,7 +89,7 @@ def train_command(config: TrainConfig) -> list[str]:
 
 
 def run_octavo(*arguments: str, timeout_s: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `octavo …` to its end, its output captured."""
+    """Runs `octavo …` to its end, its output captured; for `timeout_s` seconds of two quiet cores (patience.py)."""
     command = [sys.executable, "-m", "octavo", *arguments]
     env = clean_environment(**environment)
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE * timeout_s, check=False)
