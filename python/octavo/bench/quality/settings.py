@@ -157,7 +157,7 @@ SETTINGS = {
         seq_len=128,
         step_s=0.1,
         contenders=("dense", "muon", "outer int4", "outer sign", "outer sign 40", "outer sign muon"),
-        also_ranks=(4,),
+        trial_share=0.5,  # 25 rounds, which a quarter of the steps has, want a higher learning rate than 100
     ),
     "corpus": Setting(
         name="corpus",

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes wrong in rounds: values that are not finite, ranks that differ, arguments that make no sense."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from outer_runs import Net, give_gradients, train, values_of
+from torch import nn
+from train_runs import solo_world
+
+import octavo
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def poison(rank: int, fragments: int, delay: int):
+    """Rank 1's gradient at step 5 is NaN; rounds of 4 steps. What the ranks were told, and where they end."""
+    model = Net()
+    outer = octavo.Outer(
+        model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4, fragments=fragments, delay=delay
+    )
+    told = []
+    for step in range(12 if fragments == 1 else 16):
+        give_gradients(model, rank, step)
+        if (rank, step) == (1, 4):
+            model.last.weight.grad[3, 3] = float("nan")
+            for parameter in model.parameters():  # as a backward pass through a NaN
+                if parameter.grad is not None:
+                    parameter.grad.fill_(float("nan"))
+        if step == 5:
+            before = {key: value.clone() for key, value in outer.state_dict()["shared"].items()}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            outer.step()
+        told += [f"{step}: {one.message}" for one in caught if "[outer" in str(one.message)]
+        if step == 7 and fragments == 1 and delay == 0:
+            after = outer.state_dict()["shared"]
+            assert all(torch.equal(before[key], after[key]) for key in before)
+    anchors = outer.state_dict()["shared"]
+    assert all(bool(torch.isfinite(values).all()) for values in [*anchors.values(), *values_of(model)])
+    return (
+        told,
+        [float(values.double().sum()) for _, values in sorted(anchors.items())],
+        outer.stats()["skipped_rounds"],
+    )
+
+
+def test_a_nan_on_one_rank_skips_that_round_on_all_and_the_next_is_clean(two_ranks):
+    (told_0, anchors_0, skipped_0), (told_1, anchors_1, skipped_1) = two_ranks.run(poison, 1, 0)
+    assert anchors_0 == anchors_1
+    assert skipped_0 == skipped_1 == 1
+    said = (
+        "7: [outer.step] round 2 of fragment 0 was skipped by all ranks, because rank 1 had a NaN or an infinity in it"
+    )
+    assert told_0 == [f"{said}; this rank, 0, goes on from its own parameters"]
+    assert told_1 == [f"{said}; this rank, 1, goes back to where its round began"]
+
+
+def test_a_nan_does_not_spread_from_fragment_to_fragment(two_ranks):
+    (told_0, anchors_0, _), (told_1, anchors_1, _) = two_ranks.run(poison, 2, 1)
+    assert anchors_0 == anchors_1
+    assert 1 <= len(told_0) == len(told_1) <= 2
+    assert all("because rank 1 had" in one for one in told_0 + told_1)
+
+
+def refusal(rank: int, options: dict) -> str:
+    model = Net()
+    try:
+        octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=20, **options)
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(plan="auto"), "measures the exchanges of every step: name the plan of rounds"),
+        (dict(plan="sign-vote"), "keeps no magnitudes"),
+        (dict(plan="dgc:0.01"), "has a momentum of its own"),
+        (dict(every=0), "every must be at least 1"),
+        (dict(every=2.5), "every must be a whole number"),
+        (dict(every=4, delay=4), "delay must be below every"),
+        (dict(every=4, fragments=5), "fragments must be between 1 and every"),
+        (dict(every=4000, fragments=900), "make no 900 fragments"),
+        (dict(mix=1.0), "mix must be in [0, 1)"),
+        (dict(lr=0.0), "lr must be above 0"),
+        (dict(lr=float("inf")), "lr must be a finite number, got inf"),
+        (dict(mix="a"), "mix must be a finite number, got 'a'"),
+        (dict(every="20"), "every must be a whole number of 0 or more, got '20'"),
+        (dict(plan="int4+ef;none*=int8"), "none*"),
+        (dict(momentum=1.0), "momentum must be in [0, 1)"),
+        (dict(average="votes"), "average must be 'ranks' or 'hits'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):
+    with solo_world():
+        said = refusal(0, options)
+    assert said.startswith("[")
+    assert words in said
+
+
+@pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco"])
+def test_feedback_is_refused_where_ranks_keep_their_own(plan):
+    """What a rank keeps is part of its next difference, and owed besides: int2 and topk then diverge."""
+    with solo_world():
+        assert "both would be sent. Use mix=0" in refusal(0, dict(plan=plan, delay=1, mix=0.5))
+        assert refusal(0, dict(plan=plan, delay=1)) == ""
+
+
+def refusal_by_rank(rank: int) -> str:
+    return refusal(rank, dict(every=4 + rank))
+
+
+def test_ranks_that_differ_are_told(two_ranks):
+    assert all(
+        "all ranks must have the same options; rank 1 differs" in said for said in two_ranks.run(refusal_by_rank)
+    )
+
+
+def unlike_models_that_were_refused(rank: int) -> list[bool]:
+    kept = []
+    for options in (
+        dict(plan="sign-vote"),
+        dict(mix=1.5),
+        dict(every=4000, fragments=900),
+        dict(plan="int4;none*=int8"),
+    ):
+        model = Net(1.0 + rank)
+        refused = ""
+        try:
+            octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=30, **options)
+        except ValueError as error:
+            refused = str(error)
+        kept.append(bool(refused) and all(map(torch.equal, values_of(model), values_of(Net(1.0 + rank)))))
+    return kept
+
+
+def test_a_model_is_not_changed_where_arguments_are_refused(two_ranks):
+    assert two_ranks.run(unlike_models_that_were_refused) == [[True] * 4] * 2
+
+
+def buffers_of_any_dtype(rank: int) -> list[torch.Tensor]:
+    model = Net()
+    for i, dtype in enumerate((torch.int16, torch.uint16, torch.float8_e4m3fn, torch.bool, torch.complex64)):
+        model.register_buffer(f"buffer{i}", torch.full((2, 3), rank + 1).to(dtype))
+    model.register_buffer("transposed", torch.full((2, 3), rank + 1, dtype=torch.int16).t())
+    model.register_buffer("number", torch.tensor(rank + 1, dtype=torch.int16))
+    train(rank, 0, model)
+    return [buffer.to(torch.complex64) for name, buffer in model.named_buffers() if name != "count"]
+
+
+def test_buffers_of_any_dtype_are_sent_around(two_ranks):
+    for buffers in two_ranks.run(buffers_of_any_dtype):
+        assert len(buffers) == 7
+        assert all(torch.equal(buffer, torch.ones_like(buffer)) for buffer in buffers)
+
+
+def test_a_model_that_averages_gradients_already_is_refused():
+    with solo_world():
+        wrapped = nn.parallel.DistributedDataParallel(Net())
+        with pytest.raises(TypeError, match=r"ddp\.module"):
+            octavo.Outer(wrapped, torch.optim.SGD(wrapped.parameters()))
+
+
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD(Net().parameters())])
+def test_an_optimizer_of_another_model_is_refused(optimizer):
+    with solo_world(), pytest.raises(ValueError, match="expected an inner optimizer of this model's parameters"):
+        octavo.Outer(Net(), optimizer)
+
+
+def test_it_has_no_copies():
+    with solo_world():
+        outer = octavo.Outer(model := Net(), torch.optim.SGD(model.parameters()))
+        with pytest.raises(TypeError, match=r"save state_dict\(\)"):
+            copy.deepcopy(outer)
+
+
+def test_a_run_of_few_rounds_is_told_so():
+    with solo_world():
+        model = Net()
+        with pytest.warns(UserWarning, match=r"400 steps make 20 rounds of 20.*every 8 steps"):
+            octavo.Outer(model, torch.optim.SGD(model.parameters()), every=20, steps=400)
+
+
+def synchronized_with_a_nan(rank: int) -> tuple[list[str], list[float]]:
+    model, outer = train(rank, 5, plan="int4+ef", every=4)
+    if rank == 1:
+        model.first.weight.data[0, 0] = float("nan")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        outer.synchronize()
+        outer.synchronize()
+    ends = [float(values.double().sum()) for values in values_of(model) if values.shape != (3,)]
+    return [str(one.message) for one in caught if "[outer" in str(one.message)], ends
+
+
+def test_a_synchronization_that_is_skipped_ends_at_the_anchor_on_all_ranks(two_ranks):
+    (told_0, ends_0), (told_1, ends_1) = two_ranks.run(synchronized_with_a_nan)
+    assert ends_0 == ends_1
+    assert len(told_0) == len(told_1) == 1
+    assert told_0[0].endswith("because rank 1 had a NaN or an infinity in it; this rank, 0, goes back to the anchor")
+
+
+def test_an_anchor_that_cannot_be_set_leaves_the_ranks_own_parameters(monkeypatch):
+    with solo_world():
+        model, outer = train(0, 5, plan="dense", every=4)
+        own = values_of(model)
+        with monkeypatch.context() as patch:
+            anchors = {**outer._outer.anchors(), "last.weight": torch.zeros(2, 2)}
+            patch.setattr(outer, "_outer", SimpleNamespace(anchors=lambda: anchors))
+            with pytest.raises(RuntimeError, match="size"), outer.at_anchor():
+                pass
+        assert all(map(torch.equal, values_of(model), own))
+        outer.synchronize()

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The outer loop's states: saved, resumed to the last bit, taken to another world, refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from outer_runs import Net, give_gradients, train, values_of
+from train_runs import solo_world
+
+import octavo
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def inside_of_anchor(rank: int) -> bool:
+    _, outer = train(rank, 5, plan="int4+ef", every=4)
+    outside = outer.state_dict()["own"]
+    with outer.at_anchor():
+        inside = outer.state_dict()["own"]
+        for call in (outer.step, outer.synchronize, lambda: outer.load_state_dict({})):
+            with pytest.raises(RuntimeError, match=r"leave at_anchor\(\) first"):
+                call()
+    return outside.keys() == inside.keys() and all(torch.equal(outside[key], inside[key]) for key in outside)
+
+
+def test_a_state_that_is_saved_at_the_anchor_has_the_ranks_own_parameters(two_ranks):
+    assert two_ranks.run(inside_of_anchor) == [True, True]
+
+
+def replaced(rank: int, folder: str) -> list[float]:
+    """The state of rank 1 is lost; both ranks load what there is."""
+    model = Net()
+    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4, timeout_s=30)
+    outer.load_state_dict([torch.load(f"{folder}/0.pt")])
+    for step in range(9, 13):
+        give_gradients(model, rank, step)
+        outer.step()
+    return [float(values.double().sum()) for _, values in sorted(outer.state_dict()["shared"].items())]
+
+
+def test_a_lost_rank_is_replaced_in_a_world_of_the_same_size(two_ranks, tmp_path):
+    two_ranks.run(save_at, 9, dict(plan="int4+ef", every=4), str(tmp_path))
+    ours, theirs = two_ranks.run(replaced, str(tmp_path))
+    assert ours == theirs
+
+
+def at_anchor_and_back(rank: int) -> bool:
+    options = dict(plan="sign+ef", every=4)
+    model, outer = train(rank, 8, **options)
+    state = copy.deepcopy(outer.state_dict())
+    outer.synchronize()
+    again = Net()
+    other = octavo.Outer(again, torch.optim.AdamW(again.parameters(), lr=0.01), timeout_s=30, **options)
+    other.load_state_dict(state)
+    other.synchronize()
+    return all(map(torch.equal, values_of(model), values_of(again)))
+
+
+def test_a_state_saved_at_the_anchor_is_not_exchanged_again(two_ranks):
+    assert two_ranks.run(at_anchor_and_back) == [True, True]
+
+
+def save_at(rank: int, steps: int, options: dict, folder: str) -> None:
+    _, outer = train(rank, steps, **options)
+    torch.save(outer.state_dict(), f"{folder}/{rank}.pt")
+
+
+def go_on(rank: int, begin: int, end: int, options: dict, states: list[str]) -> list[torch.Tensor]:
+    model = Net(3.0)
+    model.frozen.data.fill_(1.0)  # no part of the state
+    outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.02), timeout_s=30, **options)
+    loaded = [torch.load(path) for path in states]
+    outer.load_state_dict(loaded if len(loaded) > 1 or dist.get_world_size() == 1 else loaded[0])
+    for step in range(begin, end):
+        give_gradients(model, rank, step)
+        outer.step()
+    shared = [value for _, value in sorted(outer.state_dict()["shared"].items())]
+    return [*values_of(model), *shared]
+
+
+def go_on_as(ranks: int, three_ranks, *arguments) -> list[list[torch.Tensor]]:
+    """Of one rank or three."""
+    if ranks == 3:
+        return three_ranks.run(go_on, *arguments)
+    with solo_world():
+        return [go_on(0, *arguments)]
+
+
+def resumed(rank: int, at: int, options: dict, folder: str) -> bool:
+    save_at(rank, at, options, folder)
+    model, outer = train(rank, 20, **options)
+    expected = [*values_of(model), *(value for _, value in sorted(outer.state_dict()["shared"].items()))]
+    return all(map(torch.equal, expected, go_on(rank, at, 20, options, [f"{folder}/{rank}.pt"])))
+
+
+@pytest.mark.parametrize("at", [4, 5, 7, 8, 9])
+@pytest.mark.parametrize("plan", ["sign+ef", "topk:0.05+ef", "sign+ef:8bit"])
+def test_a_saved_state_goes_on_to_the_last_bit(two_ranks, tmp_path, plan, at):
+    options = dict(plan=plan, every=6, fragments=2, delay=2, seed=7)
+    assert two_ranks.run(resumed, at, options, str(tmp_path)) == [True, True]
+
+
+@pytest.mark.parametrize("new_ranks", [1, 3])
+def test_in_another_world_a_rank_has_what_it_owed_in_its_parameters_no_longer(
+    two_ranks, three_ranks, tmp_path, new_ranks
+):
+    options = dict(plan="sign+ef", every=4, fragments=2)
+    two_ranks.run(save_at, 4, options, str(tmp_path))  # the second fragment has just begun a round
+    states = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
+    saved = [torch.load(path) for path in states]
+    last = next(key for key in saved[0]["own"] if key.startswith("fragment 1/worker/")).rpartition("/")[2]
+    anchor = saved[0]["shared"][f"anchor/{last}"]
+    ends = go_on_as(new_ranks, three_ranks, 4, 4, options, states)
+    names = [name for name, _ in Net().named_parameters()]
+    for rank, end in enumerate(ends):
+        assert torch.allclose(end[names.index(last)], anchor, rtol=0, atol=1e-6)
+        if rank < len(saved):
+            assert not torch.allclose(saved[rank]["own"][f"parameter/{last}"], anchor, rtol=0, atol=1e-4)
+
+
+def test_alone_a_rank_has_no_start_but_the_anchor(two_ranks, tmp_path):
+    options = dict(plan="topk:0.05+ef+hits", every=4, momentum=0.5)
+    two_ranks.run(save_at, 9, options, str(tmp_path))
+    with solo_world():
+        end = go_on(0, 9, 12, options, [str(tmp_path / f"{rank}.pt") for rank in range(2)])
+    values = {name: value for value, (name, p) in zip(end, Net().named_parameters(), strict=False) if p.requires_grad}
+    anchors = dict(zip(sorted(values), end[-2 * len(values) :], strict=False))  # before the momenta
+    assert all(torch.equal(anchors[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("new_ranks", [1, 3])
+def test_states_of_another_world_are_redistributed(two_ranks, three_ranks, tmp_path, new_ranks):
+    options = dict(plan="int4+ef", every=4, fragments=2)
+    two_ranks.run(save_at, 9, options, str(tmp_path))
+    states = [str(tmp_path / f"{rank}.pt") for rank in range(2)]
+    saved = torch.load(states[0])["shared"]
+    ends = go_on_as(new_ranks, three_ranks, 9, 9, options, states)
+    if new_ranks == 3:
+        further = three_ranks.run(go_on, 9, 21, options, states)
+        count = len(saved)
+        for end in further[1:]:
+            assert all(map(torch.equal, end[-count:], further[0][-count:]))
+    for end in ends:
+        assert all(map(torch.equal, end[-len(saved) :], [value for _, value in sorted(saved.items())]))
+    if new_ranks == 3:  # a rank that joins begins at the anchor
+        anchors = [saved[f"anchor/{name}"] for name, p in Net().named_parameters() if p.requires_grad]
+        trained = [v for v, (_, p) in zip(ends[2], Net().named_parameters(), strict=False) if p.requires_grad]
+        assert all(map(torch.equal, trained, anchors))
+
+
+def test_the_state_of_a_lost_rank_costs_what_it_owed(two_ranks, tmp_path):
+    options = dict(plan="int4+ef", every=4)
+    two_ranks.run(save_at, 9, options, str(tmp_path))
+    saved = torch.load(tmp_path / "1.pt")["shared"]
+    with solo_world():
+        end = go_on(0, 9, 9, options, [str(tmp_path / "1.pt")])
+    assert all(map(torch.equal, end[-len(saved) :], [value for _, value in sorted(saved.items())]))
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
+    with solo_world():
+        _, outer = train(0, 5, plan="dense", every=4)
+        before = copy.deepcopy(outer.state_dict())
+        strange = copy.deepcopy(before)
+        strange["shared"]["anchor/first.weight"] = torch.zeros(2)
+        strange["shared"]["anchor/last.weight"].zero_()
+        for wrong, words in (
+            (strange, "anchor/first.weight with the shape"),
+            ({**before, "schema": 0}, "schema 2"),
+            ({**before, "options": {**before["options"], "plan": "int4+ef"}}, "saved with plan int4"),
+            (
+                {**before, "options": {**before["options"], "delay": 1}},
+                "saved with delay 1, this outer loop has delay 0",
+            ),
+            ({**before, "inner": torch.optim.SGD([torch.zeros(1)]).state_dict()}, "another inner optimizer"),
+            ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1 of 1"),
+            ([before, {**before, "step": 6}], r"of one step, got those of .*\(1, 5\), \(1, 6\)"),
+            ({**before, "positions": [[1, 0, 0, False, False]] * 2}, "the state has 2 fragments"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                outer.load_state_dict(wrong)
+        after = outer.state_dict()
+        for part in ("shared", "own"):
+            assert all(torch.equal(before[part][key], after[part][key]) for key in before[part])
+
+
+def test_a_state_that_fails_in_another_way_changes_nothing_either(tmp_path):
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters()), plan="powersgd:2+ef", every=4, fragments=2)
+        state = outer.state_dict()
+        key = next(f"fragment {f}" for f in (1,)) + "/residual/last.weight"
+        good = {**state["own"], "fragment 0/residual/first.weight": torch.ones(48 * 96, dtype=torch.bfloat16)}
+        bad = {**good, key: torch.zeros(96 * 50, dtype=torch.bfloat16).to_sparse()}
+        with pytest.raises((RuntimeError, ValueError)):
+            outer.load_state_dict({**state, "own": bad})
+        assert outer.state_dict()["own"].keys() == state["own"].keys()
