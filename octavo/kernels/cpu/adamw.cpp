@@ -12,6 +12,7 @@ namespace {
 template <class MeanMap, class SquareMap>
 class AdamWBlock {
  public:
+  static constexpr std::uint64_t kStateBits = MeanMap::kBits;
   struct Room {
     StepBuffer parameters, gradients;
     StateRoom mean, square;

@@ -23,6 +23,7 @@ namespace {
 template <class Map>
 class LionBlock {
  public:
+  static constexpr std::uint64_t kStateBits = Map::kBits;
   struct Room {
     StepBuffer parameters, gradients;
     StateRoom momentum;

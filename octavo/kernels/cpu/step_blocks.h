@@ -94,28 +94,52 @@ OCTAVO_INLINE const float* load_gradients(const StepOperands& operands, std::uin
   return buffer.values;
 }
 
-/// Asks for the memory of a block some blocks further on, all of it: the hardware's own prefetch stops at the end of a
-/// page, and does nothing while a block is worked on in L1.
-OCTAVO_INLINE void prefetch_step(const StepOperands& operands, std::uint64_t first) {
-  const std::uint64_t ahead = first + 4 * kStepBlock;
-  const auto ask = [](const void* memory, std::uint64_t bytes, std::uint64_t offset) {
-    for (std::uint64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(memory) + offset + i);
-  };
-  const std::uint64_t wide = bytes_of(operands.parameter_format), of_gradient = bytes_of(operands.gradient_format);
-  ask(operands.parameter, wide * kStepBlock, wide * ahead);
-  ask(operands.gradient, of_gradient * kStepBlock, of_gradient * ahead);
-  if (operands.tail) ask(operands.tail, kStepBlock, ahead);
-  for (const StateView* state : {&operands.mean, &operands.square}) {
-    if (state->values == nullptr) continue;
-    ask(state->values, state_bytes(state->format, kStepBlock), state_bytes(state->format, ahead));
+/// Asks for memory some blocks ahead of the walk, in each turn for as much as a turn takes of it: the hardware's own
+/// prefetch stops at the end of a page, and a processor that is asked for a whole block at once works on nothing else
+/// until it can ask for the rest. `kStateBits` are those of an element of each state.
+template <std::uint64_t kStateBits>
+class Prefetch {
+ public:
+  OCTAVO_INLINE explicit Prefetch(const StepOperands& operands)
+      : parameter_(operands.parameter, bytes_of(operands.parameter_format) * kLanes),
+        gradient_(operands.gradient, bytes_of(operands.gradient_format) * kLanes),
+        tail_(operands.tail, kLanes),
+        mean_(operands.mean.values, kStateBits * kLanes / 8),
+        square_(operands.square.values, kStateBits * kLanes / 8) {}
+
+  OCTAVO_INLINE void turn() {
+    parameter_.turn();
+    gradient_.turn();
+    mean_.turn();
+    if (square_.next) square_.turn();
+    if (tail_.next) tail_.turn();
   }
-}
+
+ private:
+  /// A turn takes up to kBits for each element; where it takes less, lines are asked for more than once.
+  template <std::uint64_t kBits>
+  struct Stream {
+    static constexpr std::uint64_t kTurnsAhead = 4 * kStepBlock / kLanes, kLines = (kBits * kLanes + 511) / 512;
+    const char* next = nullptr;
+    std::uint64_t stride;
+    OCTAVO_INLINE Stream(const void* memory, std::uint64_t bytes_of_turn) : stride(bytes_of_turn / kLines) {
+      if (memory) next = static_cast<const char*>(memory) + kTurnsAhead * bytes_of_turn;
+    }
+    OCTAVO_INLINE void turn() {
+      for (std::uint64_t line = 0; line < kLines; ++line, next += stride) __builtin_prefetch(next);
+    }
+  };
+  Stream<32> parameter_, gradient_;
+  Stream<8> tail_;
+  Stream<kStateBits> mean_, square_;
+};
 
 /// Walks through the blocks of a tensor in two halves: beside the first half of each, kLanes elements at a time, goes
 /// the second half of the one before. Thus a processor always finds work of several kinds, which need different units
 /// of it, and does not wait for what takes long, as roots, divisions and the scale of a block do. A Block has
 ///
 ///   Room                            the memory that it may need, which it does not own
+///   kStateBits                      of an element of each state
 ///   Block(step, room)
 ///   begin(operands, first, count)   takes up the block that begins at element `first`
 ///   first(i), second(i)             a half for kLanes of its elements, from i on
@@ -132,11 +156,12 @@ OCTAVO_INLINE bool for_step_blocks(const StepOperands& operands, std::uint64_t c
   typename Block::Room rooms[2];
   Block blocks[2] = {Block(step, rooms[0]), Block(step, rooms[1])};
   Block *now = &blocks[0], *before = &blocks[1];
+  Prefetch<Block::kStateBits> prefetch(operands);
   bool all_finite = true;
   for (std::uint64_t first = 0; first < count; first += kStepBlock) {
-    prefetch_step(operands, first);
     now->begin(operands, first, smaller(kStepBlock, count - first));
     for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
+      prefetch.turn();
       now->first(i);
       before->second(i);
     }
