@@ -9,7 +9,7 @@ namespace {
 
 static_assert(kGroup == rules::kSketchGroup);
 
-constexpr std::uint64_t kCacheLine = 16;  // floats
+constexpr std::uint64_t kCacheLine = kCacheLineBytes / sizeof(float);
 
 /// A group in a row: the first column of its block, by what its elements are exchanged there, and their signs.
 struct Placed {

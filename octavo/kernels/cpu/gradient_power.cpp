@@ -18,7 +18,7 @@ OCTAVO_INLINE float power_of(const float* values, std::uint64_t count) {
 
 /// Asks for a chunk that no hardware foresees: the strides are longer than a page.
 OCTAVO_INLINE void prefetch_chunk(const float* values) {
-  constexpr std::uint64_t kCacheLine = 16;
+  constexpr std::uint64_t kCacheLine = kCacheLineBytes / sizeof(float);
   for (std::uint64_t i = 0; i < rules::kPowerChunk; i += kCacheLine) __builtin_prefetch(values + i);
 }
 

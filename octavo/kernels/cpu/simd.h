@@ -17,6 +17,7 @@
 namespace octavo::cpu::OCTAVO_ISA {
 
 inline constexpr std::uint64_t kGroup = 64;
+inline constexpr std::uint64_t kCacheLineBytes = 64;
 
 #define OCTAVO_INLINE [[gnu::always_inline]] inline
 
@@ -193,9 +194,9 @@ OCTAVO_INLINE void expand_bits(std::uint64_t packed, std::uint8_t byte, std::uin
 /// Asks for the group that lies kPrefetchBytes ahead. The hardware's own prefetch stops at the end of a page.
 template <class Word>
 OCTAVO_INLINE void prefetch_ahead(const Word* group) {
-  constexpr std::uint64_t kPrefetchBytes = 2048, kCacheLine = 64;
+  constexpr std::uint64_t kPrefetchBytes = 2048;
   const auto* ahead = reinterpret_cast<const char*>(group) + kPrefetchBytes;
-  for (std::uint64_t i = 0; i < kGroup * sizeof(Word); i += kCacheLine) __builtin_prefetch(ahead + i);
+  for (std::uint64_t i = 0; i < kGroup * sizeof(Word); i += kCacheLineBytes) __builtin_prefetch(ahead + i);
 }
 
 /// From how many elements on an output is written around the caches: 2 MiB, about what L2 holds.

@@ -104,8 +104,8 @@ class Prefetch {
       : parameter_(operands.parameter, bytes_of(operands.parameter_format) * kLanes),
         gradient_(operands.gradient, bytes_of(operands.gradient_format) * kLanes),
         tail_(operands.tail, kLanes),
-        mean_(operands.mean.values, kStateBits * kLanes / 8),
-        square_(operands.square.values, kStateBits * kLanes / 8) {}
+        mean_(operands.mean.values, state_bytes(operands.mean.format, kLanes)),
+        square_(operands.square.values, state_bytes(operands.square.format, kLanes)) {}
 
   OCTAVO_INLINE void turn() {
     parameter_.turn();
@@ -119,7 +119,8 @@ class Prefetch {
   /// A turn takes up to kBits for each element; where it takes less, lines are asked for more than once.
   template <std::uint64_t kBits>
   struct Stream {
-    static constexpr std::uint64_t kTurnsAhead = 4 * kStepBlock / kLanes, kLines = (kBits * kLanes + 511) / 512;
+    static constexpr std::uint64_t kTurnsAhead = 4 * kStepBlock / kLanes;
+    static constexpr std::uint64_t kLines = (kBits * kLanes / 8 + kCacheLineBytes - 1) / kCacheLineBytes;
     const char* next = nullptr;
     std::uint64_t stride;
     OCTAVO_INLINE Stream(const void* memory, std::uint64_t bytes_of_turn) : stride(bytes_of_turn / kLines) {

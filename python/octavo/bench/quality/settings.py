@@ -157,7 +157,7 @@ SETTINGS = {
         seq_len=128,
         step_s=0.1,
         contenders=("dense", "muon", "outer int4", "outer sign", "outer sign 40", "outer sign muon"),
-        trial_share=0.5,  # 25 rounds, which a quarter of the steps has, want a higher learning rate than 100
+        trial_share=0.5,  # a quarter has 25 rounds alone, of the 100 of a run
     ),
     "corpus": Setting(
         name="corpus",
