@@ -44,8 +44,8 @@ struct StateView {
   }
 };
 
-/// One tensor, or a part of one that begins at a multiple of kStepBlock. A gradient that is not finite leaves its
-/// element as it is.
+/// One tensor, or a part of one that begins at a multiple of kStepBlock. A gradient that is not finite,
+/// or that the rule refuses, leaves its element as it is.
 struct StepOperands {
   void* parameter;
   FloatFormat parameter_format = FloatFormat::float32;
@@ -58,7 +58,7 @@ struct StepOperands {
   StateView square = {};  // the variance, where the rule has one; in the format of `mean`
   /// A float of the device by which gradients are multiplied; null: 1.
   const float* gradient_factor = nullptr;
-  /// Set to 1 where a gradient is not finite, otherwise left alone; null: not wanted. Calls may share it.
+  /// Set to 1 where a gradient leaves its element as it is, otherwise left alone; null: not wanted. Calls may share it.
   std::uint32_t* nonfinite = nullptr;
   bool rounds_at_random = false;  // a bfloat16 parameter without a tail
   std::uint64_t rounding_key = 0;

@@ -15,32 +15,38 @@ struct AdamWStep {
   float beta2_complement;  // 1 - beta2, formed in double
   float root_scale;        // 1 / sqrt(1 - beta2^t), formed in double
   float eps;
-  float coupled_decay = 0.0F;  // Adam's weight decay, which is added to the gradient
+  float coupled_decay = 0.0F;  // Adam's weight decay, by which the parameter is added to the gradient
 };
 
 // In two halves, between which a kernel may do something else. `Float` is a float, or several of them that a kernel
 // handles as one.
 
-/// The gradient with what is added to it.
+/// The gradient with what is added to it, from which the moments are worked out.
 template <class Float>
 OCTAVO_RULE Float adamw_gradient(const AdamWStep& s, Float gradient, Float parameter) {
-  return fused(s.coupled_decay, parameter, gradient);
+  return s.coupled_decay == 0.0F ? gradient : fused(s.coupled_decay, parameter, gradient);
 }
 
-/// By a gradient that is not finite the mean becomes one that is not.
+/// Whether a gradient may make a step: a square that is not finite would stop its element for ever, or, where the state
+/// is kept in codes, spoil its block.
+template <class Float>
+OCTAVO_RULE auto adamw_takes(Float gradient) {
+  return is_finite(gradient * gradient);
+}
+
+/// By a gradient that adamw_takes() refuses the square becomes one that is not finite.
 template <class Float>
 OCTAVO_RULE void adamw_moments(const AdamWStep& s, Float gradient, Float& mean, Float& square) {
   mean = fused(s.beta1_complement, gradient - mean, mean);
   square = fused(s.beta2_complement, gradient * gradient, s.beta2 * square);
 }
 
-/// Returns whether the gradient, with what is added to it, is finite; where it is not, nothing changes.
+/// Returns adamw_takes(gradient); where it is false, nothing changes.
 template <class Float>
-OCTAVO_RULE auto adamw_finite_moments(const AdamWStep& s, Float gradient, Float parameter, Float& mean, Float& square) {
-  const Float decayed = adamw_gradient(s, gradient, parameter);
-  const auto finite = is_finite(decayed);
+OCTAVO_RULE auto adamw_finite_moments(const AdamWStep& s, Float gradient, Float& mean, Float& square) {
+  const auto finite = adamw_takes(gradient);
   Float next_mean = mean, next_square = square;
-  adamw_moments(s, decayed, next_mean, next_square);
+  adamw_moments(s, gradient, next_mean, next_square);
   mean = chosen(finite, next_mean, mean);
   square = chosen(finite, next_square, square);
   return finite;
@@ -54,7 +60,7 @@ OCTAVO_RULE Float adamw_moved(const AdamWStep& s, Float parameter, Float mean, F
 }
 
 OCTAVO_RULE bool adamw(const AdamWStep& s, float gradient, float& parameter, float& mean, float& square) {
-  const bool finite = adamw_finite_moments(s, gradient, parameter, mean, square);
+  const bool finite = adamw_finite_moments(s, adamw_gradient(s, gradient, parameter), mean, square);
   parameter = chosen(finite, adamw_moved(s, parameter, mean, square), parameter);
   return finite;
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/adamw.h"
 
+#include <limits>
+
 #include "tests/conformance/step_values.h"
 
 namespace octavo::conformance {
@@ -87,6 +89,31 @@ TEST(AdamW, ANonfiniteGradientLeavesItsElementAlone) {
         EXPECT_LT(parameters[i], 0.9999F);
         EXPECT_GT(parameters[i], 0.99F);
       }
+    }
+  }
+}
+
+/// One of its kind in a block of its own, among them finite ones of which the square is not.
+TEST(AdamW, AFewNonfiniteGradientsEqualReference) {
+  constexpr std::uint64_t kCount = 9 * kStepBlock + 100;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const float special[] = {std::nanf(""), -std::nanf(""), kInfinity, -kInfinity, 1e30F, -1e30F};
+  for (const float coupled_decay : {0.0F, 0.01F}) {
+    rules::AdamWStep step = kStep;
+    step.coupled_decay = coupled_decay;
+    for (const StateFormat state : {StateFormat::float32, StateFormat::bits8, StateFormat::bits4}) {
+      const StepForm form{FloatFormat::float32, FloatFormat::float32, state};
+      StepMemory expected(form, kCount, 0), got(form, kCount, 0);
+      for (StepMemory* memory : {&expected, &got}) {
+        auto* gradients = reinterpret_cast<float*>(memory->gradient.data());
+        std::memcpy(gradients, finite_values(kCount, 3).data(), kCount * sizeof(float));
+        std::uint64_t block = 0;
+        for (const float value : special) gradients[(block += kStepBlock) + 17 * block / kStepBlock] = value;
+        gradients[kCount - 1] = std::nanf("");
+        (memory == &got ? tested() : reference()).adamw({}, step, kCount, memory->operands(0));
+      }
+      EXPECT_EQ(got.nonfinite, 1U);
+      got.expect_same(expected);
     }
   }
 }

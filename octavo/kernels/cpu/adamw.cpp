@@ -33,6 +33,7 @@ class AdamWBlock {
     count_ = count;
     parameter_ = load_parameters(operands, first, count, room_->parameters);
     gradient_ = load_gradients(operands, first, count, room_->gradients);
+    if (step_.coupled_decay != 0.0F) gradient_ = add_decay(step_, parameter_, gradient_, room_->gradients.values);
     mean_.begin(operands.mean, first, count);
     square_.begin(operands.square, first, count);
     finite_ = IntVector{} - 1;
@@ -41,7 +42,7 @@ class AdamWBlock {
   OCTAVO_INLINE void first(std::uint64_t i) {
     if constexpr (kHasCodes) {
       Floats mean = mean_.before(i), square = square_.before(i);
-      rules::adamw_moments(step_, decayed_gradient(i), mean, square);
+      rules::adamw_moments(step_, load_floats(gradient_ + i), mean, square);
       mean_.store(i, mean);
       square_.store(i, square);
     } else {  // memory is the limit: what would be gained later is lost by loading all once more
@@ -55,19 +56,18 @@ class AdamWBlock {
 
   OCTAVO_INLINE void between() {
     if constexpr (kHasCodes) {
-      if (!mean_.is_finite()) *this = gone_through_again(*this);
+      if (!square_.is_finite()) *this = gone_through_again(*this);
     }
     is_finite_ = is_all(finite_);
     mean_.work_out_scales();
     square_.work_out_scales();
+    if (kHasCodes && !is_finite_) *this = finished(*this);
   }
 
   OCTAVO_INLINE void second(std::uint64_t i) {
     if constexpr (!kHasCodes) return;
     const Floats parameter = load_floats(parameter_ + i), mean = mean_.after(i), square = square_.after(i);
-    Floats moved = rules::adamw_moved(step_, parameter, mean, square);
-    if (!is_finite_) moved = chosen(is_finite(decayed_gradient(i)), moved, parameter);
-    store_floats(moved, parameter_ + i);
+    store_floats(rules::adamw_moved(step_, parameter, mean, square), parameter_ + i);
     mean_.encode(i, mean);
     square_.encode(i, square);
   }
@@ -81,28 +81,49 @@ class AdamWBlock {
  private:
   static constexpr bool kHasCodes = StateBlock<MeanMap>::kHasCodes;
 
-  OCTAVO_INLINE Floats decayed_gradient(std::uint64_t i) const {
-    return rules::adamw_gradient(step_, load_floats(gradient_ + i), load_floats(parameter_ + i));
-  }
-
   OCTAVO_INLINE Ints finite_moments(std::uint64_t i, Floats& mean, Floats& square) {
     mean = mean_.before(i);
     square = square_.before(i);
-    const Ints finite =
-        rules::adamw_finite_moments(step_, load_floats(gradient_ + i), load_floats(parameter_ + i), mean, square);
+    const Ints finite = rules::adamw_finite_moments(step_, load_floats(gradient_ + i), mean, square);
     finite_ &= in_all(finite);
     mean_.store(i, mean);
     square_.store(i, square);
     return finite;
   }
 
-  /// The first half, of the few blocks in which something is not finite: to look for it would cost all of them.
+  /// Apart, because few steps have it. Returns `decayed`, which is the gradient with what is added to it.
+  [[gnu::noinline]] static const float* add_decay(rules::AdamWStep step, const float* parameter, const float* gradient,
+                                                  float* decayed) {
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
+      store_floats(rules::adamw_gradient(step, load_floats(gradient + i), load_floats(parameter + i)), decayed + i);
+    }
+    return decayed;
+  }
+
+  // Few blocks have something that is not finite: to look for it in each turn would cost all of them.
+
+  /// The first half.
   [[gnu::noinline]] static AdamWBlock gone_through_again(AdamWBlock block) {
     block.mean_.begin_again();
     block.square_.begin_again();
     Floats mean, square;
     for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) block.finite_moments(i, mean, square);
     return block;
+  }
+
+  /// The second half and the end. Returns a block that has not begun.
+  [[gnu::noinline]] static AdamWBlock finished(AdamWBlock block) {
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
+      const Floats parameter = load_floats(block.parameter_ + i);
+      block.second(i);
+      const Floats moved = load_floats(block.parameter_ + i);
+      store_floats(chosen(rules::adamw_takes(load_floats(block.gradient_ + i)), moved, parameter),
+                   block.parameter_ + i);
+    }
+    block.end();
+    AdamWBlock next(block.step_, *block.room_);
+    next.is_finite_ = false;
+    return next;
   }
 
   rules::AdamWStep step_;

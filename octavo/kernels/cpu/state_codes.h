@@ -182,46 +182,4 @@ struct StateEncoder<rules::LinearMap4> {
   }
 };
 
-/// The values of a block of the largest magnitudes. Floats are compared as integers, which any unit of a processor
-/// does: of those above 0 and as signed ones the greatest is the greatest, of the others and as unsigned ones the least
-/// is.
-template <class Map>
-class Extremes {
- public:
-  OCTAVO_INLINE void take(const Floats& values) {
-    const Ints bits = as_ints(values);
-    greatest_ = greater(greatest_of(bits), greatest_);
-    if constexpr (Map::kSigned) least_ = greater(greatest_of(each([](IntVector x) { return Words(x); }, bits)), least_);
-  }
-  OCTAVO_INLINE bool are_finite() const {
-    constexpr auto kInfinity = static_cast<std::int32_t>(rules::kInfinityBits);
-    const IntVector finite =
-        IntVector(greatest_ < kInfinity) & IntVector(least_ < (rules::kInfinityBits | rules::kSignMask));
-    return is_all(finite);
-  }
-  OCTAVO_INLINE rules::StateScale scale() const {
-    IntVector greatest = greatest_;
-    Words least = least_;
-    for (std::uint32_t half = kVectorFloats / 2; half > 0; half /= 2) {
-      greatest = greater(exchanged(greatest, half), greatest);
-      if constexpr (Map::kSigned) least = greater(exchanged(least, half), least);
-    }
-    const float negative = rules::from_bits(least[0]);
-    return rules::state_scale(rules::extreme_of(as_floats(greatest)[0], negative < 0.0F ? -negative : 0.0F));
-  }
-
- private:
-  template <class Vector>
-  OCTAVO_INLINE static Vector greatest_of(const Lanes<Vector>& a) {
-    return greater(greater(a.of[0], a.of[1]), greater(a.of[2], a.of[3]));
-  }
-  template <class Vector>
-  OCTAVO_INLINE static Vector exchanged(Vector vector, std::uint32_t x) {
-    return Vector(exchange_lanes(FloatVector(vector), x));
-  }
-
-  IntVector greatest_ = {};
-  Words least_ = {};
-};
-
 }  // namespace octavo::cpu::OCTAVO_ISA

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include "octavo/kernels/cpu/extremes.h"
 #include "octavo/kernels/cpu/state_codes.h"
 #include "octavo/kernels/cpu/step_blocks.h"
 
@@ -71,19 +72,19 @@ class StateBlock {
 
   OCTAVO_INLINE void store(std::uint64_t first, const Floats& values) {
     store_floats(values, values_ + first);
-    if constexpr (kHasCodes) of_[number(first)].extremes.take(values);
+    if constexpr (kHasCodes) of_[number(first)].extreme.take(values);
   }
   OCTAVO_INLINE Floats after(std::uint64_t first) const { return load_floats(values_ + first); }
 
-  /// Whether all that was stored is.
+  /// Whether all that was stored is, in a state of values of at least 0.
   OCTAVO_INLINE bool is_finite() const {
     bool finite = true;
-    for (const auto& block : of_) finite &= block.extremes.are_finite();
+    for (const auto& block : of_) finite &= block.extreme.is_finite();
     return finite;
   }
   /// All values are stored once more.
   OCTAVO_INLINE void begin_again() {
-    for (auto& block : of_) block.extremes = {};
+    for (auto& block : of_) block.extreme = {};
   }
 
   /// After all values of the block are stored.
@@ -91,7 +92,7 @@ class StateBlock {
     if constexpr (kHasCodes) {
       if (count_ < kStepBlock) forget_rest();
       for (std::uint64_t i = 0; i * Map::kBlock < count_; ++i) {
-        const rules::StateScale scale = of_[i].extremes.scale();
+        const rules::StateScale scale = rules::state_scale(of_[i].extreme.value());
         scales_[i] = scale.kept;
         of_[i].reciprocal = scale.reciprocal;
       }
@@ -116,7 +117,7 @@ class StateBlock {
   static constexpr std::uint64_t kBlocks = kStepBlock / Map::kBlock;  // of codes with a scale of their own
   struct OfBlock {
     Decoder decoder = Decoder(0.0F);
-    Extremes<Map> extremes;
+    Extreme<Map> extreme;
     float reciprocal = 0.0F;  // of the scale
   };
 
@@ -129,7 +130,7 @@ class StateBlock {
   OCTAVO_INLINE void forget_rest() {
     std::memset(room_->values + count_, 0, (kStepBlock - count_) * sizeof(float));
     begin_again();
-    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) of_[number(i)].extremes.take(after(i));
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) of_[number(i)].extreme.take(after(i));
   }
 
   StateRoom* room_;

@@ -56,6 +56,15 @@ OCTAVO_INLINE FloatVector magnitudes_from(FloatVector values, float least) {
 #endif
 }
 
+#if defined(__AVX512DQ__)
+/// The one of the greater magnitude; of opposite values the positive one, of a NaN and a number the number.
+OCTAVO_INLINE FloatVector farther_from_zero(FloatVector a, FloatVector b) {
+  constexpr int kGreaterMagnitudeWithSign = 0b0111;
+  return reinterpret_cast<FloatVector>(_mm512_maskz_range_ps(0xFFFF, reinterpret_cast<__m512>(a),
+                                                             reinterpret_cast<__m512>(b), kGreaterMagnitudeWithSign));
+}
+#endif
+
 OCTAVO_INLINE FloatVector lesser(FloatVector a, float b) { return lesser(a, broadcast(b)); }
 
 OCTAVO_INLINE IntVector load_bytes(const std::uint8_t* bytes) {

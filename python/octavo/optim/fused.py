@@ -48,7 +48,9 @@ class FusedOptimizer(CheckedOptimizer):
 
     ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
     element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
-    groups, and ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step.
+    groups, and ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step. An element
+    of Adam and AdamW is skipped by each of the three if its gradient's square is beyond float32 (1.8e19 and above):
+    torch's variance of it would be infinite, and the element would never move again.
 
     ``bf16_rounding`` of parameters in bfloat16: ``"nearest"`` loses steps of less than half a unit of the last place;
     ``"stochastic"`` rounds without bias, by bits that ``seed``, the step and the element's number draw, the same on
