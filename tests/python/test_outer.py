@@ -13,6 +13,8 @@ from torch import nn
 from train_runs import solo_world
 
 import octavo
+from octavo.outer import outer_rates
+from octavo.plan import as_plan
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,6 +51,21 @@ def differences_from_plain(rank: int, world: int, fragments: int, lr: float, mom
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.6), (1.0, 0.0), (0.4, 0.9)])
 def test_dense_is_plain_diloco_bit_by_bit(two_ranks, lr, momentum):
     assert two_ranks.run(differences_from_plain, 2, 1, lr, momentum) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("every", "plan", "mix", "rates"),
+    [
+        (1, "sign+ef", 0.0, (1.0, 0.0)),
+        (20, "sign+ef", 0.0, (1.0, 0.3)),
+        (20, "sign+ef", 0.5, (0.7, 0.3)),
+        (20, "topk:0.05+ef", 0.5, (1.0, 0.0)),
+        (500, "dense", 0.0, (0.7, 0.9)),
+    ],
+)
+def test_rates_follow_from_the_rounds(every, plan, mix, rates):
+    assert outer_rates(every, as_plan(plan), None, None, mix) == rates
+    assert outer_rates(every, as_plan(plan), 0.4, 0.1, mix) == (0.4, 0.1)
 
 
 def differs_from_parameter_averaging(rank: int, world: int) -> float:

@@ -30,7 +30,7 @@ KNOBS = {
     "lr": Knob((1.35e-3, 2e-3, 3e-3, 4.5e-3, 6.75e-3), start=3e-3, first=+1),
     "beta1": Knob((0.0, 0.3, 0.5, 0.9, 0.95, 0.98), start=0.9, first=-1),
     "beta2": Knob((0.95, 0.98, 0.999, 0.9999), start=0.999, first=-1),
-    "outer_momentum": Knob((0.0, 0.3, 0.6, 0.8, 0.9), start=0.6, first=-1),
+    "outer_lr": Knob((0.5, 0.7, 1.0, 1.4), start=1.0, first=+1),
 }
 
 

@@ -11,7 +11,7 @@ from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, DataSet
 
 MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
 """The knob of each trial after the first (see `search`)."""
-OUTER_MOVES = ("beta1", "lr", "lr", "outer_momentum", "beta2")
+OUTER_MOVES = ("beta1", "lr", "lr", "outer_lr", "beta2")
 """Those of local steps."""
 
 
@@ -53,7 +53,7 @@ CONTENDERS = {
     "int8+ef": Contender("int8+ef", "adamw"),
     "fp8": Contender("fp8", "adamw"),
     "bf16": Contender("bf16", "adamw"),
-    "outer int4": Contender("int4+ef", "adamw", OUTER_MOVES, outer=20),
+    "outer int4": Contender("int4:256+ef", "adamw", OUTER_MOVES, outer=20),
     "outer sign": Contender("sign+ef", "adamw", OUTER_MOVES, outer=20),
     "outer sign 40": Contender("sign+ef", "adamw", OUTER_MOVES, outer=40),
     "outer sign muon": Contender("sign+ef", "muon", OUTER_MOVES, outer=20),
@@ -156,6 +156,7 @@ SETTINGS = {
         batch_size=8,
         seq_len=128,
         step_s=0.1,
+        also_ranks=(4,),
         contenders=("dense", "muon", "outer int4", "outer sign", "outer sign 40", "outer sign muon"),
         trial_share=0.5,  # a quarter has 25 rounds alone, of the 100 of a run
     ),
