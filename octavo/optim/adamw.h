@@ -24,7 +24,8 @@ OCTAVO_API void adam_(const StepTensors& tensors, at::IntArrayRef steps, const A
                       bool is_decay_decoupled);
 
 /// One step of AdamW, in place, in one pass. All tensors have one shape and float32 (`parameter` and `gradient` may be
-/// of another floating dtype: they are then converted); `step` counts from 1. Throws Error invalid_argument otherwise.
+/// of another floating dtype: they are then converted); `step` counts from 1. Elements with a gradient that is not
+/// finite, or has no finite square, stay as they are. Throws Error invalid_argument otherwise.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step);
 /// The same where the square has made fewer steps than the mean: `square_step`, counted from 1.

@@ -27,7 +27,7 @@ struct OuterOptions {
   std::uint64_t every = 20;     // steps from one round of a fragment to the next
   std::uint64_t delay = 0;      // steps that a round travels, while ranks go on; below `every`
   std::uint64_t fragments = 1;  // rounds of which follow one another at equal distances; at most `every`
-  double lr = 0.7, momentum = 0.6;
+  double lr = 1.0, momentum = 0.3;
   double mix = 0;  // share of its own values that a rank keeps when a round arrives; below 1
 };
 

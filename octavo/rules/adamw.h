@@ -15,7 +15,7 @@ struct AdamWStep {
   float beta2_complement;  // 1 - beta2, formed in double
   float root_scale;        // 1 / sqrt(1 - beta2^t), formed in double
   float eps;
-  float coupled_decay = 0.0F;  // Adam's weight decay, by which the parameter is added to the gradient
+  float coupled_decay = 0.0F;  // Adam's weight decay, times which the parameter is added to the gradient
 };
 
 // In two halves, between which a kernel may do something else. `Float` is a float, or several of them that a kernel
@@ -43,13 +43,13 @@ OCTAVO_RULE void adamw_moments(const AdamWStep& s, Float gradient, Float& mean, 
 
 /// Returns adamw_takes(gradient); where it is false, nothing changes.
 template <class Float>
-OCTAVO_RULE auto adamw_finite_moments(const AdamWStep& s, Float gradient, Float& mean, Float& square) {
-  const auto finite = adamw_takes(gradient);
+OCTAVO_RULE auto adamw_taken_moments(const AdamWStep& s, Float gradient, Float& mean, Float& square) {
+  const auto taken = adamw_takes(gradient);
   Float next_mean = mean, next_square = square;
   adamw_moments(s, gradient, next_mean, next_square);
-  mean = chosen(finite, next_mean, mean);
-  square = chosen(finite, next_square, square);
-  return finite;
+  mean = chosen(taken, next_mean, mean);
+  square = chosen(taken, next_square, square);
+  return taken;
 }
 
 /// The parameter after a step along these moments.
@@ -60,9 +60,9 @@ OCTAVO_RULE Float adamw_moved(const AdamWStep& s, Float parameter, Float mean, F
 }
 
 OCTAVO_RULE bool adamw(const AdamWStep& s, float gradient, float& parameter, float& mean, float& square) {
-  const bool finite = adamw_finite_moments(s, adamw_gradient(s, gradient, parameter), mean, square);
-  parameter = chosen(finite, adamw_moved(s, parameter, mean, square), parameter);
-  return finite;
+  const bool taken = adamw_taken_moments(s, adamw_gradient(s, gradient, parameter), mean, square);
+  parameter = chosen(taken, adamw_moved(s, parameter, mean, square), parameter);
+  return taken;
 }
 
 /// `update` is the preconditioned momentum, the mean of all ranks, as it came from the wire.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/rules/adamw.h"
 
+#include <iterator>
 #include <limits>
 
 #include "tests/conformance/step_values.h"
@@ -107,8 +108,7 @@ TEST(AdamW, AFewNonfiniteGradientsEqualReference) {
       for (StepMemory* memory : {&expected, &got}) {
         auto* gradients = reinterpret_cast<float*>(memory->gradient.data());
         std::memcpy(gradients, finite_values(kCount, 3).data(), kCount * sizeof(float));
-        std::uint64_t block = 0;
-        for (const float value : special) gradients[(block += kStepBlock) + 17 * block / kStepBlock] = value;
+        for (std::uint64_t k = 0; k < std::size(special); ++k) gradients[(k + 1) * kStepBlock + 17 * k] = special[k];
         gradients[kCount - 1] = std::nanf("");
         (memory == &got ? tested() : reference()).adamw({}, step, kCount, memory->operands(0));
       }

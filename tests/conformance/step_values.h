@@ -63,7 +63,7 @@ struct StateMemory {
   }
 };
 
-/// A parameter, with gradients of many magnitudes, some of which are not finite.
+/// A parameter, with gradients of many magnitudes, in some steps with some that are not finite.
 struct StepMemory {
   StepForm form;
   std::uint64_t count;
@@ -90,9 +90,9 @@ struct StepMemory {
   static std::uint8_t* at(Guarded<std::uint8_t>& memory, FloatFormat format, std::uint64_t i) {
     return memory.data() + bytes_of(format) * i;
   }
-  /// Gradients that depend on the number of the step.
+  /// Gradients that depend on the number of the step, all of them finite in each second one.
   void draw(std::uint64_t step) {
-    const auto values = any_values(count, 11 + step);
+    const auto values = step % 2 == 1 ? finite_values(count, 11 + step) : any_values(count, 11 + step);
     for (std::uint64_t i = 0; i < count; ++i) put_float(form.gradient, values[i], at(gradient, form.gradient, i));
   }
   StepOperands operands(std::uint64_t step) {

@@ -225,6 +225,21 @@ def test_skip_element_leaves_the_element_alone(make, bad):
     assert optimizer.saw_nonfinite() and not optimizer.saw_nonfinite() and not twin.saw_nonfinite()
 
 
+@pytest.mark.parametrize("policy", optim.fused.NONFINITE)
+@pytest.mark.parametrize("make", [AdamW, AdamW8bit, AdamW4bit])
+def test_a_gradient_without_a_finite_square_leaves_its_element_alone(make, policy):
+    parameters, optimizer = run(make, range(1), nonfinite=policy)
+    for step in (1, 2):
+        give_gradients(parameters, step)
+        parameters[1].grad[300] = 1e30 if step == 1 else 1e-3
+        before = parameters[1].detach().clone()
+        optimizer.step()
+        assert optimizer.saw_nonfinite() == (step == 1)
+        moved = (parameters[1] != before).float()
+        assert moved[300] == (step == 2) and moved.mean() > 0.99
+        assert (parameters[1] - before).abs().max() < 0.1
+
+
 @pytest.mark.parametrize("policy", ["skip_step", "raise"])
 @pytest.mark.parametrize("place", [0, 3])
 def test_other_policies_leave_all_groups_as_they_are(policy, place):

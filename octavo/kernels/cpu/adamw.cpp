@@ -8,6 +8,15 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
+/// The gradients of a block with what is added to them, in `decayed`. Apart, because few steps have it.
+[[gnu::noinline]] const float* add_decay(rules::AdamWStep step, const float* parameter, const float* gradient,
+                                         float* decayed) {
+  for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
+    store_floats(rules::adamw_gradient(step, load_floats(gradient + i), load_floats(parameter + i)), decayed + i);
+  }
+  return decayed;
+}
+
 /// The first half of a step updates the moments, the second moves the parameters and encodes.
 template <class MeanMap, class SquareMap>
 class AdamWBlock {
@@ -25,7 +34,7 @@ class AdamWBlock {
         gradient_(room.gradients.values),
         mean_(room.mean),
         square_(room.square) {}
-  OCTAVO_INLINE bool all_finite() const { return is_finite_; }
+  OCTAVO_INLINE bool takes_all() const { return takes_all_; }
 
   OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first, std::uint64_t count) {
     operands_ = &operands;
@@ -36,7 +45,7 @@ class AdamWBlock {
     if (step_.coupled_decay != 0.0F) gradient_ = add_decay(step_, parameter_, gradient_, room_->gradients.values);
     mean_.begin(operands.mean, first, count);
     square_.begin(operands.square, first, count);
-    finite_ = IntVector{} - 1;
+    taken_ = IntVector{} - 1;
   }
 
   OCTAVO_INLINE void first(std::uint64_t i) {
@@ -48,9 +57,9 @@ class AdamWBlock {
     } else {  // memory is the limit: what would be gained later is lost by loading all once more
       const Floats parameter = load_floats(parameter_ + i);
       Floats mean, square;
-      const Ints finite = finite_moments(i, mean, square);
+      const Ints taken = taken_moments(i, mean, square);
       const Floats moved = rules::adamw_moved(step_, parameter, mean, square);
-      store_floats(chosen(finite, moved, parameter), parameter_ + i);
+      store_floats(chosen(taken, moved, parameter), parameter_ + i);
     }
   }
 
@@ -58,10 +67,12 @@ class AdamWBlock {
     if constexpr (kHasCodes) {
       if (!square_.is_finite()) *this = gone_through_again(*this);
     }
-    is_finite_ = is_all(finite_);
+    takes_all_ = is_all(taken_);
     mean_.work_out_scales();
     square_.work_out_scales();
-    if (kHasCodes && !is_finite_) *this = finished(*this);
+    if constexpr (kHasCodes) {
+      if (!takes_all_) *this = finished(*this);
+    }
   }
 
   OCTAVO_INLINE void second(std::uint64_t i) {
@@ -81,33 +92,24 @@ class AdamWBlock {
  private:
   static constexpr bool kHasCodes = StateBlock<MeanMap>::kHasCodes;
 
-  OCTAVO_INLINE Ints finite_moments(std::uint64_t i, Floats& mean, Floats& square) {
+  OCTAVO_INLINE Ints taken_moments(std::uint64_t i, Floats& mean, Floats& square) {
     mean = mean_.before(i);
     square = square_.before(i);
-    const Ints finite = rules::adamw_finite_moments(step_, load_floats(gradient_ + i), mean, square);
-    finite_ &= in_all(finite);
+    const Ints taken = rules::adamw_taken_moments(step_, load_floats(gradient_ + i), mean, square);
+    taken_ &= in_all(taken);
     mean_.store(i, mean);
     square_.store(i, square);
-    return finite;
+    return taken;
   }
 
-  /// Apart, because few steps have it. Returns `decayed`, which is the gradient with what is added to it.
-  [[gnu::noinline]] static const float* add_decay(rules::AdamWStep step, const float* parameter, const float* gradient,
-                                                  float* decayed) {
-    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
-      store_floats(rules::adamw_gradient(step, load_floats(gradient + i), load_floats(parameter + i)), decayed + i);
-    }
-    return decayed;
-  }
-
-  // Few blocks have something that is not finite: to look for it in each turn would cost all of them.
+  // Few blocks have a gradient that is not taken: to look for it in each turn would cost all of them.
 
   /// The first half.
   [[gnu::noinline]] static AdamWBlock gone_through_again(AdamWBlock block) {
     block.mean_.begin_again();
     block.square_.begin_again();
     Floats mean, square;
-    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) block.finite_moments(i, mean, square);
+    for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) block.taken_moments(i, mean, square);
     return block;
   }
 
@@ -122,7 +124,7 @@ class AdamWBlock {
     }
     block.end();
     AdamWBlock next(block.step_, *block.room_);
-    next.is_finite_ = false;
+    next.takes_all_ = false;
     return next;
   }
 
@@ -134,8 +136,8 @@ class AdamWBlock {
   const float* gradient_;
   StateBlock<MeanMap> mean_;
   StateBlock<SquareMap> square_;
-  IntVector finite_ = IntVector{} - 1;
-  bool is_finite_ = true;
+  IntVector taken_ = IntVector{} - 1;
+  bool takes_all_ = true;
 };
 
 }  // namespace

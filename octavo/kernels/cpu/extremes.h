@@ -9,7 +9,7 @@
 /// The extreme of a block of state, of which its scale is made: take() for all of the block, then value().
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// combine(a, b) over all of a register's lanes, whichever their order.
+/// combine(a, b) over all of a register's lanes, in any order.
 template <class Vector, class Combine>
 OCTAVO_INLINE Vector over_lanes(Vector vector, Combine combine) {
   for (std::uint32_t half = kVectorFloats / 2; half > 0; half /= 2) {
@@ -17,7 +17,7 @@ OCTAVO_INLINE Vector over_lanes(Vector vector, Combine combine) {
   }
   return vector;
 }
-/// The same of four registers and another one.
+/// combine(a, b) over four registers and another one, lane by lane.
 template <class Vector, class Combine>
 OCTAVO_INLINE Vector over_registers(const Lanes<Vector>& a, Vector b, Combine combine) {
   return combine(combine(combine(a.of[0], a.of[1]), combine(a.of[2], a.of[3])), b);
@@ -28,8 +28,8 @@ OCTAVO_INLINE Lanes<Words> as_words(const Floats& floats) {
   return each([](FloatVector x) { return Words(as_ints(x)); }, floats);
 }
 
-/// The greatest of a block of values of at least 0. Floats of one sign are compared as integers, which any unit of a
-/// processor does; a NaN is greater than all numbers then.
+/// The greatest of a block of values of at least 0, none of them -0. Floats of one sign are compared as integers, which
+/// any unit of a processor does; a NaN is greater than all numbers then.
 class PositiveExtreme {
  public:
   OCTAVO_INLINE void take(const Floats& values) { greatest_ = over_registers(as_words(values), greatest_, kGreater); }
@@ -40,7 +40,7 @@ class PositiveExtreme {
   Words greatest_ = {};
 };
 
-/// Of a block of finite values the one of the largest magnitude, of opposite ones the positive one.
+// Of a block of finite values the one of the largest magnitude, of opposite ones the positive one.
 #if defined(__AVX512DQ__)
 class SignedExtreme {
  public:

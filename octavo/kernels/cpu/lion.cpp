@@ -35,7 +35,7 @@ class LionBlock {
         parameter_(room.parameters.values),
         gradient_(room.gradients.values),
         momentum_(room.momentum) {}
-  OCTAVO_INLINE bool all_finite() const { return is_all(finite_); }
+  OCTAVO_INLINE bool takes_all() const { return is_all(finite_); }
 
   OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first, std::uint64_t count) {
     operands_ = &operands;

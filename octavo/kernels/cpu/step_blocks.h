@@ -145,9 +145,10 @@ class Prefetch {
 ///   begin(operands, first, count)   takes up the block that begins at element `first`
 ///   first(i), second(i)             a half for kLanes of its elements, from i on
 ///   between(), end()                after all of the first half, and of the second
-///   all_finite()                    after between(): whether all gradients are
+///   takes_all()                     after between(): whether the rule took all gradients
 ///
-/// Of a Block that has not begun, second() and end() do no harm. Returns whether all gradients are finite.
+/// Of a Block that has not begun, second() and end() do no harm. between() may do them itself, and leave the Block as
+/// one that has not begun. Returns whether the rule took all gradients.
 ///
 /// A Block points to its Room and nothing points to the Block: so the compiler knows that what is stored does not
 /// change it, and keeps pointers, factors and extremes where they are. Otherwise it would load them again for each
@@ -158,7 +159,7 @@ OCTAVO_INLINE bool for_step_blocks(const StepOperands& operands, std::uint64_t c
   Block blocks[2] = {Block(step, rooms[0]), Block(step, rooms[1])};
   Block *now = &blocks[0], *before = &blocks[1];
   Prefetch<Block::kStateBits> prefetch(operands);
-  bool all_finite = true;
+  bool takes_all = true;
   for (std::uint64_t first = 0; first < count; first += kStepBlock) {
     now->begin(operands, first, smaller(kStepBlock, count - first));
     for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
@@ -168,12 +169,12 @@ OCTAVO_INLINE bool for_step_blocks(const StepOperands& operands, std::uint64_t c
     }
     before->end();
     now->between();
-    all_finite &= now->all_finite();
+    takes_all &= now->takes_all();
     std::swap(now, before);
   }
   for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) before->second(i);
   before->end();
-  return all_finite;
+  return takes_all;
 }
 
 }  // namespace octavo::cpu::OCTAVO_ISA

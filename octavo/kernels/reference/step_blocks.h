@@ -82,13 +82,13 @@ void for_step_blocks(const StepOperands& operands, std::uint64_t count, Step ste
   }
 }
 
-/// Calls update(gradient, parameter, i), which returns whether the gradient is finite, for the elements of a block.
+/// Calls update(gradient, parameter, i), which returns whether the rule took the gradient, for the elements of a block.
 template <class Update>
 void update_elements(const StepOperands& block, std::uint64_t count, Update update) {
   for (std::uint64_t i = 0; i < count; ++i) {
     float parameter = parameter_at(block, i);
-    const bool finite = update(gradient_at(block, i), parameter, i);
-    if (!finite && block.nonfinite) *block.nonfinite = 1;
+    const bool taken = update(gradient_at(block, i), parameter, i);
+    if (!taken && block.nonfinite) *block.nonfinite = 1;
     store_parameter(block, i, parameter);
   }
 }

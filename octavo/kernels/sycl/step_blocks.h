@@ -103,16 +103,16 @@ inline void for_step_blocks(const StepOperands& operands, std::uint64_t count, S
   for (std::uint64_t i = begin; i < end; i += kStepBlock) step(operands.from(i), std::min(kStepBlock, end - i));
 }
 
-/// Calls update(gradient, parameter, k), which returns whether the gradient is finite, for a lane's elements of a
-/// block.
+/// Calls update(gradient, parameter, k), which returns whether the rule took the gradient, for a lane's elements of
+/// a block.
 template <class Update>
 inline void update_elements(const StepOperands& block, std::uint64_t count, Update update) {
   for (std::uint64_t k = 0; k < kStepBlock / kLanes; ++k) {
     const std::uint64_t i = k * kLanes + lane();
     if (i >= count) continue;
     float parameter = parameter_at(block, i);
-    const bool finite = update(gradient_at(block, i), parameter, k);
-    if (!finite && block.nonfinite) *block.nonfinite = 1;
+    const bool taken = update(gradient_at(block, i), parameter, k);
+    if (!taken && block.nonfinite) *block.nonfinite = 1;
     store_parameter(block, i, parameter);
   }
 }

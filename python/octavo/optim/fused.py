@@ -48,9 +48,10 @@ class FusedOptimizer(CheckedOptimizer):
 
     ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
     element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
-    groups, and ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step. An element
-    of Adam and AdamW is skipped by each of the three if its gradient's square is beyond float32 (1.8e19 and above):
-    torch's variance of it would be infinite, and the element would never move again.
+    groups, and ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step. Adam and
+    AdamW leave an element alone, with each of the three, if the square of what its variance is made of is beyond
+    float32 (1.85e19 and above), and ``saw_nonfinite()`` tells: torch's variance of it would be infinite, and no
+    gradient would move it again.
 
     ``bf16_rounding`` of parameters in bfloat16: ``"nearest"`` loses steps of less than half a unit of the last place;
     ``"stochastic"`` rounds without bias, by bits that ``seed``, the step and the element's number draw, the same on
@@ -157,8 +158,7 @@ class FusedOptimizer(CheckedOptimizer):
         return norm
 
     def saw_nonfinite(self) -> bool:
-        """Whether a step since the last call left elements alone because their gradients were not finite. Waits for the
-        devices."""
+        """Whether a step since the last call left elements alone because of their gradients. Waits for the devices."""
         seen = any(bool(flag.item()) for flag in self._nonfinite.values())
         for flag in self._nonfinite.values():
             flag.zero_()

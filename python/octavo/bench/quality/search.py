@@ -25,7 +25,7 @@ class Knob:
     first: int  # +1 or -1: the direction of the first move
 
 
-#: A move of the learning rate is a factor of 1.5.
+#: A move of `lr` is a factor of 1.5, one of `outer_lr` of about 1.4.
 KNOBS = {
     "lr": Knob((1.35e-3, 2e-3, 3e-3, 4.5e-3, 6.75e-3), start=3e-3, first=+1),
     "beta1": Knob((0.0, 0.3, 0.5, 0.9, 0.95, 0.98), start=0.9, first=-1),
