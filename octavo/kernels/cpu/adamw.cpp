@@ -34,7 +34,7 @@ class AdamWBlock {
         gradient_(room.gradients.values),
         mean_(room.mean),
         square_(room.square) {}
-  OCTAVO_INLINE bool takes_all() const { return takes_all_; }
+  OCTAVO_INLINE bool takes_all() const { return is_all(taken_); }
 
   OCTAVO_INLINE void begin(const StepOperands& operands, std::uint64_t first, std::uint64_t count) {
     operands_ = &operands;
@@ -67,11 +67,10 @@ class AdamWBlock {
     if constexpr (kHasCodes) {
       if (!square_.is_finite()) *this = gone_through_again(*this);
     }
-    takes_all_ = is_all(taken_);
     mean_.work_out_scales();
     square_.work_out_scales();
     if constexpr (kHasCodes) {
-      if (!takes_all_) *this = finished(*this);
+      if (!takes_all()) *this = finished(*this);
     }
   }
 
@@ -124,7 +123,7 @@ class AdamWBlock {
     }
     block.end();
     AdamWBlock next(block.step_, *block.room_);
-    next.takes_all_ = false;
+    next.taken_ = block.taken_;
     return next;
   }
 
@@ -137,7 +136,6 @@ class AdamWBlock {
   StateBlock<MeanMap> mean_;
   StateBlock<SquareMap> square_;
   IntVector taken_ = IntVector{} - 1;
-  bool takes_all_ = true;
 };
 
 }  // namespace
