@@ -65,6 +65,7 @@ add_library(octavo SHARED
   comm/state/state_memory.cpp
   comm/state/state_store.cpp
   comm/state/versioned.cpp
+  comm/gloo_exchange.cpp
   comm/wire.cpp
   comm/shared/copy_bytes.cpp
   comm/shared/host_ranks.cpp

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <cstdint>
 #include <cstring>
@@ -20,11 +19,11 @@ template <class Told>
 std::vector<Told> tell_all(Wire& wire, const Told& own) {
   std::vector<Told> told(static_cast<std::size_t>(wire.world_size()), own);
   const auto bytes = static_cast<std::int64_t>(told.size() * sizeof(Told));
-  at::Tensor sent = at::empty({bytes}, at::kByte);  // tensors: a transfer may outlive a throw
-  at::Tensor got = at::empty_like(sent);
-  std::memcpy(sent.mutable_data_ptr(), told.data(), sent.nbytes());
-  const std::vector<std::uint64_t> sizes(told.size(), sizeof(Told));
-  wire.exchange(sent, sizes, got, sizes).wait();
+  at::Tensor sent = at::empty({sizeof(Told)}, at::kByte);  // tensors: a transfer may outlive a throw
+  at::Tensor got = at::empty({bytes}, at::kByte);
+  std::memcpy(sent.mutable_data_ptr(), &own, sizeof(Told));
+  const std::vector<Parcel> to_all(told.size(), {0, sizeof(Told)});
+  wire.exchange(sent, to_all, got, std::vector<std::uint64_t>(told.size(), sizeof(Told))).wait();
   std::memcpy(told.data(), got.const_data_ptr(), got.nbytes());
   return told;
 }

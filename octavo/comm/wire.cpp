@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/wire.h"
 
+#include <ATen/ops/cat.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <utility>
 
+#include "octavo/comm/gloo_exchange.h"
 #include "octavo/comm/shared/shared_backend.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
@@ -37,13 +39,43 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   }
 }
 
-std::vector<std::int64_t> splits(std::span<const std::uint64_t> bytes) { return {bytes.begin(), bytes.end()}; }
+at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel) {
+  return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
+}
+
+/// The parcels one after another, as an all-to-all takes them: where they do not lie so, a copy.
+at::Tensor in_order(const at::Tensor& buffer, std::span<const Parcel> parcels) {
+  std::vector<at::Tensor> parts;
+  Parcel all;
+  bool is_in_order = true;
+  for (const Parcel& parcel : parcels) {
+    if (parcel.bytes == 0) continue;
+    if (all.bytes == 0) all.offset = parcel.offset;
+    is_in_order = is_in_order && parcel.offset == all.offset + all.bytes;
+    all.bytes += parcel.bytes;
+    parts.push_back(part_of(buffer, parcel));
+  }
+  return is_in_order ? part_of(buffer, all) : at::cat(parts);
+}
+
+std::vector<std::int64_t> splits(std::span<const Parcel> parcels) {
+  std::vector<std::int64_t> bytes;
+  for (const Parcel& parcel : parcels) bytes.push_back(static_cast<std::int64_t>(parcel.bytes));
+  return bytes;
+}
 
 }  // namespace
 
 std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks) {
   const auto world = static_cast<std::uint64_t>(ranks);
   return 2 * payload_bytes * (world - 1) / world;
+}
+
+std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes) {
+  std::vector<Parcel> parcels;
+  std::uint64_t offset = 0;
+  for (const std::uint64_t one : bytes) parcels.push_back({std::exchange(offset, offset + one), one});
+  return parcels;
 }
 
 Transfer::Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline,
@@ -67,6 +99,7 @@ std::uint8_t* Transfer::from(int sender) const {
 Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline, std::uint64_t longest_message)
     : backend_(std::move(backend)),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
+      is_gloo_(backend_->getBackendName() == "gloo"),
       deadline_(deadline),
       longest_message_(longest_message),
       rank_(backend_->getRank()),
@@ -74,21 +107,31 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
 
 Wire::~Wire() = default;
 
-Transfer Wire::exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
-                        std::span<const std::uint64_t> receive_bytes) {
+void Wire::count(std::span<const Parcel> parcels) {
   for (int peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_) sent_bytes_ += send_bytes[static_cast<std::size_t>(peer)];
+    if (peer != rank_) sent_bytes_ += parcels[static_cast<std::size_t>(peer)].bytes;
   }
-  auto send_splits = splits(send_bytes);
-  auto receive_splits = splits(receive_bytes);
+}
+
+Transfer Wire::exchange(const at::Tensor& send, std::span<const Parcel> parcels, at::Tensor& receive,
+                        std::span<const std::uint64_t> receive_bytes) {
+  count(parcels);
+  const std::vector<Parcel> received = one_after_another(receive_bytes);
   std::vector<std::uint8_t*> from;
-  auto* place = static_cast<std::uint8_t*>(receive.mutable_data_ptr());
-  for (const std::uint64_t bytes : receive_bytes) from.push_back(std::exchange(place, place + bytes));
-  c10d::AllToAllOptions options;
-  options.timeout = deadline_;
+  for (const Parcel& parcel : received) from.push_back(receive.mutable_data_ptr<std::uint8_t>() + parcel.offset);
   return guarded(rank_, deadline_, [&] {
-    auto work = backend_->alltoall_base(receive, send, receive_splits, send_splits, options);
-    return Transfer(std::move(work), rank_, deadline_, std::move(from));
+    if (is_gloo_) {
+      std::erase_if(under_way_, [](const auto& exchange) { return exchange->is_over(); });
+      auto& exchange = under_way_.emplace_back(
+          c10::make_intrusive<GlooExchange>(*backend_, send, parcels, receive, received, deadline_));
+      return Transfer(exchange, rank_, deadline_, from);
+    }
+    at::Tensor sent = in_order(send, parcels);
+    auto send_splits = splits(parcels), receive_splits = splits(received);
+    c10d::AllToAllOptions options;
+    options.timeout = deadline_;
+    return Transfer(backend_->alltoall_base(receive, sent, receive_splits, send_splits, options), rank_, deadline_,
+                    from);
   });
 }
 
@@ -103,9 +146,7 @@ std::uint8_t* Wire::reserve_to_send(at::Tensor& buffer, std::uint64_t bytes, c10
 
 Transfer Wire::exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                  std::span<const std::uint64_t> receive_bytes) {
-  for (int peer = 0; peer < world_size_; ++peer) {
-    if (peer != rank_) sent_bytes_ += parcels[static_cast<std::size_t>(peer)].bytes;
-  }
+  count(parcels);
   return {shared_->post(send, parcels, {receive_bytes.begin(), receive_bytes.end()}), rank_, deadline_};
 }
 

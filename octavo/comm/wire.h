@@ -20,12 +20,20 @@ class Work;
 
 namespace octavo {
 
-struct Parcel;
+class GlooExchange;
 class Posting;
 class SharedBackend;
 
 /// Bytes that a rank sends in a ring all-reduce of `payload_bytes` over so many ranks.
 OCTAVO_API std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks);
+
+/// What one rank sends another: bytes of a buffer.
+struct Parcel {
+  std::uint64_t offset = 0, bytes = 0;
+};
+
+/// By receiver, in rank order.
+OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);
 
 /// A transfer under way. wait() blocks until it is done; it throws what Wire throws, and must be called.
 class OCTAVO_API Transfer {
@@ -62,7 +70,8 @@ class OCTAVO_API Transfer {
 /// where a peer fails (the process group must then be rebuilt), timeout after the deadline.
 class OCTAVO_API Wire {
  public:
-  /// `longest_message`: that a rank sends to another one, whatever it does; 0: not known (expect()).
+  /// `backend`: it has a name (getBackendName). `longest_message`: that a rank sends to another one, whatever it does;
+  /// 0: not known (expect()).
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
        std::uint64_t longest_message = 0);
   ~Wire();
@@ -72,9 +81,10 @@ class OCTAVO_API Wire {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Sends `send_bytes[r]` bytes of `send` to rank r and receives `receive_bytes[r]` from it, in rank order. The
-  /// buffers belong to the transfer until it was waited for.
-  [[nodiscard]] Transfer exchange(at::Tensor& send, std::span<const std::uint64_t> send_bytes, at::Tensor& receive,
+  /// Sends rank r the parcel parcels[r] of `send`, which several may get, and receives `receive_bytes[r]` bytes from
+  /// it, in rank order. The buffers belong to the transfer until it was waited for. What nobody waits for, because this
+  /// rank has failed meanwhile, still reaches the others while this object lives.
+  [[nodiscard]] Transfer exchange(const at::Tensor& send, std::span<const Parcel> parcels, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 
   /// From now on a rank may send another one that many bytes in a message, though it should send fewer.
@@ -87,8 +97,8 @@ class OCTAVO_API Wire {
   bool shares_memory(c10::Device device) const;
   /// At least `bytes` bytes for what is to be sent next, as reserve_on_host(); what is under way of the buffer stays.
   std::uint8_t* reserve_to_send(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
-  /// As exchange(), of the parcels of `send`, by receiver, which may be the same bytes; Transfer::from() has what
-  /// comes, until when the others read what was sent.
+  /// As exchange(), of memory of reserve_to_send(); Transfer::from() has what comes, until when the others read what
+  /// was sent.
   [[nodiscard]] Transfer exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                            std::span<const std::uint64_t> receive_bytes);
 
@@ -106,8 +116,12 @@ class OCTAVO_API Wire {
   std::uint64_t sent_bytes() const { return sent_bytes_; }
 
  private:
+  void count(std::span<const Parcel> parcels);
+
   c10::intrusive_ptr<c10d::Backend> backend_;
   SharedBackend* shared_;  // the back end; null: it is another one
+  bool is_gloo_;           // which has exchanges of its own
+  std::vector<c10::intrusive_ptr<GlooExchange>> under_way_;
   std::chrono::milliseconds deadline_;
   std::uint64_t longest_message_;
   int rank_, world_size_;

@@ -78,7 +78,7 @@ std::uint64_t GradientOrder::message_bytes() const { return sizeof(Header) + (2 
 void GradientOrder::tell() {
   const auto world = static_cast<std::size_t>(wire_->world_size());
   const std::uint64_t bytes = message_bytes();
-  auto* const message = wire_->reserve_to_send(sent_, room_for_others(*wire_, at::kCPU, bytes), at::kCPU);
+  auto* const message = wire_->reserve_to_send(sent_, bytes, at::kCPU);
   std::memset(message, 0, bytes);
   const Header header{graph_id_, static_cast<std::int64_t>(ids_.size())};
   std::memcpy(message, &header, sizeof header);

@@ -35,6 +35,8 @@ class SlowBackend : public c10d::Backend {
         all_to_all_s_(all_to_all_s),
         all_reduce_s_(all_reduce_s) {}
 
+  const std::string getBackendName() const override { return "slow"; }
+
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<std::int64_t>& output_splits,
                                                std::vector<std::int64_t>& input_splits,

@@ -10,6 +10,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -41,6 +42,8 @@ class ThreadBackend : public c10d::Backend {
  public:
   ThreadBackend(std::shared_ptr<Meeting> meeting, int rank, int world_size)
       : Backend(rank, world_size), meeting_(std::move(meeting)) {}
+
+  const std::string getBackendName() const override { return "threads"; }
 
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<std::int64_t>& output_splits,
@@ -91,6 +94,8 @@ class FlippedBit : public c10d::Backend {
   /// `transfer`: which all-to-all, from 0; -1: none.
   FlippedBit(BackendPtr inner, int transfer, std::int64_t bit)
       : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), transfer_(transfer), bit_(bit) {}
+
+  const std::string getBackendName() const override { return "flipped-bit"; }
 
   c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                                std::vector<std::int64_t>& output_splits,

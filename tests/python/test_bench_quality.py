@@ -40,17 +40,19 @@ NANO_SETTING = settings.Setting(
 )
 
 
-def search(moves: tuple[str, ...], loss_of) -> list[Trial]:
+def search(moves: tuple[str, ...], loss_of, **start: float) -> list[Trial]:
     trials: list[Trial] = []
-    while (point := next_point(moves, trials)) is not None:
+    while (point := next_point(moves, trials, start)) is not None:
         trials.append(Trial(point, loss_of(point)))
     return trials
 
 
-def test_every_contender_has_the_same_start_and_the_same_number_of_trials():
+def test_every_contender_has_the_same_number_of_trials_and_the_same_start_but_for_the_rate_of_lamb():
     assert {trials_each(name) for name in settings.CONTENDERS} == {6}
-    starts = [next_point(contender.moves, []) for contender in settings.CONTENDERS.values()]
-    assert all(start["lr"] == 3e-3 and start["beta1"] == 0.9 and start["beta2"] == 0.999 for start in starts)
+    for name, contender in settings.CONTENDERS.items():
+        start = next_point(contender.moves, [], contender.start)
+        assert start["lr"] == (1e-2 if name == "onebit-lamb" else 3e-3)
+        assert start["beta1"] == 0.9 and start["beta2"] == 0.999
 
 
 def test_a_warm_up_is_a_share_of_each_run():
@@ -65,7 +67,7 @@ def test_a_search_tries_only_new_points_and_finds_its_way_in_every_direction(con
     def loss_of(point):  # the further into one corner of all ladders, the better
         return -sum(wanted * KNOBS[name].ladder.index(value) for name, value in point.items())
 
-    trials = search(contender.moves, loss_of)
+    trials = search(contender.moves, loss_of, **contender.start)
     assert len(trials) == 1 + len(contender.moves)
     assert len({tuple(trial.point.items()) for trial in trials}) == len(trials)
     assert wanted * (best(trials).point["lr"] - trials[0].point["lr"]) > 0

@@ -12,8 +12,7 @@ void GatherCodes::begin(std::span<const Contribution> tensors, std::uint64_t dig
   digest_ = digest;
   packs_ = packs(tensors_, &Contribution::down, wire_.world_size());
   messages_ = cut(tensors_, &Contribution::down, wire_.world_size(), sizeof(MessageHeader));
-  const std::uint64_t bytes = own().bytes;
-  wire_.reserve_to_send(sent_, packs_ ? bytes : room_for_others(wire_, device_, bytes), device_);
+  wire_.reserve_to_send(sent_, own().bytes, device_);
 }
 
 void GatherCodes::send() {

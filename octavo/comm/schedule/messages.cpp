@@ -18,10 +18,6 @@ namespace octavo {
 
 namespace {
 
-at::Tensor prefix(const at::Tensor& buffer, std::uint64_t bytes) {
-  return buffer.narrow(0, 0, static_cast<std::int64_t>(bytes));
-}
-
 /// Of up to kPart bytes: sums, and sums of sums, of 64-bit words in lanes, after Fletcher (1982). A flipped bit changes
 /// the first, words that changed places the second; the compiler makes vectors of the lanes.
 std::uint64_t part_checksum(const std::uint8_t* bytes, std::uint64_t count) {
@@ -99,47 +95,31 @@ std::vector<std::uint64_t> sizes(const std::vector<Message>& messages) {
   return bytes;
 }
 
-Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send, std::vector<std::uint64_t> send_bytes,
+Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& send, std::vector<Parcel> parcels,
                               at::Tensor& receive, std::vector<std::uint64_t> receive_bytes) {
   const auto self = static_cast<std::size_t>(wire.rank());
-  send_bytes[self] = receive_bytes[self] = 0;
-  if (wire.shares_memory(device)) {
-    std::vector<Parcel> parcels;
-    std::uint64_t offset = 0;
-    for (const std::uint64_t bytes : send_bytes) parcels.push_back({std::exchange(offset, offset + bytes), bytes});
-    return wire.exchange_in_place(send, parcels, receive_bytes);
-  }
+  parcels[self].bytes = receive_bytes[self] = 0;
+  if (wire.shares_memory(device)) return wire.exchange_in_place(send, parcels, receive_bytes);
   for (std::size_t peer = 0; device.is_cpu() && peer < receive_bytes.size(); ++peer) {  // memory that is not touched
     if (peer != self) receive_bytes[peer] = wire.room_for(receive_bytes[peer]);
   }
   const std::uint64_t received = bytes_without(receive_bytes, wire.rank());
   reserve_on_host(receive, received, device);
-  at::Tensor out = prefix(send, bytes_without(send_bytes, wire.rank())), in = prefix(receive, received);
-  return wire.exchange(out, send_bytes, in, receive_bytes);
+  at::Tensor in = receive.narrow(0, 0, static_cast<std::int64_t>(received));
+  return wire.exchange(send, parcels, in, receive_bytes);
 }
 
-Transfer send_to_others(Wire& wire, c10::Device device, at::Tensor& send, std::uint64_t bytes, at::Tensor& receive,
-                        std::vector<std::uint64_t> receive_bytes) {
-  const auto world = static_cast<std::size_t>(wire.world_size());
-  if (wire.shares_memory(device)) {
-    return wire.exchange_in_place(send, std::vector<Parcel>(world, {0, bytes}), receive_bytes);
-  }
-  constexpr std::uint64_t kGrainBytes = 1U << 18;
-  auto* const message = send.mutable_data_ptr<std::uint8_t>();
-  const auto copies = static_cast<std::int64_t>(std::max<std::size_t>(world, 2) - 2);
-  const auto grain = static_cast<std::int64_t>(kGrainBytes / std::clamp<std::uint64_t>(bytes, 1, kGrainBytes));
-  for_parts(c10::kCPU, copies, grain, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t copy = first; copy < last; ++copy) {
-      std::memcpy(message + static_cast<std::uint64_t>(copy + 1) * bytes, message, bytes);
-    }
-  });
-  return exchange_with_others(wire, device, send, std::vector<std::uint64_t>(world, bytes), receive,
-                              std::move(receive_bytes));
+Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& send,
+                              std::vector<std::uint64_t> send_bytes, at::Tensor& receive,
+                              std::vector<std::uint64_t> receive_bytes) {
+  send_bytes[static_cast<std::size_t>(wire.rank())] = 0;
+  return exchange_with_others(wire, device, send, one_after_another(send_bytes), receive, std::move(receive_bytes));
 }
 
-std::uint64_t room_for_others(const Wire& wire, c10::Device device, std::uint64_t bytes) {
-  const auto others = static_cast<std::uint64_t>(wire.world_size()) - 1;
-  return wire.shares_memory(device) ? bytes : bytes * std::max<std::uint64_t>(1, others);
+Transfer send_to_others(Wire& wire, c10::Device device, const at::Tensor& send, std::uint64_t bytes,
+                        at::Tensor& receive, std::vector<std::uint64_t> receive_bytes) {
+  const std::vector<Parcel> to_all(receive_bytes.size(), {0, bytes});
+  return exchange_with_others(wire, device, send, to_all, receive, std::move(receive_bytes));
 }
 
 std::uint64_t bytes_without(std::span<const std::uint64_t> bytes, int rank) {

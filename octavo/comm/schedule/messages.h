@@ -37,16 +37,17 @@ std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Con
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);
 
-/// Sends `send_bytes[r]` of `send`, of Wire::reserve_to_send, to each other rank r. `receive`: a buffer for what they
-/// send (reserve_on_host), where that does not stay with them; Transfer::from() says where it lies.
-OCTAVO_API Transfer exchange_with_others(Wire& wire, c10::Device device, at::Tensor& send,
+/// Sends parcels[r] of `send`, of Wire::reserve_to_send, to each other rank r. `receive`: a buffer for what they send
+/// (reserve_on_host), where that does not stay with them; Transfer::from() says where it lies.
+Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& send, std::vector<Parcel> parcels,
+                              at::Tensor& receive, std::vector<std::uint64_t> receive_bytes);
+/// The same, of messages of so many bytes, one after another.
+OCTAVO_API Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& send,
                                          std::vector<std::uint64_t> send_bytes, at::Tensor& receive,
                                          std::vector<std::uint64_t> receive_bytes);
-
-/// The same, of one message for all others, at the beginning of `send`, which has room for room_for_others().
-Transfer send_to_others(Wire& wire, c10::Device device, at::Tensor& send, std::uint64_t bytes, at::Tensor& receive,
-                        std::vector<std::uint64_t> receive_bytes);
-std::uint64_t room_for_others(const Wire& wire, c10::Device device, std::uint64_t bytes);
+/// The same, of one message for all others, at the beginning of `send`.
+Transfer send_to_others(Wire& wire, c10::Device device, const at::Tensor& send, std::uint64_t bytes,
+                        at::Tensor& receive, std::vector<std::uint64_t> receive_bytes);
 
 /// The bytes of all ranks but one.
 std::uint64_t bytes_without(std::span<const std::uint64_t> bytes, int rank);

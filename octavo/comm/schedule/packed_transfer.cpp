@@ -35,30 +35,31 @@ bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* c
 void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t tensors, std::uint64_t digest) {
   digest_ = digest;
   const std::size_t world = out.size(), self = static_cast<std::size_t>(wire_.rank());
-  sent_bytes_.assign(world, 0);
+  parcels_.assign(world, {});
   figures_.assign(tensors, {});
   std::uint64_t room = 0;
-  for (std::size_t rank = 0; rank < world; ++rank) room += rank == self ? 0 : out[rank].message->bytes;
+  const std::uint8_t* before = nullptr;  // the message of the rank before: several may get the same
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    if (rank == self || out[rank].bytes == before) continue;
+    room += out[rank].message->bytes;
+    before = out[rank].bytes;
+  }
   // Only the host is at packed messages, whatever the device.
-  std::uint8_t* next = wire_.reserve_to_send(sent_, room, c10::kCPU);
+  std::uint8_t* const packed = wire_.reserve_to_send(sent_, room, c10::kCPU);
   std::uint8_t* told = wire_.reserve_to_send(sent_sizes_, sizeof(SizeMessage) * (world - 1), c10::kCPU);
-  const std::uint8_t* packed = nullptr;  // the message before
-  std::size_t of_rank = 0;
+  Parcel parcel;
+  before = nullptr;
   for (std::size_t rank = 0; rank < world; ++rank) {
     if (rank == self) continue;
-    const bool is_same = packed && out[rank].bytes == out[of_rank].bytes;
-    if (is_same) {
-      sent_bytes_[rank] = sent_bytes_[of_rank];
-      std::memcpy(next, packed, sent_bytes_[rank]);
-    } else {
-      sent_bytes_[rank] = pack(out[rank], next);
-      seal(next, sent_bytes_[rank], digest_);
+    if (out[rank].bytes != before) {
+      parcel.offset += parcel.bytes;
+      parcel.bytes = pack(out[rank], packed + parcel.offset);
+      seal(packed + parcel.offset, parcel.bytes, digest_);
+      before = out[rank].bytes;
     }
     count_payloads(*out[rank].message);
-    packed = next;
-    of_rank = rank;
-    next += sent_bytes_[rank];
-    std::memcpy(told + sizeof(MessageHeader), &sent_bytes_[rank], sizeof sent_bytes_[rank]);
+    parcels_[rank] = parcel;
+    std::memcpy(told + sizeof(MessageHeader), &parcel.bytes, sizeof parcel.bytes);
     seal(told, sizeof(SizeMessage), digest_);
     told += sizeof(SizeMessage);
   }
@@ -104,7 +105,7 @@ void PackedTransfer::send(std::span<const PlacedMessage> in) {
          " that its message has ", bytes, " bytes, where this bucket's have ", bytes_before_payloads(message), " to ",
          message.bytes, "; the process group and its handles must be rebuilt");
   }
-  transfer_ = exchange_with_others(wire_, c10::kCPU, sent_, sent_bytes_, got_, got_bytes_);
+  transfer_ = exchange_with_others(wire_, c10::kCPU, sent_, parcels_, got_, got_bytes_);
 }
 
 void PackedTransfer::receive() {

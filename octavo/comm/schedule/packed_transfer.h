@@ -53,10 +53,11 @@ class PackedTransfer {
   Wire& wire_;
   std::uint64_t digest_ = 0;
   std::vector<PlacedMessage> in_;
-  std::vector<std::uint64_t> sent_bytes_, got_bytes_;  // of messages, by rank
-  std::vector<PackedFigures> of_pieces_;               // of the message that was packed last
-  std::vector<PackedFigures> figures_;                 // by tensor
-  at::Tensor sent_, got_, sent_sizes_, got_sizes_;     // uint8, on the host
+  std::vector<Parcel> parcels_;                     // by rank; those who get the same message have the same
+  std::vector<std::uint64_t> got_bytes_;            // by rank
+  std::vector<PackedFigures> of_pieces_;            // of the message that was packed last
+  std::vector<PackedFigures> figures_;              // by tensor
+  at::Tensor sent_, got_, sent_sizes_, got_sizes_;  // uint8, on the host
   std::optional<Transfer> transfer_;
 };
 

@@ -65,8 +65,7 @@ at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own) {
   std::vector<std::uint64_t> sizes;
   for (const Told& one : told) sizes.push_back(one.bytes);
   at::Tensor sent, received;
-  std::memcpy(wire.reserve_to_send(sent, room_for_others(wire, at::kCPU, bytes.nbytes()), at::kCPU),
-              bytes.const_data_ptr(), bytes.nbytes());
+  std::memcpy(wire.reserve_to_send(sent, bytes.nbytes(), at::kCPU), bytes.const_data_ptr(), bytes.nbytes());
   Transfer transfer = send_to_others(wire, at::kCPU, sent, bytes.nbytes(), received, sizes);
   transfer.wait();
   at::Tensor sum = at::zeros_like(coalesced);

@@ -16,17 +16,12 @@
 #include "octavo/comm/shared/peer_process.h"
 #include "octavo/comm/shared/shared_blocks.h"
 #include "octavo/comm/shared/shared_word.h"
+#include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
 namespace octavo {
 
 class HostRanks;
-class Wire;
-
-/// What one rank lays out for another: bytes of a tensor.
-struct Parcel {
-  std::uint64_t offset = 0, bytes = 0;
-};
 
 /// A transfer between the ranks of one host: each lays out parcels in memory that all read; nothing is copied. What
 /// others have laid out stays until this object is gone.

@@ -83,13 +83,6 @@ std::vector<std::uint64_t> bytes_by_rank(const at::Tensor& tensor, const std::ve
   return bytes;
 }
 
-std::vector<Parcel> one_after_another(const std::vector<std::uint64_t>& bytes) {
-  std::vector<Parcel> parcels;
-  std::uint64_t offset = 0;
-  for (const std::uint64_t one : bytes) parcels.push_back({std::exchange(offset, offset + one), one});
-  return parcels;
-}
-
 }  // namespace
 
 SharedBackend::SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks)

@@ -38,8 +38,8 @@ class Bench:
     def tune(self, name: str, ask: Ask) -> list[Trial]:
         """The trials of a contender; fewer than `trials_each` where `ask` has no outcome for one."""
         trials: list[Trial] = []
-        moves = CONTENDERS[name].moves
-        while (point := next_point(moves, trials)) is not None:
+        contender = CONTENDERS[name]
+        while (point := next_point(contender.moves, trials, contender.start)) is not None:
             outcome = ask(self.trial(name, point))
             if outcome is None:
                 break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search over hyperparameters: one knob at a time, the same start and the same number of trials for everybody.
+"""The search over hyperparameters: one knob at a time, and the same number of trials for everybody.
 
 A search is a list of knobs to move, one per trial after the first. A move takes the best point so far and changes one
 knob by one place of its ladder: in the knob's first direction, or in the other one where that value was tried before.
@@ -9,7 +9,7 @@ function of the losses so far: an interrupted search goes on with the very trial
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Point = dict[str, float]
@@ -18,7 +18,7 @@ Point = dict[str, float]
 
 @dataclass(frozen=True)
 class Knob:
-    """The values that a knob can take, in order, where every search starts, and where it goes first."""
+    """The values that a knob can take, in order, where a search starts, and where it goes first."""
 
     ladder: tuple[float, ...]
     start: float
@@ -27,7 +27,7 @@ class Knob:
 
 #: A move of `lr` is a factor of 1.5, one of `outer_lr` of about 1.4.
 KNOBS = {
-    "lr": Knob((1.35e-3, 2e-3, 3e-3, 4.5e-3, 6.75e-3), start=3e-3, first=+1),
+    "lr": Knob((1.35e-3, 2e-3, 3e-3, 4.5e-3, 6.75e-3, 1e-2, 1.5e-2, 2.25e-2), start=3e-3, first=+1),
     "beta1": Knob((0.0, 0.3, 0.5, 0.9, 0.95, 0.98), start=0.9, first=-1),
     "beta2": Knob((0.95, 0.98, 0.999, 0.9999), start=0.999, first=-1),
     "outer_lr": Knob((0.5, 0.7, 1.0, 1.4), start=1.0, first=+1),
@@ -47,10 +47,13 @@ def best(trials: Sequence[Trial]) -> Trial:
     return min(trials, key=lambda trial: trial.loss)
 
 
-def next_point(moves: Sequence[str], trials: Sequence[Trial]) -> Point | None:
-    """The point to try after `trials`, which are in the order of the search; None once every move is made."""
+def next_point(moves: Sequence[str], trials: Sequence[Trial], start: Mapping[str, float]) -> Point | None:
+    """The point to try after `trials`, which are in the order of the search; None once every move is made.
+
+    `start`: where it begins, of knobs that begin elsewhere than others' do.
+    """
     if not trials:
-        return {name: KNOBS[name].start for name in dict.fromkeys(("lr", "beta1", "beta2", *moves))}
+        return {name: start.get(name, KNOBS[name].start) for name in dict.fromkeys(("lr", "beta1", "beta2", *moves))}
     if len(trials) > len(moves):
         return None
     name = moves[len(trials) - 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, DataSet
 
@@ -20,13 +20,15 @@ class Contender:
     """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one.
 
     `plan`: in it, `STEPS/4` stands for a quarter of a run's steps, `STEPS/10` for a tenth. `outer`: the steps of a
-    round; 0: gradients are exchanged in every step.
+    round; 0: gradients are exchanged in every step. `start`: knobs whose search starts elsewhere than other
+    contenders'.
     """
 
     plan: str
     optimizer: str
     moves: tuple[str, ...] = MOVES
     outer: int = 0
+    start: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -42,6 +44,8 @@ class Contender:
 CONTENDERS = {
     "dense": Contender("dense", "adamw"),
     "sign+ef": Contender("sign+ef", "onebit-adamw"),
+    "zero-one-adam": Contender("sign+ef", "zero-one-adam"),
+    "onebit-lamb": Contender("sign+ef", "onebit-lamb", start={"lr": 1e-2}),  # a part of a tensor's own size
     "int4+ef": Contender("int4+ef", "adamw"),
     "muon": Contender("dense", "muon"),
     "muon int4+ef": Contender("int4+ef", "muon"),

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/gloo_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace octavo {
+
+namespace {
+
+using std::chrono::milliseconds;
+
+/// One for all: messages of a pair of ranks are then matched in their order, so that ranks which begin different
+/// exchanges read each other's messages, which begin with a digest, and do not wait for what never comes.
+constexpr int kTag = 1;
+
+at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
+  const Parcel& parcel = parcels[static_cast<std::size_t>(rank)];
+  return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
+}
+
+}  // namespace
+
+/// Behind each message goes an empty one, the word that it is there. Gloo tells of a lost peer only who waits for a
+/// message that has not begun to arrive: that is what this word is for, for which wait() waits first.
+GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels,
+                           const at::Tensor& receive, std::span<const Parcel> received, milliseconds deadline)
+    : deadline_(deadline) {
+  const at::Tensor word = at::empty({0}, send.options());
+  const auto guarded = [](Peer& peer, auto begin) {
+    try {
+      if (!peer.failure) begin();
+    } catch (...) {
+      peer.failure = std::current_exception();
+    }
+  };
+  for (int distance = 1; distance < gloo.getSize(); ++distance) {
+    Peer& peer = peers_.emplace_back();
+    peer.rank = (gloo.getRank() + distance) % gloo.getSize();
+    guarded(peer, [&] {
+      std::vector<at::Tensor> message = {part_of(receive, received, peer.rank)}, end = {word};
+      peer.received = gloo.recv(message, peer.rank, kTag);
+      peer.heard = gloo.recv(end, peer.rank, kTag);
+    });
+  }
+  for (Peer& peer : peers_) {
+    guarded(peer, [&] {
+      std::vector<at::Tensor> message = {part_of(send, parcels, peer.rank)}, end = {word};
+      peer.sent = gloo.send(message, peer.rank, kTag);
+      peer.told = gloo.send(end, peer.rank, kTag);
+    });
+  }
+  part_of(receive, received, gloo.getRank()).copy_(part_of(send, parcels, gloo.getRank()));
+}
+
+GlooExchange::~GlooExchange() {
+  while (!is_over()) {
+    try {
+      wait(deadline_);
+    } catch (const std::exception&) {  // the peer is lost, or late: so is what travelled
+    }
+  }
+}
+
+bool GlooExchange::wait(milliseconds timeout) {
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  const auto left = [&] {
+    const auto rest = std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
+    return std::max(rest, milliseconds(1));  // 0 would be no timeout
+  };
+  while (!is_over()) {
+    const Peer peer = std::move(peers_.back());  // where it fails Gloo has closed the connection: nothing is under way
+    peers_.pop_back();
+    if (peer.failure) std::rethrow_exception(peer.failure);
+    for (const WorkPtr& work : {peer.heard, peer.received, peer.sent, peer.told}) {
+      if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
+    }
+  }
+  finish();
+  return true;
+}
+
+}  // namespace octavo
