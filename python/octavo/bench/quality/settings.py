@@ -58,7 +58,7 @@ CONTENDERS = {
     "fp8": Contender("fp8", "adamw"),
     "bf16": Contender("bf16", "adamw"),
     "outer int4": Contender("int4:256+ef", "adamw", OUTER_MOVES, outer=20),
-    "outer sign": Contender("sign+ef", "adamw", OUTER_MOVES, outer=20),
+    "outer sign": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=17),
     "outer sign 40": Contender("sign+ef", "adamw", OUTER_MOVES, outer=40),
     "outer sign muon": Contender("sign+ef", "muon", OUTER_MOVES, outer=20),
 }
