@@ -2,6 +2,7 @@
 """The DDP hook: replicas stay bit-identical, odd parameters work, a NaN leaves no trace, state goes round."""
 
 import hashlib
+import random
 
 import pytest
 import torch
@@ -94,6 +95,20 @@ def test_replicas_are_bit_identical_after_every_step(two_ranks, plan, options):
 def test_three_ranks_too(three_ranks):
     results = three_ranks.run(train, "sign+ef", {})
     assert results[0] == results[1] == results[2]
+
+
+def drawn(rank: int, plan: str) -> None:
+    model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
+    before = torch.get_rng_state(), random.getstate()
+    octavo.compress(model, plan)
+    for step in range(3):
+        step_once(model, torch.optim.SGD(model.parameters(), lr=0.05), rank, step)
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+
+
+@pytest.mark.parametrize("plan", ["int8:stochastic", "sign+ef", "randomk:0.1+ef", "powersgd:4+ef", "sketch:0.2+ef"])
+def test_what_plans_draw_leaves_the_users_random_numbers_alone(two_ranks, plan):
+    two_ranks.run(drawn, plan)
 
 
 def gradients_of(rank: int, plan: str | None) -> list[torch.Tensor]:
