@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from octavo.bench import advise
 from octavo.bench.advise import Link, Report
 from octavo.bench.cli import advise_app
-from octavo.bench.ddp import ALONE, TORCH, Row
+from octavo.bench.ddp import ALONE, TORCH, Row, Size
+from octavo.bench.hosts import why_no_hosts
 
 DENSE_BYTES = 100_000_000
 
@@ -82,6 +83,14 @@ def test_the_command_measures_its_job(tmp_path):
     plans = {row.plan: row for row in report.rows}
     assert plans["sign+ef"].wire_bytes < plans["dense"].wire_bytes / 20
     assert json.loads(file.read_text())["rows"]
+
+
+@pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+@pytest.mark.ranks
+@pytest.mark.timeout(120)
+def test_a_link_carries_what_it_says_in_both_directions_at_once():
+    report = advise.measure(["dense"], nproc=2, rounds=1, size=Size(rows=1, layers=1, width=64), link="100mbit")
+    assert 0.07 < report.link.gigabits_per_s < 0.11
 
 
 def test_what_cannot_be_measured_is_refused():
