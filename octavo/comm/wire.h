@@ -32,7 +32,7 @@ struct Parcel {
   std::uint64_t offset = 0, bytes = 0;
 };
 
-/// By receiver, in rank order.
+/// Parcels of so many bytes, by receiver, of which each begins where the one before ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);
 
 /// A transfer under way. wait() blocks until it is done; it throws what Wire throws, and must be called.

@@ -8,8 +8,6 @@
 #include <numeric>
 #include <utility>
 
-#include "octavo/comm/shared/host_ranks.h"
-#include "octavo/device/dispatch.h"
 #include "octavo/device/scratch.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
