@@ -153,13 +153,12 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     try:
         while totals.step < config.steps:
             record = trainer.step()
-            last = totals.step == config.steps
-            if last or totals.step % config.eval_every == 0:
+            if trainer.is_evaluated(totals.step):
                 record["eval_loss"] = trainer.evaluate()
             if log:
                 log.append(record)
             display.update(record, totals)
-            if last or totals.step % config.checkpoint_every == 0:
+            if trainer.is_saved(totals.step):
                 _save(run, trainer, writer, log)
     finally:
         display.close()

@@ -53,9 +53,17 @@ class Trainer:
             self.engine.skip_step()
         else:
             norm = self.engine.update()
-        self.engine.end_step(is_last=step == self.config.steps)
+        self.engine.end_step(is_last=step == self.config.steps, is_seen=self.is_evaluated(step) or self.is_saved(step))
         record = self._account(step, loss, rate, skipped, late, before, time.perf_counter() - start)
         return record if norm is None else {**record, "grad_norm": norm}
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the model is evaluated after this step, counted from 1."""
+        return step == self.config.steps or step % self.config.eval_every == 0
+
+    def is_saved(self, step: int) -> bool:
+        """Whether there is a checkpoint after this step."""
+        return step == self.config.steps or step % self.config.checkpoint_every == 0
 
     def evaluate(self) -> float:
         """The mean loss over the held-out rows, each rank having done its share of them."""

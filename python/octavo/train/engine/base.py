@@ -66,8 +66,9 @@ class Engine(ABC):
         """In the place of `update`."""
 
     @abstractmethod
-    def end_step(self, is_last: bool) -> None:
-        """After one of both: forgets the gradients. `is_last`: of the run."""
+    def end_step(self, is_last: bool, is_seen: bool) -> None:
+        """After one of both: forgets the gradients. `is_last`: of the run. `is_seen`: the model is then evaluated or
+        saved."""
 
     @abstractmethod
     def sent(self) -> Sent: ...
