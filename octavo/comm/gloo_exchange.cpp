@@ -4,9 +4,10 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include <algorithm>
 #include <stdexcept>
 #include <utility>
+
+#include "octavo/comm/time_left.h"
 
 namespace octavo {
 
@@ -19,8 +20,7 @@ using std::chrono::milliseconds;
 constexpr int kTag = 1;
 
 at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
-  const Parcel& parcel = parcels[static_cast<std::size_t>(rank)];
-  return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
+  return octavo::part_of(buffer, parcels[static_cast<std::size_t>(rank)]);
 }
 
 }  // namespace
@@ -58,20 +58,17 @@ GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::spa
 }
 
 GlooExchange::~GlooExchange() {
+  const TimeLeft left(deadline_);
   while (!is_over()) {
     try {
-      wait(deadline_);
+      wait(left());
     } catch (const std::exception&) {  // the peer is lost, or late: so is what travelled
     }
   }
 }
 
 bool GlooExchange::wait(milliseconds timeout) {
-  const auto end = std::chrono::steady_clock::now() + timeout;
-  const auto left = [&] {
-    const auto rest = std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
-    return std::max(rest, milliseconds(1));  // 0 would be no timeout
-  };
+  const TimeLeft left(timeout);
   while (!is_over()) {
     const Peer peer = std::move(peers_.back());  // where it fails Gloo has closed the connection: nothing is under way
     peers_.pop_back();

@@ -6,6 +6,8 @@
 #include <memory>
 #include <utility>
 
+#include "octavo/comm/time_left.h"
+
 namespace octavo {
 
 using std::chrono::milliseconds;
@@ -35,11 +37,7 @@ void HostWork::synchronize() {
 }
 
 bool HostWork::wait(milliseconds timeout) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto left = [&] {
-    const auto passed = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - start);
-    return std::max(timeout - passed, milliseconds(1));  // 0 would be no timeout
-  };
+  const TimeLeft left(timeout);
   bool is_done = true;
   for (const WorkPtr& work : on_cpu_) is_done &= work->wait(timeout == kNoTimeout ? kNoTimeout : left());
   return is_done;

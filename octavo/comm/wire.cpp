@@ -39,10 +39,6 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   }
 }
 
-at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel) {
-  return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
-}
-
 /// The parcels one after another, as an all-to-all takes them: where they do not lie so, a copy.
 at::Tensor in_order(const at::Tensor& buffer, std::span<const Parcel> parcels) {
   std::vector<at::Tensor> parts;
@@ -69,6 +65,10 @@ std::vector<std::int64_t> splits(std::span<const Parcel> parcels) {
 std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks) {
   const auto world = static_cast<std::uint64_t>(ranks);
   return 2 * payload_bytes * (world - 1) / world;
+}
+
+at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel) {
+  return buffer.narrow(0, static_cast<std::int64_t>(parcel.offset), static_cast<std::int64_t>(parcel.bytes));
 }
 
 std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes) {

@@ -32,6 +32,9 @@ struct Parcel {
   std::uint64_t offset = 0, bytes = 0;
 };
 
+/// A view. `buffer`: uint8, of one dimension.
+at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel);
+
 /// Parcels of so many bytes, by receiver, of which each begins where the one before ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);
 

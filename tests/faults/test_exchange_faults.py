@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+from needs_hosts import needs_hosts
 from patience import PATIENCE
 from train_runs import clean_environment
 
-from octavo.bench.hosts import Hosts, why_no_hosts
+from octavo.bench.hosts import Hosts
 
 RANK = """
 import sys, torch, torch.distributed as dist, octavo
@@ -23,7 +24,7 @@ octavo.all_reduce(torch.ones(16 << 20), "bf16")
 """
 
 
-@pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+@needs_hosts
 @pytest.mark.ranks
 def test_a_rank_that_is_killed_while_its_message_travels_is_told_at_once(tmp_path):
     begun = [tmp_path / f"begun {rank}" for rank in range(2)]

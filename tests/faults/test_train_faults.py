@@ -16,12 +16,10 @@ from pathlib import Path
 import pytest
 from patience import PATIENCE
 from rank_pool import RankPool
-from train_runs import clean_environment, nano_config, read_curve, train_command
+from train_runs import clean_environment, nano_config, read_curve, run_as_rank, train_command
 from transformers import AutoModelForCausalLM
 
 from octavo.train.config import TrainConfig
-from octavo.train.job import run_job
-from octavo.train.launch.world import World
 
 STEPS = 60
 #: As many as a rank of RankPool has: the order of sums depends on it.
@@ -43,15 +41,11 @@ def finish(job: subprocess.Popen[str]) -> str:
     return shown
 
 
-def rank_of(rank: int, config: TrainConfig) -> None:
-    run_job(config, World(rank, config.nproc), None)
-
-
 def train_unbroken(config: TrainConfig) -> None:
     """Trains as the command does, in processes that need not import torch each."""
     ranks = RankPool(config.nproc)
     try:
-        ranks.run(rank_of, config, timeout_s=config.timeout_s)
+        ranks.run(run_as_rank, config, timeout_s=config.timeout_s)
     finally:
         ranks.stop()
 

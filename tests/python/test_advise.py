@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 from fork_server import run_ranks
+from needs_hosts import needs_hosts
 from typer.testing import CliRunner
 
 from octavo.bench import advise
 from octavo.bench.advise import Link, Report
 from octavo.bench.cli import advise_app
 from octavo.bench.ddp import ALONE, TORCH, Row, Size
-from octavo.bench.hosts import why_no_hosts
 
 DENSE_BYTES = 100_000_000
 
@@ -85,7 +85,7 @@ def test_the_command_measures_its_job(tmp_path):
     assert json.loads(file.read_text())["rows"]
 
 
-@pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+@needs_hosts
 @pytest.mark.ranks
 @pytest.mark.timeout(120)
 def test_a_link_carries_what_it_says_in_both_directions_at_once():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fork_server import run_code, run_ranks
+from needs_hosts import needs_hosts
 from train_runs import run_octavo
 from typer.testing import CliRunner
 
@@ -18,7 +19,6 @@ from octavo.bench import cli
 from octavo.bench.ddp import Row, _one_line
 from octavo.bench.hosts import Hosts, why_no_hosts
 
-needs_hosts = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
 pytestmark = pytest.mark.ranks
 SMALL = ("--layers", "4", "--width", "256", "--rounds", "2")  # 1 MB of gradients
 

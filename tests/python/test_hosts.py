@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from needs_hosts import needs_hosts
 from train_runs import clean_environment, nano_config
 
-from octavo.bench.hosts import Hosts, why_no_hosts
+from octavo.bench.hosts import Hosts
 from octavo.train.config import TrainConfig
-
-needs_hosts = pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
 
 
 def train_on(hosts: Hosts, folder: Path, config: TrainConfig) -> list[dict]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from train_runs import nano_config, read_curve, solo_world
+from train_runs import nano_config, read_curve, run_as_rank, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C
@@ -331,14 +331,10 @@ def test_every_optimizer_resumes_exactly(world, tmp_path, monkeypatch, optimizer
     expect_exact_resume(world, tmp_path, monkeypatch, 5, **options)
 
 
-def run_on_each(rank: int, config: TrainConfig) -> dict:
-    return run_job(config, World(rank, config.nproc), None)
-
-
 def test_ranks_of_zero_one_adam_have_one_model_wherever_it_is_saved(two_ranks, tmp_path):
     """Checkpoints after steps 21 and 35 and the evaluation after step 27 are inside of intervals without syncs."""
     config = nano_config(tmp_path, optimizer="zero-one-adam", steps=40, checkpoint_every=7, eval_every=9)
-    first, second = two_ranks.run(run_on_each, config, timeout_s=config.timeout_s)
+    first, second = two_ranks.run(run_as_rank, config, timeout_s=config.timeout_s)
     assert first["replicas_sha256"] == second["replicas_sha256"]
     sends = [record["step"] for record in read_curve(Path(config.out)) if record["wire_bytes"] > 0]
     assert {21, 27, 35} <= set(sends) and not {19, 23, 29, 37} & set(sends)

@@ -10,13 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 from test_train_job import Stop, expect_exact_resume, stop_after_step
-from train_runs import nano_config, solo_world
+from train_runs import nano_config, run_as_rank, solo_world
 
 from octavo.train import trainer
 from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
 from octavo.train.job import run_job
-from octavo.train.launch.world import World
 from octavo.train.report.metrics import read_metrics
 
 pytestmark = pytest.mark.timeout(120)
@@ -35,13 +34,9 @@ def test_a_run_killed_in_a_round_resumes_exactly(world, tmp_path, monkeypatch, o
     expect_exact_resume(world, tmp_path, monkeypatch, 7, plan="int4+ef", optimizer=optimizer, **DELAYED)
 
 
-def run_on_each(rank: int, world_size: int, config: TrainConfig) -> dict:
-    return run_job(config, World(rank, world_size), None)
-
-
 def test_ranks_send_once_a_round_and_end_with_the_same_model(two_ranks, tmp_path):
     config = nano_config(tmp_path, plan="dense", outer=4)
-    summaries = two_ranks.run(run_on_each, 2, config, timeout_s=90)
+    summaries = two_ranks.run(run_as_rank, config, timeout_s=90)
     assert summaries[0]["replicas_sha256"] == summaries[1]["replicas_sha256"]
     assert summaries[0]["compression_ratio"] == pytest.approx(4, rel=0.01)
     records = read_metrics(tmp_path / "out" / "metrics.jsonl")
@@ -53,7 +48,7 @@ def test_another_number_of_ranks_goes_on_from_the_anchor(world, two_ranks, tmp_p
     with monkeypatch.context() as patch, pytest.raises(Stop):
         stop_after_step(patch, 5)
         run_job(config, world, None)
-    summaries = two_ranks.run(run_on_each, 2, config, timeout_s=90)
+    summaries = two_ranks.run(run_as_rank, config, timeout_s=90)
     assert summaries[0]["replicas_sha256"] == summaries[1]["replicas_sha256"]
     assert summaries[0]["steps"] == 8
 

@@ -63,6 +63,13 @@ def solo_world() -> Iterator[World]:
         dist.destroy_process_group()
 
 
+def run_as_rank(rank: int, config: TrainConfig) -> dict[str, Any]:
+    """The part of one rank of a pool, in a world of `config.nproc`; returns its summary."""
+    from octavo.train.job import run_job  # transformers, which most users of this module do without
+
+    return run_job(config, World(rank, config.nproc), None)
+
+
 def read_curve(out: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what depends on the clock."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

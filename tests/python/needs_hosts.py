@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mark of tests that make hosts of their own. Asking whether they can makes one, so it is asked once."""
+
+import pytest
+
+from octavo.bench.hosts import why_no_hosts
+
+_REASON = why_no_hosts()
+needs_hosts = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
