@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every ```python block of README.md runs: on two ranks, in its order, in one namespace for each section."""
+"""Every ```python block of README.md and of the guides in docs/ runs: on two ranks, in its order, in one namespace for
+each section."""
 
 from __future__ import annotations
 
@@ -16,36 +17,48 @@ from torch import nn
 
 import octavo.sycl
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 #: Sections whose blocks need what is not everywhere, with a function that says what is missing.
 NEEDS = {
-    "Any device, and DeepSpeed": lambda: "" if _has("deepspeed") else "the package deepspeed is not installed",
-    "The device sycl, and kernels of your own": lambda: _no_sycl(octavo.sycl.why_missing()),
+    "devices.md: Any device, and DeepSpeed": lambda: (
+        "" if _has("deepspeed") else "the package deepspeed is not installed"
+    ),
+    "devices.md: The device sycl, and kernels of your own": lambda: _no_sycl(octavo.sycl.why_missing()),
 }
 
 
 def snippets() -> dict[str, list[tuple[int, str]]]:
-    """By section: the blocks of Python with the line of README.md at which each begins."""
+    """By "page: section": the blocks of Python with the line of the page at which each begins."""
     found: dict[str, list[tuple[int, str]]] = {}
-    section, block, begin = "", None, 0
-    for number, line in enumerate(README.read_text().splitlines(), 1):
-        if block is not None:
-            if line.startswith("```"):
-                found.setdefault(section, []).append((begin, "\n".join(block)))
-                block = None
-            else:
-                block.append(line)
-        elif heading := re.match(r"## (.+)", line):
-            section = heading[1]
-        elif line == "```python":
-            block, begin = [], number + 1
+    for page in PAGES:
+        section, block, begin = "", None, 0
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            if block is not None:
+                if line.startswith("```"):
+                    found.setdefault(f"{page.name}: {section}", []).append((begin, "\n".join(block)))
+                    block = None
+                else:
+                    block.append(line)
+            elif heading := re.match(r"## (.+)", line):
+                section = heading[1]
+            elif line == "```python":
+                block, begin = [], number + 1
     return found
 
 
-def test_the_readme_has_snippets_to_run():
-    assert sum(map(len, snippets().values())) >= 4
+def test_the_pages_have_snippets_to_run():
+    assert {section.partition(":")[0] for section in snippets()} == {
+        *("README.md", "devices.md", "gradients.md", "local_steps.md", "optimizers.md", "zero.md")
+    }
     assert set(NEEDS) <= set(snippets())
+
+
+def test_links_lead_to_files():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 @pytest.mark.ranks
@@ -72,8 +85,8 @@ def _run_section(rank: int, section: str, folder: str) -> None:
         if any(way in block for way in own_ways):  # each is a way to train a model of one's own
             names["model"] = nn.Linear(64, 64)
         code = "\n".join(line for line in block.splitlines() if not line.startswith("dist.init_process_group("))
-        exec(compile("\n" * (begin - 1) + code, str(README), "exec"), names)
-        if "optimizer" in names:
+        exec(compile("\n" * (begin - 1) + code, section, "exec"), names)
+        if "optimizer = " in block:
             _train(names)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, DataSet
 
@@ -59,10 +59,14 @@ CONTENDERS = {
     "bf16": Contender("bf16", "adamw"),
     "outer int4": Contender("int4:256+ef", "adamw", OUTER_MOVES, outer=20),
     "outer sign": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=17),
-    "outer sign 40": Contender("sign+ef", "adamw", OUTER_MOVES, outer=40),
-    "outer sign muon": Contender("sign+ef", "muon", OUTER_MOVES, outer=20),
+    "outer sign 40": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=40),
+    "outer sign 5": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=5),  # the bytes of int4 in rounds of 20
+    "outer tiles": Contender("topk:64/4096:sign+ef", "adamw", OUTER_MOVES, outer=10),
+    "outer int4 muon": Contender("int4:256+ef", "muon", OUTER_MOVES, outer=20),
+    "outer sign muon": Contender("sign:4096+ef", "muon", OUTER_MOVES, outer=17),
 }
 EVERY_STEP = tuple(name for name, contender in CONTENDERS.items() if not contender.outer)
+ROUNDS = tuple(name for name, contender in CONTENDERS.items() if contender.outer)
 BASELINE = "dense"
 
 
@@ -120,6 +124,22 @@ _TWO_MILLION = dict(
     tie_word_embeddings=False,
 )
 
+_ROUNDS = Setting(
+    name="rounds",
+    title="bundled tasks, long enough for rounds",
+    data=BUNDLED,
+    reported_on="the bundled tasks, a tenth held out by the seed",
+    tuned_on="the same kinds of tasks drawn anew (`--data tasks:1000`, in which about a sixth of the questions are "
+    "the same), seed 1000",
+    model="tiny",
+    steps=2000,
+    batch_size=8,
+    seq_len=128,
+    step_s=0.1,
+    contenders=("dense", "muon", *ROUNDS),
+    trial_share=0.5,  # a quarter has 25 rounds alone, of the 100 of a run
+)
+
 SETTINGS = {
     "bundled": Setting(
         name="bundled",
@@ -148,21 +168,16 @@ SETTINGS = {
         seq_len=128,
         step_s=0.11,
     ),
-    "rounds": Setting(
-        name="rounds",
-        title="bundled tasks, long enough for rounds",
-        data=BUNDLED,
-        reported_on="the bundled tasks, a tenth held out by the seed",
-        tuned_on="the same kinds of tasks drawn anew (`--data tasks:1000`, in which about a sixth of the questions are "
-        "the same), seed 1000",
-        model="tiny",
-        steps=2000,
-        batch_size=8,
-        seq_len=128,
-        step_s=0.1,
-        also_ranks=(4,),
-        contenders=("dense", "muon", "outer int4", "outer sign", "outer sign 40", "outer sign muon"),
-        trial_share=0.5,  # a quarter has 25 rounds alone, of the 100 of a run
+    "rounds": _ROUNDS,
+    "four": replace(
+        _ROUNDS,
+        name="four",
+        title="bundled tasks, long enough for rounds, on four ranks",
+        ranks=4,
+        batch_size=4,
+        step_s=0.14,
+        contenders=("dense", "outer int4", "outer sign 5", "outer int4 muon", "outer sign muon"),
+        seeds=(0, 1),
     ),
     "corpus": Setting(
         name="corpus",
