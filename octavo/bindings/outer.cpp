@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -22,7 +23,7 @@ using OuterTuples = std::vector<std::tuple<std::string, at::Tensor, bool>>;
 
 std::vector<OuterParameter> parameters_of(const OuterTuples& parameters) {
   std::vector<OuterParameter> all;
-  for (const auto& [name, tensor, exempt] : parameters) all.push_back({name, tensor, exempt});
+  for (const auto& [name, tensor, exempt] : parameters) all.emplace_back(name, tensor, exempt);
   return all;
 }
 
@@ -110,14 +111,9 @@ void bind_outer(py::module_& m) {
       .def(
           "load_world",
           [](Outer& outer, const std::vector<std::map<std::string, at::Tensor>>& world, const PositionTuples& positions,
-             std::uint64_t steps) { outer.load_world(world, positions_of(positions), steps); },
-          py::arg("world"), py::arg("positions"), py::arg("steps"), no_gil)
-      .def(
-          "owed_in_parameters",
-          [](const Outer& outer, const std::map<std::string, at::Tensor>& own, const PositionTuples& positions,
-             int rank,
-             int world_size) { return outer.owed_in_parameters(own, positions_of(positions), rank, world_size); },
-          py::arg("own"), py::arg("positions"), py::arg("rank"), py::arg("world_size"), no_gil);
+             std::uint64_t steps,
+             std::optional<int> rank) { return outer.load_world(world, positions_of(positions), steps, rank); },
+          py::arg("world"), py::arg("positions"), py::arg("steps"), py::arg("rank"), no_gil);
 }
 
 }  // namespace octavo

@@ -30,6 +30,19 @@ std::vector<ParameterInfo> infos_of(const std::vector<OuterParameter>& parameter
 
 }  // namespace
 
+OuterParameter::OuterParameter(std::string name, at::Tensor tensor, bool exempt)
+    : name(std::move(name)),
+      tensor(std::move(tensor)),
+      exempt(exempt),
+      layout(at::empty_strided(this->tensor.sizes(), this->tensor.strides(), at::device(at::kMeta))) {}
+
+void OuterParameter::require_as_at_first() const {
+  if (tensor.sizes() == layout.sizes() && tensor.strides() == layout.strides()) return;
+  fail(ErrorCode::invalid_argument, "outer", name, " now has the sizes ", tensor.sizes(), " and strides ",
+       tensor.strides(), ", and had ", layout.sizes(), " and ", layout.strides(),
+       ": build Outer after the model has its form, also its memory format");
+}
+
 at::Tensor elements_of(const at::Tensor& tensor, Range range) {
   return tensor.detach().as_strided({static_cast<std::int64_t>(range.count)}, {1},
                                     tensor.storage_offset() + static_cast<std::int64_t>(range.first));
@@ -80,12 +93,13 @@ Fragment::Fragment(const std::vector<OuterParameter>& parameters, std::vector<Fr
 }
 
 at::Tensor Fragment::own(const FragmentPart& part) const {
-  const auto& [name, tensor, exempt] = parameters_[part.parameter];
-  if (tensor.device() != anchor_.device() || !tensor.is_non_overlapping_and_dense()) {
-    fail(ErrorCode::invalid_argument, "outer", name, " is now on ", tensor.device().str(), " with strides ",
-         tensor.strides(), ": build Outer after the model was moved");
+  const OuterParameter& parameter = parameters_[part.parameter];
+  parameter.require_as_at_first();
+  if (parameter.tensor.device() != anchor_.device()) {
+    fail(ErrorCode::invalid_argument, "outer", parameter.name, " is now on ", parameter.tensor.device().str(),
+         ", and was on ", anchor_.device().str(), ": build Outer after the model was moved");
   }
-  return elements_of(tensor, part.range);
+  return elements_of(parameter.tensor, part.range);
 }
 
 at::Tensor Fragment::all_of(const at::Tensor& flat, std::size_t part) const {
@@ -156,7 +170,15 @@ void Fragment::end_round(const rules::OuterStep& step) {
 }
 
 void Fragment::return_to_start() {
-  for (std::size_t i = 0; i < parts_.size(); ++i) own(parts_[i]).copy_(start(i));
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const at::Tensor mine = own(parts_[i]);
+    mine.copy_(start(i));
+    if (all_finite(mine)) continue;
+    fail(ErrorCode::invalid_argument, "outer", "the anchor of ", parameters_[parts_[i].parameter].name,
+         " has left the range of ", toString(mine.scalar_type()),
+         ", so that no rank can go on from it: train with parameters in bfloat16 or float32, or a smaller learning "
+         "rate");
+  }
 }
 
 void Fragment::return_to_anchor() {

@@ -16,10 +16,19 @@
 namespace octavo {
 
 /// A parameter that ranks move by themselves between rounds.
-struct OuterParameter {
+struct OCTAVO_API OuterParameter {
+  /// `tensor`: of a floating dtype, dense in any memory order; the caller's, changed in place. `exempt`: it travels in
+  /// float32.
+  OuterParameter(std::string name, at::Tensor tensor, bool exempt);
+
   std::string name;
-  at::Tensor tensor;  // of a floating dtype, dense in any memory order; the caller's, changed in place
-  bool exempt;        // travels in float32
+  at::Tensor tensor;
+  bool exempt;
+  at::Tensor layout;  // without memory: its sizes and strides as they were at first
+
+  /// Throws Error invalid_argument where the tensor has other sizes or strides by now: anchors have the order of its
+  /// memory.
+  void require_as_at_first() const;
 };
 
 /// Consecutive elements of a parameter, in the order of its memory, that are whole rows of it.
@@ -57,7 +66,8 @@ class Fragment {
   /// Moves the anchor along it, and this rank's values to its next start. Of its own values it keeps what `step` says,
   /// and what it owes is then a part of them: its start is the anchor.
   void end_round(const rules::OuterStep& step);
-  /// This rank's values become the start of its next round.
+  /// This rank's values become the start of its next round. Throws Error invalid_argument where the parameter's dtype
+  /// cannot hold it.
   void return_to_start();
   /// They become the anchor's, which is the start, too.
   void return_to_anchor();

@@ -37,7 +37,7 @@ void require(const std::vector<OuterParameter>& parameters) {
   if (parameters.empty()) fail(ErrorCode::invalid_argument, kWhere, "the model has no parameters that are trained");
   const c10::Device device = parameters[0].tensor.device();
   kernels_for(device);
-  for (const auto& [name, tensor, exempt] : parameters) {
+  for (const auto& [name, tensor, exempt, layout] : parameters) {
     if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
       fail(ErrorCode::invalid_argument, kWhere, name, " is ", toString(tensor.scalar_type()), " with strides ",
            tensor.strides(), ": parameters must be real floating numbers in dense memory");
@@ -75,6 +75,12 @@ Plan of_fragment(Plan plan, const std::vector<OuterParameter>& parameters, const
     });
   });
   return plan;
+}
+
+/// Float32, in the parameter's shape and memory order.
+at::Tensor zeros_as(const OuterParameter& parameter) {
+  parameter.require_as_at_first();
+  return at::zeros_like(parameter.tensor.detach(), at::kFloat);
 }
 
 /// "fragment 3/"
@@ -250,6 +256,8 @@ OuterStats Outer::stats() const {
 
 std::map<std::string, at::Tensor> Outer::anchors() const {
   Tensors all;
+  for (const OuterParameter& parameter : parameters_)
+    all[parameter.name] = zeros_as(parameter);  // also those without elements
   for (const Round& round : rounds_) gather(all, "", round.fragment->anchors());
   return all;
 }
@@ -257,9 +265,9 @@ std::map<std::string, at::Tensor> Outer::anchors() const {
 /// Into tensors of the parameters' shapes.
 void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views& views) const {
   for (const auto& [part, values] : views) {
-    const auto& [name, tensor, exempt] = parameters_[part.parameter];
-    at::Tensor& whole = into[role + name];
-    if (!whole.defined()) whole = at::zeros_like(tensor.detach(), at::kFloat);
+    const OuterParameter& parameter = parameters_[part.parameter];
+    at::Tensor& whole = into[role + parameter.name];
+    if (!whole.defined()) whole = zeros_as(parameter);
     elements_of(whole, part.range).copy_(values);
   }
 }
@@ -267,8 +275,8 @@ void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views
 /// From tensors of the parameters' shapes, in any memory order.
 void Outer::scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const {
   for (const auto& [part, values] : views) {
-    const auto& [name, tensor, exempt] = parameters_[part.parameter];
-    const at::Tensor ordered = at::empty_like(tensor.detach(), at::kFloat).copy_(from.at(role + name));
+    const OuterParameter& parameter = parameters_[part.parameter];
+    const at::Tensor ordered = zeros_as(parameter).copy_(from.at(role + parameter.name));
     values.copy_(elements_of(ordered, part.range));
   }
 }
@@ -316,10 +324,11 @@ void Outer::require_fits(const Tensors& own, const std::vector<Position>& positi
   }
   const auto require_values = [&](const std::string& role, const Round& round) {
     for (const FragmentPart& part : round.fragment->parts()) {
-      const auto& [name, tensor, exempt] = parameters_[part.parameter];
-      const auto found = own.find(role + name);
-      if (found != own.end() && found->second.sizes() == tensor.sizes()) continue;
-      fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, name, " with the shape ", tensor.sizes(),
+      const OuterParameter& parameter = parameters_[part.parameter];
+      const auto found = own.find(role + parameter.name);
+      if (found != own.end() && found->second.sizes() == parameter.tensor.sizes()) continue;
+      fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, parameter.name, " with the shape ",
+           parameter.tensor.sizes(),
            found == own.end() ? ", which the state does not have" : ", the state has another shape");
     }
   };
@@ -353,23 +362,30 @@ void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector
             [&](std::size_t f, Compressor& compressor) { compressor.load_residuals(below(prefix_of(f), own)); });
 }
 
-void Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
-                       const std::vector<Position>& positions, std::uint64_t steps) {
+std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
+                                                    const std::vector<Position>& positions, std::uint64_t steps,
+                                                    std::optional<int> rank) {
   load_with(world.at(0), positions, steps, [&](std::size_t f, Compressor& compressor) {
     std::vector<Tensors> residuals;
     for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
     compressor.load_residuals_of(residuals);
   });
-  for (const Round& round : rounds_) round.fragment->set_starts_at_anchor(true);
+  const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is progress of its own
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    rounds_[f].fragment->set_starts_at_anchor(true);
+    if (keeps_owed && !positions[f].starts_at_anchor) rounds_[f].is_at_start = false;
+  }
+  return rank && !keeps_owed ? owed_in_values(world, positions, *rank) : Tensors();
 }
 
-std::map<std::string, at::Tensor> Outer::owed_in_parameters(const std::map<std::string, at::Tensor>& own,
-                                                            const std::vector<Position>& positions, int rank,
-                                                            int world_size) const {
+/// What a rank of another world has in its parameters beside the anchor and its progress.
+Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions,
+                                     int rank) const {
   Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
-    if (positions.at(f).starts_at_anchor) continue;
-    gather(all, "", rounds_[f].fragment->owed_of(below(prefix_of(f), own), rank, world_size));
+    if (positions[f].starts_at_anchor) continue;
+    const Tensors residuals = below(prefix_of(f), world.at(static_cast<std::size_t>(rank)));
+    gather(all, "", rounds_[f].fragment->owed_of(residuals, rank, static_cast<int>(world.size())));
   }
   return all;
 }

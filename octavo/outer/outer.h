@@ -98,15 +98,12 @@ class OCTAVO_API Outer {
   /// Throws Error invalid_argument where something does not fit; nothing has changed then.
   void load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions, std::uint64_t steps);
   /// The same from what all ranks of another world had, by rank: residuals are redistributed over this one, and ranks
-  /// go on from the anchor and their progress alone.
-  void load_world(const std::vector<std::map<std::string, at::Tensor>>& world, const std::vector<Position>& positions,
-                  std::uint64_t steps);
-  /// By the name of the parameter, in its shape and memory order, float32: what is to be added to the parameters that a
-  /// rank of another world had, so that they are the anchor and its progress. `own`: of its own_state(). No entry:
-  /// nothing.
-  std::map<std::string, at::Tensor> owed_in_parameters(const std::map<std::string, at::Tensor>& own,
-                                                       const std::vector<Position>& positions, int rank,
-                                                       int world_size) const;
+  /// go on from the anchor and their progress alone. `rank`: what this one was there, if it goes on from parameters of
+  /// that world. Returns what is then to be added to them, by name, in the parameter's shape and memory order, float32:
+  /// what it owed is in them no longer. Alone in its world a rank keeps that as progress.
+  std::map<std::string, at::Tensor> load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
+                                               const std::vector<Position>& positions, std::uint64_t steps,
+                                               std::optional<int> rank);
 
  private:
   /// How an exchange ended, the same on all ranks.
@@ -139,6 +136,7 @@ class OCTAVO_API Outer {
                  const std::function<void(std::size_t fragment, Compressor& compressor)>& load_residuals);
   void restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps);
   void scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const;
+  Tensors owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions, int rank) const;
 
   std::vector<OuterParameter> parameters_;
   OuterOptions options_;

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
@@ -68,21 +69,24 @@ class Outer(Optimizer):
     Norms, biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
 
     ``model``: a plain module, not wrapped in ``DistributedDataParallel``, on one device; rank 0's parameters and
-    buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any; its state stays on
-    its rank, and a schedule may be that of this object. ``count_step`` says how it goes with a ``GradScaler``.
+    buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any that moves parameters
+    from where they are; not one that keeps them in its state as well, such as float32 copies of them, because a round
+    moves them, too. Its state stays on its rank. A schedule and a ``GradScaler`` take this object as any optimizer.
     Parameters that require gradients now are exchanged, no others later.
 
     ``every``: steps from one round to the next. ``fragments``: parts of equal size into which the model is cut, whose
     rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
     travels while the rank goes on (Streaming DiLoCo, 2025); ``mix``: the share of its own values that the rank then
-    keeps when the round arrives; of error feedback ``+ef`` alone knows that what is kept need not be sent. ``lr`` and
-    ``momentum``: by default those of ``outer_rates``. ``decay``: what is kept of the error feedback of ranks from
-    round to round; 0.9 to 0.95 suit plans that leave most values unsent. ``average``: over all ``ranks``, or for such
-    plans over ``hits``, the ranks that have sent the value. ``group``: the ranks. ``steps``: of the whole run, if it
-    is known: a warning tells where it makes too few rounds. ``timeout_s``: how long a round waits for the peers.
+    keeps when the round arrives; of error feedback ``+ef`` alone knows that what is kept need not be sent, and
+    ``synchronize`` gives up what was kept. ``lr`` and ``momentum``: by default those of ``outer_rates``. ``decay``:
+    what is kept of the error feedback of ranks from round to round; 0.9 to 0.95 suit plans that leave most values
+    unsent. ``average``: over all ``ranks``, or for such plans over ``hits``, the ranks that have sent the value.
+    ``group``: the ranks. ``steps``: of the whole run, if it is known: a warning tells where it makes too few rounds.
+    ``timeout_s``: how long a round waits for the peers.
 
     A round in which some rank has a NaN or an infinity is skipped by all, with a warning that names the rank; that rank
-    goes back to where its round began, and forgets what its inner optimizer remembers with a NaN in it.
+    goes back to where its round began, and forgets what its inner optimizer remembers with a NaN in it; a buffer with
+    one, as of a batch norm, is again what it was at the end of the last round.
 
     The parameters of ranks differ between rounds: evaluate, and save the model, ``with outer.at_anchor():``. Call all
     methods on all ranks. ValueError for arguments that make no sense or differ between ranks; ``step`` and
@@ -114,33 +118,31 @@ class Outer(Optimizer):
         _require_moves(inner_optimizer, model)
         require_seed(seed, "outer")
         _require_numbers(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
-        self.inner = inner_optimizer
-        self.plan = _plan_of(plan, decay, average)
-        self.every, self.delay, self.fragments = every, delay, fragments
-        self.lr, self.momentum = outer_rates(every, self.plan, lr, momentum, mix)
-        options = dict(every=every, delay=delay, fragments=fragments, lr=self.lr, momentum=self.momentum, mix=mix)
-        self._fixed = dict(every=every, delay=delay, fragments=fragments, mix=mix, momentum=self.momentum > 0)
-        self._fixed |= dict(seed=seed, plan=str(self.plan))
+        self.inner, self._plan, self._seed = inner_optimizer, _plan_of(plan, decay, average), seed
+        lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
+        self._options = dict(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
         group = group if group is not None else dist.group.WORLD
         if group is None:
             raise ValueError("[outer] there is no process group: call init_process_group() first")
+        rendezvous = Rendezvous(group, "outer", timeout_s)
         self._rank, self._size = group.rank(), group.size()
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = {_plain(name): p for name, p in model.named_parameters() if p.requires_grad}
+        self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         is_exempt = exemption(exempt, self._parameters, "outer")
         table = [(name, p, bool(is_exempt(name, p))) for name, p in self._parameters.items()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's
-        rendezvous = Rendezvous(group, "outer", timeout_s)
         ours = {
-            "plan": str(self.plan),
-            "options": options,
+            "plan": str(self._plan),
+            "options": self._options,
             "seed": seed,
             "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
         }
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
-        outer_options = _C.OuterOptions(**options)
-        _C.Outer.require(self.plan, table, outer_options)  # before the model changes
+        options = _C.OuterOptions(**self._options)
+        _C.Outer.require(self._plan, table, options)  # before the model changes
         send_around(model, group)
-        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self.plan, table, outer_options, seed)
+        self._last_buffers = [buffer.clone() for buffer in self._buffers]
+        self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, seed)
         trouble = None if steps is None or self._rank else few_rounds(steps, every)
         if trouble:
             warnings.warn(f"[outer] {trouble}", stacklevel=2)
@@ -148,7 +150,37 @@ class Outer(Optimizer):
     def __reduce__(self) -> NoReturn:
         raise TypeError("[outer] an Outer has connections, which no copy can have: save state_dict()")
 
+    # ---- what it was made with
+
+    @property
+    def plan(self) -> Plan:
+        return self._plan
+
+    @property
+    def every(self) -> int:
+        return self._options["every"]
+
+    @property
+    def delay(self) -> int:
+        return self._options["delay"]
+
+    @property
+    def fragments(self) -> int:
+        return self._options["fragments"]
+
+    @property
+    def lr(self) -> float:
+        """Of the outer optimizer, as ``momentum``; the inner one's is in ``param_groups``."""
+        return self._options["lr"]
+
+    @property
+    def momentum(self) -> float:
+        return self._options["momentum"]
+
     # ---- an optimizer
+
+    #: A GradScaler leaves it to ``step`` to divide by the scale, and to leave out the steps of gradients with a NaN.
+    _step_supports_amp_scaling = True
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -164,26 +196,53 @@ class Outer(Optimizer):
         return self.inner.defaults
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Any:
-        """The inner optimizer's step, and a round where one is due."""
+        """The inner optimizer's step, and a round where one is due. Under a ``GradScaler``, whose ``step`` takes this
+        object, a step that it leaves out on this rank counts, too."""
         self._require_own("step")
-        result = self.inner.step() if closure is None else self.inner.step(closure)
+        result = None
+        if self._takes_scaled_gradients():
+            result = self.inner.step() if closure is None else self.inner.step(closure)
         self.count_step()
         return result
 
+    @torch.no_grad()
+    def _takes_scaled_gradients(self) -> bool:
+        """Divides gradients by the scale of a GradScaler that calls ``step``; False where it says that one is not
+        finite."""
+        if float(getattr(self, "found_inf", 0.0)):
+            return False
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            inverse = float(scale.double().reciprocal())
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.mul_(inverse)
+        return True
+
     def count_step(self) -> None:
-        """Counts a step that was made, or skipped, by the inner optimizer itself; ``step()`` does both. Ranks must
-        count alike: with a ``GradScaler``, which leaves out the step of a rank alone, call ``scaler.step(outer.inner)``
-        and this."""
+        """Counts a step that was made, or left out, by the inner optimizer itself; ``step()`` does both. Ranks must
+        count alike, also one that leaves out a step."""
         self._require_own("count_step")
-        self._tell(self._outer.after_step(), "where its round began")
+        self._opt_called = True  # a schedule asks for it before its own step
+        self._tell(self._outer.after_step(), "step", "where its round began")
+        if self._outer.steps % self.every == 0:
+            self._remember_buffers()
 
     def synchronize(self) -> None:
         """Makes a round at once, so that all ranks have the same parameters: the anchor's."""
         self._require_own("synchronize")
-        self._tell(self._outer.synchronize(), "the anchor")
+        self._tell(self._outer.synchronize(), "synchronize", "the anchor")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
+
+    def register_step_pre_hook(self, hook: Callable) -> RemovableHandle:
+        """Around the inner optimizer's step, as ``register_step_post_hook``."""
+        return self.inner.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Callable) -> RemovableHandle:
+        return self.inner.register_step_post_hook(hook)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise ValueError("[outer] what is exchanged is fixed: build the inner optimizer with all groups, then Outer")
@@ -226,25 +285,33 @@ class Outer(Optimizer):
         made."""
         return self._outer.stats()
 
-    def _tell(self, skipped: list[tuple[int, int, list[int], bool]], back_to: str) -> None:
+    def _tell(self, skipped: list[tuple[int, int, list[int], bool]], function: str, back_to: str) -> None:
+        if any(returned for _, _, _, returned in skipped):
+            self._forget_what_is_not_finite()
         for fragment, round_, ranks, returned in skipped:
             names = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
             warnings.warn(
-                f"[outer.step] round {round_} of fragment {fragment} was skipped by all ranks, because "
-                f"{names if ranks else 'a sum over ranks'} had a NaN or an infinity in it; this rank, {self._rank}, "
-                f"{f'goes back to {back_to}' if returned else 'goes on from its own parameters'}",
+                f"[outer.{function}] round {round_} of fragment {fragment} was skipped by all ranks, because "
+                f"{names if ranks else 'some rank, or a sum over ranks,'} had a NaN or an infinity in it; this rank, "
+                f"{self._rank}, {f'goes back to {back_to}' if returned else 'goes on from its own parameters'}",
                 stacklevel=3,
             )
-            if returned:
-                self._forget_what_is_not_finite()
 
+    @torch.no_grad()
     def _forget_what_is_not_finite(self) -> None:
-        """Of the inner optimizer's state: with a NaN in it, its next step would make the parameter one."""
-        state = getattr(self.inner, "state", {})
-        for parameter, of_one in list(state.items()):
-            tensors = [t for t in of_one.values() if isinstance(t, Tensor) and t.is_floating_point()]
-            if not all(bool(torch.isfinite(t).all()) for t in tensors):
-                del state[parameter]
+        """Of the inner optimizer's state and of buffers: with a NaN in it, the next step would make one again."""
+        for of_one in self.inner.state.values():
+            if not all(_is_finite(value) for value in of_one.values()):
+                of_one.clear()
+        for buffer, last in zip(self._buffers, self._last_buffers, strict=True):
+            if not _is_finite(buffer):
+                buffer.copy_(last)
+
+    @torch.no_grad()
+    def _remember_buffers(self) -> None:
+        for buffer, last in zip(self._buffers, self._last_buffers, strict=True):
+            if _is_finite(buffer):
+                last.copy_(buffer)
 
     # ---- state
 
@@ -267,40 +334,50 @@ class Outer(Optimizer):
             "schema": _SCHEMA,
             "rank": self._rank,
             "world_size": self._size,
-            "options": dict(self._fixed),
+            "options": self._saved_options(),
             "step": self._outer.steps,
             "positions": [list(position) for position in self._outer.positions()],
             "own": own,
             "inner": self.inner.state_dict(),
         }
 
+    def _saved_options(self) -> dict[str, Any]:
+        """Those that a state is of. The rates of the outer optimizer may change."""
+        options = {name: self._options[name] for name in ("every", "delay", "fragments", "mix")}
+        return options | dict(momentum=self.momentum > 0, seed=self._seed, plan=str(self.plan))
+
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Restores what this rank saved, and goes on to the last digit; or a list of what the ranks of any world saved,
         in any order and the same list on all ranks. With all states of a world of this size that is the same. Else what
-        they still owed is redistributed, and a rank beyond those that saved begins at the anchor, with the inner
-        optimizer's state of one of them; what a rank owed is then in its parameters no longer. States may be missing,
-        as that of a host that was lost, and with it what it owed. ValueError where a state does not fit; nothing has
-        changed then."""
+        they still owed is redistributed, and is in their parameters no longer; a rank that goes on alone sends nothing,
+        and keeps it there. A rank beyond those that saved begins at the anchor, with the inner optimizer's state of one
+        of them. States may be missing, as that of a host that was lost, and with it what it owed. ValueError where a
+        state does not fit; nothing has changed then."""
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
         states = [state_dict] if is_own else list(state_dict)
         by_rank = self._checked(states, is_own)
         size, first = int(states[0]["world_size"]), states[0]
         place = (first["positions"], int(first["step"]))
-        own, owed = by_rank.get(self._rank), {}
-        if size == self._size and (is_own or len(by_rank) == size):
-            self._outer.load({**own["shared"], **own["own"]}, *place)
-        else:
-            owns = [by_rank[rank]["own"] if rank in by_rank else {} for rank in range(size)]
-            self._outer.load_world([{**first["shared"], **of_rank} for of_rank in owns], *place)
-            if own is not None:
-                owed = self._outer.owed_in_parameters(own["own"], first["positions"], self._rank, size)
-        if own is not None:
-            saved = {name: own["own"][f"parameter/{name}"] for name in self._parameters}
-            self._set_parameters(saved | {name: saved[name] + owed[name].to(saved[name].device) for name in owed})
-        else:
-            self._set_parameters(self._outer.anchors())
+        own, added, before = by_rank.get(self._rank), {}, self.inner.state_dict()
         self.inner.load_state_dict((own or states[self._rank % len(states)])["inner"])
+        try:
+            if size == self._size and (is_own or len(by_rank) == size):
+                self._outer.load({**own["shared"], **own["own"]}, *place)
+            else:
+                owns = [by_rank[rank]["own"] if rank in by_rank else {} for rank in range(size)]
+                rank = None if own is None else self._rank
+                added = self._outer.load_world([{**first["shared"], **of_rank} for of_rank in owns], *place, rank)
+        except BaseException:
+            self.inner.load_state_dict(before)
+            raise
+        values = self._outer.anchors() if own is None else self._saved_parameters(own["own"])
+        self._set_parameters(
+            values | {name: values[name] + more.to(values[name].device) for name, more in added.items()}
+        )
+
+    def _saved_parameters(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: own[f"parameter/{name}"] for name in self._parameters}
 
     def _checked(self, states: list[Mapping[str, Any]], is_own: bool) -> dict[int, Mapping[str, Any]]:
         where = "[outer.load_state_dict]"
@@ -320,7 +397,7 @@ class Outer(Optimizer):
                 f"{where} this is rank {self._rank} of {self._size}, the state is of rank {next(iter(by_rank))} of "
                 f"{size}: load what this rank saved, or a list of the states of all ranks"
             )
-        for what, ours in self._fixed.items():
+        for what, ours in self._saved_options().items():
             theirs = states[0]["options"].get(what)
             if theirs != ours:
                 raise ValueError(
@@ -344,11 +421,22 @@ def few_rounds(steps: int, every: int) -> str | None:
     rounds = steps // every
     if rounds >= FEWEST_ROUNDS:
         return None
+    shorter = steps // FEWEST_ROUNDS
     return (
         f"{steps} steps make {rounds} rounds of {every}, and what counts is the number of rounds: with fewer than "
-        f"{FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer, or exchange "
-        f"every {max(1, steps // FEWEST_ROUNDS)} steps"
+        f"{FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer"
+        f"{f', or exchange every {shorter} steps' if shorter > 1 else ', or exchange gradients'}"
     )
+
+
+def _plain(name: str) -> str:
+    """Of a parameter in a module that torch.compile has wrapped: its name in the module itself."""
+    return name.replace("_orig_mod.", "")
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether nothing in it is a NaN or an infinity."""
+    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
 
 
 def _require_plain(model: nn.Module) -> None:
@@ -372,12 +460,17 @@ def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
             f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
             f"has none of them: build it from model.parameters()"
         )
+    if not isinstance(getattr(optimizer, "state", None), Mapping):
+        raise ValueError(
+            f"[outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: what it "
+            f"remembers with a NaN in it could not be forgotten"
+        )
 
 
 def _require_numbers(every: int, delay: int, fragments: int, **shares: float | None) -> None:
-    for name, number in dict(every=every, delay=delay, fragments=fragments).items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise ValueError(f"[outer] {name} must be a whole number of 0 or more, got {number!r}")
+    for name, number, least in (("every", every, 1), ("delay", delay, 0), ("fragments", fragments, 1)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
     for name, share in shares.items():
         if share is not None and not (isinstance(share, (int, float)) and math.isfinite(share)):
             raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")

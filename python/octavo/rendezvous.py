@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the ranks of a process group meet for connections of Octavo's own."""
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,6 +26,11 @@ class Rendezvous:
     """
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
+        """ValueError where this process is not in ``group``, or for a timeout that is none."""
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise ValueError(f"[{purpose}] this process is no rank of the group: call it on those alone that are")
+        if not (math.isfinite(timeout_s) and timeout_s > 0):
+            raise ValueError(f"[{purpose}] timeout_s must be a finite number of seconds above 0, got {timeout_s!r}")
         self._rank, self._size = group.rank(), group.size()
         self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)
         # a store blocks its other callers while it waits

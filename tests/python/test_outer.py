@@ -32,9 +32,12 @@ def plain_diloco(rank: int, world: int, steps: int, every: int, lr: float, momen
         give_gradients(model, rank, step)
         inner.step()
         if (step + 1) % every == 0:
-            for a, p in zip(anchor, trained, strict=True):
-                a.grad = (a - p.detach()) / world
-                dist.all_reduce(a.grad)
+            differences = [(a - p.detach()) / world for a, p in zip(anchor, trained, strict=True)]
+            # in one tensor: in which order Gloo adds up a value's summands depends on its place
+            flat = torch.cat([d.as_strided((d.numel(),), (1,)) for d in differences])
+            dist.all_reduce(flat)
+            for a, d, mean in zip(anchor, differences, flat.split([d.numel() for d in differences]), strict=True):
+                a.grad = d.as_strided((d.numel(),), (1,)).copy_(mean).as_strided(d.shape, d.stride())
             sgd.step()
             for a, p in zip(anchor, trained, strict=True):
                 p.data.copy_(a)
@@ -49,8 +52,9 @@ def differences_from_plain(rank: int, world: int, fragments: int, lr: float, mom
 
 
 @pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.6), (1.0, 0.0), (0.4, 0.9)])
-def test_dense_is_plain_diloco_bit_by_bit(two_ranks, lr, momentum):
-    assert two_ranks.run(differences_from_plain, 2, 1, lr, momentum) == [[], []]
+def test_dense_is_plain_diloco_bit_by_bit(two_ranks, three_ranks, lr, momentum):
+    assert two_ranks.run(differences_from_plain, 2, 1, lr, momentum) == [[]] * 2
+    assert three_ranks.run(differences_from_plain, 3, 1, lr, momentum) == [[]] * 3
 
 
 @pytest.mark.parametrize(
@@ -280,22 +284,111 @@ def test_the_ratio_of_bytes_is_that_of_the_plan_times_the_steps_of_a_round(two_r
 # ---- beside other parts of torch
 
 
-def test_it_is_an_optimizer_to_schedules_and_its_inner_one_to_scalers():
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("inner_steps", [False, True], ids=["outer", "inner"])
+@pytest.mark.parametrize("clips", [False, True], ids=["", "clipped"])
+def test_a_scaler_and_a_schedule_take_it_as_any_optimizer(inner_steps, clips):
+    """`inner_steps`: the scaler steps the inner optimizer, and the step is counted apart."""
     with solo_world():
         model = Net()
+        start = model.first.weight.detach().clone()
         outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=2)
         schedule = torch.optim.lr_scheduler.StepLR(outer, step_size=1, gamma=0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        stepped = outer.inner if inner_steps else outer
         for _ in range(2):
             scaler.scale(model.first(torch.ones(1, 48)).sum()).backward()
-            scaler.step(outer.inner)
-            outer.count_step()
+            if clips:
+                scaler.unscale_(stepped)
+                assert torch.equal(model.first.weight.grad, torch.ones_like(start))
+            scaler.step(stepped)
+            if inner_steps:
+                outer.count_step()
             scaler.update()
             outer.zero_grad()
             schedule.step()
         assert outer.param_groups is outer.inner.param_groups
         assert outer.param_groups[0]["lr"] == 0.025
         assert outer.stats()["rounds"] == 1
+        assert torch.allclose(start - model.first.weight, torch.full_like(start, 1.3 * 0.15))  # Nesterov's first step
+
+
+def test_a_step_that_a_scaler_leaves_out_counts():
+    with solo_world():
+        model = Net()
+        before = values_of(model)
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        scaler.scale(model.first(torch.ones(1, 48)).sum() * float("inf")).backward()
+        scaler.step(outer)
+        scaler.update()
+        assert scaler.get_scale() == 2.0
+        assert (outer.stats()["steps"], outer.stats()["rounds"], outer.stats()["skipped_rounds"]) == (1, 1, 0)
+        assert all(map(torch.equal, values_of(model), before))
+
+
+def test_hooks_are_around_the_inner_step():
+    with solo_world():
+        model, outer = train(0, 0, plan="dense", every=2)
+        called = []
+        outer.register_step_pre_hook(lambda *_: called.append("before"))
+        outer.register_step_post_hook(lambda *_: called.append("after"))
+        give_gradients(model, 0, 0)
+        outer.step()
+        assert called == ["before", "after"]
+
+
+def test_what_it_was_made_with_can_be_read_and_not_changed():
+    with solo_world():
+        _, outer = train(0, 0, plan="dense", every=4, delay=1, fragments=2)
+        assert (outer.every, outer.delay, outer.fragments, outer.lr, outer.momentum) == (4, 1, 2, 1.0, 0.3)
+        assert str(outer.plan) == "dense"
+        for name in ("plan", "every", "delay", "fragments", "lr", "momentum"):
+            with pytest.raises(AttributeError):
+                setattr(outer, name, 1)
+
+
+def test_a_parameter_without_elements_is_at_the_anchor_too():
+    with solo_world():
+        model = nn.Linear(4, 4)
+        model.empty = nn.Parameter(torch.zeros(0, 3))
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=1)
+        with outer.at_anchor():
+            assert model.empty.shape == (0, 3)
+
+
+def test_rules_name_the_parameters_of_a_compiled_model():
+    with solo_world():
+        compiled = torch.compile(Net(), backend="eager")
+        _, outer = train(0, 1, compiled, plan="int4+ef;last*=int8", every=1)
+        assert "anchor/last.weight" in outer.state_dict()["shared"]
+
+
+def closed_and_in_a_part(rank: int) -> list[float]:
+    """An optimizer that takes a closure, on two of three ranks."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        return []
+    model = nn.Linear(8, 8)
+    outer = octavo.Outer(model, torch.optim.LBFGS(model.parameters(), lr=0.1), plan="int4+ef", every=2, group=group)
+    x = torch.randn(16, 8, generator=torch.Generator().manual_seed(rank))
+
+    def closure() -> torch.Tensor:
+        outer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    losses = [float(outer.step(closure)) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    outer.synchronize()
+    return [float(values.double().sum()) for values in values_of(model)]
+
+
+def test_a_closure_and_a_group_of_some_ranks(three_ranks):
+    nothing, ours, theirs = three_ranks.run(closed_and_in_a_part)
+    assert nothing == []
+    assert ours == theirs != []
 
 
 def at_the_anchor(rank: int) -> tuple[bool, bool, bool]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from outer_runs import Net, give_gradients, train, values_of
 from torch import nn
 from train_runs import solo_world
@@ -71,7 +72,7 @@ def test_a_nan_does_not_spread_from_fragment_to_fragment(two_ranks):
 def refusal(rank: int, options: dict) -> str:
     model = Net()
     try:
-        octavo.Outer(model, torch.optim.SGD(model.parameters()), timeout_s=20, **options)
+        octavo.Outer(model, torch.optim.SGD(model.parameters()), **{"timeout_s": 20, **options})
     except (ValueError, NotImplementedError) as error:
         return str(error)
     return ""
@@ -83,7 +84,8 @@ def refusal(rank: int, options: dict) -> str:
         (dict(plan="auto"), "measures the exchanges of every step: name the plan of rounds"),
         (dict(plan="sign-vote"), "keeps no magnitudes"),
         (dict(plan="dgc:0.01"), "has a momentum of its own"),
-        (dict(every=0), "every must be at least 1"),
+        (dict(every=0), "every must be a whole number of 1 or more, got 0"),
+        (dict(fragments=-1), "fragments must be a whole number of 1 or more, got -1"),
         (dict(every=2.5), "every must be a whole number"),
         (dict(every=4, delay=4), "delay must be below every"),
         (dict(every=4, fragments=5), "fragments must be between 1 and every"),
@@ -92,10 +94,12 @@ def refusal(rank: int, options: dict) -> str:
         (dict(lr=0.0), "lr must be above 0"),
         (dict(lr=float("inf")), "lr must be a finite number, got inf"),
         (dict(mix="a"), "mix must be a finite number, got 'a'"),
-        (dict(every="20"), "every must be a whole number of 0 or more, got '20'"),
+        (dict(every="20"), "every must be a whole number of 1 or more, got '20'"),
         (dict(plan="int4+ef;none*=int8"), "none*"),
         (dict(momentum=1.0), "momentum must be in [0, 1)"),
         (dict(average="votes"), "average must be 'ranks' or 'hits'"),
+        (dict(timeout_s=-1.0), "timeout_s must be a finite number of seconds above 0"),
+        (dict(group=dist.GroupMember.NON_GROUP_MEMBER), "this process is no rank of the group"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):
@@ -174,6 +178,114 @@ def test_an_optimizer_of_another_model_is_refused(optimizer):
         octavo.Outer(Net(), optimizer)
 
 
+class WithoutState:
+    """An optimizer whose memory cannot be reached."""
+
+    def __init__(self, parameters):
+        self.param_groups = torch.optim.AdamW(parameters).param_groups
+
+
+def test_an_optimizer_whose_memory_cannot_be_reached_is_refused():
+    """A NaN in it would come back in every round."""
+    with solo_world(), pytest.raises(ValueError, match="a WithoutState has no `state` by parameter"):
+        octavo.Outer(model := Net(), WithoutState(model.parameters()))
+
+
+class Parts:
+    """Of two optimizers, as Muon and AdamW beside each other."""
+
+    def __init__(self, model: nn.Module):
+        self.parts = [torch.optim.AdamW([p], lr=0.01) for p in model.parameters() if p.requires_grad]
+
+    @property
+    def param_groups(self):
+        return [group for part in self.parts for group in part.param_groups]
+
+    @property
+    def state(self):
+        return {parameter: state for part in self.parts for parameter, state in part.state.items()}
+
+    def step(self):
+        for part in self.parts:
+            part.step()
+
+
+def test_what_an_optimizer_of_several_parts_remembers_of_a_nan_is_forgotten():
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, Parts(model), plan="dense", every=1)
+        for step in range(3):
+            give_gradients(model, 0, step)
+            if step == 0:
+                model.last.weight.grad.fill_(float("nan"))
+                with pytest.warns(UserWarning, match="rank 0 had a NaN"):
+                    outer.step()
+            else:
+                outer.step()
+        assert outer.stats()["skipped_rounds"] == 1
+
+
+def test_a_buffer_with_a_nan_is_what_it_was_at_the_last_round():
+    with solo_world():
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=2)
+        for step in range(6):
+            if step == 2:
+                at_last_round = model[1].running_mean.clone()
+            x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+            loss = model(x * float("nan") if step == 2 else x).square().mean()
+            outer.zero_grad()
+            loss.backward()
+            if step == 3:
+                with pytest.warns(UserWarning, match="was skipped by all ranks"):
+                    outer.step()
+                assert torch.equal(model[1].running_mean, at_last_round)
+            else:
+                outer.step()
+        assert outer.stats()["skipped_rounds"] == 1
+        assert all(bool(torch.isfinite(buffer).all()) for buffer in model.buffers())
+
+
+def test_an_anchor_beyond_the_parameters_dtype_is_told():
+    """Else every round would be skipped, for ever."""
+    with solo_world():
+        model = nn.Linear(4, 4).half()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=1.0), plan="dense", every=1, lr=3.0)
+        with pytest.raises(ValueError, match="the anchor of weight has left the range of Half"):
+            for _ in range(8):
+                model.weight.grad = torch.full_like(model.weight, 1.5e4)
+                outer.step()
+
+
+def test_a_model_that_was_laid_out_anew_is_refused():
+    """The anchor has the memory's order: its elements would change places."""
+    with solo_world():
+        model = nn.Sequential(nn.Conv2d(4, 8, 3))
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=1)
+        before = values_of(model)
+        model.to(memory_format=torch.channels_last)
+        model[0].weight.grad = torch.zeros_like(model[0].weight)
+        with pytest.raises(ValueError, match=r"0\.weight now has the sizes .* and strides"):
+            outer.step()
+        with pytest.raises(ValueError, match="build Outer after the model has its form"), outer.at_anchor():
+            pass
+        assert all(map(torch.equal, values_of(model), before))
+
+
+def test_a_nan_is_forgotten_where_warnings_are_errors():
+    with solo_world():
+        model, outer = train(0, 1, plan="dense", every=1)
+        model.last.weight.data[0, 0] = float("nan")
+        outer.inner.state[model.last.weight]["exp_avg"][0, 0] = float("nan")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="was skipped"):
+                outer.count_step()
+        give_gradients(model, 0, 1)
+        outer.step()
+        assert outer.stats()["skipped_rounds"] == 1
+
+
 def test_it_has_no_copies():
     with solo_world():
         outer = octavo.Outer(model := Net(), torch.optim.SGD(model.parameters()))
@@ -184,8 +296,9 @@ def test_it_has_no_copies():
 def test_a_run_of_few_rounds_is_told_so():
     with solo_world():
         model = Net()
-        with pytest.warns(UserWarning, match=r"400 steps make 20 rounds of 20.*every 8 steps"):
-            octavo.Outer(model, torch.optim.SGD(model.parameters()), every=20, steps=400)
+        for steps, words in ((400, r"400 steps make 20 rounds of 20.*every 8 steps"), (30, "or exchange gradients$")):
+            with pytest.warns(UserWarning, match=words):
+                octavo.Outer(model, torch.optim.SGD(model.parameters()), every=20, steps=steps)
 
 
 def synchronized_with_a_nan(rank: int) -> tuple[list[str], list[float]]:
@@ -204,6 +317,7 @@ def test_a_synchronization_that_is_skipped_ends_at_the_anchor_on_all_ranks(two_r
     (told_0, ends_0), (told_1, ends_1) = two_ranks.run(synchronized_with_a_nan)
     assert ends_0 == ends_1
     assert len(told_0) == len(told_1) == 1
+    assert told_0[0].startswith("[outer.synchronize]")
     assert told_0[0].endswith("because rank 1 had a NaN or an infinity in it; this rank, 0, goes back to the anchor")
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from outer_runs import Net, give_gradients, train, values_of
+from torch import nn
 from train_runs import solo_world
 
 import octavo
@@ -117,9 +118,12 @@ def test_in_another_world_a_rank_has_what_it_owed_in_its_parameters_no_longer(
     ends = go_on_as(new_ranks, three_ranks, 4, 4, options, states)
     names = [name for name, _ in Net().named_parameters()]
     for rank, end in enumerate(ends):
-        assert torch.allclose(end[names.index(last)], anchor, rtol=0, atol=1e-6)
         if rank < len(saved):
-            assert not torch.allclose(saved[rank]["own"][f"parameter/{last}"], anchor, rtol=0, atol=1e-4)
+            own = saved[rank]["own"][f"parameter/{last}"]
+            assert not torch.allclose(own, anchor, rtol=0, atol=1e-4)
+        # alone it sends nothing, and what it owes is progress of its own
+        expected = own if new_ranks == 1 else anchor
+        assert torch.allclose(end[names.index(last)], expected, rtol=0, atol=1e-6)
 
 
 def test_alone_a_rank_has_no_start_but_the_anchor(two_ranks, tmp_path):
@@ -159,6 +163,49 @@ def test_the_state_of_a_lost_rank_costs_what_it_owed(two_ranks, tmp_path):
     with solo_world():
         end = go_on(0, 9, 9, options, [str(tmp_path / "1.pt")])
     assert all(map(torch.equal, end[-len(saved) :], [value for _, value in sorted(saved.items())]))
+
+
+def test_a_state_of_another_inner_optimizer_changes_nothing():
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, octavo.optim.AdamW(model.parameters(), lr=0.01), plan="dense", every=4)
+        give_gradients(model, 0, 0)
+        outer.step()
+        before, values = copy.deepcopy(outer.state_dict()), values_of(model)
+        of_sgd = torch.optim.SGD(Net(2.0).parameters(), momentum=0.9)
+        strange = copy.deepcopy(before) | {"step": 3, "inner": of_sgd.state_dict()}
+        strange["inner"]["state"] = {0: {"momentum_buffer": torch.ones(96, 48)}}
+        with pytest.raises((ValueError, KeyError)):
+            outer.load_state_dict(strange)
+        after = outer.state_dict()
+        assert after["step"] == before["step"] == 1
+        assert all(map(torch.equal, values_of(model), values))
+        assert after["inner"]["state"].keys() == before["inner"]["state"].keys()
+
+
+def progress(rank: int, steps: int, states: list[str], keep: str) -> float:
+    """What the parameters have of a steady move of one per step, which topk sends bit by bit."""
+    model = nn.Linear(64, 64, bias=False)
+    nn.init.zeros_(model.weight)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    outer = octavo.Outer(model, inner, plan="topk:0.05+ef", every=1, lr=1.0, momentum=0.0)
+    if states:
+        outer.load_state_dict([torch.load(path) for path in states])
+        outer.synchronize()
+    direction = torch.randn(64, 64, generator=torch.Generator().manual_seed(3))
+    for _ in range(steps):
+        model.weight.grad = -direction
+        outer.step()
+    if keep:
+        torch.save(outer.state_dict(), f"{keep}/{rank}.pt")
+    return float((model.weight.detach() * direction).sum() / direction.square().sum())
+
+
+def test_a_rank_that_goes_on_alone_keeps_what_it_owed(two_ranks, tmp_path):
+    before = two_ranks.run(progress, 60, [], str(tmp_path))[0]
+    with solo_world():
+        after = progress(0, 0, [str(tmp_path / f"{rank}.pt") for rank in range(2)], "")
+    assert after == pytest.approx(before, rel=1e-3)
 
 
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path):

@@ -107,6 +107,11 @@ class MuonWithAdamW:
         """The groups of both."""
         return [group for part in self._parts.values() for group in part.param_groups]
 
+    @property
+    def state(self) -> dict[torch.nn.Parameter, dict[str, Any]]:
+        """What each parameter's optimizer remembers of it: their own dicts, in a new one."""
+        return {parameter: state for part in self._parts.values() for parameter, state in part.state.items()}
+
     def step(self) -> None:
         """One step of both."""
         for part in self._parts.values():
