@@ -124,13 +124,16 @@ void Fragment::begin_round() {
   }
 }
 
+/// What this rank's start lacks of the anchor, float32; undefined: nothing.
+at::Tensor Fragment::owed(std::size_t part) const {
+  const at::Tensor owed = starts_at_anchor_ ? at::Tensor() : compressor_->owed(part);
+  return owed.defined() ? owed.to(anchor_.device()) : owed;
+}
+
 /// In float32: a view of the anchor, or another tensor.
 at::Tensor Fragment::start(std::size_t part) const {
-  const at::Tensor anchor = all_of(anchor_, part);
-  at::Tensor owed = starts_at_anchor_ ? at::Tensor() : compressor_->owed(part);
-  if (!owed.defined()) return anchor;
-  owed = owed.to(anchor.device());
-  return at::sub_out(owed, anchor, owed);
+  at::Tensor lacking = owed(part);
+  return lacking.defined() ? at::sub_out(lacking, all_of(anchor_, part), lacking) : all_of(anchor_, part);
 }
 
 bool Fragment::exchange() {
@@ -164,8 +167,13 @@ void Fragment::end_round(const rules::OuterStep& step) {
   }
   starts_at_anchor_ = step.own_share > 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    const at::Tensor from = start(i);
-    if (!from.is_alias_of(anchor_)) own(parts_[i]).copy_(from);  // else it is there already
+    at::Tensor lacking = owed(i), mine = own(parts_[i]);
+    if (!lacking.defined()) continue;  // it is at its start already
+    if (mine.scalar_type() == at::kFloat) {
+      at::sub_out(mine, all_of(anchor_, i), lacking);
+    } else {
+      mine.copy_(at::sub_out(lacking, all_of(anchor_, i), lacking));
+    }
   }
 }
 

@@ -93,6 +93,7 @@ class Fragment {
  private:
   Views views_of(const at::Tensor& flat) const;
   at::Tensor own(const FragmentPart& part) const;
+  at::Tensor owed(std::size_t part) const;
   at::Tensor start(std::size_t part) const;
   at::Tensor& difference();
   at::Tensor all_of(const at::Tensor& flat, std::size_t part) const;

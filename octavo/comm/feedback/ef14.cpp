@@ -57,7 +57,8 @@ at::Tensor Ef14::owed(const KeptByRole& kept, const ParameterInfo& parameter, in
   };
   const at::Tensor sent = floats(kWorkerResidual, kPackedOwed), own = floats(kOwnResidual, kPackedOwedToOwn);
   if (!sent.defined() && !own.defined()) return {};
-  return in_their_places(sent, own, count, rank, world_size, ownership).mul_(decay_);
+  const at::Tensor all = in_their_places(sent, own, count, rank, world_size, ownership);
+  return decay_ == 1 ? all : all.mul(decay_);
 }
 
 FeedbackPtr make_ef14(const CodecText& text) {

@@ -124,6 +124,12 @@ _TWO_MILLION = dict(
     tie_word_embeddings=False,
 )
 
+_CORPUS_REPORTED = (
+    "Python sources of the transformers package, a tenth of the files held out by the seed; a token is seen about "
+    "once, but the files of the package copy from one another"
+)
+_CORPUS_TUNED = "other files of the same package, seed 1000"
+
 _ROUNDS = Setting(
     name="rounds",
     title="bundled tasks, long enough for rounds",
@@ -183,16 +189,28 @@ SETTINGS = {
         name="corpus",
         title="Python sources",
         data=CORPUS,
-        reported_on="Python sources of the transformers package, a tenth of the files held out by the seed; a token is "
-        "seen about once, but the files of the package copy from one another",
-        tuned_on="other files of the same package, seed 1000",
+        reported_on=_CORPUS_REPORTED,
+        tuned_on=_CORPUS_TUNED,
         model=_TWO_MILLION,
         steps=1500,
         batch_size=8,
         seq_len=256,
         step_s=0.5,
         precision="bf16",
-        contenders=("dense", "sign+ef", "outer int4", "outer sign"),
+        contenders=("dense", "sign+ef"),
+        seeds=(0, 1),
+        start_s=60.0,
+    ),
+    "corpus-rounds": replace(
+        _ROUNDS,
+        name="corpus-rounds",
+        title="Python sources, long enough for rounds",
+        data=CORPUS,
+        reported_on=_CORPUS_REPORTED,
+        tuned_on=_CORPUS_TUNED,
+        step_s=0.13,
+        contenders=("dense", *ROUNDS),
+        also_ranks=(4,),
         seeds=(0, 1),
         start_s=60.0,
     ),
