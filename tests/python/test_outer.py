@@ -150,6 +150,28 @@ def test_fragments_delay_and_mix_are_those_of_streaming_diloco(two_ranks, fragme
     assert two_ranks.run(differences_from_streaming, 2, fragments, delay, mix) == [[], []]
 
 
+def steady(rank: int, delay: int, mix: float) -> tuple[float, float]:
+    """Two fragments of one value, which each step moves by -2."""
+    model = nn.ParameterDict({"a": torch.ones(1, 1), "b": torch.ones(1, 1)})
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    options = dict(every=6, fragments=2, delay=delay, mix=mix, lr=2.0, momentum=0.0)
+    outer = octavo.Outer(model, inner, "dense", **options)
+    for _ in range(15):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 2.0)
+        outer.step()
+    return model["a"].item(), model["b"].item()
+
+
+@pytest.mark.parametrize(
+    ("delay", "mix", "ends"),
+    [(0, 0.0, (-59.0, -53.0)), (0, 0.5, (-40.25, -38.0)), (1, 0.0, (-47.0, -45.0)), (1, 0.5, (-35.75, -35.0))],
+)
+def test_a_steady_move_ends_where_that_of_torchft_does(two_ranks, delay, mix, ends):
+    """What torchft's regression test of mocked updates expects after 15 steps (its commit 7eb7087)."""
+    assert two_ranks.run(steady, delay, mix) == [ends, ends]
+
+
 def alone(rank: int) -> bool:
     ours, outer = train(rank, 9, plan="sign+ef", every=3, lr=0.7, momentum=0.6)
     theirs = plain_diloco(rank, 1, 9, 3, 0.7, 0.6)

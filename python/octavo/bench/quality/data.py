@@ -56,7 +56,7 @@ def split_alpaca(path: Path | None) -> Parts:
     if path is None:
         raise ValueError(
             "[bench.quality] the setting alpaca needs --alpaca FILE, LLaMA-Factory's alpaca_en_demo.json; "
-            "the settings bundled and corpus (--only) do without"
+            "all other settings (--only) do without"
         )
     records = _read_alpaca(path)
     questions = list(dict.fromkeys(map(_question, records)))
