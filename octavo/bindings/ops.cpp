@@ -144,6 +144,26 @@ void zero_one_sync_op(at::TensorList parameters, at::TensorList anchors, at::Ten
   as_torch_error([&] { zero_one_sync_(parameters, anchors, momenta, updates, decays.vec(), totals.vec()); });
 }
 
+void count_change(const at::Tensor& moved) {
+  if (!moved.is_inference()) moved.unsafeGetTensorImpl()->bump_version();
+}
+
+void count_change(at::TensorList moved) {
+  for (const at::Tensor& one : moved) count_change(one);
+}
+
+/// An operator whose first argument are the parameters that it moves. It counts the change, as torch's own do: autograd
+/// then refuses a backward pass that needs them as they were.
+template <auto op>
+struct Moving;
+template <class Moved, class... Arguments, void (*op)(Moved, Arguments...)>
+struct Moving<op> {
+  static void call(Moved moved, Arguments... arguments) {
+    op(moved, arguments...);
+    count_change(moved);
+  }
+};
+
 TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
@@ -197,18 +217,18 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("packbits", packbits_op);
   m.impl("unpackbits", unpackbits_op);
   m.impl("unpackbits.out", unpackbits_out_op);
-  m.impl("adamw_", adamw_op);
+  m.impl("adamw_", Moving<adamw_op>::call);
   m.impl("freeze_variance_", freeze_variance_op);
-  m.impl("frozen_adamw_", frozen_adamw_op);
-  m.impl("lamb_", lamb_op);
-  m.impl("adam_", adam_op);
-  m.impl("lion_", lion_op);
+  m.impl("frozen_adamw_", Moving<frozen_adamw_op>::call);
+  m.impl("lamb_", Moving<lamb_op>::call);
+  m.impl("adam_", Moving<adam_op>::call);
+  m.impl("lion_", Moving<lion_op>::call);
   m.impl("encode_state_", encode_state_op);
   m.impl("decode_state", decode_state_op);
-  m.impl("sign_step_", sign_step_op);
-  m.impl("zero_one_variance_", zero_one_variance_op);
-  m.impl("zero_one_local_", zero_one_local_op);
-  m.impl("zero_one_sync_", zero_one_sync_op);
+  m.impl("sign_step_", Moving<sign_step_op>::call);
+  m.impl("zero_one_variance_", Moving<zero_one_variance_op>::call);
+  m.impl("zero_one_local_", Moving<zero_one_local_op>::call);
+  m.impl("zero_one_sync_", Moving<zero_one_sync_op>::call);
 }
 
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {

@@ -53,7 +53,9 @@ class PageFiles::File {
     const std::uint64_t offset = hole == holes_.end() ? end_ : hole->second;
     const auto first = static_cast<off_t>(offset), size = static_cast<off_t>(bytes);
     // Room is taken now: where the disk is full later, a write to a page that has none ends the process.
-    const bool has_room = posix_fallocate(file_, first, size) == 0;
+    int error = EINTR;
+    while (error == EINTR) error = posix_fallocate(file_, first, size);
+    const bool has_room = error == 0;
     void* memory = has_room ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, first) : MAP_FAILED;
     if (memory == MAP_FAILED) {
       make_hole(offset, bytes);

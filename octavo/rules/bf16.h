@@ -52,9 +52,13 @@ OCTAVO_RULE Bf16WithTail to_bf16_with_tail(float value) {
           static_cast<std::int8_t>(finite ? static_cast<std::int32_t>(tail) : 0)};
 }
 
+/// A head that somebody else has set to zero, an infinity or a NaN stays that: beside one of these to_bf16_with_tail
+/// makes no tail, but beside a zero none that is negative, and the tail of the head before would make a NaN of it.
 OCTAVO_RULE float from_bf16_with_tail(Bf16WithTail value) {
-  const std::uint32_t head = static_cast<std::uint32_t>(value.head.bits) << 8;
-  return from_bits((head + static_cast<std::uint32_t>(static_cast<std::int32_t>(value.tail))) << 8);
+  const std::uint32_t head = value.head.bits, magnitude = head & 0x7FFFU;
+  const std::int32_t tail = value.tail;
+  const bool fits = magnitude < 0x7F80U && (magnitude != 0 || tail >= 0);
+  return from_bits(((head << 8) + static_cast<std::uint32_t>(fits ? tail : 0)) << 8);
 }
 
 }  // namespace octavo::rules

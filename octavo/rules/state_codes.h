@@ -124,8 +124,9 @@ struct DynamicMap {
     return nearest_whole(place < last ? place : last);
   }
 
-  /// Of a value that is not a NaN, and of at least 0 where the map is unsigned. What is not 0 does not become 0 there:
-  /// a variance of 0 under a momentum that is not 0 would make a step of any size.
+  /// Of a value that is not a NaN, and of at least 0 where the map is unsigned. What is not 0 does not become 0 there,
+  /// unless all of its block is below 2^-125: a variance of 0 under a momentum that is not 0 would make a step of any
+  /// size.
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
     const float scaled = value * scale.reciprocal;
     const std::int32_t distance = distance_of(magnitude(scaled));

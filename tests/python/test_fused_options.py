@@ -458,3 +458,117 @@ def test_random_bits_in_backward_do_not_count_all_parameters_for_each():
     optimizer.step()
     assert optimizer.counts == 2
     assert optimizer._numbers(parameters)[38:42] == [3 * 2**32 + 38, 3 * 2**32 + 39, 2 * 2**32 + 40, 2 * 2**32 + 41]
+
+
+# ---- what else a program may do with parameters, groups and gradients between steps
+
+
+@pytest.mark.parametrize("make", [AdamW, AdamW8bit, AdamW4bit, Lion8bit, DistributedLion, optim.OneBitAdamW])
+def test_autograd_refuses_a_backward_pass_that_needs_what_a_step_has_moved(make):
+    """As of torch's optimizers. With the moved parameter it would compute another gradient."""
+    options = dict(warmup_steps=5) if make is optim.OneBitAdamW else {}
+    weight, other = nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.full((64, 64), 2.0))
+    optimizer = make([weight, other], lr=0.1, **options)
+    loss = (weight * other).sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    assert weight._version > 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, float("inf")])
+def test_what_others_set_a_parameter_to_has_no_extra_bits(value):
+    """A negative tail under a zero, or any under an infinity, would be a NaN."""
+    parameter = nn.Parameter(randn(0, (64, 64)).bfloat16())
+    optimizer = AdamW(parameters := [parameter], lr=1e-3, bf16_rounding="extra_bits", weight_decay=0.0)
+    give_gradients(parameters, 0)
+    optimizer.step()
+    assert bool((optimizer.state[parameter]["extra_bits"] < 0).any())
+    with torch.no_grad():
+        parameter.fill_(value)
+    give_gradients(parameters, 1)
+    optimizer.step()
+    if value == 0:
+        assert bool(torch.isfinite(parameter).all())
+        assert float(parameter.detach().abs().max()) < 3e-3
+    else:
+        assert bool((parameter == value).all())
+
+
+def test_options_that_were_changed_in_a_group_are_those_of_the_next_step():
+    parameter = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    optimizer = AdamW8bit([parameter], lr=1e-4, weight_decay=0.0)
+    group = optimizer.param_groups[0]
+
+    def step() -> None:
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+
+    step()
+    group["bf16_rounding"] = "extra_bits"
+    for _ in range(50):
+        step()
+    assert float(parameter.detach().float().max()) < 0.997  # rounded to nearest it would still be 1
+    for option, value in (("bf16_rounding", "up"), ("nonfinite", "ignore")):
+        before, group[option] = group[option], value
+        with pytest.raises(ValueError, match=option):
+            step()
+        group[option] = before
+    group["optim_bits"] = 4
+    with pytest.raises(ValueError, match=r"the optim_bits of the states that are there; .* got 4"):
+        step()
+
+
+def test_steps_in_backward_are_asked_for_once_and_not_with_what_needs_all_gradients():
+    parameters = parameters_of()
+    optimizer = AdamW(parameters)
+    handles = optimizer.step_in_backward()
+    with pytest.raises(RuntimeError, match="in backward already"):
+        optimizer.step_in_backward()
+    with pytest.raises(RuntimeError, match="the norm of all gradients is known after backward"):
+        optimizer.clip_grad_norm_(1.0)
+    for handle in handles:
+        handle.remove()
+    optimizer.clip_grad_norm_(1.0)
+    optimizer.param_groups[0]["nonfinite"] = "skip_step"
+    with pytest.raises(ValueError, match="nonfinite as 'skip_element' in backward"):
+        optimizer.step_in_backward()
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in parameters)
+
+
+@pytest.mark.parametrize("make", [AdamW, Lion])
+def test_torchs_arguments_are_taken_where_they_change_nothing(make):
+    make(parameters_of(), foreach=True, fused=None, maximize=False, capturable=False, differentiable=False)
+    for name in ("maximize", "capturable", "differentiable"):
+        with pytest.raises(ValueError, match=f"{name}=True of torch is not supported"):
+            make(parameters_of(), **{name: True})
+
+
+def test_a_class_of_8_bits_keeps_8_bits():
+    """bitsandbytes takes optim_bits=32 there, and keeps 8."""
+    with pytest.raises(ValueError, match="no optim_bits, or 8, which its name says, got 32"):
+        AdamW8bit(parameters_of(), optim_bits=32)
+    assert AdamW8bit(parameters_of(), optim_bits=8).param_groups[0]["optim_bits"] == 8
+    assert AdamW(parameters_of(), optim_bits=8, overrides={}).param_groups[0]["optim_bits"] == 8
+
+
+def test_codes_of_another_shape_are_refused():
+    """As floats are: their moments would be those of other elements."""
+    parameter, turned = nn.Parameter(randn(0, (64, 128))), nn.Parameter(randn(0, (128, 64)))
+    optimizer, other = AdamW8bit([parameter]), AdamW8bit([turned])
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    with pytest.raises(ValueError, match="exp_avg"):
+        other.load_state_dict(optimizer.state_dict())
+    assert not other.state[turned]
+
+
+def test_steps_are_counted_on_the_cpu_whatever_the_default_device():
+    parameter = nn.Parameter(torch.ones(8))
+    parameter.grad = torch.ones(8)
+    optimizer = AdamW([parameter])
+    with torch.device("meta"):
+        optimizer.step()
+    assert optimizer.state[parameter]["step"].device.type == "cpu"
+    assert float(parameter.detach().max()) < 1

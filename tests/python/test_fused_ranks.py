@@ -14,7 +14,7 @@ from test_fsdp import batch_of as sharded_batch
 from test_fsdp import shard, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
@@ -238,3 +238,24 @@ def go_on_by_torch(rank: int) -> None:
 
 def test_torch_goes_on_with_the_states_of_shards(two_ranks):
     two_ranks.run(go_on_by_torch)
+
+
+def with_summands(rank: int) -> tuple[bool, bool]:
+    """Gradients of other placements than the parameter's, as sequence parallelism gives them."""
+    mesh = init_device_mesh("cpu", (2,))
+    ends = []
+    for make in (AdamW, torch.optim.AdamW):
+        parameter = nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Replicate()]))
+        optimizer = make([parameter], lr=0.1, weight_decay=0.0)
+        for step in range(3):
+            own = torch.linspace(-1, 1, 8) * (1 - 2 * rank) + 0.3 * (step + rank)
+            parameter.grad = DTensor.from_local(own, mesh, [Partial()])
+            optimizer.step()
+        ends.append(parameter.to_local().detach())
+    others = [torch.empty(8), torch.empty(8)]
+    torch.distributed.all_gather(others, ends[0])
+    return torch.allclose(*ends, rtol=0, atol=1e-6), torch.equal(*others)
+
+
+def test_gradients_of_which_ranks_have_summands_are_added_up(two_ranks):
+    assert two_ranks.run(with_summands) == [(True, True)] * 2

@@ -67,19 +67,23 @@ def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) ->
         )
 
 
-_INERT = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
+_OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
+_OF_TORCH = {"maximize": False, "capturable": False, "differentiable": False}
+_HOW_TORCH_STEPS = ("foreach", "fused")  # with the same result
 
 
 def without_inert(optimizer: Optimizer, options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those of bitsandbytes that change nothing there at their defaults. Raises ValueError for
-    another value of one: there is no such option here."""
-    for name in _INERT.keys() & options.keys():
-        if options[name] != _INERT[name]:
-            raise ValueError(
-                f"[optim.{type(optimizer).__name__}] {name}={options[name]!r} of bitsandbytes is not supported: "
-                f"leave it out, or {_INERT[name]!r}"
-            )
-    return {name: value for name, value in options.items() if name not in _INERT}
+    """The options without those of bitsandbytes and torch that change nothing there at their defaults. Raises
+    ValueError for another value of one: there is no such option here."""
+    for library, inert in (("bitsandbytes", _OF_BITSANDBYTES), ("torch", _OF_TORCH)):
+        for name in inert.keys() & options.keys():
+            if options[name] != inert[name]:
+                raise ValueError(
+                    f"[optim.{type(optimizer).__name__}] {name}={options[name]!r} of {library} is not supported: "
+                    f"leave it out, or {inert[name]!r}"
+                )
+    others = {*_OF_BITSANDBYTES, *_OF_TORCH, *_HOW_TORCH_STEPS}
+    return {name: value for name, value in options.items() if name not in others}
 
 
 def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options: Set[str]) -> None:

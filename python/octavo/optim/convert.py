@@ -146,7 +146,8 @@ def _codes_of_8_bits(state: dict[str, Tensor], moment: str, bits: int, shape: to
 
 def _map_of(moment: str) -> Tensor:
     """The values of all codes."""
-    return torch.ops.octavo.decode_state(torch.arange(256, dtype=torch.uint8), torch.ones(1), 256, 8, IS_SIGNED[moment])
+    codes, scale = torch.arange(256, dtype=torch.uint8, device="cpu"), torch.ones(1, device="cpu")
+    return torch.ops.octavo.decode_state(codes, scale, 256, 8, IS_SIGNED[moment])
 
 
 def _exported(

@@ -11,13 +11,15 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from octavo._C import is_gradient_awaited
 from octavo.optim.checks import CheckedOptimizer, require_dense, require_own_state, require_paged
 from octavo.optim.overrides import groups_by_name
-from octavo.optim.shards import any_rank, first_element, gathered, local
+from octavo.optim.shards import any_rank, first_element, gathered, is_sharded, local, match_placements
+from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,7 +40,8 @@ class FusedOptimizer(CheckedOptimizer):
     ... )
 
     A parameter has the options of all patterns (``fnmatch``) that match its whole name, of which the last one counts.
-    Names are saved, and a load refuses a state of parameters with other names or in other groups.
+    Names are saved, and a load refuses a state of parameters with other names or in other groups. A group that is
+    added later has its own options alone.
 
     ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements (of a
     DTensor: those of all ranks) have float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size``
@@ -70,6 +73,7 @@ class FusedOptimizer(CheckedOptimizer):
     _pages: ClassVar[bool] = False
 
     _factor: Tensor | None = None  # of the next step's gradients
+    _backward_hooks: tuple[RemovableHandle, ...] = ()  # of step_in_backward
 
     def __init__(
         self,
@@ -98,7 +102,9 @@ class FusedOptimizer(CheckedOptimizer):
             bf16_rounding=bf16_rounding,
             seed=seed,
         )
-        if overrides is not None:
+        if options["optim_bits"] != self._bits != 32:
+            self._require(False, f"no optim_bits, or {self._bits}, which its name says", options["optim_bits"])
+        if overrides:
             params = groups_by_name(type(self).__name__, params, overrides, defaults.keys() | options.keys())
         super().__init__(params, defaults | options)
         require_paged(self, page_dir, any(group["is_paged"] for group in self.param_groups))
@@ -134,10 +140,11 @@ class FusedOptimizer(CheckedOptimizer):
         factor, self._factor = self._factor, None
         for parameter in (p for parameters in moved for p in parameters):
             require_dense(self, parameter.grad)
+            match_placements(parameter)
         if self._may_step(moved):
             groups = zip(self.param_groups, moved, strict=True)
             calls = [call for group, parameters in groups for call in self._calls(group, parameters, factor)]
-            for call in calls:  # what can raise has not by now
+            for call in calls:  # an operator checks all of its parameters before it moves one
                 call()
         return loss
 
@@ -149,8 +156,15 @@ class FusedOptimizer(CheckedOptimizer):
         """Clips the gradients of the next step to the global L2 norm ``max_norm``, as
         ``torch.nn.utils.clip_grad_norm_`` does but without a pass of its own over them: the step multiplies as it reads
         them, and ``grad`` stays as it is. Returns the norm that they have, on their device, which is not waited for.
+        ``zero_grad()`` of this optimizer takes it back. Raises RuntimeError where ``step_in_backward`` frees gradients
+        before they can be measured.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
+        if self._steps_in_backward():
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] the norm of all gradients is known after backward, and "
+                f"step_in_backward has made the steps by then: remove() its handles, or do without clipping"
+            )
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = gathered(norm)
@@ -167,19 +181,36 @@ class FusedOptimizer(CheckedOptimizer):
     def step_in_backward(self) -> list[RemovableHandle]:
         """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
-        accumulation, nor for clipping by the norm of all gradients. ``remove()`` of the handles ends it. Raises
-        RuntimeError, here or in backward, where something reads gradients after that, as DistributedDataParallel does
-        to average them: ranks would step by their own. ``fully_shard`` averages them before. Keep the optimizer:
-        parameters do not, and backward raises RuntimeError where it is gone.
+        accumulation, nor for clipping by the norm of all gradients, nor where reentrant checkpointing gives a tied
+        weight its gradient in parts. Parameters that require a gradient later are not among them, and hooks around
+        ``step`` are not called. ``remove()`` of the handles ends it. Raises RuntimeError, here or in backward, where
+        something reads gradients after that, as DistributedDataParallel does to average them: ranks would step by their
+        own. ``fully_shard`` averages them before. Keep the optimizer: parameters do not, and backward raises
+        RuntimeError where it is gone. ValueError for a ``nonfinite`` that waits for all gradients.
         """
+        if self._steps_in_backward():
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] it steps in backward already: remove() the handles of the first call"
+            )
+        for group in self.param_groups:
+            self._require_skips_elements(group)
         for parameter in self._all_parameters():
             self._require_unawaited(parameter)
-        return [
+        self._backward_hooks = tuple(
             parameter.register_post_accumulate_grad_hook(partial(_step_while_alive, weakref.ref(self), number))
             for number, group in enumerate(self.param_groups)
             for parameter in group["params"]
             if parameter.requires_grad
-        ]
+        )
+        return list(self._backward_hooks)
+
+    def _steps_in_backward(self) -> bool:
+        hooks = ((handle.id, handle.hooks_dict_ref()) for handle in self._backward_hooks)
+        return any(number in (of_parameter or ()) for number, of_parameter in hooks)
+
+    def _require_skips_elements(self, group: dict[str, Any]) -> None:
+        skips = group["nonfinite"] == "skip_element"
+        self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
 
     def _require_unawaited(self, parameter: Tensor) -> None:
         if is_gradient_awaited(parameter):
@@ -195,8 +226,8 @@ class FusedOptimizer(CheckedOptimizer):
         group = self.param_groups[group_number]  # of now: a load makes them anew
         self._require_ready()
         require_dense(self, parameter.grad)
-        skips = group["nonfinite"] == "skip_element"
-        self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
+        match_placements(parameter)
+        self._require_skips_elements(group)
         for call in self._calls(group, [parameter], None):
             call()
         parameter.grad = None
@@ -206,6 +237,7 @@ class FusedOptimizer(CheckedOptimizer):
     ) -> list[Callable[[], None]]:
         """What makes the step of parameters that have a ``grad``, for those of each device; checked here, so that
         nothing has moved where a parameter is refused."""
+        self._require_valid(group)  # its options may have been changed
         calls: list[Callable[[], None]] = []
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
@@ -213,6 +245,9 @@ class FusedOptimizer(CheckedOptimizer):
             self._require(is_known, "parameters in float32, bfloat16 or float16", parameter.dtype)
             if not self.state[parameter]:
                 self.state[parameter] = self._maker.first(group, parameter)
+            elif not by_device:
+                self._require_format(group, parameter)
+            self._maker.add_extra_bits(group, parameter, self.state[parameter])
             by_device.setdefault(parameter.device, []).append(parameter)
         for device, here in by_device.items():
             is_random = group["bf16_rounding"] == "stochastic"
@@ -232,8 +267,17 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         self._call(group, parameters, tensors)
+        increment_version([p for p in parameters if is_sharded(p)])  # the operator counts the change of a shard alone
         for parameter in parameters:
             self.state[parameter]["step"] += 1
+
+    def _require_format(self, group: dict[str, Any], parameter: Tensor) -> None:
+        """That its codes are of the group's ``optim_bits``. Of one parameter: it changes for all of a group."""
+        bits, shape, state = group["optim_bits"], local(parameter).shape, self.state[parameter]
+        for moment in self._moments:
+            fits = not has_codes(state, moment) or (bits != 32 and is_fitting(state, moment, bits, shape))
+            what = "the optim_bits of the states that are there; load state_dict() into a new optimizer for others"
+            self._require(fits, what, bits)
 
     def _next_steps(self, parameters: list[Tensor]) -> list[int]:
         return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]

@@ -31,6 +31,14 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
+def match_placements(parameter: Tensor) -> None:
+    """Gives the gradient of a DTensor the parameter's placements: under sequence parallelism ranks may have a summand
+    each. All ranks of its mesh call it together."""
+    gradient = parameter.grad
+    if is_sharded(parameter) and is_sharded(gradient) and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(parameter.device_mesh, parameter.placements)
+
+
 def first_element(tensor: Tensor) -> int:
     """The place of a shard's first element in the whole, in row-major order. Raises ValueError for a shard whose
     elements do not follow each other there."""

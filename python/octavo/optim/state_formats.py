@@ -56,7 +56,8 @@ def is_fitting(state: Mapping[str, Any], moment: str, bits: int, shape: torch.Si
         is_floats = isinstance(floats, Tensor) and floats.is_floating_point() and floats.shape == shape
         return is_floats and scales is None
     sizes = {"uint8": torch.Size(code_shape(shape, bits)).numel(), "float32": blocks_of(shape.numel(), bits)}
-    return floats is None and all(
+    are_in_place = bits != 8 or (isinstance(codes, Tensor) and codes.shape == shape)  # those of 4 bits have no shape
+    return (floats is None and are_in_place) and all(
         isinstance(tensor, Tensor) and tensor.dtype == getattr(torch, dtype) and tensor.numel() == count
         for tensor, (dtype, count) in zip((codes, scales), sizes.items(), strict=True)
     )

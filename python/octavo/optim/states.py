@@ -37,12 +37,16 @@ class StateMaker:
         """Of a parameter that has made no step. Of a DTensor a rank has the state of its own shard, in codes where the
         whole is large enough for them: so the format does not depend on the number of ranks."""
         bits, parameter = self._bits_of(group, parameter), local(parameter)
-        state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32)}
+        state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
         for moment in self._moments:
             state |= self._zero_moment(group, parameter, moment, bits)
-        if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16:
-            state["extra_bits"] = self._zeros_like(group, parameter, torch.int8)
+        self.add_extra_bits(group, parameter, state)
         return state
+
+    def add_extra_bits(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> None:
+        """Zeros, where the group asks for them and the state has none."""
+        if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16 and "extra_bits" not in state:
+            state["extra_bits"] = self._zeros_like(group, local(parameter), torch.int8)
 
     def restored(self, group: dict[str, Any], parameter: Tensor, saved: Any, saved_bits: int) -> dict[str, Tensor]:
         """Of a saved state, whose codes are of `saved_bits`: copied where it is in the group's format, otherwise
