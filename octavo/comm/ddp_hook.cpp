@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "octavo/comm/serial_queue.h"
 #include "octavo/device/host_alias.h"
@@ -28,7 +29,9 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
  public:
   DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters)
       : CppCommHookInterface(std::move(compressor)) {
-    for (std::size_t i = 0; i < parameters.size(); ++i) index_of_[parameters[i].unsafeGetTensorImpl()] = i;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      known_[parameters[i].unsafeGetTensorImpl()] = {i, parameters[i].strides().vec()};
+    }
   }
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
@@ -120,19 +123,31 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     const auto parameters = bucket.getParameters();
     const auto gradients = bucket.getGradients();
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const auto found = index_of_.find(parameters[i].unsafeGetTensorImpl());
-      if (found == index_of_.end()) {
+      const auto found = known_.find(parameters[i].unsafeGetTensorImpl());
+      if (found == known_.end()) {
         fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(),
-             " holds a parameter that the model did not have at octavo.compress: wrap the changed model in a new ",
-             "DistributedDataParallel and compress that");
+             " holds a parameter that the model did not have at octavo.compress, or that was frozen then: wrap the ",
+             "changed model in a new DistributedDataParallel and compress that");
       }
-      slots.push_back({found->second, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
+      const auto& [index, strides] = found->second;
+      if (parameters[i].strides() != at::IntArrayRef(strides)) {
+        fail(ErrorCode::internal, "comm.ddp_hook", "a parameter of the sizes ", parameters[i].sizes(),
+             " now has the strides ", parameters[i].strides(), ", and had ", at::IntArrayRef(strides),
+             " at octavo.compress: DistributedDataParallel would mix up the elements of its gradient. Give the model "
+             "its ",
+             "memory format before you wrap it");
+      }
+      slots.push_back({index, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
     }
     return slots;
   }
 
-  std::unordered_map<const c10::TensorImpl*, std::size_t> index_of_;
-  std::unordered_set<const void*> buffers_;  // seen so far
+  struct Known {
+    std::size_t index;
+    std::vector<std::int64_t> strides;
+  };
+  std::unordered_map<const c10::TensorImpl*, Known> known_;  // at octavo.compress
+  std::unordered_set<const void*> buffers_;                  // seen so far
   SideStreams streams_;
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;

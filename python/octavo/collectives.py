@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo import _C
 from octavo._C import Plan
 from octavo.plan import as_plan, require_seed
-from octavo.rendezvous import Rendezvous
+from octavo.rendezvous import Rendezvous, require_rank_and_timeout
 
 
 class PendingAllReduce:
@@ -47,7 +47,8 @@ def all_reduce(
     what the plan draws. Calls on one group run in their order; calls on different groups do not wait for each other.
     Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed, or has another
     plan, ``op``, ``seed`` or size of the tensor, which then stays as it was. After the other failures of the last two
-    kinds its content is undefined; after all of them the next call on all ranks of the group connects them anew.
+    kinds its content is undefined; once all ranks of the group have had such a failure, their next call connects them
+    anew.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
@@ -58,6 +59,7 @@ def all_reduce(
     group = group if group is not None else dist.group.WORLD
     if group is None:
         raise ValueError("[collectives.all_reduce] there is no process group: call init_process_group() first")
+    require_rank_and_timeout(group, timeout_s, "collectives.all_reduce")
     future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
     if async_op:
         return PendingAllReduce(future)

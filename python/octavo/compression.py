@@ -71,6 +71,7 @@ def compress(
     if page_dir is not None and not is_paged:
         raise ValueError(f"[compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too")
     paging = StatePaging(is_paged, page_dir or "")
+    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
     if _is_sharded(model):
         from octavo.fsdp import compress_fsdp  # imports a second's worth of torch
 

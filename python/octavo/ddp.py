@@ -40,6 +40,11 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim <= 1 or parameter.numel() < SMALLEST_COMPRESSED
 
 
+def plain_name(name: str) -> str:
+    """Of a parameter in a module that torch.compile has wrapped: its name in the module itself."""
+    return name.replace("_orig_mod.", "")
+
+
 class Handle:
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics.
 
@@ -175,6 +180,9 @@ class Handle:
                 f"those of {self._layout}: load the states of a model that was wrapped and sharded as this one is, or "
                 f"start with an empty state"
             )
+        for key in ("plan", "rank", "world_size", "step", "of_momenta"):
+            if any(key not in one for one in states):
+                raise ValueError(f"[ddp.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
         ours = self._compressor.rank, self._compressor.world_size
         by_rank = {int(one["rank"]): one for one in states}
         size = int(states[0]["world_size"])
@@ -193,7 +201,14 @@ class Handle:
             rank: {key: value for key, value in one.items() if isinstance(value, Tensor)}
             for rank, one in by_rank.items()
         }
-        of_momenta = bool(states[0]["of_momenta"])
+        follows = self._optimizer is not None and self._optimizer.chooses_plans
+        if not follows and str(self.plan) != states[0]["plan"]:  # told first, since a warning may be an error
+            warnings.warn(
+                f"[ddp.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
+                f"{self.plan}, call set_plan() for the other",
+                stacklevel=2,
+            )
+        of_momenta, step = bool(states[0]["of_momenta"]), max(int(one["step"]) for one in states)
         if size == ours[1] and ours[0] in by_rank:
             self._compressor.load_residuals(tensors[ours[0]], of_momenta)
         elif set(by_rank) == set(range(size)):
@@ -204,17 +219,10 @@ class Handle:
                 f"{next(iter(by_rank))} of {size}: load the state that this rank saved, or the list of the states of "
                 f"all {size} ranks"
             )
-        self._compressor.step = max(int(one["step"]) for one in states)
+        self._compressor.step = step
         self._compressor.seed = seeds.pop()
         if self._optimizer is not None:
             self._optimizer._after_load_of_handle()
-        follows = self._optimizer is not None and self._optimizer.chooses_plans
-        if not follows and str(self.plan) != states[0]["plan"]:
-            warnings.warn(
-                f"[ddp.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
-                f"{self.plan}, call set_plan() for the other",
-                stacklevel=2,
-            )
 
     def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
         """``tensors``: by old rank."""
@@ -368,7 +376,7 @@ class Handle:
         """These parameters and no others."""
         for guard in self._guards:
             guard.remove()
-        self._guards = [self._guard(parameter, name) for parameter, name in name_of.items()]
+        self._guards = [self._guard(*pair) for pair in name_of.items() if pair[0].requires_grad]
 
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
         """Makes a backward pass raise that would add a gradient to a momentum: the sum could not be separated again."""
@@ -393,7 +401,8 @@ class Handle:
         if scaler is None:
             return
         self._scaler = scaler
-        model.register_forward_pre_hook(lambda *_: self._compressor.set_gradient_scale(scaler.get_scale()))
+        compressor = self._compressor  # not self, which has the model
+        model.register_forward_pre_hook(lambda *_: compressor.set_gradient_scale(scaler.get_scale()))
 
     def _require_kernels(self) -> None:
         """Raises NotImplementedError where a parameter's device has no kernels. Every plan needs them: dense, too,
@@ -420,7 +429,7 @@ def compress_ddp(
             "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
             "choose another optimize_ddp"
         )
-    parameters = {name: p for name, p in model.module.named_parameters() if p.requires_grad}
+    parameters = {plain_name(name): p for name, p in model.module.named_parameters() if p.requires_grad}
     joined = joined_optimizer(optimizer)
     if plan.momentum is not None and optimizer is not None and joined is None:
         require_no_momentum(optimizer, plan)
@@ -460,8 +469,9 @@ def compress_ddp(
         _C.register_ddp_hook(model.reducer, compressor, list(parameters.values()))
     except RuntimeError as error:
         raise ValueError(
-            "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: "
-            "keep the first handle and call its set_plan()"
+            "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: keep the "
+            "first handle and call its set_plan(); or wrap the model anew, without register_comm_hook() and "
+            "mixed_precision=, which registers one, too"
         ) from error
     handle._follow_scaler(model, scaler)
     if joined is not None:

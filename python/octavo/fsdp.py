@@ -25,6 +25,7 @@ from octavo.ddp import (
     Handle,
     exemption,
     joined_optimizer,
+    plain_name,
     require_no_momentum,
     require_same_on_all_ranks,
     rows_of,
@@ -156,7 +157,7 @@ def compress_fsdp(
         raise ValueError("[fsdp.compress] this model is compressed already: keep its handle and call its set_plan()")
     for module in _fsdp_modules(model):
         module.reshard()
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names = {parameter: plain_name(name) for name, parameter in model.named_parameters()}
     groups = [group for group in _parameter_groups(model) if group.parameters]
     parameters = {names[p]: p for group in groups for p in group.parameters}
     shards = _shard_group(parameters)

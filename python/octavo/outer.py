@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.ddp import Exempt, exemption, require_same_on_all_ranks
+from octavo.ddp import Exempt, exemption, plain_name, require_same_on_all_ranks
 from octavo.plan import as_plan, require_seed
 from octavo.rendezvous import Rendezvous, send_around
 
@@ -126,7 +126,7 @@ class Outer(Optimizer):
             raise ValueError("[outer] there is no process group: call init_process_group() first")
         rendezvous = Rendezvous(group, "outer", timeout_s)
         self._rank, self._size = group.rank(), group.size()
-        self._parameters = {_plain(name): p for name, p in model.named_parameters() if p.requires_grad}
+        self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         is_exempt = exemption(exempt, self._parameters, "outer")
         table = [(name, p, bool(is_exempt(name, p))) for name, p in self._parameters.items()]
@@ -427,11 +427,6 @@ def few_rounds(steps: int, every: int) -> str | None:
         f"{FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer"
         f"{f', or exchange every {shorter} steps' if shorter > 1 else ', or exchange gradients'}"
     )
-
-
-def _plain(name: str) -> str:
-    """Of a parameter in a module that torch.compile has wrapped: its name in the module itself."""
-    return name.replace("_orig_mod.", "")
 
 
 def _is_finite(value: Any) -> bool:

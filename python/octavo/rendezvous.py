@@ -14,6 +14,14 @@ _POLL_S = 0.005
 _HERE, _LEFT = "here", "left"
 
 
+def require_rank_and_timeout(group: dist.ProcessGroup, timeout_s: float, where: str) -> None:
+    """Raises ValueError where this process is not in ``group``, or for a timeout that is none."""
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"[{where}] this process is no rank of the group: call it on those alone that are")
+    if not (math.isfinite(timeout_s) and timeout_s > 0):
+        raise ValueError(f"[{where}] timeout_s must be a finite number of seconds above 0, got {timeout_s!r}")
+
+
 class Rendezvous:
     """A meeting of all ranks of ``group``, through the group's store; nothing is sent over the group itself.
 
@@ -27,10 +35,7 @@ class Rendezvous:
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
         """ValueError where this process is not in ``group``, or for a timeout that is none."""
-        if group == dist.GroupMember.NON_GROUP_MEMBER:
-            raise ValueError(f"[{purpose}] this process is no rank of the group: call it on those alone that are")
-        if not (math.isfinite(timeout_s) and timeout_s > 0):
-            raise ValueError(f"[{purpose}] timeout_s must be a finite number of seconds above 0, got {timeout_s!r}")
+        require_rank_and_timeout(group, timeout_s, purpose)
         self._rank, self._size = group.rank(), group.size()
         self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)
         # a store blocks its other callers while it waits

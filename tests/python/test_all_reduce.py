@@ -254,6 +254,24 @@ def test_an_unbiased_codec_averages_to_the_average(two_ranks, plan):
         assert means[1024:].mean().item() == pytest.approx(1.5, rel=0.02)
 
 
+def calls_without_sense(rank: int) -> list[str]:
+    octavo.all_reduce(torch.ones(10), "int8")  # connected
+    group = dist.new_group([0])
+    said = []
+    for options in (dict(timeout_s=-1.0), *([dict(group=group)] if rank else [])):
+        with pytest.raises(ValueError, match=r"\[collectives.all_reduce\]") as raised:
+            octavo.all_reduce(torch.ones(10), "int8", **options)
+        said.append(str(raised.value))
+    octavo.all_reduce(torch.ones(10), "int8")  # still connected
+    return said
+
+
+def test_a_timeout_that_is_none_and_a_group_of_others_are_refused(two_ranks):
+    _, said = two_ranks.run(calls_without_sense)
+    assert "timeout_s must be a finite number of seconds above 0, got -1.0" in said[0]
+    assert "this process is no rank of the group" in said[1]
+
+
 def calls_that_differ(rank: int) -> float:
     group = dist.new_group([0, 1])
     octavo.all_reduce(torch.ones(100), "int8", group=group)

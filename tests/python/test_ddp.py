@@ -3,6 +3,7 @@
 
 import hashlib
 import random
+import warnings
 
 import pytest
 import torch
@@ -253,21 +254,103 @@ def test_state_dict_resumes_with_the_same_bits(two_ranks, plan):
 
 
 def refuse_states(rank: int) -> None:
-    _, handle, _ = make("sign+ef")
+    model, handle, optimizer = make("sign+ef")
+    other, other_handle, other_optimizer = make("sign+ef")
+    for step in range(2):
+        step_once(model, optimizer, rank, step)
     good = handle.state_dict()
-    for change in (
-        {"world_size": 3},
-        {"rank": 7},
-        {"schema": 99},
-        {"worker/nobody": torch.zeros(1)},
+    for step in range(3):
+        step_once(other, other_optimizer, rank, step)
+    before = other_handle.state_dict()
+    lacking = [({k: v for k, v in good.items() if k != key}, f"no '{key}'") for key in ("plan", "rank", "step")]
+    for state, words in (
+        ({**good, "world_size": 3}, "this is rank"),
+        ({**good, "rank": 7}, "the state is of rank 7"),
+        ({**good, "schema": 99}, "schema"),
+        ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),
+        *lacking,
     ):
-        with pytest.raises(ValueError, match=r"\[.*\]"):
-            handle.load_state_dict({**good, **change})
-    assert str(handle.plan) == "sign+ef"
+        with pytest.raises(ValueError, match=words):
+            other_handle.load_state_dict(state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="saved under plan int4"):
+            other_handle.load_state_dict({**good, "plan": "int4+ef"})
+    after = other_handle.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(v, after[k]) if isinstance(v, torch.Tensor) else v == after[k] for k, v in before.items())
 
 
 def test_a_state_that_does_not_fit_is_refused(two_ranks):
     two_ranks.run(refuse_states)
+
+
+class Picture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(8, 16, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+def laid_out_anew(rank: int) -> str:
+    """The memory format of a model is changed after it was wrapped and compressed."""
+    model = DistributedDataParallel(Picture())
+    octavo.compress(model, "dense")
+    x = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))
+    model(x).square().mean().backward()
+    model.to(memory_format=torch.channels_last)
+    model.zero_grad()
+    try:
+        model(x).square().mean().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_that_is_laid_out_anew_is_refused(two_ranks):
+    """Its averaged gradients would have their elements in other places."""
+    for said in two_ranks.run(laid_out_anew):
+        assert "now has the strides" in said
+        assert "Give the model its memory format before you wrap it" in said
+
+
+def compiled_models(rank: int) -> tuple[bool, bool]:
+    """A compiled module in DDP, and a compiled DDP: names are the module's own."""
+    inside = DistributedDataParallel(torch.compile(Odd(), backend="eager"))
+    handle = octavo.compress(inside, "int4+ef;wide*=int8+ef", exempt=["norm*"])
+    around = torch.compile(DistributedDataParallel(Odd()), backend="eager")
+    other = octavo.compress(around, "int4+ef;wide*=int8+ef", exempt=["norm*"])
+    names = [one["name"] for one in other.parameter_stats()]
+    return names == [one["name"] for one in handle.parameter_stats()], not any("_orig_mod" in name for name in names)
+
+
+def test_the_parameters_of_compiled_models_have_their_own_names(two_ranks):
+    assert two_ranks.run(compiled_models) == [(True, True)] * 2
+
+
+def norms_of_one_part(rank: int, factor: float) -> float:
+    """Of the layer that the 1-bit optimizer has, where another optimizer has the other one."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    ddp = DistributedDataParallel(nn.ModuleList([first, second]))
+    ddp.module.forward = lambda x, factor: first(x).square().mean() + factor * second(x).square().mean()
+    optimizer = octavo.optim.OneBitAdamW(first.parameters(), lr=1e-4, warmup_steps=3)
+    octavo.compress(ddp, "sign+ef", optimizer=optimizer)
+    for step in range(6):
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(10 * step + rank))
+        ddp.zero_grad()
+        ddp(x, factor if step >= 3 else 1.0).backward()  # from the freeze on
+        norm = float(optimizer.clip_grad_norm_(1e9))
+        optimizer.step()
+    return norm
+
+
+def test_the_norm_after_the_freeze_is_that_of_the_optimizers_own_parameters(two_ranks):
+    small, large = (two_ranks.run(norms_of_one_part, factor)[0] for factor in (1.0, 100.0))
+    assert large == pytest.approx(small, rel=0.05)
 
 
 def refuse_arguments(rank: int) -> None:

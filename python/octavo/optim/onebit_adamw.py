@@ -169,7 +169,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             return self._clip(norm, max_norm)
         self._require_momenta("clip_grad_norm_")
         powers = self._handle.gradient_powers()
-        total = sum(power * parameter.numel() for parameter, power in powers.items())
+        own = {parameter for group in self.param_groups for parameter in group["params"]}
+        total = sum(power * parameter.numel() for parameter, power in powers.items() if parameter in own)
         first = self.param_groups[0]
         if self.frozen:
             calibration = first["norm_squares"] / first["power_squares"] if first["power_squares"] else 1.0
