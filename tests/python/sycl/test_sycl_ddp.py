@@ -48,7 +48,8 @@ def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str | None) -> None:
 
 
 def rounds(rank: int, device: str, folder: str) -> list[list[Tensor]]:
-    """Parameters inside of a round, and those of a rank that goes on from there alone, with the states of both."""
+    """Parameters inside of a round, those of a rank that goes on from there alone, with the states of both, and those
+    of both ranks where the state of the second one is lost."""
 
     def outer_of(group: dist.ProcessGroup) -> tuple[nn.Module, octavo.Outer]:
         torch.manual_seed(0)
@@ -69,7 +70,9 @@ def rounds(rank: int, device: str, folder: str) -> list[list[Tensor]]:
     groups = [group_of(device, [one]) for one in range(2)]
     alone, outer_alone = outer_of(groups[rank])
     outer_alone.load_state_dict(states)
-    return [[p.detach().cpu() for p in trained.parameters()] for trained in (model, alone)]
+    both, outer_of_both = outer_of(group_of(device))
+    outer_of_both.load_state_dict(states[:1])
+    return [[p.detach().cpu() for p in trained.parameters()] for trained in (model, alone, both)]
 
 
 def test_rounds_have_the_bits_of_the_cpu_and_states_go_to_another_world(two_ranks, tmp_path) -> None:
@@ -77,7 +80,9 @@ def test_rounds_have_the_bits_of_the_cpu_and_states_go_to_another_world(two_rank
     for ours, of_cpu in zip(got, expected, strict=True):
         for parameters, cpu_parameters in zip(ours, of_cpu, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(parameters, cpu_parameters, strict=True))
-    assert not torch.equal(got[0][0][0], got[0][1][0]), "alone it has what it owed in its parameters no longer"
+    (inside, *_), (alone, *_), (with_another, *_) = got[0]
+    assert torch.equal(inside, alone), "alone it sends nothing, and keeps what it owed as progress"
+    assert not torch.equal(inside, with_another), "beside another rank it has what it owed in its parameters no longer"
 
 
 def train_sharded(rank: int, device: str) -> tuple[list[float], list[Tensor]]:
