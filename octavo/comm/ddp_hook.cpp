@@ -133,9 +133,8 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       if (parameters[i].strides() != at::IntArrayRef(strides)) {
         fail(ErrorCode::internal, "comm.ddp_hook", "a parameter of the sizes ", parameters[i].sizes(),
              " now has the strides ", parameters[i].strides(), ", and had ", at::IntArrayRef(strides),
-             " at octavo.compress: DistributedDataParallel would mix up the elements of its gradient. Give the model "
-             "its ",
-             "memory format before you wrap it");
+             " at octavo.compress: DistributedDataParallel would mix up the elements of its gradient. Give the model ",
+             "its memory format before you wrap it");
       }
       slots.push_back({index, static_cast<std::uint64_t>(gradients[i].storage_offset() - start)});
     }

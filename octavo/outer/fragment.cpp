@@ -167,13 +167,9 @@ void Fragment::end_round(const rules::OuterStep& step) {
   }
   starts_at_anchor_ = step.own_share > 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    at::Tensor lacking = owed(i), mine = own(parts_[i]);
-    if (!lacking.defined()) continue;  // it is at its start already
-    if (mine.scalar_type() == at::kFloat) {
-      at::sub_out(mine, all_of(anchor_, i), lacking);
-    } else {
-      mine.copy_(at::sub_out(lacking, all_of(anchor_, i), lacking));
-    }
+    at::Tensor mine = own(parts_[i]);
+    const at::Tensor lacking = owed(i);
+    if (lacking.defined()) at::sub_out(mine, all_of(anchor_, i), lacking);  // else it is at its start already
   }
 }
 

@@ -256,8 +256,8 @@ OuterStats Outer::stats() const {
 
 std::map<std::string, at::Tensor> Outer::anchors() const {
   Tensors all;
-  for (const OuterParameter& parameter : parameters_)
-    all[parameter.name] = zeros_as(parameter);  // also those without elements
+  // also of those without elements, of which no fragment has a part
+  for (const OuterParameter& parameter : parameters_) all[parameter.name] = zeros_as(parameter);
   for (const Round& round : rounds_) gather(all, "", round.fragment->anchors());
   return all;
 }

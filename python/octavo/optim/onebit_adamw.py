@@ -169,7 +169,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             return self._clip(norm, max_norm)
         self._require_momenta("clip_grad_norm_")
         powers = self._handle.gradient_powers()
-        own = {parameter for group in self.param_groups for parameter in group["params"]}
+        own = set(self._parameters())
         total = sum(power * parameter.numel() for parameter, power in powers.items() if parameter in own)
         first = self.param_groups[0]
         if self.frozen:
