@@ -380,7 +380,10 @@ void bind_compressor(py::module_& m) {
         py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("host_compressor", &make_host_compressor, py::arg("between"), py::arg("host"), py::arg("plan"),
         py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
-  m.def("register_ddp_hook", &register_ddp_hook);
+  m.def("register_ddp_hook",
+        [](c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters) {
+          return py::cpp_function(register_ddp_hook(reducer, std::move(compressor), parameters));
+        });
   m.def(
       "reach_by_shared_memory",
       [](const BackendPtr& backend, std::optional<bool> wanted, double deadline_s) {

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <exception>
 #include <optional>
@@ -27,8 +28,12 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
  public:
-  DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters)
-      : CppCommHookInterface(std::move(compressor)) {
+  using Count = std::atomic<std::uint64_t>;
+
+  /// `delivered`: counts the backward passes whose averages have been delivered.
+  DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters,
+          std::shared_ptr<Count> delivered)
+      : CppCommHookInterface(std::move(compressor)), delivered_(std::move(delivered)) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       known_[parameters[i].unsafeGetTensorImpl()] = {i, parameters[i].strides().vec()};
     }
@@ -91,7 +96,9 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       while (advance(bucket)) {
       }
     }
-    while (!in_flight_.empty()) finish_oldest();
+    while (in_flight_.size() > 1) finish_oldest();
+    ++*delivered_;  // before backward can return, which waits for the last bucket
+    finish_oldest();
   }
 
   template <class Body>
@@ -147,6 +154,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   };
   std::unordered_map<const c10::TensorImpl*, Known> known_;  // at octavo.compress
   std::unordered_set<const void*> buffers_;                  // seen so far
+  std::shared_ptr<Count> delivered_;
   SideStreams streams_;
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;
@@ -157,9 +165,11 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
 }  // namespace
 
-void register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
-                       const std::vector<at::Tensor>& parameters) {
-  reducer.register_comm_hook(std::make_unique<DdpHook>(std::move(compressor), parameters));
+std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
+                                                 const std::vector<at::Tensor>& parameters) {
+  auto delivered = std::make_shared<DdpHook::Count>(0);
+  reducer.register_comm_hook(std::make_unique<DdpHook>(std::move(compressor), parameters, delivered));
+  return [delivered] { return delivered->load(); };
 }
 
 }  // namespace octavo

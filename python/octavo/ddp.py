@@ -45,6 +45,17 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def memory_orders(parameters: Mapping[str, Tensor]) -> str:
+    """As text, the strides of those whose elements do not lie row by row, such as channels_last ones."""
+    return dumps(
+        {
+            name: [stride for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1]
+            for name, p in sorted(parameters.items())
+            if not p.is_contiguous()
+        }
+    )
+
+
 class Handle:
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics.
 
@@ -64,6 +75,8 @@ class Handle:
         self._joined: weakref.ref[JoinedOptimizer] | None = None  # it has the handle, and ends with its user
         self._scaler: torch.amp.GradScaler | None = None
         self._guards: list[Any] = []
+        #: Of how many backward passes the averages have come, where a hook of DDP delivers them.
+        self._delivered: Callable[[], int] = lambda: 0
 
     @property
     def _optimizer(self) -> JoinedOptimizer | None:
@@ -145,6 +158,7 @@ class Handle:
             "rank": self._compressor.rank,
             "world_size": self._compressor.world_size,
             "layout": self._layout,
+            "memory_orders": memory_orders(self._parameters),
             "step": self._compressor.step,
             "seed": self._compressor.seed,
             "of_momenta": self._compressor.residuals_are_of_momenta,
@@ -197,6 +211,14 @@ class Handle:
                 f"[ddp.load_state_dict] expected the states of one run, got those of runs with the seeds "
                 f"{', '.join(map(str, sorted(seeds)))}"
             )
+        here = loads(memory_orders(self._parameters))
+        for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
+            if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
+                raise ValueError(
+                    f"[ddp.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
+                    f"state was saved, and residuals have that order: give the model the memory format of then before "
+                    f"you wrap it, or start with an empty state"
+                )
         tensors = {
             rank: {key: value for key, value in one.items() if isinstance(value, Tensor)}
             for rank, one in by_rank.items()
@@ -380,20 +402,22 @@ class Handle:
 
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
         """Makes a backward pass raise that would add a gradient to a momentum: the sum could not be separated again."""
-        delivered = False
         # A hook that held what holds the parameter would keep all of it: the collector does not see through C++.
-        ddp, guarded = weakref.ref(self._ddp), weakref.ref(parameter)
+        delivered, guarded = self._delivered, weakref.ref(parameter)
+        delivered_before = delivered()  # what .grad holds, which was empty or a gradient then
 
         def check(_: Tensor) -> None:
-            nonlocal delivered
-            model, parameter = ddp(), guarded()
-            if delivered and parameter is not None and parameter.grad is not None and parameter.grad.any():
+            nonlocal delivered_before
+            parameter = guarded()
+            if parameter is None or delivered() == delivered_before:
+                return
+            if parameter.grad is not None and parameter.grad.any():
                 raise RuntimeError(
                     f"[ddp.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
                     f"zero_grad() after every step, and accumulate gradients under no_sync(), so that one backward "
                     f"pass in a step is synchronised"
                 )
-            delivered = model is not None and model.require_backward_grad_sync
+            delivered_before = delivered()
 
         return parameter.register_hook(check)
 
@@ -466,7 +490,7 @@ def compress_ddp(
     handle._layout = layout
     handle._require_kernels()
     try:
-        _C.register_ddp_hook(model.reducer, compressor, list(parameters.values()))
+        handle._delivered = _C.register_ddp_hook(model.reducer, compressor, list(parameters.values()))
     except RuntimeError as error:
         raise ValueError(
             "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: keep the "

@@ -317,6 +317,30 @@ def test_a_model_that_is_laid_out_anew_is_refused(two_ranks):
         assert "Give the model its memory format before you wrap it" in said
 
 
+def load_in_another_memory_format(rank: int) -> str:
+    def make(memory_format: torch.memory_format) -> octavo.Handle:
+        model = DistributedDataParallel(Picture().to(memory_format=memory_format))
+        handle = octavo.compress(model, "int4+ef", exempt=[])
+        model(torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
+        return handle
+
+    handle, saved = make(torch.channels_last), make(torch.contiguous_format).state_dict()
+    before = handle.state_dict()
+    try:
+        handle.load_state_dict(saved)
+    except ValueError as error:
+        after = handle.state_dict()
+        assert all(torch.equal(v, after[k]) for k, v in before.items() if isinstance(v, torch.Tensor))
+        make(torch.channels_last).load_state_dict(before)
+        return str(error)
+    return ""
+
+
+def test_residuals_of_another_memory_format_are_refused(two_ranks):
+    for said in two_ranks.run(load_in_another_memory_format):
+        assert "the elements of conv.weight lie in memory in another order" in said
+
+
 def compiled_models(rank: int) -> tuple[bool, bool]:
     """A compiled module in DDP, and a compiled DDP: names are the module's own."""
     inside = DistributedDataParallel(torch.compile(Odd(), backend="eager"))

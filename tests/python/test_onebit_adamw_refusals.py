@@ -192,6 +192,28 @@ def test_a_second_synchronised_backward_pass_in_a_step_is_refused(two_ranks):
     two_ranks.run(synchronise_twice)
 
 
+def forward_and_backward_apart(rank: int) -> None:
+    """What DDP synchronises is decided by the forward pass, wherever the backward pass is."""
+    model, _, optimizer = wrap()
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    assert optimizer.frozen
+    optimizer.zero_grad()
+    with model.no_sync():
+        loss = loss_of(model, rank, 0)
+    loss.backward()
+    loss = loss_of(model, rank, 1)  # adds to a gradient, which is accumulation
+    with model.no_sync():
+        loss.backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"\.grad of weight holds the averaged momentum"):
+        loss_of(model, rank, 2).backward()
+
+
+def test_the_forward_pass_decides_whether_a_backward_pass_is_synchronised(two_ranks):
+    two_ranks.run(forward_and_backward_apart)
+
+
 def scale_losses(rank: int, scale: bool) -> list[torch.Tensor]:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=scale)
     model, _, optimizer = wrap(scaler=scaler)
