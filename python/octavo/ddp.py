@@ -73,6 +73,7 @@ class Handle:
         self._parameters = dict(parameters)
         self._ddp = ddp
         self._joined: weakref.ref[JoinedOptimizer] | None = None  # it has the handle, and ends with its user
+        self._unjoined: weakref.ref[Optimizer] | None = None  # that was passed, where it takes gradients as they come
         self._scaler: torch.amp.GradScaler | None = None
         self._guards: list[Any] = []
         #: Of how many backward passes the averages have come, where a hook of DDP delivers them.
@@ -99,6 +100,9 @@ class Handle:
                     f"octavo.compress"
                 )
             self._optimizer.require_plan(plan)
+        unjoined = None if self._unjoined is None else self._unjoined()
+        if plan.momentum is not None and unjoined is not None:
+            require_no_momentum(unjoined, plan, "ddp.set_plan")
         self._require_kernels()
         self._compressor.set_plan(plan)
 
@@ -501,6 +505,8 @@ def compress_ddp(
     if joined is not None:
         handle._joined = weakref.ref(joined)
         joined._join(handle, plan)
+    elif optimizer is not None:
+        handle._unjoined = weakref.ref(optimizer)
     return handle
 
 

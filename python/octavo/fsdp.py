@@ -193,6 +193,7 @@ def compress_fsdp(
     compressor.seed = seed
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
     handle = ShardedHandle(compressor, parameters, model, layout, unmovable)
+    handle._unjoined = None if optimizer is None else weakref.ref(optimizer)
     handle._require_kernels()
     _attach(model, compressor, groups, list(parameters.values()), shards.size(), has_replicas=replicas is not None)
     handle._follow_scaler(model, scaler)

@@ -281,7 +281,10 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--only tasks --work W", "--only is one of bundled, alpaca, rounds, four, corpus, corpus-rounds, not 'tasks'"),
+        (
+            "--only tasks --work W",
+            "--only is one of bundled, alpaca, rounds, many-tasks, four, corpus, corpus-rounds, not 'tasks'",
+        ),
         ("--contender lion --work W", "--contender is one of dense,"),
         ("--seeds 0,9 --work W", "--seeds is a list such as 0,1,2, not '0,9'"),
         ("", "--work DIR is missing"),

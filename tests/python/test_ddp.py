@@ -317,6 +317,23 @@ def test_a_model_that_is_laid_out_anew_is_refused(two_ranks):
         assert "Give the model its memory format before you wrap it" in said
 
 
+def choose_a_plan_with_a_momentum(rank: int) -> tuple[str, str]:
+    model = DistributedDataParallel(Odd())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    handle = octavo.compress(model, "int4+ef", optimizer=optimizer)
+    with pytest.raises(ValueError, match="build it with momentum=0") as refused:
+        handle.set_plan("dgc:0.01")
+    optimizer.param_groups[0]["momentum"] = 0.0
+    handle.set_plan("dgc:0.01")
+    return str(refused.value), str(handle.plan)
+
+
+def test_a_later_plan_with_a_momentum_is_refused_beside_that_of_the_optimizer(two_ranks):
+    for said, plan in two_ranks.run(choose_a_plan_with_a_momentum):
+        assert said.startswith("[ddp.set_plan] the plan topk:0.01+dgc keeps the momentum")
+        assert plan == "topk:0.01+dgc"
+
+
 def load_in_another_memory_format(rank: int) -> str:
     def make(memory_format: torch.memory_format) -> octavo.Handle:
         model = DistributedDataParallel(Picture().to(memory_format=memory_format))

@@ -110,11 +110,15 @@ def test_another_draw_is_of_the_same_kinds_and_has_other_records():
     assert ours == tasks.records(500, draw=tasks.DRAW)
     same = [record for record in others if record in ours]
     assert len(same) < 100  # some tasks have few questions
-    assert tasks.draw_of("tasks:1000") == 1000
-    assert [tasks.draw_of(name) for name in ("tasks.json", "tasks:", "tasks:x", "my:7")] == [None] * 4
+    assert tasks.named("tasks:1000") == (1000, tasks.COUNT) and tasks.named("tasks:2:50") == (2, 50)
+    names = ("tasks.json", "tasks:", "tasks:x", "tasks:1:", "tasks:1:x", "my:7")
+    assert [tasks.named(name) for name in names] == [None] * len(names)
 
 
 def test_a_draw_is_a_data_set_that_can_be_checked():
     corpus, ours = load_corpus(Path("tasks:1000"), seed=0), load_corpus(None, seed=0)
     assert corpus.checkable and corpus.name == "octavo-tasks:1000"
     assert corpus.fingerprint != ours.fingerprint
+    few = load_corpus(Path("tasks:1:300"), seed=0)
+    assert few.name == "octavo-tasks:1:300" and len(few.train) + len(few.held_out) == 300
+    assert {*few.train, *few.held_out} <= {*ours.train, *ours.held_out}

@@ -21,7 +21,7 @@ def train(
         str | None,
         typer.Option(
             help="A .json or .jsonl of Alpaca records, of texts or of chats, or a .txt; the bundled tasks if left out, "
-            "and tasks:N for another draw of them."
+            "tasks:DRAW for another draw of them, and tasks:DRAW:COUNT for so many records."
         ),
     ] = None,
     nproc: Annotated[

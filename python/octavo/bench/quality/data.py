@@ -26,18 +26,24 @@ Parts = tuple[list[Record], list[Record]]
 
 @dataclass(frozen=True)
 class DataSet:
-    """`make`: draws both parts, given --alpaca's file; None: the bundled tasks, which need no file."""
+    """`make`: draws both parts, given --alpaca's file; None: the bundled tasks, which need no file. `count`: of their
+    records, where it is another than that of `octavo train`."""
 
     name: str
     make: Callable[[Path | None], Parts] | None
+    count: int | None = None
 
     def tuning(self, folder: Path) -> str:
         """What `octavo train --data` takes for a trial."""
-        return str(folder / f"{self.name}-tuning.jsonl") if self.make else "tasks:1000"
+        if self.make:
+            return str(folder / f"{self.name}-tuning.jsonl")
+        return f"tasks:1000:{self.count}" if self.count else "tasks:1000"
 
     def reported(self, folder: Path) -> str | None:
         """The same for a reported run; None: no such option."""
-        return str(folder / f"{self.name}.jsonl") if self.make else None
+        if self.make:
+            return str(folder / f"{self.name}.jsonl")
+        return f"tasks:1:{self.count}" if self.count else None
 
     def write(self, folder: Path, alpaca: Path | None) -> None:
         """Writes both files into `folder`, unless they are there. Raises ValueError where there is no source."""
@@ -111,5 +117,6 @@ def _take(texts: Iterator[str], characters: int) -> list[Record]:
 
 
 BUNDLED = DataSet("bundled", None)
+MANY_TASKS = DataSet("many-tasks", None, 200_000)  # 4.2 million tokens
 ALPACA = DataSet("alpaca", split_alpaca)
 CORPUS = DataSet("corpus", sample_corpus)

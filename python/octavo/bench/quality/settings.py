@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, DataSet
+from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, MANY_TASKS, DataSet
 
 MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
 """The knob of each trial after the first (see `search`)."""
@@ -175,6 +175,17 @@ SETTINGS = {
         step_s=0.11,
     ),
     "rounds": _ROUNDS,
+    "many-tasks": replace(
+        _ROUNDS,
+        name="many-tasks",
+        title="bundled tasks, each record seen about once",
+        data=MANY_TASKS,
+        reported_on="200,000 records of the bundled tasks (`--data tasks:1:200000`), a tenth of their questions held "
+        "out by the seed; a record is seen about once",
+        tuned_on="the same kinds of tasks drawn anew (`--data tasks:1000:200000`), seed 1000",
+        also_ranks=(4,),
+        start_s=40.0,
+    ),
     "four": replace(
         _ROUNDS,
         name="four",

@@ -31,20 +31,22 @@ class Corpus:
 
 
 def load_corpus(path: Path | None, *, seed: int) -> Corpus:
-    """The data set at `path`, or the bundled tasks where it is None or `tasks:N`; `seed` decides what is held out.
+    """The data set at `path`, or the bundled tasks where it is None or such as `tasks.named` reads; `seed` decides
+    what is held out.
 
     Raises FileNotFoundError, another OSError or ValueError, with one sentence that names file and place.
     """
-    draw = tasks.DRAW if path is None else tasks.draw_of(str(path))
-    if draw is not None:
-        examples = [Example(**record) for record in tasks.records(draw=draw)]
+    drawn = (tasks.DRAW, tasks.COUNT) if path is None else tasks.named(str(path))
+    if drawn:
+        draw, count = drawn
+        examples = [Example(**record) for record in tasks.records(count, draw)]
         content = json.dumps([vars(example) for example in examples]).encode()
-        name, place = tasks.NAME if draw == tasks.DRAW else f"{tasks.NAME}:{draw}", "the bundled tasks"
+        name, place = tasks.NAME + str(path or "").removeprefix("tasks"), "the bundled tasks"
     else:
         content, name, place = read_file(path), path.name, str(path)
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
-    return Corpus(name, train, held_out, draw is not None, hashlib.sha256(content).hexdigest())
+    return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(content).hexdigest())
 
 
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:

@@ -7,6 +7,7 @@ three digits): the answers become right one kind after another, and the loss doe
 small differences between two runs would look large.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import add, mul
@@ -192,10 +193,11 @@ TASKS = (
 )
 
 
-def draw_of(name: str) -> int | None:
-    """N of `tasks:N`, which names the bundled tasks drawn anew; None of any other name."""
-    kind, _, number = name.partition(":")
-    return int(number) if kind == "tasks" and number.isdecimal() else None
+def named(name: str) -> tuple[int, int] | None:
+    """The draw and the count of `tasks:DRAW` or `tasks:DRAW:COUNT`, the bundled tasks drawn anew; None of any other
+    name."""
+    found = re.fullmatch(r"tasks:([0-9]+)(?::([0-9]+))?", name)
+    return (int(found[1]), int(found[2] or COUNT)) if found else None
 
 
 def records(count: int = COUNT, draw: int = DRAW) -> list[dict[str, str]]:
