@@ -136,6 +136,8 @@ void bind_engine(py::module_& m) {
       .def("restore", &Engine::restore, no_gil)
       .def("offloaded_bytes", &Engine::offloaded_bytes)
       .def("give_up_pass", &Engine::give_up_pass)
+      .def("drop_gradients", &Engine::drop_gradients)
+      .def("ignore_gradients", &Engine::ignore_gradients, py::arg("ignores"))
       .def("start_forward", &Engine::start_forward)
       .def("end_forward", &Engine::end_forward)
       .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)

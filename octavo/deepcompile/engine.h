@@ -130,6 +130,12 @@ class OCTAVO_API Engine {
   void end_backward(long graph_id, bool release_reduce_buckets = false);
   /// After an error in a pass: what its graphs have not waited for is not held against the next one.
   void give_up_pass();
+  /// What the backward passes of this step have added up counts no longer: the next one begins a step. On all ranks,
+  /// between passes.
+  void drop_gradients();
+  /// Whether reduce_grads() and finish_backward() leave out gradients: between passes a compiled graph may be
+  /// differentiated for something else, and computes those of its parameters, too.
+  void ignore_gradients(bool ignores) { ignores_gradients_ = ignores; }
 
   // ---- whole parameters, of graphs of stage 3
 
@@ -247,6 +253,7 @@ class OCTAVO_API Engine {
   std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
   std::optional<c10::Stream> rs_stream_, copy_stream_;
   bool begins_step_ = true;
+  bool ignores_gradients_ = false;
   bool divides_first_ = false;
   GraphIds graph_ids_{*this};
 };

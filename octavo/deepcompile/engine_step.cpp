@@ -48,6 +48,7 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
     fail(ErrorCode::invalid_argument, kOfStep, "expected a gradient for each of ", ds_ids.size(),
          " parameters of graph ", graph_id, ", got ", grads.size());
   }
+  if (ignores_gradients_) return;
   for (std::size_t i = 0; i < grads.size(); ++i) reduce_grad(grads[i], graph_id, ds_ids[i]);
   executor(graph_id).blockOnCopies();
   handed_over_[graph_id] += static_cast<std::int64_t>(grads.size());
@@ -55,10 +56,14 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
 
 void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
   const std::int64_t got = std::exchange(handed_over_[graph_id], 0);
-  end_reductions(graph_id);
-  if (got != n_grads) {
-    fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
-         ": the compiler has left out an operator, and parameters were not trained");
+  if (ignores_gradients_) {
+    offload_of(graph_id).clear_reloaded();
+  } else {
+    end_reductions(graph_id);
+    if (got != n_grads) {
+      fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
+           ": the compiler has left out an operator, and parameters were not trained");
+    }
   }
   fresh_->require_waited(executor(graph_id).getParamIds());
 }
@@ -76,6 +81,11 @@ void Engine::end_reductions(long graph_id) {
 
 void Engine::give_up_pass() {
   if (fresh_) fresh_->clear();
+}
+
+void Engine::drop_gradients() {
+  param_registry->accumulation() = {};
+  begins_step_ = true;
 }
 
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }

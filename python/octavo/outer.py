@@ -140,7 +140,7 @@ class Outer(Optimizer):
         require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
         options = _C.OuterOptions(**self._options)
         _C.Outer.require(self._plan, table, options)  # before the model changes
-        send_around(model, group)
+        send_around([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
         self._last_buffers = [buffer.clone() for buffer in self._buffers]
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, seed)
         trouble = None if steps is None or self._rank else few_rounds(steps, every)

@@ -3,12 +3,12 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 
 _POLL_S = 0.005
 _HERE, _LEFT = "here", "left"
@@ -144,10 +144,10 @@ class Rendezvous:
 
 
 @torch.no_grad()
-def send_around(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Rank 0's parameters and buffers, as DistributedDataParallel does; as bytes: Gloo sends not every dtype."""
+def send_around(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+    """Rank 0's values, in place; as bytes: Gloo sends not every dtype."""
     source = dist.get_global_rank(group, 0)
-    for tensor in [*model.parameters(), *model.buffers()]:
+    for tensor in tensors:
         flat = tensor.detach().reshape(-1)  # a view, or a copy of what lies apart
         dist.broadcast(flat.view(torch.uint8), source, group=group)
         if flat.data_ptr() != tensor.data_ptr():

@@ -270,7 +270,7 @@ def refusal(rank: int, what: str) -> str:
         ("gather=auto", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
         ("gather=int8;head.*=bf16", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
         ("gather=bf16:lossless", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all"),
-        ("backward", "RuntimeError: [zero.backward] call engine.backward(loss) in place of loss.backward()"),
+        ("backward", "call engine.backward(loss) in place of loss.backward()"),
     ],
 )
 def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
@@ -572,9 +572,7 @@ def test_gradients_of_a_pass_that_failed_are_not_mixed_with_later_ones(two_ranks
     for own, *later in two_ranks.run(after_a_failed_pass, stage, str(tmp_path)):
         assert own == "ValueError: no gradient here"
         for said, what in zip(later, ("backward", "step", "save_checkpoint"), strict=True):
-            assert said.startswith(
-                f"RuntimeError: [zero.{what}] a backward pass of this engine has ended with an error"
-            )
+            assert said.startswith(f"RuntimeError: [zero.{what}] this engine has ended with an error before")
             assert said.endswith(own)
 
 

@@ -16,13 +16,15 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from octavo import durable_files
+from octavo.rendezvous import send_around
 from octavo.zero.all_or_none import by_first_rank
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
 
@@ -39,7 +41,10 @@ _ASIDE = ".aside"
 
 
 def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
+    """Buffers, which ranks keep each for itself, become those of the first rank, on all of them: whoever resumes goes
+    on as they do."""
     aside = directory / _ASIDE
+    send_around(_saved_buffers(engine.module).values(), group)
     where = "zero.save_checkpoint"
     by_first_rank(lambda: _prepare(directory, aside), where, f"write to {directory}", group)
     dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
@@ -56,13 +61,17 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     options = json.loads(texts["groups"])
     require_groups(engine, options)
     parts = parts_by_name(engine)
-    engine.optimizer.state.clear()  # else old and new states are there at once
-    tensors = _in_place(engine, parts)
-    tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
-    with torch.no_grad():
-        dcp.load(tensors, checkpoint_id=newest, process_group=group)
-    load_states(engine, _states_in(texts | tensors), options)
-    engine.handle.load_state_dict(_exchanges_in(texts, tensors))
+    try:
+        engine.optimizer.state.clear()  # else old and new states are there at once
+        tensors = _in_place(engine, parts)
+        tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
+        with torch.no_grad():
+            dcp.load(tensors, checkpoint_id=newest, process_group=group)
+        load_states(engine, _states_in(texts | tensors), options)
+        engine.handle.load_state_dict(_exchanges_in(texts, tensors))
+    except BaseException as error:
+        engine.fail(error)
+        raise
 
 
 def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
@@ -96,7 +105,17 @@ def _publish(directory: Path, aside: Path) -> None:
 
 def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:
     frozen = {name: p.data for name, p in engine.module.named_parameters() if name not in parts}
-    return frozen | dict(engine.module.named_buffers())
+    return frozen | _saved_buffers(engine.module)
+
+
+def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Those of `model.state_dict()`: others are what a module can compute again, of any shape."""
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in model.named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    }
 
 
 def _in_place(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Any]:
@@ -109,7 +128,7 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
     state = _in_place(engine, parts_by_name(engine))
     for name, of_one in states_by_name(engine).items():
         state |= {f"optimizer/{name}/{key}": value for key, value in of_one.items()}
-    state["groups"] = json.dumps(options_of(engine))  # a list would be taken apart
+    state["groups"] = _text_of(options_of(engine))  # a list would be taken apart
     about = {}
     for key, value in engine.handle.state_dict().items():
         if isinstance(value, Tensor):
@@ -118,6 +137,26 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
             about[key] = value
     state[f"about/{rank}"] = json.dumps(about)
     return state
+
+
+def _text_of(options: list[dict[str, Any]]) -> str:
+    """As JSON. ValueError for an option that it cannot have."""
+
+    def number(value: Any) -> float:
+        if isinstance(value, Tensor | numpy.generic):
+            return value.item()  # of one element
+        raise TypeError
+
+    for group in options:
+        for name, value in group.items():
+            try:
+                json.dumps(value, default=number)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ValueError(
+                    f"[zero.save_checkpoint] the optimizer's option {name} is {value!r}, which is no number, text or "
+                    f"list of them: checkpoints keep those"
+                ) from error
+    return json.dumps(options, default=number)
 
 
 def _require_this_model(engine: ZeroEngine, saved: dict[str, Any]) -> None:

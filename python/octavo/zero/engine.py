@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,14 @@ from octavo.zero import export, optimizer_state
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
-from octavo.zero.parts import OwnPart, require_trainable, warn_of_rounding
+from octavo.zero.parts import (
+    OwnPart,
+    memory_of,
+    require_same,
+    require_trainable,
+    require_uncompiled,
+    warn_of_rounding,
+)
 
 if TYPE_CHECKING:
     from octavo.zero.compiled import Contract, Edit, Schedule, Setting, ZeroCompiler
@@ -74,6 +82,8 @@ class ZeroEngine:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
         require_trainable(self._parameters, optimizer)
+        if config.zero_stage == 3:
+            require_uncompiled(model)
         device_type = next(iter(self._parameters.values())).device.type
         setting = None if compiled is None else self._compilable(compiled, device_type)
         if group.size() > 1:
@@ -83,7 +93,7 @@ class ZeroEngine:
         exempt = {name: bool(is_exempt(name, p)) for name, p in self._parameters.items()}
         plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
         self._engine = self._connect(plan, exempt)
-        send_around(model, group)
+        send_around([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
         self._mesh = DeviceMesh.from_group(group, device_type)
         self.parts: dict[nn.Parameter, OwnPart] = {
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
@@ -103,15 +113,17 @@ class ZeroEngine:
         self._micro_batches = 0
         self._has_gradients = False
         self._in_backward = False
-        reduce = while_alive(self._reduce)
-        for parameter in self.parts:
-            parameter.register_post_accumulate_grad_hook(reduce)
+        self._engine.ignore_gradients(True)
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(partial(while_alive(self._reduce), name))
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
             self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer_bytes, kept_bytes)
         self._engine.compressor.seed = config.seed
         self.handle = Handle(self._engine.compressor, self._parameters, model)
+        self._memories = {parameter: memory_of(parameter) for parameter in self.parts}
         self._steps = 0
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
@@ -142,19 +154,24 @@ class ZeroEngine:
                 "[zero.backward] the last micro-batch of a step has been there: call step() or drop_gradients() before "
                 "the next one, or give octavo.initialize accumulation_steps"
             )
+        _require_differentiable(loss)
         self._engine.start_backward(self.is_last_micro_batch)
+        for parameter in self.parts:
+            parameter.grad = None  # of a pass that was not this engine's
         self._in_backward = True
+        self._engine.ignore_gradients(False)
         try:
             (loss / self.config.accumulation_steps).backward()
             if self._gathering is not None:
                 self._gathering.end_pass()
             self._engine.end_backward(GRAPH)
         except BaseException as error:
-            self._failure = f"{type(error).__name__}: {error}"
+            self.fail(error)
             self._engine.give_up_pass()
             raise
         finally:
             self._in_backward = False
+            self._engine.ignore_gradients(True)
         self._micro_batches += 1
         self._has_gradients = self._micro_batches % self.config.accumulation_steps == 0
 
@@ -165,6 +182,7 @@ class ZeroEngine:
         self._require_whole_passes("step")
         if not self._has_gradients:
             return None
+        require_same(self.module, self._memories, self.optimizer, self.parts)
         self._has_gradients = False
         if self._gathering is not None:
             self._gathering.release_all()  # also of passes that had no backward pass
@@ -174,6 +192,7 @@ class ZeroEngine:
         self.optimizer.step()
         for part in self.parts.values():
             part.values.grad = None
+        torch.autograd.graph.increment_version(self.parts)  # graphs of before saw other values
         if self._gathering is None:
             self._engine.gather_updated()
         self._steps += 1
@@ -209,14 +228,18 @@ class ZeroEngine:
         return bool(flag)
 
     def drop_gradients(self) -> None:
-        """In the place of ``step``: those of the last micro-batches count no longer."""
+        """In the place of ``step``, or between the micro-batches of one: those of this step count no longer, and the
+        next micro-batch is a step's first. Call it on all ranks. What error feedback has sent stays sent."""
+        self._require_whole_passes("drop_gradients")
+        self._engine.drop_gradients()
+        self._micro_batches -= self._micro_batches % self.config.accumulation_steps
         self._has_gradients = False
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Inside, all parameters are whole, on all ranks, which call it together: to read or save
         ``module.state_dict()``, or for passes without gradients that ranks make by themselves. In stages 1 and 2 they
-        always are. What is written to them is lost in stage 3."""
+        always are. What is written to them is lost where a rank has its part apart: in stage 3, and with ``gather``."""
         if self._gathering is not None:
             self._gathering.gather_all()
         try:
@@ -225,16 +248,17 @@ class ZeroEngine:
             if self._gathering is not None:
                 self._gathering.release_all()
 
-    def _reduce(self, parameter: Tensor) -> None:
+    def _reduce(self, name: str, parameter: Tensor) -> None:
         """Of a parameter whose gradient is complete. None where a compiled graph has reduced it."""
-        is_reduced = parameter.grad is None
-        if not self._in_backward:
-            if is_reduced:
-                self._failure = "loss.backward()"
-            raise RuntimeError("[zero.backward] call engine.backward(loss) in place of loss.backward()")
-        if is_reduced:
-            return
         gradient, parameter.grad = parameter.grad, None
+        if not self._in_backward:
+            raise RuntimeError(
+                f"[zero.backward] a backward pass has reached {name}, and it is not one of this parameter's engine: "
+                f"call engine.backward(loss) in place of loss.backward(); where the loss is another engine's, let this "
+                f"model need no gradient meanwhile, by requires_grad_(False)"
+            )
+        if gradient is None:
+            return
         self._engine.take_grad(gradient, GRAPH, self._ids[parameter])
         if self._gathering is not None:
             self._gathering.release(self._ids[parameter])
@@ -306,7 +330,8 @@ class ZeroEngine:
     def save_checkpoint(self, directory: str | Path) -> None:
         """Writes parameters, buffers, the optimizer's state and what the plan remembers, each rank its part, by
         ``torch.distributed.checkpoint``, into a folder to which ``directory/latest`` points once all is written and on
-        the disk; the checkpoint before is then removed. Between steps."""
+        the disk; the checkpoint before is then removed. Buffers become rank 0's on all ranks; those that
+        ``state_dict()`` leaves out are not saved. Between steps."""
         self._require_between_steps("save_checkpoint")
         self.bring_back()
         from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
@@ -315,8 +340,8 @@ class ZeroEngine:
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Takes back what an engine of the same model and kind of optimizer has saved, on any number of ranks and of
-        any stage: on as many ranks to the bit. ValueError for the checkpoint of another model; then nothing has
-        changed."""
+        any stage: on as many ranks to the bit. ValueError for the checkpoint of another model or kind of optimizer;
+        then nothing has changed. Where a file cannot be read on the way, the engine refuses to go on."""
         self._require_between_steps("load_checkpoint")
         self.bring_back()
         from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
@@ -327,17 +352,22 @@ class ZeroEngine:
     def take_own_parts(self) -> None:
         """After ``parts`` were changed outside of a step, what modules compute with follows. All ranks call it, between
         steps."""
+        torch.autograd.graph.increment_version(self.parts)
         if self._gathering is None:
             self._engine.gather_updated()
         else:
             self._gathering.release_all()
             self._engine.invalidate_gathered_params()
 
+    def fail(self, error: BaseException) -> None:
+        """From now on the engine refuses to go on: what it has is in part that of before."""
+        self._failure = f"{type(error).__name__}: {error}"
+
     def _require_whole_passes(self, what: str) -> None:
         if self._failure is not None:
             raise RuntimeError(
-                f"[zero.{what}] a backward pass of this engine has ended with an error before, and its gradients are "
-                f"added up in part; start again from a checkpoint, with a new engine. It was {self._failure}"
+                f"[zero.{what}] this engine has ended with an error before, half way through what it did; start again "
+                f"from a checkpoint, with a new model, optimizer and engine. It was {self._failure}"
             )
 
     def _require_between_steps(self, what: str) -> None:
@@ -417,7 +447,10 @@ class ZeroEngine:
 
     def _share_out(self, name: str, exempt: bool) -> OwnPart:
         parameter = self._parameters[name]
-        id, whole = self._ids[parameter], parameter.data
+        id = self._ids[parameter]
+        if self.config.zero_stage == 3:  # memory of its own, which can be emptied: it may be a file's, or others'
+            parameter.data = parameter.data.clone()
+        whole = parameter.data
         first, count = self._engine.owned(whole.numel())
         values = whole.view(-1)[first : first + count]
         gradient = torch.zeros_like(values)
@@ -428,3 +461,13 @@ class ZeroEngine:
             own_part = values if self._has_parts_apart else None
             self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
         return OwnPart.of(values, gradient, whole.numel(), self._mesh)
+
+
+def _require_differentiable(loss: Tensor) -> None:
+    """ValueError before anything has happened."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        what = f"{tuple(loss.shape)}, requires_grad={loss.requires_grad}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(
+            f"[zero.backward] expected a loss of one element that the engine's forward pass has computed, with a "
+            f"gradient, got {what}: reduce it, as by mean(), and compute it outside of torch.no_grad()"
+        )

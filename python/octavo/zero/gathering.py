@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,7 @@ class Gathering:
         self._wholes = [p.data for p in ids]  # without its count of changes, which autograd compares
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
+        self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
         self._users = [0] * len(ids)  # modules that are at work with it
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or on their way
         self._moving: set[int] = set()
@@ -57,14 +58,15 @@ class Gathering:
         ]
         for id in range(len(self._wholes)):
             self._empty(id)
-        model.register_forward_pre_hook(self._before_pass)
+        model.register_forward_pre_hook(_OwnHook(self._before_pass), prepend=True)
         for module in model.modules():
             own = [ids[p] for p in _parameters_used_by(module) if p in ids]
             if own:
                 number = len(self._own)
                 self._own.append(own)
-                module.register_forward_pre_hook(partial(self._before_forward, number))
-                module.register_forward_hook(partial(self._after_forward, number), always_call=True)
+                # before hooks of the user's own, which may read parameters, as that of torch's old weight_norm does
+                module.register_forward_pre_hook(_OwnHook(self._before_forward, number), prepend=True)
+                module.register_forward_hook(_OwnHook(self._after_forward, number), always_call=True)
 
     def _before_pass(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
@@ -180,25 +182,41 @@ class Gathering:
             return
         has_backward = torch.is_grad_enabled()
         is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs them next
+        leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+        # a parameter that the module returns, or a view of one, is read by whoever called it
+        returned = {self._id_of_storage.get(leaf.untyped_storage()._cdata) for leaf in outputs}
         for id in self._own[number]:
             self._users[id] -= 1
-            if not (is_recomputed or (has_backward and self._comes_soon(id))):
+            if not (is_recomputed or id in returned or (has_backward and self._comes_soon(id))):
                 self.release(id)
         if has_backward:
-            self._before_backward(number, output)
+            self._before_backward(number, [leaf for leaf in outputs if leaf.requires_grad])
 
-    def _before_backward(self, number: int, output: Any) -> None:
-        leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
-        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    def _before_backward(self, number: int, outputs: Sequence[Tensor]) -> None:
         if len(outputs) == 1:
             outputs[0].register_hook(lambda _: self._visit(number))
         elif outputs:
             register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
 
 
+class _OwnHook(partial):
+    """A hook of one model: copies of the model, whose parameters are whole, have none."""
+
+    def __reduce__(self) -> tuple[type, tuple[Callable[..., None]]]:
+        return partial, (_do_nothing,)
+
+
+def _do_nothing(*_: Any) -> None:
+    pass
+
+
 def _parameters_used_by(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Its own, and those of a torch.nn.MultiheadAttention's last layer, which that reads without calling it."""
+    """Its own, and those of children that it reads without calling them: lists of parameters, and the last layer of a
+    torch.nn.MultiheadAttention."""
     yield from module.parameters(recurse=False)
     for child in module.children():
-        if isinstance(child, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        if isinstance(child, nn.ParameterList | nn.ParameterDict):
+            yield from child.parameters()
+        elif isinstance(child, nn.modules.linear.NonDynamicallyQuantizableLinear):
             yield from child.parameters(recurse=False)

@@ -82,6 +82,52 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
             )
 
 
+def require_uncompiled(model: nn.Module) -> None:
+    """ValueError for modules that torch.compile has wrapped: their graphs keep parameters that have no memory between
+    uses."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"[zero.initialize] {name or 'the model'} is compiled already, and in stage 3 graphs must gather what "
+                f'they use: give the model as it was, and "compile": True in the config'
+            )
+
+
+Memory = tuple[int, torch.dtype]
+
+
+def memory_of(parameter: Tensor) -> Memory:
+    """Tells the memory of a parameter from others, also while it is empty."""
+    return parameter.untyped_storage()._cdata, parameter.dtype
+
+
+def require_same(
+    model: nn.Module,
+    memories: Mapping[nn.Parameter, Memory],
+    optimizer: Optimizer,
+    parts: Mapping[nn.Parameter, OwnPart],
+) -> None:
+    """RuntimeError where model or optimizer are not what was shared out: it would not be trained."""
+    for name, parameter in model.named_parameters():
+        if parameter in parts and memory_of(parameter) != memories[parameter]:
+            raise RuntimeError(
+                f"[zero.step] {name} has other memory than octavo.initialize was given, as after model.to(dtype): it "
+                f"would not be trained. Change the model before octavo.initialize, and values within it, as "
+                f"load_state_dict() does"
+            )
+        if parameter.requires_grad and parameter not in parts:
+            raise RuntimeError(
+                f"[zero.step] {name} has come, or needs a gradient, since octavo.initialize: it would not be trained. "
+                f"Build the model with all that is trained, and freeze parts of it by requires_grad_(False) later"
+            )
+    ours = {part.values for part in parts.values()}
+    if any(values not in ours for group in optimizer.param_groups for values in group["params"]):
+        raise RuntimeError(
+            "[zero.step] the optimizer has got parameters after octavo.initialize, whose gradients nobody averages: "
+            "give it all of them before"
+        )
+
+
 def warn_of_rounding(parameters: Mapping[str, nn.Parameter]) -> None:
     """Where what ranks send one another of a gradient has fewer digits than it."""
     wide = [name for name, p in parameters.items() if p.dtype == torch.float64]

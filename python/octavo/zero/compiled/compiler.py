@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -87,6 +87,7 @@ class ZeroCompiler:
         self._names: Sequence[str] = ()
         self.set_schedule(_first_schedule(config, setting))
         self._profiles: dict[str, Profile] = {}
+        self._shared: set[str] = set()  # structures of graphs that all ranks ran in the measured step
         self._memory = Memory()
         self._is_measuring = False
 
@@ -115,7 +116,10 @@ class ZeroCompiler:
         if due is not None and step > 0:
             self._names = due
             on_all_ranks(
-                lambda: self._lower(self._graphs), "zero.compiled", f"lower the graphs for step {step}", self._group
+                lambda: self._lower(self._graphs, together=True),
+                "zero.compiled",
+                f"lower the graphs for step {step}",
+                self._group,
             )
         following = dict(self._schedule).get(step + 1, ())
         if any(self._passes[name].contract.needs_profile for name in following):
@@ -129,7 +133,7 @@ class ZeroCompiler:
         self._is_measuring = False
         measured = [(graph.structure, graph.lowered.finish_measuring()) for graph in self._graphs]
         profiles = [(structure, profile) for structure, profile in measured if profile is not None]
-        self._profiles, figures = agree(profiles, self._figures(), self._group)
+        self._profiles, self._shared, figures = agree(profiles, self._figures(), self._group)
         memory, limit_mib = self._memory, self._config.memory_mib
         memory.states = {id: int(figures["states", id]) for id in self._ids.values()}
         memory.shards = {id: int(figures["shards", id]) for id in self._ids.values()}
@@ -215,9 +219,13 @@ class ZeroCompiler:
             self._start_measuring(graph)
         return graph.lowered
 
-    def _lower(self, graphs: Sequence[_Graph]) -> None:
+    def _lower(self, graphs: Sequence[_Graph], *, together: bool = False) -> None:
+        """``together``: on all ranks. Otherwise, and of graphs that not all ranks have, as where one evaluates by
+        itself, no pass takes of the memory to spare: ranks must agree on what stays whole."""
         views = [graph.view(graph.lowered.copy_original()) for graph in graphs]
+        own = replace(self._memory, spare_bytes=0)
         for graph, view in zip(graphs, views, strict=True):
+            view.memory = self._memory if together and graph.structure in self._shared else own
             view.profile = self._profiles.get(graph.structure)
             view.later_bytes = self._later_bytes(graph)
         for name in self._names:  # one after another on all of them: they share the memory that is to spare

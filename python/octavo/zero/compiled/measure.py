@@ -72,9 +72,9 @@ class Measuring(Interpreter):
 
 def agree(
     profiles: list[tuple[str, Profile]], figures: dict[Any, float], group: dist.ProcessGroup
-) -> tuple[dict[str, Profile], dict[Any, float]]:
+) -> tuple[dict[str, Profile], set[str], dict[Any, float]]:
     """The greatest figures of all ranks, those of graphs by their structure, which several may share: what is decided
-    by them is equal on all."""
+    by them is equal on all. Between them the structures that all ranks have."""
     of_all: list[Any] = [None] * group.size()
     dist.all_gather_object(of_all, (profiles, figures), group=group)
     agreed: dict[str, Profile] = {}
@@ -88,7 +88,8 @@ def agree(
                 _greatest(before.live_bytes, profile.live_bytes),
                 _greatest(before.allocated_bytes, profile.allocated_bytes),
             )
-    return agreed, greatest
+    shared = set.intersection(*({structure for structure, _ in of_rank} for of_rank, _ in of_all))
+    return agreed, shared, greatest
 
 
 def _greatest(one: Any, other: Any) -> dict[Any, Any]:
