@@ -17,10 +17,12 @@ class CompressGradients(TrainerCallback):
     """Compresses the gradients of the model that Trainer has wrapped in DistributedDataParallel."""
 
     def __init__(self, trainer: Trainer, plan: str):
-        self.trainer, self.plan = trainer, plan
+        self.trainer, self.plan, self.compressed = trainer, plan, None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        self.handle = octavo.compress(self.trainer.model_wrapped, self.plan, optimizer=self.trainer.optimizer)
+        if self.trainer.model_wrapped is not self.compressed:  # a second train() may go on with the same model
+            self.compressed = self.trainer.model_wrapped
+            self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer)
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero:

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from octavo import _C
 from octavo._C import Plan
 from octavo.ddp import Exempt, exemption, plain_name, require_same_on_all_ranks
+from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan, require_seed
 from octavo.rendezvous import Rendezvous, send_around
 
@@ -449,6 +450,11 @@ def _require_plain(model: nn.Module) -> None:
 
 
 def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
+    if isinstance(optimizer, JoinedOptimizer):
+        raise ValueError(
+            f"[outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
+            f"themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
+        )
     moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
     if moved.isdisjoint(model.parameters()):
         raise ValueError(

@@ -42,6 +42,11 @@ def test_local_steps_are_told_of_and_not_advised():
     assert "in runs of 1,000 steps and more" in advise.sentences(report)[2]
 
 
+def test_hooks_of_torch_are_no_plans():
+    report = report_of(row(TORCH, 500), row("torch-fp16", 50, 28_000_000, 9), row("sign+ef", 60, 4_000_000, 8))
+    assert advise.fastest(report).plan == "sign+ef"
+
+
 @pytest.mark.parametrize("milliseconds", [25.0, 24.5, 30.0])
 def test_dense_wins_where_no_plan_is_much_faster(milliseconds):
     report = report_of(row(TORCH, 25.2), row("int4+ef", milliseconds, 14_000_000, 9))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -342,6 +343,15 @@ def test_trees_keep_types_keys_and_bits(tmp_path):
         assert back[name].dtype == value[name].dtype
         assert torch.equal(back[name], value[name])
     assert torch.equal(back["half"].view(torch.int16), value["half"].view(torch.int16))
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(state_file, "save_file", full)
+    with pytest.raises(OSError, match=r"^\[train\.state_file\] .*/t cannot be written: .*No space left on device"):
+        state_file.save_tree(tmp_path / "t", {"a": 1})
 
 
 def test_a_tree_refuses_what_it_cannot_hold(tmp_path):

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fork_server import run_ranks
+
+import octavo
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -39,3 +43,20 @@ def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options,
     assert last < 0.8 * first
     sent, dense = map(int, re.search(r"^bytes sent: (\d+), in float32: (\d+)$", said, re.MULTILINE).groups())
     assert 0 < sent < dense / 4, said  # 4 bits per value, and the exempt vectors of a very small model
+
+
+def test_a_second_train_goes_on_with_the_hook_of_the_first(monkeypatch):
+    """DistributedDataParallel takes one hook in its life."""
+    spec = importlib.util.spec_from_file_location("trainer_example", EXAMPLES / "trainer" / "train.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    compressed = []
+    monkeypatch.setattr(octavo, "compress", lambda model, *_, **__: compressed.append(model))
+    trainer = SimpleNamespace(model_wrapped=object(), optimizer=None)
+    callback = example.CompressGradients(trainer, "int4+ef")
+    for _ in range(2):
+        callback.on_train_begin(None, None, None)
+    assert compressed == [trainer.model_wrapped]
+    trainer.model_wrapped = object()
+    callback.on_train_begin(None, None, None)
+    assert compressed[1:] == [trainer.model_wrapped]

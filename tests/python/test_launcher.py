@@ -16,8 +16,8 @@ import pytest
 from train_runs import clean_environment
 
 from octavo.train.config import TrainConfig, usable_cores
-from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK
-from octavo.train.launch import launcher
+from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code
+from octavo.train.launch import launcher, world
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.ranks]
 
@@ -41,6 +41,38 @@ def play(monkeypatch, capfd):
 def test_a_job_whose_ranks_all_end_well_ends_well(play):
     status, said, _ = play("print('hello from', rank)")
     assert (status, said) == (0, "hello from 0\n")
+
+
+def test_ranks_take_no_modules_from_the_users_folder(play, tmp_path, monkeypatch):
+    (tmp_path / "tokenizers.py").write_text("raise SystemExit('mine')")
+    monkeypatch.chdir(tmp_path)
+    status, said, _ = play("print(os.environ['PYTHONSAFEPATH'])")
+    assert (status, said) == (0, "1\n")
+
+
+def test_an_interface_that_is_none_is_named(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nope")
+    error = RuntimeError(
+        "[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: nope"
+    )
+    trouble = RuntimeError(world._meeting_trouble(error, "127.0.0.1", 1))
+    assert "GLOO_SOCKET_IFNAME=nope names no network interface" in str(trouble)
+    assert exit_code(trouble) == EXIT_RANK
+
+
+def test_output_that_nobody_reads_ends_a_rank_with_a_sentence(play):
+    script = """
+        from octavo.train.config import TrainConfig
+        from octavo.train.launch import rank_main
+
+        def unread(*_):
+            raise SystemExit(1)  # as rich does
+
+        rank_main.run_job = unread
+        rank_main.run_rank(TrainConfig())
+    """
+    status, said, _ = play(script, nproc=1)
+    assert status == EXIT_JOB and "what reads this command's output is gone" in said
 
 
 def test_a_rank_that_is_done_ends_without_tearing_the_interpreter_down(play):

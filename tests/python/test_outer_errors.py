@@ -178,6 +178,11 @@ def test_an_optimizer_of_another_model_is_refused(optimizer):
         octavo.Outer(Net(), optimizer)
 
 
+def test_an_optimizer_that_decides_what_is_sent_is_refused():
+    with solo_world(), pytest.raises(ValueError, match=r"\[outer\] OneBitAdamW decides what ranks send in every step"):
+        octavo.Outer(model := Net(), octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=2))
+
+
 class WithoutState:
     """An optimizer whose memory cannot be reached."""
 

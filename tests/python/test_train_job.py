@@ -423,6 +423,12 @@ def test_broken_model_files_are_named(tmp_path):
         ("{", "is not JSON: "),
         ("[]", "not 'list'"),
         ('{"model_type": "bert"}', "not 'bert'"),
+        ('{"model_type": "llama", "hidden_size": "x"}', "config.json is no config of a LLaMA: "),
+        ('{"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}', "is no config of a LLaMA: "),
+        (
+            '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 3}',
+            "num_attention_heads in ",
+        ),
     ):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"^\[train\.model\] ") as caught:

@@ -214,6 +214,10 @@ def refusal(rank: int, what: str) -> str:
     config: dict[str, Any] = {"zero_stage": 2}
     if what == "stage":
         config = {"zero_stage": 4}
+    elif what == "bool":
+        config = {"zero_stage": True}
+    elif what == "text":
+        config["bucket_mib"] = "x"
     elif what == "key":
         config["offload"] = True
     elif what == "missing":
@@ -254,6 +258,8 @@ def refusal(rank: int, what: str) -> str:
     ("what", "words"),
     [
         ("stage", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got 4"),
+        ("bool", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got True"),
+        ("text", "ValueError: [zero.initialize] expected bucket_mib as a number, got 'x'"),
         ("key", "ValueError: [zero.initialize] there is no offload in the config; known are accumulation_steps"),
         ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
         ("state", "ValueError: [zero.initialize] the optimizer has state already"),

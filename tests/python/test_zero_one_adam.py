@@ -600,6 +600,10 @@ def test_groups_states_and_tensors_that_make_no_sense_are_refused():
         build(groups)
     with pytest.raises(ValueError, match=r"this is the state of another optimizer, not of a ZeroOneAdam"):
         build(parameters).load_state_dict(OneBitAdamW(parameters, warmup_steps=1).state_dict())
+    without_states = build(parameters).state_dict()
+    without_states["param_groups"][0]["steps"] = 100
+    with pytest.raises(ValueError, match=r"a run of 100 steps, and has nothing of any parameter"):
+        build(parameters).load_state_dict(without_states)
     with pytest.raises(TypeError, match=r"\[optim\.ZeroOneAdam\] complex parameters"):
         build([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
     parameters[0].grad = torch.sparse_coo_tensor([[1]], torch.ones(1), (2,), check_invariants=True)

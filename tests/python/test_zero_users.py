@@ -227,6 +227,28 @@ def test_dropped_micro_batches_count_no_longer(two_ranks, stage, how):
     assert two_ranks.run(dropped, stage, how) == two_ranks.run(dropped, stage, "none")
 
 
+def clipped(rank: int, stage: int, in_config: bool) -> tuple[list[float], list[float], str]:
+    engine = engine_of(net(), stage, **({"clip_norm": 0.1} if in_config else {}))
+    losses, norms = [], []
+    for _ in range(3):
+        loss = engine(inputs_of(rank)).square().mean()
+        engine.backward(loss)
+        norm = None if in_config else engine.clip_grad_norm_(0.1)
+        norms.append((engine.step() if in_config else norm).item())
+        engine.step()
+        losses.append(loss.item())
+    return losses, norms, said_by(lambda: engine.clip_grad_norm_(0.1))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_gradients_are_clipped_by_the_engine(two_ranks, stage):
+    for by_hand, by_config in zip(
+        two_ranks.run(clipped, stage, False), two_ranks.run(clipped, stage, True), strict=True
+    ):
+        assert by_hand == by_config and by_hand[1][0] > 0.1
+        assert "[zero.clip_grad_norm_] call it between" in by_hand[2]
+
+
 def differentiate_an_old_graph(rank: int, stage: int) -> str:
     engine = engine_of(net(), stage)
     first, second = (engine(inputs_of(rank)).square().mean() for _ in range(2))

@@ -12,7 +12,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from octavo.bench import ddp, ddp_jobs
+from octavo.bench import ddp, ddp_jobs, torch_hooks
 from octavo.bench.ddp import ALONE, TORCH, Row, Size
 from octavo.outer import FEWEST_ROUNDS
 from octavo.train.config import split_rounds
@@ -116,9 +116,9 @@ def _by_name(report: Report) -> dict[str, Row]:
 
 def fastest(report: Report) -> Row:
     """The row of the fastest plan; torch's own DDP or `dense`, where no plan is much faster than these. Rounds of local
-    steps are not among them: they ask for a run that is long enough."""
+    steps are not among them: they ask for a run that is long enough; nor are torch's hooks, which are no plans."""
     plans = [row for row in report.rows if row.plan != ALONE and row.milliseconds is not None]
-    plans = [row for row in plans if not split_rounds(row.plan)[0]]
+    plans = [row for row in plans if not split_rounds(row.plan)[0] and row.plan not in torch_hooks.HOOKS]
     best = min(plans, key=lambda row: row.milliseconds)
     plain = min((row for row in plans if row.plan in (TORCH, "dense")), key=lambda row: row.milliseconds)
     return plain if plain.milliseconds <= WORTH_IT * best.milliseconds else best

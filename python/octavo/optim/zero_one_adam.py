@@ -429,6 +429,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
         require_own_state(self, state_dict, self._own_options)
         require_own_states(self, state_dict, _names_like)
+        _require_any_state(state_dict)
         super().load_state_dict(state_dict)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
@@ -450,3 +451,13 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         state.update(exp_avg=self._zeros_like(parameter), update=self._zeros_like(parameter), total=0.0, decay=1.0)
         if "anchor" in state:
             parameter.copy_(state["anchor"])
+
+
+def _require_any_state(state_dict: dict[str, Any]) -> None:
+    steps = max((group.get("steps", 0) for group in state_dict["param_groups"]), default=0)
+    if steps > 0 and not any(state_dict["state"].values()):
+        raise ValueError(
+            f"[optim.ZeroOneAdam] this state is of a run of {steps} steps, and has nothing of any parameter: steps "
+            f"without it would move none. torch.distributed.checkpoint leaves out what an optimizer has not made yet: "
+            f"save optimizer.state_dict() as it is, by torch.save, and load that"
+        )

@@ -59,7 +59,15 @@ def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, i
     if kind != "llama":
         raise ValueError(f'[train.model] {path} must have "model_type": "llama", not {kind!r}')
     options.setdefault("vocab_size", vocab_size)
-    config = LlamaConfig(**{**options, **token_ids})
+    try:
+        config = LlamaConfig(**{**options, **token_ids})
+    except Exception as error:  # transformers has types of its own for what it refuses
+        raise ValueError(f"[train.model] {path} is no config of a LLaMA: {' '.join(str(error).split())}") from error
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise ValueError(
+            f"[train.model] num_attention_heads in {path}, {config.num_attention_heads}, must be a multiple of "
+            f"num_key_value_heads, {config.num_key_value_heads}"
+        )
     if config.vocab_size < vocab_size:
         raise ValueError(
             f"[train.model] vocab_size in {path} is {config.vocab_size}; the tokenizer needs at least {vocab_size}"

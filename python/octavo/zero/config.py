@@ -44,8 +44,13 @@ class ZeroConfig:
     page_dir: str | None = None
 
     def __post_init__(self) -> None:
-        self._require(self.zero_stage in (1, 2, 3), "zero_stage as 1, 2 or 3", self.zero_stage)
-        is_whole = isinstance(self.accumulation_steps, int) and self.accumulation_steps >= 1
+        for name in ("clip_norm", "bucket_mib", "gather_mib", "reuse_mib", "timeout_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            self._require(is_number or (name == "clip_norm" and value is None), f"{name} as a number", value)
+        is_stage = type(self.zero_stage) is int and self.zero_stage in (1, 2, 3)
+        self._require(is_stage, "zero_stage as 1, 2 or 3", self.zero_stage)
+        is_whole = type(self.accumulation_steps) is int and self.accumulation_steps >= 1
         self._require(is_whole, "accumulation_steps as an integer of at least 1", self.accumulation_steps)
         self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)

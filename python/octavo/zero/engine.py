@@ -183,12 +183,12 @@ class ZeroEngine:
         if not self._has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
-        self._has_gradients = False
         if self._gathering is not None:
             self._gathering.release_all()  # also of passes that had no backward pass
         for part in self._reduced_parts():
             part.values.grad = part.gradient
-        norm = None if self.config.clip_norm is None else self._clip()
+        norm = None if self.config.clip_norm is None else self.clip_grad_norm_(self.config.clip_norm)
+        self._has_gradients = False
         self.optimizer.step()
         for part in self.parts.values():
             part.values.grad = None
@@ -200,13 +200,18 @@ class ZeroEngine:
             self._compiler.begin_step(self._steps)
         return norm
 
-    def _clip(self) -> Tensor:
-        """By the norm of all ranks' parts."""
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """After the last micro-batch of a step, in the place of ``torch.nn.utils.clip_grad_norm_``, which finds no
+        gradients: they are in the ranks' parts. Returns their norm before, of all ranks, which call it together;
+        ``clip_norm`` in the config does it in every step. RuntimeError where there are none."""
+        if not self._has_gradients:
+            raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
         gradients = self._reduced_gradients()
         squares = torch.nn.utils.get_total_norm(gradients).double().square()
         dist.all_reduce(squares, group=self._group)
         norm = squares.sqrt()
-        factor = (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor)
         return norm

@@ -39,7 +39,10 @@ def unpack(tensors: Tensors, skeleton: Any) -> Any:
 def save_tree(path: Path, value: Any, root: str = "") -> None:
     """Writes `value` to `path`, its tensors named below `root`. The caller fsyncs. Raises TypeError, OSError."""
     tensors, skeleton = pack(value, root)
-    save_file(tensors, path, metadata={"tree": json.dumps(skeleton)})
+    try:
+        save_file(tensors, path, metadata={"tree": json.dumps(skeleton)})
+    except SafetensorError as error:  # a full disk, as one example
+        raise OSError(f"[train.state_file] {path} cannot be written: {error}") from error
 
 
 def load_tree(path: Path) -> Any:

@@ -143,6 +143,7 @@ def _environment(config: TrainConfig, rank: int, port: int) -> dict[str, str]:
     env.update({"MASTER_ADDR": HOST, "MASTER_PORT": str(port), PARENT_STORE: "1"})
     env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // config.nproc)))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
+    env.setdefault("PYTHONSAFEPATH", "1")  # else `python -m` takes modules from the user's folder, from Python 3.11 on
     if "lo" in (name for _, name in socket.if_nameindex()):
         # Gloo otherwise looks up this machine's own name, which not every network can answer.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -31,6 +31,8 @@ def run_rank(config: TrainConfig) -> NoReturn:
         world.leave()
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
+    except SystemExit:  # of rich, whose output nobody reads
+        _fail(RuntimeError("[train.rank_main] what reads this command's output is gone"))
     except Exception as error:
         _fail(error)
     atexit._run_exitfuncs()

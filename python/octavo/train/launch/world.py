@@ -131,4 +131,7 @@ def _meeting_trouble(error: Exception, host: str, port: int) -> str:
     text = str(error)
     if "EADDRINUSE" in text or "already in use" in text:
         return f"[train.world] port {port} on {host} is in use: choose another MASTER_PORT"
+    if "Unable to find address for" in text:
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        return f"[train.world] GLOO_SOCKET_IFNAME={interface} names no network interface with an address here"
     return f"[train.world] the ranks could not meet at {host}:{port}: {sentence(error)}"
