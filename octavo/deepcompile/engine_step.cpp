@@ -56,14 +56,10 @@ void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector
 
 void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
   const std::int64_t got = std::exchange(handed_over_[graph_id], 0);
-  if (ignores_gradients_) {
-    offload_of(graph_id).clear_reloaded();
-  } else {
-    end_reductions(graph_id);
-    if (got != n_grads) {
-      fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
-           ": the compiler has left out an operator, and parameters were not trained");
-    }
+  end_reductions(graph_id);
+  if (got != n_grads && !ignores_gradients_) {
+    fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
+         ": the compiler has left out an operator, and parameters were not trained");
   }
   fresh_->require_waited(executor(graph_id).getParamIds());
 }
@@ -75,7 +71,7 @@ void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
 }
 
 void Engine::end_reductions(long graph_id) {
-  executor(graph_id).endBackward();
+  if (!ignores_gradients_) executor(graph_id).endBackward();
   offload_of(graph_id).clear_reloaded();
 }
 

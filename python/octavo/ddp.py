@@ -45,15 +45,13 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def memory_orders(parameters: Mapping[str, Tensor]) -> str:
-    """As text, the strides of those whose elements do not lie row by row, such as channels_last ones."""
-    return dumps(
-        {
-            name: [stride for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1]
-            for name, p in sorted(parameters.items())
-            if not p.is_contiguous()
-        }
-    )
+def memory_orders(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The strides of those whose elements do not lie row by row, such as channels_last ones."""
+    return {
+        name: [stride for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1]
+        for name, p in parameters.items()
+        if not p.is_contiguous()
+    }
 
 
 class Handle:
@@ -100,9 +98,8 @@ class Handle:
                     f"octavo.compress"
                 )
             self._optimizer.require_plan(plan)
-        unjoined = None if self._unjoined is None else self._unjoined()
-        if plan.momentum is not None and unjoined is not None:
-            require_no_momentum(unjoined, plan, "ddp.set_plan")
+        if self._unjoined is not None:
+            require_no_momentum(self._unjoined(), plan, "ddp.set_plan")
         self._require_kernels()
         self._compressor.set_plan(plan)
 
@@ -162,7 +159,7 @@ class Handle:
             "rank": self._compressor.rank,
             "world_size": self._compressor.world_size,
             "layout": self._layout,
-            "memory_orders": memory_orders(self._parameters),
+            "memory_orders": dumps(memory_orders(self._parameters)),
             "step": self._compressor.step,
             "seed": self._compressor.seed,
             "of_momenta": self._compressor.residuals_are_of_momenta,
@@ -215,7 +212,7 @@ class Handle:
                 f"[ddp.load_state_dict] expected the states of one run, got those of runs with the seeds "
                 f"{', '.join(map(str, sorted(seeds)))}"
             )
-        here = loads(memory_orders(self._parameters))
+        here = memory_orders(self._parameters)
         for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
             if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
                 raise ValueError(
@@ -459,7 +456,7 @@ def compress_ddp(
         )
     parameters = {plain_name(name): p for name, p in model.module.named_parameters() if p.requires_grad}
     joined = joined_optimizer(optimizer)
-    if plan.momentum is not None and optimizer is not None and joined is None:
+    if joined is None:
         require_no_momentum(optimizer, plan)
     first_plan = plan
     if joined is not None:
@@ -573,8 +570,10 @@ def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOp
     return optimizer if isinstance(optimizer, JoinedOptimizer) else None
 
 
-def require_no_momentum(optimizer: Optimizer, plan: Plan, where: str = "ddp.compress") -> None:
-    """Raises ValueError where a parameter group of the optimizer has a momentum beside the plan's."""
+def require_no_momentum(optimizer: Optimizer | None, plan: Plan, where: str = "ddp.compress") -> None:
+    """Raises ValueError where the plan keeps a momentum, and a parameter group of the optimizer has one beside it."""
+    if plan.momentum is None or optimizer is None:
+        return
     for group in optimizer.param_groups:
         betas = group.get("betas", (0.0,))
         if group.get("momentum", 0.0) or betas[0]:

@@ -151,8 +151,7 @@ def compress_fsdp(
             f"[fsdp.compress] {type(joined).__name__} sends momenta or updates, which ranks have whole with "
             f"DistributedDataParallel alone: use another optimizer and a plan for gradients, such as int4+ef"
         )
-    if plan.momentum is not None and optimizer is not None:
-        require_no_momentum(optimizer, plan, "fsdp.compress")
+    require_no_momentum(optimizer, plan, "fsdp.compress")
     if model in _compressed:
         raise ValueError("[fsdp.compress] this model is compressed already: keep its handle and call its set_plan()")
     for module in _fsdp_modules(model):

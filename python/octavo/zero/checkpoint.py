@@ -110,12 +110,8 @@ def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:
 
 def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Those of `model.state_dict()`: others are what a module can compute again, of any shape."""
-    return {
-        f"{prefix}.{name}" if prefix else name: buffer
-        for prefix, module in model.named_modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None and name not in module._non_persistent_buffers_set
-    }
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _in_place(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Any]:
