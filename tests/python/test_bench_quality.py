@@ -292,10 +292,13 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
         ("--work W", "needs --alpaca FILE"),
         ("--report --work W", "has no finished training"),
         ("--report", "docs/quality.json cannot be read"),
+        ("--work FILE --dry-run", "--work FILE is a file"),
+        ("--work W --dry-run --json no/such/folder", "--json no/such/folder cannot be written"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_trained(tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
+    Path("FILE").touch()
     result = CliRunner().invoke(cli.app, ["quality", *arguments.split()])
     assert result.exit_code == 2
     assert words in result.stderr
@@ -346,3 +349,12 @@ def test_a_report_without_earlier_results_is_what_is_finished(tmp_path, monkeypa
     monkeypatch.setattr(quality_cli, "RESULTS", tmp_path / "none.json")
     now = {"settings": {"bundled": {"contenders": {"dense": {"is": "new"}}}}}
     assert quality_cli._with_earlier(now) is now
+
+
+def test_the_figures_also_stand_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "run", lambda *_, **__: None)
+    file = tmp_path / "figures.json"
+    arguments = ["--work", str(tmp_path / "w"), "--only", "bundled", "--json", str(file)]
+    result = CliRunner().invoke(cli.app, ["quality", *arguments])
+    assert result.exit_code == 0, result.stderr
+    assert set(json.loads(file.read_text())["settings"]) == set(settings.SETTINGS)

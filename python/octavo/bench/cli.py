@@ -16,6 +16,7 @@ from rich.table import Table
 
 import octavo
 from octavo.bench.hosts import RATES, UNSHAPED
+from octavo.bench.json_file import JsonFile, check_place
 from octavo.bench.quality.cli import quality
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
@@ -30,7 +31,6 @@ app.command()(quality)
 WIDTH_OF_A_FILE = 140
 """In characters: output that no terminal shows is as wide as the tables need."""
 
-JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
 Nproc = Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")]
 Links = Annotated[
     list[str] | None,
@@ -342,13 +342,8 @@ def _refuse(error: object) -> NoReturn:
 
 
 def _check_place(json_file: Path | None) -> None:
-    """Before the measurement, not after."""
-    if json_file is None:
-        return
-    try:
-        json_file.open("a").close()
-    except OSError as error:
-        _refuse(f"[bench] --json {json_file} cannot be written: {error.strerror}")
+    with _errors_in_a_sentence():
+        check_place(json_file)
 
 
 def _dicts(rows: Iterable[Any]) -> list[dict[str, object]]:

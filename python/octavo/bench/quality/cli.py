@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from octavo.bench.json_file import JsonFile, check_place
 from octavo.bench.quality import bench
 from octavo.bench.quality.protocol import Bench
 from octavo.bench.quality.report import write_reports
@@ -42,11 +43,16 @@ def quality(
             help=f"Write the tables of {DETAILS} and {README} from {RESULTS}, which --work brings up to date.",
         ),
     ] = False,
+    json_file: JsonFile = None,
 ) -> None:
     """The loss by contender, all tuned alike; hours of work, to be interrupted and resumed at will."""
     try:
+        check_place(json_file)
+        if work is not None and work.exists() and not work.is_dir():
+            raise ValueError(f"[bench.quality] --work {work} is a file: it takes a folder")
         if report:
             _report(work)
+            _copy(RESULTS, json_file)
             return
         settings = [SETTINGS[name] for name in _known(only or list(SETTINGS), SETTINGS, "--only")]
         names = _known(contender or [], CONTENDERS, "--contender")
@@ -59,12 +65,18 @@ def quality(
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a training in progress is ended first
         say = Console(highlight=False, markup=False, soft_wrap=True).print
         bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
+        _copy(bench.write_results(settings, work.absolute()), json_file)
     except (ValueError, TrainingFailed) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
     except KeyboardInterrupt:
         typer.echo("stopped: the same command goes on from here", err=True)
         raise typer.Exit(130) from None
+
+
+def _copy(results: Path, json_file: Path | None) -> None:
+    if json_file is not None:
+        json_file.write_text(results.read_text(encoding="utf-8"), encoding="utf-8")
 
 
 def _known(names: list[str], known: dict[str, object], option: str) -> list[str]:
