@@ -233,6 +233,8 @@ def refusal(rank: int, what: str) -> str:
         config["plan"] = ("dense", "int8")[rank]
     elif what == "joined":
         optimizer = octavo.optim.Signum(model.parameters())
+    elif what == "shapes":
+        optimizer = torch.optim.Adafactor(model.parameters())
     elif what == "seed":
         config["seed"] = -1
     elif what == "half":
@@ -268,6 +270,7 @@ def refusal(rank: int, what: str) -> str:
         ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
         ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
         ("joined", "ValueError: [zero.initialize] Signum decides what ranks send"),
+        ("shapes", "ValueError: [zero.initialize] Adafactor makes its steps of whole matrices"),
         ("seed", "ValueError: [zero.initialize] expected a seed as an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
         ("twice", "RuntimeError: [zero.backward] the last micro-batch of a step has been there"),

@@ -54,13 +54,23 @@ class OwnPart:
         return whole[: values.numel()]
 
 
+_LOOKS_AT_SHAPES = {"Adafactor", "LBFGS", "Lamb", "Muon", "Shampoo", "SOAP"}
+"""Optimizers by name, torch's own and others', since those of other packages are not here to be compared with."""
+
+
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-    """ValueError where the parameters that need a gradient cannot be shared out, or the optimizer lacks one or sends
-    gradients by itself."""
+    """ValueError where the parameters that need a gradient cannot be shared out, or the optimizer lacks one, needs
+    whole ones or sends gradients by itself."""
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(
             f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
             f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
+        )
+    if looks := _LOOKS_AT_SHAPES.intersection(base.__name__ for base in type(optimizer).__mro__):
+        raise ValueError(
+            f"[zero.initialize] {looks.pop()} makes its steps of whole matrices or of all parameters together, and a "
+            f"rank has a flat part of each: give an optimizer that treats elements alike, such as "
+            f"octavo.optim.AdamW8bit"
         )
     if not parameters:
         raise ValueError("[zero.initialize] the model has no parameter that requires a gradient")
