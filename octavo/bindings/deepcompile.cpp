@@ -138,6 +138,7 @@ void bind_engine(py::module_& m) {
       .def("give_up_pass", &Engine::give_up_pass)
       .def("drop_gradients", &Engine::drop_gradients)
       .def("ignore_gradients", &Engine::ignore_gradients, py::arg("ignores"))
+      .def("ignores_gradients", &Engine::ignores_gradients)
       .def("start_forward", &Engine::start_forward)
       .def("end_forward", &Engine::end_forward)
       .def("invalidate_gathered_param", &Engine::invalidate_gathered_param, py::arg("ds_id"), no_gil)

@@ -10,6 +10,7 @@
 #include "octavo/optim/lamb.h"
 #include "octavo/optim/lion.h"
 #include "octavo/optim/state_coding.h"
+#include "octavo/optim/step.h"
 #include "octavo/optim/zero_one_adam.h"
 
 namespace octavo {
@@ -105,6 +106,19 @@ void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
   as_torch_error([&] { lion_(tensors, {lr, beta1, beta2, weight_decay}); });
 }
 
+/// What adam_ and lion_ refuse, refused before any of several calls has moved something. No squares: lion_.
+void require_step_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
+                     at::TensorList mean_scales, at::TensorList squares, at::TensorList square_scales,
+                     at::TensorList tails, std::int64_t code_bits, const OptionalTensor& gradient_factor,
+                     const OptionalTensor& nonfinite) {
+  StepTensors tensors =
+      step_tensors(parameters, gradients, means, mean_scales, tails, code_bits, gradient_factor, nonfinite, {}, {}, {});
+  tensors.squares = squares;
+  tensors.square_scales = square_scales;
+  const bool has_square = !squares.empty();
+  as_torch_error([&] { require_valid(tensors, has_square, has_square ? "optim.adam" : "optim.lion"); });
+}
+
 void encode_state_op(const at::Tensor& values, at::Tensor codes, at::Tensor scales, std::int64_t bits, bool is_signed) {
   as_torch_error([&] { encode_state_(values, codes, scales, {static_cast<int>(bits), is_signed}); });
 }
@@ -194,6 +208,11 @@ TORCH_LIBRARY(octavo, m) {
       "Tensor? gradient_factor=None, Tensor(e!)? nonfinite=None, int? rounding_seed=None, int[] numbers=[], int[] "
       "first_elements=[]) -> ()",
       compilable);
+  m.def(
+      "require_step(Tensor[] parameters, Tensor[] gradients, Tensor[] means, Tensor[] mean_scales, Tensor[] squares, "
+      "Tensor[] square_scales, Tensor[] tails, int code_bits=8, Tensor? gradient_factor=None, "
+      "Tensor? nonfinite=None) -> ()",
+      compilable);
   m.def("encode_state_(Tensor values, Tensor(a!) codes, Tensor(b!) scales, int bits, bool is_signed) -> ()",
         compilable);
   m.def("decode_state(Tensor codes, Tensor scales, SymInt count, int bits, bool is_signed) -> Tensor", compilable);
@@ -223,6 +242,7 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
   m.impl("lamb_", Moving<lamb_op>::call);
   m.impl("adam_", Moving<adam_op>::call);
   m.impl("lion_", Moving<lion_op>::call);
+  m.impl("require_step", require_step_op);
   m.impl("encode_state_", encode_state_op);
   m.impl("decode_state", decode_state_op);
   m.impl("sign_step_", Moving<sign_step_op>::call);
@@ -241,6 +261,7 @@ TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("lamb_", fake_of(lamb_op));
   m.impl("adam_", fake_of(adam_op));
   m.impl("lion_", fake_of(lion_op));
+  m.impl("require_step", fake_of(require_step_op));
   m.impl("encode_state_", fake_of(encode_state_op));
   m.impl("decode_state", decode_state_fake);
   m.impl("sign_step_", fake_of(sign_step_op));

@@ -136,6 +136,7 @@ class OCTAVO_API Engine {
   /// Whether reduce_grads() and finish_backward() leave out gradients: between passes a compiled graph may be
   /// differentiated for something else, and computes those of its parameters, too.
   void ignore_gradients(bool ignores) { ignores_gradients_ = ignores; }
+  bool ignores_gradients() const { return ignores_gradients_; }
 
   // ---- whole parameters, of graphs of stage 3
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/kernels/page_files.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
@@ -30,9 +31,20 @@ int open_nameless(const std::string& directory) {
   return named;
 }
 
+constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 36U;
+
+/// Addresses without memory, for mappings that come later; null where the process may not have so many.
+std::byte* reserve(std::uint64_t bytes, void* at = nullptr) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at == nullptr ? 0 : MAP_FIXED);
+  void* const start = mmap(at, bytes, PROT_NONE, flags, -1, 0);
+  return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
+}
+
 }  // namespace
 
 /// Ranges of a file, each for one mapping. A range that is given back becomes a hole, for the next mapping of its size.
+/// Mappings lie as their ranges do in the file, in windows of reserved addresses: the kernel then takes neighbours for
+/// one, and a process may have some 65,000 mappings.
 class PageFiles::File {
  public:
   explicit File(const std::string& directory) : file_(open_nameless(directory)) {
@@ -40,7 +52,10 @@ class PageFiles::File {
     fail(ErrorCode::invalid_argument, "kernels.managed", "expected a directory in which a file can be made, got '",
          directory, "': ", std::strerror(errno));
   }
-  ~File() { close(file_); }
+  ~File() {
+    close(file_);
+    for (const auto& [offset, window] : windows_) munmap(window.start, window.bytes);
+  }
   File(const File&) = delete;
   File& operator=(const File&) = delete;
 
@@ -56,8 +71,8 @@ class PageFiles::File {
     int error = EINTR;
     while (error == EINTR) error = posix_fallocate(file_, first, size);
     const bool has_room = error == 0;
-    void* memory = has_room ? mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, first) : MAP_FAILED;
-    if (memory == MAP_FAILED) {
+    void* memory = has_room ? map_range(offset, bytes) : nullptr;
+    if (memory == nullptr) {
       make_hole(offset, bytes);
       return {nullptr, offset};
     }
@@ -68,12 +83,52 @@ class PageFiles::File {
     return {memory, offset};
   }
 
+  void unmap(void* memory, std::uint64_t offset, std::uint64_t bytes) {
+    if (memory == place_of(offset, bytes)) {
+      keep_reserved(offset, memory, bytes);
+    } else {
+      munmap(memory, bytes);
+    }
+  }
+
   /// A range that cannot be made a hole is not zero any more, and not used again.
   void give_back(std::uint64_t offset, std::uint64_t bytes) {
     if (make_hole(offset, bytes)) holes_.emplace(bytes, offset);
   }
 
  private:
+  struct Window {
+    std::byte* start;
+    std::uint64_t bytes;
+  };
+
+  void* map_range(std::uint64_t offset, std::uint64_t bytes) {
+    void* place = place_of(offset, bytes);
+    if (place == nullptr && !windows_.contains(offset)) {
+      const std::uint64_t window = std::max(bytes, kWindowBytes);
+      if (std::byte* const start = reserve(window)) windows_[offset] = {start, window};
+      place = place_of(offset, bytes);
+    }
+    const int flags = MAP_SHARED | (place == nullptr ? 0 : MAP_FIXED);
+    void* const memory = mmap(place, bytes, PROT_READ | PROT_WRITE, flags, file_, static_cast<off_t>(offset));
+    if (memory != MAP_FAILED) return memory;
+    if (place != nullptr) keep_reserved(offset, place, bytes);
+    return nullptr;
+  }
+
+  /// Where a range has its place in a window; null: nowhere.
+  void* place_of(std::uint64_t offset, std::uint64_t bytes) const {
+    const auto next = windows_.upper_bound(offset);
+    if (next == windows_.begin()) return nullptr;
+    const auto& [first, window] = *std::prev(next);
+    return offset - first + bytes <= window.bytes ? window.start + (offset - first) : nullptr;
+  }
+
+  /// Of a place without a mapping. What cannot be reserved others may get: its window takes no more mappings then.
+  void keep_reserved(std::uint64_t offset, void* place, std::uint64_t bytes) {
+    if (reserve(bytes, place) == nullptr) windows_.erase(std::prev(windows_.upper_bound(offset)));
+  }
+
   bool make_hole(std::uint64_t offset, std::uint64_t bytes) const {
     const auto first = static_cast<off_t>(offset), size = static_cast<off_t>(bytes);
     return fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, size) == 0;
@@ -83,6 +138,7 @@ class PageFiles::File {
   const pid_t owner_ = getpid();
   std::uint64_t end_ = 0;                              // of all ranges
   std::multimap<std::uint64_t, std::uint64_t> holes_;  // by size
+  std::map<std::uint64_t, Window> windows_;            // by the range that comes first
 };
 
 PageFiles& PageFiles::all() {
@@ -105,7 +161,7 @@ bool PageFiles::unmap(void* memory) {
   const auto found = mappings_.extract(static_cast<const std::byte*>(memory));
   if (!found) return false;
   const Mapping& mapping = found.mapped();
-  munmap(memory, mapping.bytes);
+  mapping.file->unmap(memory, mapping.offset, mapping.bytes);
   if (mapping.file->is_own()) mapping.file->give_back(mapping.offset, mapping.bytes);
   return true;
 }

@@ -2,6 +2,7 @@
 #include "octavo/optim/step.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
 #include <string>
@@ -55,6 +56,14 @@ std::string described(const char* dtype, at::IntArrayRef sizes, c10::Device devi
   return c10::str(dtype, sizes, " on ", device.str());
 }
 
+/// Each element has memory of its own: what a kernel writes to one would be another's, and torch refuses to copy it in.
+void require_no_overlap(const at::Tensor& written, const Named& named) {
+  if (at::has_internal_overlap(written) != at::MemOverlap::Yes) return;
+  fail(ErrorCode::invalid_argument, named.where, "expected ", named.what, " ", named.parameter,
+       " with memory for each element, got strides ", written.strides(), " of ", written.sizes(),
+       ", as expand() makes them: call contiguous()");
+}
+
 void require_values(const at::Tensor& values, const at::Tensor& parameter, int code_bits, const Named& named) {
   const bool is_float = values.scalar_type() == at::kFloat;
   const std::int64_t code_bytes = divided_up(parameter.numel() * code_bits, 8);
@@ -93,6 +102,7 @@ void require_state_of(const StepTensors& tensors, std::size_t i, at::TensorList 
                       const char* where, const char* what, const char* scales_what) {
   const at::Tensor& parameter = tensors.parameters[i];
   require_values(values[i], parameter, tensors.code_bits, {where, what, i});
+  require_no_overlap(values[i], {where, what, i});
   require_scales(scales, i, values[i], parameter, tensors.code_bits, {where, scales_what, i});
 }
 
@@ -119,19 +129,20 @@ bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
   return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides();
 }
 
-/// The memory order in which a parameter is walked: its own or, where its states are codes, whose blocks must not
-/// depend on it, row-major.
-at::Tensor walked_order(const at::Tensor& parameter, bool has_codes) {
-  if (!has_codes) return order_of(parameter);
+/// The memory order in which a parameter is walked: its own or row-major, where neither the blocks of codes nor the
+/// places that draw how elements are rounded may depend on it.
+at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
+  const at::Tensor& parameter = tensors.parameters[i];
+  const bool has_codes = tensors.means[i].scalar_type() == at::kByte;
+  const bool is_drawn = tensors.rounding_seed && parameter.scalar_type() == at::kBFloat16;
+  if (!has_codes && !is_drawn) return order_of(parameter);
   return parameter.is_contiguous() ? parameter : at::empty(parameter.sizes(), parameter.options());
 }
 
 /// A parameter's tensors as flat memory. Copies of those that are not live as long as this.
 class Moved {
  public:
-  Moved(const StepTensors& tensors, std::size_t i)
-      : order_(walked_order(tensors.parameters[i], tensors.means[i].scalar_type() == at::kByte)),
-        count_(order_.numel()) {
+  Moved(const StepTensors& tensors, std::size_t i) : order_(walked_order(tensors, i)), count_(order_.numel()) {
     const at::Tensor& parameter = tensors.parameters[i];
     const at::Tensor& gradient = tensors.gradients[i];
     operands_.parameter = memory_of(parameter);
@@ -257,6 +268,7 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
   for (std::size_t i = 0; i < count; ++i) {
     const at::Tensor& parameter = tensors.parameters[i];
     require_floats(parameter, parameter, {where, "parameter", i});
+    require_no_overlap(parameter, {where, "parameter", i});
     if (parameter.device() != device) {
       Named{where, "parameter", i}.refuse(c10::str("on ", device.str(), " as the first"), parameter);
     }
@@ -268,7 +280,9 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
         Named{where, "square", i}.refuse("of the mean's dtype", tensors.squares[i]);
       }
     }
-    if (is_given(tensors.tails, i)) require_tail(tensors.tails[i], parameter, {where, "tail", i});
+    if (!is_given(tensors.tails, i)) continue;
+    require_tail(tensors.tails[i], parameter, {where, "tail", i});
+    require_no_overlap(tensors.tails[i], {where, "tail", i});
   }
 }
 

@@ -21,7 +21,7 @@ namespace octavo {
 /// A state is float32 of the parameter's shape, with an undefined or empty tensor for its scales; or codes with
 /// float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape in 8 bits, uint8[elements / 2,
 /// rounded up] in 4, always row-major. What has another memory order than the parameter, or with codes than row-major,
-/// costs a copy.
+/// costs a copy; so does any but row-major memory of elements that are rounded at random.
 struct StepTensors {
   at::TensorList parameters;               // float32, bfloat16 or float16; never an empty list
   at::TensorList gradients;                // one of these dtypes, of the parameter's shape; never an empty list
@@ -40,7 +40,7 @@ struct StepTensors {
 };
 
 /// Throws Error invalid_argument, in the name of `where`, unless they are as is said above.
-void require_valid(const StepTensors& tensors, bool has_square, const char* where);
+OCTAVO_API void require_valid(const StepTensors& tensors, bool has_square, const char* where);
 
 using MakeStep = std::function<void(const LaunchScope& scope, std::size_t parameter, std::uint64_t count,
                                     const StepOperands& operands)>;

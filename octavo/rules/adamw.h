@@ -34,10 +34,18 @@ OCTAVO_RULE auto adamw_takes(Float gradient) {
   return is_finite(gradient * gradient);
 }
 
+/// The mean moved towards the gradient, from the nearer of both, as torch.lerp does: from a mean of 1e8 with a beta1 of
+/// 0 the difference alone would leave nothing of a gradient of 1.
+template <class Float>
+OCTAVO_RULE Float adamw_mean(float beta1_complement, Float gradient, Float mean) {
+  return beta1_complement < 0.5F ? fused(beta1_complement, gradient - mean, mean)
+                                 : fused(beta1_complement - 1, gradient - mean, gradient);
+}
+
 /// By a gradient that adamw_takes() refuses the square becomes one that is not finite.
 template <class Float>
 OCTAVO_RULE void adamw_moments(const AdamWStep& s, Float gradient, Float& mean, Float& square) {
-  mean = fused(s.beta1_complement, gradient - mean, mean);
+  mean = adamw_mean(s.beta1_complement, gradient, mean);
   square = fused(s.beta2_complement, gradient * gradient, s.beta2 * square);
 }
 

@@ -17,7 +17,9 @@ struct LambStep {
 };
 
 OCTAVO_RULE void lamb_moments(const LambStep& s, float gradient, float& mean, float& square) {
-  mean = mean + s.beta1_complement * (gradient - mean);
+  // from the nearer of both: adamw_mean()
+  mean = s.beta1_complement < 0.5F ? mean + s.beta1_complement * (gradient - mean)
+                                   : gradient + (s.beta1_complement - 1) * (gradient - mean);
   square = s.beta2 * square + s.beta2_complement * (gradient * gradient);
 }
 

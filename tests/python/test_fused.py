@@ -10,7 +10,7 @@ import torch
 from fused_rules import MEAN, SQUARE, adam_step, codes_of, decoded, encoded, lion_step
 from torch import Tensor, nn
 
-from octavo.optim import Adam, Adam4bit, Adam8bit, AdamW, AdamW4bit, AdamW8bit, Lion, Lion8bit
+from octavo.optim import Adam, Adam4bit, Adam8bit, AdamW, AdamW4bit, AdamW8bit, Lion, Lion8bit, OneBitLamb
 
 OPTIONS = {"lr": 3e-3, "betas": (0.85, 0.97), "eps": 1e-5, "weight_decay": 0.07}
 LION_OPTIONS = {name: OPTIONS[name] for name in ("lr", "betas", "weight_decay")}
@@ -70,6 +70,24 @@ def test_32_bits_are_torchs_within_some_units_of_the_last_place(ours):
             assert close(my_optimizer.state[a][name], other_optimizer.state[b][name], 8)
         assert torch.equal(my_optimizer.state[a]["step"], other_optimizer.state[b]["step"])
     assert [int(my_optimizer.state[p]["step"]) for p in mine] == [20, 15, 20, 13]
+
+
+@pytest.mark.parametrize("make", [Adam, OneBitLamb])
+@pytest.mark.parametrize("beta1", [0.0, 0.1, 0.4, 0.5, 0.9])
+def test_a_mean_forgets_at_any_beta(make, beta1):
+    """A mean of 1e8 and a gradient of 1 are further apart than float32 tells the gradient from 0."""
+    options = {"warmup_steps": 10} if make is OneBitLamb else {}
+    optimizer = make([parameter := nn.Parameter(torch.ones(1000))], betas=(beta1, 0.999), **options)
+    mean = torch.zeros(1000, dtype=torch.float64)
+    for step in range(4):
+        parameter.grad = randn(step, (1000,)) * 10.0 ** (8 * ((torch.arange(1000) + step) % 2))
+        optimizer.step()
+        mean = torch.lerp(mean, parameter.grad.double(), 1 - beta1)
+        # what a step rounds is a part of the larger of both, and of the mean only its share stays
+        room = 4e-7 * (mean.abs() + beta1 * (mean - parameter.grad).abs() + beta1 * 1e8)
+        found = optimizer.state[parameter]["exp_avg"]
+        assert bool(((found - mean).abs() <= room).all())
+        assert beta1 > 0 or torch.equal(found, parameter.grad)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

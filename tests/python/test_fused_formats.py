@@ -157,7 +157,8 @@ def test_a_run_of_torch_goes_on(make, theirs):
     resumed.load_state_dict(saved)
     group = resumed.param_groups[0]
     assert {name: group[name] for name in options} == options
-    assert not {"amsgrad", "foreach", "capturable", "decoupled_weight_decay"} & group.keys()
+    assert not {"amsgrad", "foreach", "capturable"} & group.keys()
+    assert group["decoupled_weight_decay"] == (make is AdamW)
     for one in (optimizer, resumed):
         go_on(one, range(4, 8))
     for a, b in zip(parameters, group["params"], strict=True):
@@ -201,7 +202,14 @@ def test_torch_goes_on_with_ours(bits):
     copies = [nn.Parameter(p.detach().clone()) for p in parameters]
     theirs = torch.optim.AdamW(copies)
     exported = octavo.optim.to_torch(optimizer)
-    assert exported["param_groups"][0].keys() == {"lr", "betas", "eps", "weight_decay", "params"}
+    assert exported["param_groups"][0].keys() == {
+        "lr",
+        "betas",
+        "eps",
+        "weight_decay",
+        "decoupled_weight_decay",
+        "params",
+    }
     before = copy.deepcopy(exported)
     go_on(optimizer, range(4, 5))
     assert is_equal(exported, before)  # it shares no memory with the optimizer

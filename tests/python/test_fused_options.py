@@ -255,6 +255,7 @@ def test_other_policies_leave_all_groups_as_they_are(policy, place):
             optimizer.step()
     else:
         optimizer.step()
+        assert optimizer.saw_nonfinite()
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), before, strict=True))
     go_on(optimizer, range(3, 4))
     assert int(optimizer.state[parameters[0]]["step"]) == 3
@@ -496,6 +497,41 @@ def test_what_others_set_a_parameter_to_has_no_extra_bits(value):
         assert bool((parameter == value).all())
 
 
+def test_a_parameter_that_is_bfloat16_no_longer_has_no_extra_bits():
+    parameter = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
+    optimizer = AdamW8bit([parameter], bf16_rounding="extra_bits")
+    go_on(optimizer, range(1))
+    saved = copy.deepcopy(optimizer.state_dict())
+    parameter.grad = None
+    parameter.data = parameter.data.float()
+    go_on(optimizer, range(1, 2))
+    assert "extra_bits" not in optimizer.state[parameter]
+    wide = AdamW8bit([nn.Parameter(torch.ones(64, 64))], bf16_rounding="extra_bits")
+    wide.load_state_dict(saved)
+    go_on(wide, range(1, 2))
+    assert "extra_bits" in saved["state"][0]
+
+
+@pytest.mark.parametrize("make", [AdamW, AdamW8bit, Lion])
+def test_random_bits_are_drawn_by_the_number_of_an_element_whatever_its_place(make):
+    ends = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        parameter = nn.Parameter(randn(0, (8, 8, 8, 9)).bfloat16().to(memory_format=memory_format))
+        optimizer = make([parameter], lr=1e-3, bf16_rounding="stochastic")
+        go_on(optimizer, range(3))
+        ends.append(parameter.detach())
+    assert torch.equal(*ends)
+
+
+def test_a_gradient_that_another_hook_has_used_up_makes_no_step():
+    parameter = nn.Parameter(torch.ones(8))
+    parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
+    optimizer = AdamW([parameter])
+    optimizer.step_in_backward()
+    parameter.sum().backward()
+    assert torch.equal(parameter, torch.ones(8)) and not optimizer.state
+
+
 def test_options_that_were_changed_in_a_group_are_those_of_the_next_step():
     parameter = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
     optimizer = AdamW8bit([parameter], lr=1e-4, weight_decay=0.0)
@@ -510,6 +546,9 @@ def test_options_that_were_changed_in_a_group_are_those_of_the_next_step():
     for _ in range(50):
         step()
     assert float(parameter.detach().float().max()) < 0.997  # rounded to nearest it would still be 1
+    group["bf16_rounding"] = "nearest"
+    step()
+    assert "extra_bits" not in optimizer.state[parameter]
     for option, value in (("bf16_rounding", "up"), ("nonfinite", "ignore")):
         before, group[option] = group[option], value
         with pytest.raises(ValueError, match=option):

@@ -192,7 +192,9 @@ def test_the_state_of_another_optimizer_is_refused(make, other):
 
 def test_no_room_for_the_loaded_state_changes_nothing(tmp_path):
     _, other = run(PagedAdamW8bit, range(3), lr=0.25)
-    _, optimizer = run(PagedAdamW8bit, range(0), lr=0.5, page_dir=str(tmp_path / "missing"))
+    (tmp_path / "gone").mkdir()
+    _, optimizer = run(PagedAdamW8bit, range(0), lr=0.5, page_dir=str(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
     with pytest.raises(ValueError, match="No such file or directory"):
         optimizer.load_state_dict(other.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.5 and not optimizer.state

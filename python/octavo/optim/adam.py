@@ -35,11 +35,20 @@ class Adam(FusedOptimizer):
     ):
         if amsgrad:
             raise ValueError(f"[optim.{type(self).__name__}] amsgrad is not supported: use torch.optim.Adam for it")
-        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        # torch's name, by which checkpoints tell Adam from AdamW
+        is_decoupled = options.pop("decoupled_weight_decay", self._is_decay_decoupled)
+        defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled_weight_decay=is_decoupled)
         super().__init__(params, defaults, **without_inert(self, options))
 
+    def _require_valid(self, group: dict[str, Any]) -> None:
+        super()._require_valid(group)
+        asked = group.get("decoupled_weight_decay", self._is_decay_decoupled)
+        other = "Adam" if self._is_decay_decoupled else "AdamW"
+        what = f"decoupled_weight_decay={self._is_decay_decoupled}; octavo.optim.{other} has the other"
+        self._require(asked == self._is_decay_decoupled, what, asked)
+
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """torch's Adam and AdamW say in their groups which of them they are; where nothing decays they are the same."""
+        """Adam and AdamW say in their groups which of them they are; where nothing decays they are the same."""
         is_decoupled = saved.get("decoupled_weight_decay", self._is_decay_decoupled)
         is_alike = is_decoupled == self._is_decay_decoupled or not saved.get("weight_decay")
         kinds = {True: "an AdamW", False: "an Adam"}

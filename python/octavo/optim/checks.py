@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no optimizer of Octavo takes: options, parameters, gradients and saved states."""
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, ClassVar
 
@@ -59,12 +60,14 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
 
 
 def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) -> None:
-    """Raises ValueError for a directory without paged states."""
+    """Raises ValueError for a directory without paged states, or one that is not there."""
     if page_dir is not None and not is_paged:
         raise ValueError(
             f"[optim.{type(optimizer).__name__}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, "
             f"too"
         )
+    if page_dir is not None and not os.path.isdir(page_dir):
+        raise ValueError(f"[optim.{type(optimizer).__name__}] page_dir {page_dir!r} is no directory: make it first")
 
 
 _OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}

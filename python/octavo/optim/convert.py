@@ -63,7 +63,7 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
                 others[f"state{number}"] = state[moment].clone()
         return others
 
-    return _exported(optimizer, exported, {"eps": 0.0})
+    return _exported(optimizer, exported, {"eps": 0.0}, {*OWN_OPTIONS, "decoupled_weight_decay"})
 
 
 def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
             others[moment] = as_shard(values, parameter) if is_sharded(parameter) else values
         return others
 
-    return _exported(optimizer, exported, {})
+    return _exported(optimizer, exported, {}, set(OWN_OPTIONS))
 
 
 # ---- from bitsandbytes
@@ -151,17 +151,20 @@ def _map_of(moment: str) -> Tensor:
 
 
 def _exported(
-    optimizer: FusedOptimizer, exported: Callable[..., dict[str, Any]], defaults: dict[str, Any]
+    optimizer: FusedOptimizer,
+    exported: Callable[..., dict[str, Any]],
+    defaults: dict[str, Any],
+    unwanted: set[str],
 ) -> dict[str, Any]:
     """With exported(state, bits of codes, parameter) of each parameter that has a state, and its groups without the
-    options that only ours have."""
+    options that the other library has not."""
     states: dict[int, dict[str, Any]] = {}
     groups = optimizer.state_dict()["param_groups"]
     for group, saved in zip(optimizer.param_groups, groups, strict=True):
         for parameter, key in zip(group["params"], saved["params"], strict=True):
             if optimizer.state.get(parameter):
                 states[key] = exported(optimizer.state[parameter], group["optim_bits"], parameter)
-    return {"state": states, "param_groups": [defaults | _without(group, OWN_OPTIONS) for group in groups]}
+    return {"state": states, "param_groups": [defaults | _without(group, unwanted) for group in groups]}
 
 
 def _without(names: dict[str, Any], unwanted: Any) -> dict[str, Any]:

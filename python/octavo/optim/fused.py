@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # option
 OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # that optimizers of other libraries have not
 # Options of groups that torch's optimizers have besides: how they make a step, or what is refused where it is true.
 TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
+
+
+class Move(NamedTuple):
+    """The step of the parameters of a group on one device."""
+
+    make: Callable[[], object]
+    check: Callable[[], object] = lambda: None  # raises what `make` would refuse, and changes nothing
 
 
 class FusedOptimizer(CheckedOptimizer):
@@ -137,15 +145,18 @@ class FusedOptimizer(CheckedOptimizer):
                 loss = closure()
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        factor, self._factor = self._factor, None
         for parameter in (p for parameters in moved for p in parameters):
             require_dense(self, parameter.grad)
             match_placements(parameter)
         if self._may_step(moved):
             groups = zip(self.param_groups, moved, strict=True)
-            calls = [call for group, parameters in groups for call in self._calls(group, parameters, factor)]
-            for call in calls:  # an operator checks all of its parameters before it moves one
-                call()
+            moves = [move for group, parameters in groups for move in self._moves(group, parameters, self._factor)]
+            if len(moves) > 1:  # one by itself checks all of its parameters before it moves one
+                for move in moves:
+                    move.check()
+            for move in moves:
+                move.make()
+        self._factor = None
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -156,7 +167,7 @@ class FusedOptimizer(CheckedOptimizer):
         """Clips the gradients of the next step to the global L2 norm ``max_norm``, as
         ``torch.nn.utils.clip_grad_norm_`` does but without a pass of its own over them: the step multiplies as it reads
         them, and ``grad`` stays as it is. Returns the norm that they have, on their device, which is not waited for.
-        ``zero_grad()`` of this optimizer takes it back. Raises RuntimeError where ``step_in_backward`` frees gradients
+        ``zero_grad()`` of this optimizer takes it back, and of several calls before a step the last one counts. Raises RuntimeError where ``step_in_backward`` frees gradients
         before they can be measured.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
@@ -172,7 +183,8 @@ class FusedOptimizer(CheckedOptimizer):
         return norm
 
     def saw_nonfinite(self) -> bool:
-        """Whether a step since the last call left elements alone because of their gradients. Waits for the devices."""
+        """Whether a step since the last call left elements, or with ``"skip_step"`` all, alone because of their
+        gradients. Waits for the devices."""
         seen = any(bool(flag.item()) for flag in self._nonfinite.values())
         for flag in self._nonfinite.values():
             flag.zero_()
@@ -181,7 +193,8 @@ class FusedOptimizer(CheckedOptimizer):
     def step_in_backward(self) -> list[RemovableHandle]:
         """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
-        accumulation, nor for clipping by the norm of all gradients, nor where reentrant checkpointing gives a tied
+        accumulation, nor for clipping by the norm of all gradients, nor with a GradScaler, whose factor is still in them,
+        nor where reentrant checkpointing gives a tied
         weight its gradient in parts. Parameters that require a gradient later are not among them, and hooks around
         ``step`` are not called. ``remove()`` of the handles ends it. Raises RuntimeError, here or in backward, where
         something reads gradients after that, as DistributedDataParallel does to average them: ranks would step by their
@@ -222,32 +235,32 @@ class FusedOptimizer(CheckedOptimizer):
 
     @torch.no_grad()
     def _step_now(self, group_number: int, parameter: Tensor) -> None:
+        if parameter.grad is None:  # another hook has used it up
+            return
         self._require_unawaited(parameter)
         group = self.param_groups[group_number]  # of now: a load makes them anew
         self._require_ready()
         require_dense(self, parameter.grad)
         match_placements(parameter)
         self._require_skips_elements(group)
-        for call in self._calls(group, [parameter], None):
-            call()
+        for move in self._moves(group, [parameter], None):
+            move.make()
         parameter.grad = None
 
-    def _calls(
-        self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None
-    ) -> list[Callable[[], None]]:
+    def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
         """What makes the step of parameters that have a ``grad``, for those of each device; checked here, so that
         nothing has moved where a parameter is refused."""
         self._require_valid(group)  # its options may have been changed
-        calls: list[Callable[[], None]] = []
+        self._maker.require_own_process()
+        self._require_format(group, parameters)
+        moves: list[Move] = []
         by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
             is_known = parameter.dtype in STEP_DTYPES
             self._require(is_known, "parameters in float32, bfloat16 or float16", parameter.dtype)
             if not self.state[parameter]:
                 self.state[parameter] = self._maker.first(group, parameter)
-            elif not by_device:
-                self._require_format(group, parameter)
-            self._maker.add_extra_bits(group, parameter, self.state[parameter])
+            self._maker.fit_extra_bits(group, parameter, self.state[parameter])
             by_device.setdefault(parameter.device, []).append(parameter)
         for device, here in by_device.items():
             is_random = group["bf16_rounding"] == "stochastic"
@@ -262,8 +275,21 @@ class FusedOptimizer(CheckedOptimizer):
                 numbers=self._numbers(here) if is_random else [],
                 first_elements=[first_element(p) for p in here] if is_random else [],
             )
-            calls.append(partial(self._move, group, here, common))
-        return calls
+            moves.append(Move(partial(self._move, group, here, common), partial(self._check, here, common)))
+        return moves
+
+    def _check(self, parameters: list[Tensor], tensors: dict[str, Any]) -> None:
+        """Raises what ``_call`` would raise for them."""
+        moments = [(self._states(parameters, moment), self._scales(parameters, moment)) for moment in self._moments]
+        (means, mean_scales), (squares, square_scales) = [*moments, ([], [])][:2]  # Lion has one alone
+        names = ("parameters", "gradients", "tails", "code_bits", "gradient_factor", "nonfinite")
+        torch.ops.octavo.require_step(
+            means=means,
+            mean_scales=mean_scales,
+            squares=squares,
+            square_scales=square_scales,
+            **{name: tensors[name] for name in names},
+        )
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         self._call(group, parameters, tensors)
@@ -271,13 +297,17 @@ class FusedOptimizer(CheckedOptimizer):
         for parameter in parameters:
             self.state[parameter]["step"] += 1
 
-    def _require_format(self, group: dict[str, Any], parameter: Tensor) -> None:
-        """That its codes are of the group's ``optim_bits``. Of one parameter: it changes for all of a group."""
-        bits, shape, state = group["optim_bits"], local(parameter).shape, self.state[parameter]
-        for moment in self._moments:
-            fits = not has_codes(state, moment) or (bits != 32 and is_fitting(state, moment, bits, shape))
-            what = "the optim_bits of the states that are there; load state_dict() into a new optimizer for others"
-            self._require(fits, what, bits)
+    def _require_format(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """That codes are of the group's ``optim_bits``. Of one parameter that has some: it changes for all of a
+        group."""
+        moment = self._moments[0]
+        coded = next((p for p in parameters if has_codes(self.state[p], moment)), None)
+        if coded is None:
+            return
+        known = [bits for bits in (8, 4) if is_fitting(self.state[coded], moment, bits, local(coded).shape)]
+        what = "the optim_bits of the states that are there; load state_dict() into a new optimizer for others"
+        # codes of another shape than the parameter's, whatever their bits, are refused with both shapes
+        self._require(group["optim_bits"] in (known or (8, 4)), what, group["optim_bits"])
 
     def _next_steps(self, parameters: list[Tensor]) -> list[int]:
         return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]
@@ -304,8 +334,13 @@ class FusedOptimizer(CheckedOptimizer):
                     f"[optim.{type(self).__name__}] a gradient is not finite; all parameters and states are as they "
                     f"were before the step"
                 )
+            self._tell_nonfinite(moved)
             return False
         return True
+
+    def _tell_nonfinite(self, moved: list[list[Tensor]]) -> None:
+        for device in {parameter.device for parameters in moved for parameter in parameters}:
+            self._flag_on(device).fill_(1)
 
     def _all_finite(self, parameters: list[Tensor]) -> bool:
         """On all ranks that have a shard of them. Waits for the devices."""
@@ -374,6 +409,7 @@ class FusedOptimizer(CheckedOptimizer):
             groups = [state["defaults"] | group for group in saved_groups]
         else:
             groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]
+            self._maker.process = os.getpid()  # all states are made anew
         states: dict[Tensor, dict[str, Tensor]] = {}
         for group, saved_group in zip(groups, saved_groups, strict=True):
             self._require_valid(group)

@@ -4,7 +4,7 @@ signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo._C import Plan
 from octavo.optim.checks import without_inert
-from octavo.optim.fused import FusedOptimizer
+from octavo.optim.fused import FusedOptimizer, Move
 from octavo.optim.joined import JoinedOptimizer
 
 
@@ -162,17 +162,15 @@ class DistributedLion(JoinedOptimizer, Lion):
         may = super()._may_step(moved)
         if not may or self._handle is None or self._handle.end_step():
             return may
-        for device in {parameter.device for parameters in moved for parameter in parameters}:
-            self._flag_on(device).fill_(1)
+        self._tell_nonfinite(moved)
         return False
 
-    def _calls(
-        self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None
-    ) -> list[Callable[[], None]]:
+    def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
         if self._handle is None:
-            return super()._calls(group, parameters, factor)
+            return super()._moves(group, parameters, factor)
         updates = [parameter.grad for parameter in parameters]
-        return [partial(torch.ops.octavo.sign_step_, parameters, updates, group["lr"], group["weight_decay"])]
+        make = partial(torch.ops.octavo.sign_step_, parameters, updates, group["lr"], group["weight_decay"])
+        return [Move(make)]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class StateMaker:
     def __init__(self, owner: str, moments: tuple[str, ...], page_dir: str | None):
         self.page_dir = page_dir
         self.arenas: dict[torch.device, Arena] = {}
+        self.process = os.getpid()  # whose states they are
         self._owner = owner  # the optimizer's class, for errors
         self._moments = moments
 
@@ -40,13 +42,24 @@ class StateMaker:
         state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
         for moment in self._moments:
             state |= self._zero_moment(group, parameter, moment, bits)
-        self.add_extra_bits(group, parameter, state)
+        self.fit_extra_bits(group, parameter, state)
         return state
 
-    def add_extra_bits(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> None:
-        """Zeros, where the group asks for them and the state has none."""
-        if group["bf16_rounding"] == "extra_bits" and parameter.dtype == torch.bfloat16 and "extra_bits" not in state:
+    def fit_extra_bits(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> None:
+        """A state has them where its group asks for them and its parameter is in bfloat16; at first zeros."""
+        if group["bf16_rounding"] != "extra_bits" or parameter.dtype != torch.bfloat16:
+            state.pop("extra_bits", None)
+        elif "extra_bits" not in state:
             state["extra_bits"] = self._zeros_like(group, local(parameter), torch.int8)
+
+    def require_own_process(self) -> None:
+        """Raises RuntimeError in a forked process for states in files, which it shares with its parent."""
+        if self.page_dir is not None and self.arenas and self.process != os.getpid():
+            raise RuntimeError(
+                f"[optim.{self._owner}] the states in page_dir are those of process {self.process}, from which this "
+                f"one was forked: each would go on in the other's. Load the optimizer's own state_dict(), which makes "
+                f"copies, or build the optimizer after the fork"
+            )
 
     def restored(self, group: dict[str, Any], parameter: Tensor, saved: Any, saved_bits: int) -> dict[str, Tensor]:
         """Of a saved state, whose codes are of `saved_bits`: copied where it is in the group's format, otherwise
@@ -57,11 +70,11 @@ class StateMaker:
             return {}
         state = self.first(group, parameter)
         saved = {name: local(value) for name, value in saved.items()}
-        self._require_names(saved, state)
+        self._require_names(saved)
         state["step"].fill_(self._step_of(saved))
         for moment in self._moments:
             self._restore_moment(state, saved, moment, local(parameter).shape, (group["optim_bits"], saved_bits))
-        if "extra_bits" in saved:
+        if "extra_bits" in saved and "extra_bits" in state:
             self._copy(state, saved, "extra_bits")
         return state
 
@@ -121,18 +134,18 @@ class StateMaker:
 
     # ---- what was saved
 
-    def _require_names(self, saved: dict[str, Any], state: dict[str, Tensor]) -> None:
-        """Moments may be saved in any format; of the rest, nothing that this state does not have."""
+    def _require_names(self, saved: dict[str, Any]) -> None:
+        """Moments may be saved in any format; of the rest, nothing that no state here has."""
         if "max_exp_avg_sq" in saved:
             raise ValueError(
                 f"[optim.{self._owner}] amsgrad is not supported, and the saved state has its max_exp_avg_sq: go on "
                 f"with the optimizer that saved it, or leave max_exp_avg_sq out; nothing has changed"
             )
-        known = state.keys() | {name for moment in self._moments for name in names_of(moment)}
+        known = {"step", "extra_bits"} | {name for moment in self._moments for name in names_of(moment)}
         if strangers := saved.keys() - known:
             raise ValueError(
                 f"[optim.{self._owner}] this is the state of another optimizer, or of one with other options: "
-                f"a {self._owner} has no {', '.join(sorted(strangers))}; nothing has changed"
+                f"{self._owner} has no {', '.join(sorted(strangers))}; nothing has changed"
             )
 
     def _step_of(self, saved: dict[str, Any]) -> float:
@@ -158,7 +171,13 @@ class StateMaker:
             for name in names_of(moment)[1:]:
                 state[name].copy_(saved[name].view(state[name].shape))
         else:
-            keep_floats(state, moment, own_bits, floats_of(saved, moment, saved_bits, shape))
+            floats = floats_of(saved, moment, saved_bits, shape)
+            if has_codes(state, moment) and not floats.isfinite().all():
+                raise ValueError(
+                    f"[optim.{self._owner}] the saved {moment} has values that are not finite, which would spoil all "
+                    f"of their blocks of codes: replace them, as by nan_to_num_(); nothing has changed"
+                )
+            keep_floats(state, moment, own_bits, floats)
 
     def _copy(self, state: dict[str, Tensor], saved: dict[str, Any], name: str) -> None:
         own, value = state[name], saved[name]

@@ -112,7 +112,6 @@ class ZeroEngine:
             param_group["params"] = [self.parts[p].values for p in param_group["params"] if p in self.parts]
         self._micro_batches = 0
         self._has_gradients = False
-        self._in_backward = False
         self._engine.ignore_gradients(True)
         for name, parameter in self._parameters.items():
             parameter.grad = None
@@ -158,7 +157,6 @@ class ZeroEngine:
         self._engine.start_backward(self.is_last_micro_batch)
         for parameter in self.parts:
             parameter.grad = None  # of a pass that was not this engine's
-        self._in_backward = True
         self._engine.ignore_gradients(False)
         try:
             (loss / self.config.accumulation_steps).backward()
@@ -170,7 +168,6 @@ class ZeroEngine:
             self._engine.give_up_pass()
             raise
         finally:
-            self._in_backward = False
             self._engine.ignore_gradients(True)
         self._micro_batches += 1
         self._has_gradients = self._micro_batches % self.config.accumulation_steps == 0
@@ -256,7 +253,7 @@ class ZeroEngine:
     def _reduce(self, name: str, parameter: Tensor) -> None:
         """Of a parameter whose gradient is complete. None where a compiled graph has reduced it."""
         gradient, parameter.grad = parameter.grad, None
-        if not self._in_backward:
+        if self._engine.ignores_gradients():
             raise RuntimeError(
                 f"[zero.backward] a backward pass has reached {name}, and it is not one of this parameter's engine: "
                 f"call engine.backward(loss) in place of loss.backward(); where the loss is another engine's, let this "

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -187,6 +188,34 @@ TEST_F(FileMemoryTest, WhatWasFreedIsZeroForTheNext) {
     host_managed.free({}, memory, kBytes);
   }
   host_managed.free({}, stays, 1);
+}
+
+/// A process may have some 65,000 mappings, and an optimizer four states of each of its parameters.
+TEST_F(FileMemoryTest, ManyTakeFewMappings) {
+  const auto mappings = [] {
+    std::ifstream maps("/proc/self/maps");
+    return std::count(std::istreambuf_iterator<char>(maps), {}, '\n');
+  };
+  constexpr std::size_t kMany = 2000;
+  const auto before = mappings();
+  std::vector<unsigned char*> all;
+  const auto fill = [&](std::size_t i) {
+    all[i] = allocate(100);
+    ASSERT_NE(all[i], nullptr);
+    EXPECT_EQ(std::count(all[i], all[i] + 100, 0), 100);
+    std::memset(all[i], static_cast<int>(i % 251 + 1), 100);
+  };
+  all.resize(kMany);
+  for (std::size_t i = 0; i < kMany; ++i) fill(i);
+  EXPECT_LT(mappings(), before + 50);
+  for (std::size_t i = 0; i < kMany; i += 3) host_managed.free({}, all[i], 100);
+  for (std::size_t i = 0; i < kMany; i += 3) fill(i);
+  EXPECT_LT(mappings(), before + 50);
+  for (std::size_t i = 0; i < kMany; ++i) {
+    EXPECT_EQ(std::count(all[i], all[i] + 100, static_cast<int>(i % 251 + 1)), 100);
+    host_managed.free({}, all[i], 100);
+  }
+  EXPECT_LT(mappings(), before + 50);
 }
 
 TEST_F(FileMemoryTest, ADiskWithoutRoomGivesNullAndTakesNothing) {
