@@ -21,3 +21,8 @@
 #include "octavo/deepcompile/zero_executors.h"
 
 namespace dc = octavo::dc;
+
+/// Seed 003 names it without a namespace, as NCCL does. Include nccl.h before, or define the macro, where both meet.
+#if !defined(NCCL_H_) && !defined(OCTAVO_NO_NCCL_NAMES)
+using octavo::dc::ncclDataType_t;
+#endif

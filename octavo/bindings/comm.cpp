@@ -39,6 +39,9 @@ const Codec& codec_of(const Plan& plan) {
 void bind_plan(py::module_& m) {
   py::class_<Plan>(m, "Plan")
       .def(py::init(&Plan::parse), py::arg("text"))
+      .def(py::init([](const Plan& plan) { return plan; }), py::arg("plan"))
+      .def(py::pickle([](const Plan& plan) { return plan.text(); },
+                      [](const std::string& text) { return Plan::parse(text); }))
       .def_property_readonly("error_feedback", [](const Plan& plan) { return plan.feedback != nullptr; })
       .def_property_readonly("momentum", [](const Plan& plan) { return plan.momentum(); })
       .def("with_momentum", &Plan::with_momentum, py::arg("momentum"))
@@ -53,7 +56,8 @@ void bind_plan(py::module_& m) {
           "payload_bytes", [](const Plan& plan, std::uint64_t count) { return codec_of(plan).payload_bytes(count); },
           py::arg("count"))
       .def("__str__", &Plan::text)
-      .def("__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); })
+      .def(
+          "__eq__", [](const Plan& a, const Plan& b) { return a.text() == b.text(); }, py::is_operator())
       .def("__hash__", [](const Plan& plan) { return py::hash(py::str(plan.text())); })
       .def("__repr__", [](const Plan& plan) { return "Plan('" + plan.text() + "')"; });
 }

@@ -82,6 +82,9 @@ void bind_outer(py::module_& m) {
       .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
       .def_static(
+          "require_plan", [](const Plan& plan, double mix) { Outer::require_plan(plan, mix); }, py::arg("plan"),
+          py::arg("mix") = 0.0)
+      .def_static(
           "require",
           [](const Plan& plan, const OuterTuples& parameters, const OuterOptions& options) {
             Outer::require(plan, parameters_of(parameters), options);

@@ -113,7 +113,7 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   PhaseSeconds seconds;
   const auto [up, down] = plan.at(kOnlyStep);
   Contribution all{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(values.numel()), up, down};
-  all.over_hits = plan.over_hits;
+  all.over_hits = all.codes_own = plan.over_hits;
   all.shared_key = key;
   all.rounding_key = rules::derive_key(key, static_cast<std::uint64_t>(wire.rank()));
   all.mapping = mapping(plan, tensor);

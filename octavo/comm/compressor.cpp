@@ -457,6 +457,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   tensor.mapping = mapping(index);
   tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
   tensor.over_hits = parameter.over_hits();
+  tensor.codes_own = parameter.codes_own();
   tensor.owed_share = owed_share_;
   tensor.step = step_;
   tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);

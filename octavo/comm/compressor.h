@@ -289,6 +289,7 @@ class OCTAVO_API Compressor {
     PackedFigures packed = {};  // in the last step (Outcome)
     MeasuredLoss loss = {};
     bool over_hits() const { return plan->over_hits && !info.exempt; }
+    bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
     bool keeps_updates() const { return preconditioner.defined(); }
     bool sends_own() const { return keeps_momentum || keeps_updates(); }  // what it has made of its gradient
     bool sends_momentum() const { return momentum.mean.defined() || sends_own(); }

@@ -108,7 +108,8 @@ void Compressor::use(const Plan& plan) {
     parameter.roles = {kOwnMomentum, kOwnUpdate};
     for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
       const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
-      if (now->over_hits || !is_of_own) parameter.roles.push_back(role);  // else own values are not sent as codes
+      if (parameter.codes_own() || !is_of_own)
+        parameter.roles.push_back(role);  // else own values are not sent as codes
     }
     if (is_mapped && !same_map) state_.clear(i, parameter.roles);
     if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});

@@ -2,6 +2,7 @@
 #include "octavo/comm/gloo_exchange.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <stdexcept>
@@ -18,6 +19,11 @@ using std::chrono::milliseconds;
 /// One for all: messages of a pair of ranks are then matched in their order, so that ranks which begin different
 /// exchanges read each other's messages, which begin with a digest, and do not wait for what never comes.
 constexpr int kTag = 1;
+
+/// Gloo tells the peer's address at most.
+[[noreturn]] void fail_by(int peer, const char* what) {
+  throw std::runtime_error(c10::str("with rank ", peer, ": ", what));
+}
 
 at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
   return octavo::part_of(buffer, parcels[static_cast<std::size_t>(rank)]);
@@ -72,9 +78,15 @@ bool GlooExchange::wait(milliseconds timeout) {
   while (!is_over()) {
     const Peer peer = std::move(peers_.back());  // where it fails Gloo has closed the connection: nothing is under way
     peers_.pop_back();
-    if (peer.failure) std::rethrow_exception(peer.failure);
-    for (const WorkPtr& work : {peer.heard, peer.received, peer.sent, peer.told}) {
-      if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
+    try {
+      if (peer.failure) std::rethrow_exception(peer.failure);
+      for (const WorkPtr& work : {peer.heard, peer.received, peer.sent, peer.told}) {
+        if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
+      }
+    } catch (const c10::Error& error) {
+      fail_by(peer.rank, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      fail_by(peer.rank, error.what());
     }
   }
   finish();

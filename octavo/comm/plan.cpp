@@ -315,6 +315,14 @@ Plan Plan::with_decay(double decay) const {
   return plan;
 }
 
+Plan Plan::coding_own() const {
+  Plan plan = *this;
+  const auto set = [](ParameterPlan& one) { one.codes_own = one.feedback && one.fits_hits(); };
+  set(plan);
+  for (Rule& rule : plan.rules) set(rule.plan);
+  return plan;
+}
+
 Plan Plan::averaged_over_hits() const {
   Plan plan = *this;
   plan.over_hits = fits_hits();

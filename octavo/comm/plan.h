@@ -88,6 +88,7 @@ struct OCTAVO_API ParameterPlan {
   LinearMapPtr map;                       // null: none
   FeedbackPtr feedback;                   // null: none
   bool over_hits = false;                 // +hits
+  bool codes_own = false;                 // Contribution::codes_own
   std::shared_ptr<const WarmUp> warm_up;  // null: none
   /// auto: the plans to choose from, dense first and each with fewer bits than the one before; null otherwise. The
   /// codec is then dense, and the feedback +ef: a choice without it sends what is owed first.
@@ -159,6 +160,10 @@ struct OCTAVO_API Plan : ParameterPlan {
   /// Where it has `+ef`: with another decay for all parameters. Throws Error invalid_argument for a decay that is not
   /// above 0 and at most 1, and where it has `+ef` nowhere.
   Plan with_decay(double decay) const;
+  /// Where a codec leaves most values unsent and `+ef` keeps them, ranks encode what they own themselves, too. For
+  /// ranks that go on without what they owe (Outer): such a code drops most of an exact value on the way down, and an
+  /// owner that does not owe it makes the same progress again in every round.
+  Plan coding_own() const;
   /// With `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
   Plan averaged_over_hits() const;
 };

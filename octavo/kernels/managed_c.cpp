@@ -53,11 +53,14 @@ class DefaultDevice {
 
   void prefetch(void* memory, std::size_t bytes, int device) {
     require_device(device);
+    if (bytes > 0) require_memory(memory);
     managed_.prefetch(queue_, memory, bytes, /*to_device=*/device >= 0);
   }
 
   void fill(void* memory, std::uint32_t pattern, unsigned width, long count) {
     if (count < 0) fail(ErrorCode::invalid_argument, kWhere, "expected a count of at least 0, got ", count);
+    if (count == 0) return;
+    require_memory(memory);
     managed_.fill(queue_, memory, pattern, width, static_cast<std::uint64_t>(count));
     wait();
   }
@@ -77,6 +80,10 @@ class DefaultDevice {
     if (device <= 0) return;
     fail(ErrorCode::invalid_argument, kWhere, "expected device 0, whose memory cget_managed_ptr gives, or -1 for the ",
          "host, got ", device);
+  }
+
+  static void require_memory(const void* memory) {
+    if (memory == nullptr) fail(ErrorCode::invalid_argument, kWhere, "expected memory of cget_managed_ptr, got null");
   }
 
   std::size_t take(void* memory) {

@@ -78,7 +78,7 @@ Fragment::Fragment(const std::vector<OuterParameter>& parameters, std::vector<Fr
                    std::unique_ptr<Wire> wire, const Plan& plan, std::uint64_t seed, bool has_momentum)
     : parameters_(parameters),
       parts_(std::move(parts)),
-      compressor_(std::make_unique<Compressor>(std::move(wire), plan, infos_of(parameters_, parts_))) {
+      compressor_(std::make_unique<Compressor>(std::move(wire), plan.coding_own(), infos_of(parameters_, parts_))) {
   compressor_->set_seed(seed);
   std::int64_t count = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {

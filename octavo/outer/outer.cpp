@@ -56,14 +56,17 @@ void require(const Plan& plan, double mix) {
   if (plan.votes()) refuse("keeps no magnitudes, and rounds need them: use sign+ef");
   if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
   const auto owes_twice = [](const ParameterPlan& one) {
-    return one.feedback && (one.map || !one.feedback->knows_owed_share());
+    if (!one.feedback) return false;
+    const bool drops_sums = (one.down ? *one.down : *one.codec).traits().leaves_unsent;  // which owners then owe, too
+    return one.map || !one.feedback->knows_owed_share() || drops_sums;
   };
   const bool any =
       std::any_of(plan.rules.begin(), plan.rules.end(), [&](const Plan::Rule& rule) { return owes_twice(rule.plan); });
   if (mix > 0 && (any || owes_twice(plan))) {
     refuse(
         "owes what it could not send, and what a rank keeps of its own values, mix, is part of its next difference: ",
-        "both would be sent. Use mix=0, or error feedback of values, such as sign+ef");
+        "both would be sent. Use mix=0, or error feedback of values whose sums are sent whole, such as sign+ef or ",
+        "topk:64/4096:sign+down:int8+ef");
   }
 }
 
@@ -114,6 +117,8 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
 }
 
 Outer::~Outer() = default;
+
+void Outer::require_plan(const Plan& plan, double mix) { octavo::require(plan, mix); }
 
 void Outer::require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options) {
   octavo::require(options);

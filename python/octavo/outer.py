@@ -47,7 +47,7 @@ def outer_rates(
         own_momentum = 0.0
     elif every >= 100:
         own_lr, own_momentum = 0.7, 0.9
-    elif mix > 0:
+    if mix > 0:
         own_lr = 0.7
     return own_lr if lr is None else lr, own_momentum if momentum is None else momentum
 
@@ -73,7 +73,8 @@ class Outer(Optimizer):
     buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any that moves parameters
     from where they are; not one that keeps them in its state as well, such as float32 copies of them, because a round
     moves them, too. Its state stays on its rank. A schedule and a ``GradScaler`` take this object as any optimizer.
-    Parameters that require gradients now are exchanged, no others later.
+    Parameters that require gradients now are exchanged: a step is refused (ValueError) in which the inner optimizer
+    would move others, which would differ between ranks. Load weights before, not after.
 
     ``every``: steps from one round to the next. ``fragments``: parts of equal size into which the model is cut, whose
     rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
@@ -100,15 +101,15 @@ class Outer(Optimizer):
         inner_optimizer: Optimizer,
         plan: str | Plan = "sign+ef",
         every: int = 20,
+        lr: float | None = None,
+        momentum: float | None = None,
+        *,
         delay: int = 0,
         mix: float = 0.0,
         fragments: int = 1,
-        lr: float | None = None,
-        momentum: float | None = None,
         decay: float = 1.0,
         average: str = "ranks",
         group: dist.ProcessGroup | None = None,
-        *,
         exempt: Exempt = None,
         seed: int = 0,
         steps: int | None = None,
@@ -118,7 +119,10 @@ class Outer(Optimizer):
         _require_plain(model)
         _require_moves(inner_optimizer, model)
         require_seed(seed, "outer")
-        _require_numbers(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
+        _require_numbers(
+            dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(steps, 0)),
+            dict(lr=lr, momentum=momentum, mix=mix, decay=decay),
+        )
         self.inner, self._plan, self._seed = inner_optimizer, _plan_of(plan, decay, average), seed
         lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
         self._options = dict(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
@@ -200,10 +204,11 @@ class Outer(Optimizer):
         """The inner optimizer's step, and a round where one is due. Under a ``GradScaler``, whose ``step`` takes this
         object, a step that it leaves out on this rank counts, too."""
         self._require_own("step")
+        self._require_exchanged("step")
         result = None
         if self._takes_scaled_gradients():
             result = self.inner.step() if closure is None else self.inner.step(closure)
-        self.count_step()
+        self._count_step()
         return result
 
     @torch.no_grad()
@@ -225,15 +230,34 @@ class Outer(Optimizer):
         """Counts a step that was made, or left out, by the inner optimizer itself; ``step()`` does both. Ranks must
         count alike, also one that leaves out a step."""
         self._require_own("count_step")
+        self._require_exchanged("count_step")
+        self._count_step()
+
+    def _count_step(self) -> None:
         self._opt_called = True  # a schedule asks for it before its own step
-        self._tell(self._outer.after_step(), "step", "where its round began")
+        with _failed_rounds_explained("step"):
+            skipped = self._outer.after_step()
+        self._tell(skipped, "step", "where its round began")
         if self._outer.steps % self.every == 0:
             self._remember_buffers()
+
+    def _require_exchanged(self, function: str) -> None:
+        ours = set(self._parameters.values())
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None and parameter not in ours:
+                    raise ValueError(
+                        f"[outer.{function}] the inner optimizer has got a {tuple(parameter.shape)} parameter with a "
+                        f"gradient that Outer was not given as one to train: it would differ between ranks. Build "
+                        f"Outer after the model and the optimizer have all that is trained"
+                    )
 
     def synchronize(self) -> None:
         """Makes a round at once, so that all ranks have the same parameters: the anchor's."""
         self._require_own("synchronize")
-        self._tell(self._outer.synchronize(), "synchronize", "the anchor")
+        with _failed_rounds_explained("synchronize"):
+            skipped = self._outer.synchronize()
+        self._tell(skipped, "synchronize", "the anchor")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -244,6 +268,12 @@ class Outer(Optimizer):
 
     def register_step_post_hook(self, hook: Callable) -> RemovableHandle:
         return self.inner.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
+        raise ValueError("[outer] its state has another form than an optimizer's: give the hook to the inner optimizer")
+
+    register_state_dict_post_hook = register_state_dict_pre_hook
+    register_load_state_dict_pre_hook = register_load_state_dict_post_hook = register_state_dict_pre_hook
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         raise ValueError("[outer] what is exchanged is fixed: build the inner optimizer with all groups, then Outer")
@@ -393,6 +423,8 @@ class Outer(Optimizer):
             raise ValueError(
                 f"{where} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
             )
+        if len(by_rank) < len(states):
+            raise ValueError(f"{where} expected one state of each rank, got ranks {[int(o['rank']) for o in states]}")
         if is_own and (size, next(iter(by_rank))) != (self._size, self._rank):
             raise ValueError(
                 f"{where} this is rank {self._rank} of {self._size}, the state is of rank {next(iter(by_rank))} of "
@@ -431,8 +463,32 @@ def few_rounds(steps: int, every: int) -> str | None:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether nothing in it is a NaN or an infinity."""
-    return not (isinstance(value, Tensor) and value.is_floating_point()) or bool(torch.isfinite(value).all())
+    """Whether nothing in it, nor in what it holds, is a NaN, or an infinity in a tensor."""
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or bool(torch.isfinite(value).all())
+    if isinstance(value, Mapping):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or not math.isnan(value)
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+@contextmanager
+def _failed_rounds_explained(function: str) -> Iterator[None]:
+    """What an exchange raises, as what it means here."""
+    try:
+        yield
+    except (TimeoutError, RuntimeError) as error:
+        if not str(error).startswith("[comm"):
+            raise
+        raise type(error)(
+            f"[outer.{function}] a round failed: {error}. Ranks must make the same number of steps; start again from "
+            f"a saved state"
+        ) from error
 
 
 def _require_plain(model: nn.Module) -> None:
@@ -441,6 +497,23 @@ def _require_plain(model: nn.Module) -> None:
             "[outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "
             "wrapped in DistributedDataParallel (ddp.module), and train that"
         )
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise TypeError(
+                f"[outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put the "
+                f"module that it wraps in its place"
+            )
+        if any(base.__name__ == "FullyShardedDataParallel" for base in type(module).__mro__):
+            raise NotImplementedError(
+                f"[outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every rank "
+                f"has all parameters"
+            )
+    for name, buffer in model.named_buffers():
+        if buffer.layout is not torch.strided or _is_expanded(buffer):
+            raise ValueError(
+                f"[outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it dense, as "
+                f"by contiguous()"
+            )
     sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
     if sharded:
         raise NotImplementedError(
@@ -455,11 +528,22 @@ def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
             f"[outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
             f"themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
         )
+    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
+        raise ValueError(
+            "[outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would be no "
+            "local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
+        )
     moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
     if moved.isdisjoint(model.parameters()):
         raise ValueError(
             f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
             f"has none of them: build it from model.parameters()"
+        )
+    if others := {p for p in moved if p.requires_grad} - set(model.parameters()):
+        raise ValueError(
+            f"[outer] the inner optimizer has {len(others)} parameters that are not of this model, the first of shape "
+            f"{tuple(next(iter(others)).shape)}, and nobody would exchange them: put them into one module with it, "
+            f"such as a ModuleList, or give them an optimizer of their own"
         )
     if not isinstance(getattr(optimizer, "state", None), Mapping):
         raise ValueError(
@@ -468,11 +552,12 @@ def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
         )
 
 
-def _require_numbers(every: int, delay: int, fragments: int, **shares: float | None) -> None:
-    for name, number, least in (("every", every, 1), ("delay", delay, 0), ("fragments", fragments, 1)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+def _require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping[str, float | None]) -> None:
+    """`whole`: numbers with the least that each may be. None: not given."""
+    for name, (number, least) in whole.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
             raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
-    for name, share in shares.items():
+    for name, share in others.items():
         if share is not None and not (isinstance(share, (int, float)) and math.isfinite(share)):
             raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")
 

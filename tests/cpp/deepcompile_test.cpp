@@ -316,7 +316,7 @@ TEST(DeepCompileTextTest, UtilitiesSayWhatTheyHold) {
 }
 
 TEST(DeepCompileTextTest, DtypesHaveNcclsNumbers) {
-  const dc::ncclDataType_t nccl_dtype = dc::get_nccl_data_type(at::kHalf);
+  const ncclDataType_t nccl_dtype = dc::get_nccl_data_type(at::kHalf);
   EXPECT_EQ(static_cast<int>(nccl_dtype), 6);
   EXPECT_EQ(dc::get_nccl_data_type(at::kFloat), 7);
   EXPECT_EQ(dc::get_nccl_data_type(at::kBFloat16), 9);

@@ -293,6 +293,7 @@ def test_a_training_that_fails_says_why_and_is_no_result(tmp_path):
         ("--report --work W", "has no finished training"),
         ("--report", "docs/quality.json cannot be read"),
         ("--work FILE --dry-run", "--work FILE is a file"),
+        ("--work W --dry-run --json figures", "--dry-run has no figures for --json"),
         ("--work W --dry-run --json no/such/folder", "--json no/such/folder cannot be written"),
     ],
 )

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Codecs against torch's own arithmetic, and what each is good for."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -167,3 +170,11 @@ def test_threads_do_not_change_the_bytes(plan):
             torch.set_num_threads(before)
     for payload, left in made:
         assert torch.equal(payload, made[0][0]) and torch.equal(left, made[0][1])
+
+
+def test_a_plan_is_a_value():
+    """It can be compared with anything, copied, and sent to another process."""
+    plan = octavo.Plan("topk:0.01+ef;*head*=dense")
+    assert plan != "int4" and plan is not None and plan not in ["int4", None] and plan == octavo.Plan(str(plan))
+    assert octavo.Plan(plan) == copy.deepcopy(plan) == pickle.loads(pickle.dumps(plan)) == plan
+    assert {plan: 1}[copy.copy(plan)] == 1

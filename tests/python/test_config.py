@@ -45,6 +45,10 @@ pytestmark = pytest.mark.timeout(30)
         (dict(precision="fp64"), "--precision must be auto, fp32 or bf16, not 'fp64'"),
         (dict(plan=""), "--plan is empty; dense"),
         (dict(plan="int4", compare=("dense",)), "--plan int4 and --compare exclude each other"),
+        (
+            dict(plan="outer:20:5/sign+ef"),
+            "names rounds, as --compare takes them: here they are --outer 20 --plan sign",
+        ),
         (dict(out=""), "--out is empty; it must name a directory"),
         (dict(zero=4), "--zero must be 0, 1, 2 or 3, not 4"),
         (dict(compile=True), "--compile is not supported without --zero yet: leave it out"),
@@ -79,6 +83,7 @@ def test_the_optimizer_follows_from_the_plan():
     assert TrainConfig(plan="sign+ef").optimizer_name == "onebit-adamw"
     assert TrainConfig(plan="sign").optimizer_name == "onebit-adamw"
     assert TrainConfig(plan="sign:1024+ef").optimizer_name == "onebit-adamw"
+    assert TrainConfig(plan="sign;*head*=dense").optimizer_name == "onebit-adamw"
     assert TrainConfig(plan="sign-vote").optimizer_name == "signum"
     assert TrainConfig(plan="int4+ef").optimizer_name == "adamw"
     assert TrainConfig(plan="sign+ef", optimizer="adamw").optimizer_name == "adamw"

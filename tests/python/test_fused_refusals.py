@@ -98,7 +98,7 @@ def test_the_bits_of_a_group_are_asked_of_a_parameter_that_has_codes():
     give_gradients(parameters, 0)
     optimizer.step()
     optimizer.param_groups[0]["optim_bits"] = 32
-    with pytest.raises(ValueError, match="optim_bits of the states that are there; .* got 32"):
+    with pytest.raises(ValueError, match=r"optim_bits of the states that are there; .* got 32"):
         optimizer.step()
 
 

@@ -63,7 +63,8 @@ def test_dense_is_plain_diloco_bit_by_bit(two_ranks, three_ranks, lr, momentum):
         (1, "sign+ef", 0.0, (1.0, 0.0)),
         (20, "sign+ef", 0.0, (1.0, 0.3)),
         (20, "sign+ef", 0.5, (0.7, 0.3)),
-        (20, "topk:0.05+ef", 0.5, (1.0, 0.0)),
+        (20, "topk:0.05+ef", 0.0, (1.0, 0.0)),
+        (20, "topk:0.05+down:int8+ef", 0.5, (0.7, 0.0)),
         (500, "dense", 0.0, (0.7, 0.9)),
     ],
 )
@@ -246,7 +247,36 @@ def learn(rank: int, plan: str, options: dict) -> float:
     "plan", ["dense", "int4+ef", "int2+ef", "sign+ef", "topk:0.05+ef", "topk:0.05+ef:0.9+hits", "int4+ef:8bit"]
 )
 def test_rounds_learn_whatever_the_plan(two_ranks, plan, options):
+    if "mix" in options:  # else both ways would be owed
+        plan = plan.replace("topk:0.05+", "topk:0.05+down:int8+")
     assert two_ranks.run(learn, plan, options)[0] < 2  # of 64 at first
+
+
+MIXED = dict(delay=1, mix=0.5)
+
+
+def distance_after_long_rounds(rank: int, plan: str) -> float:
+    """From the solution, as a part of the way there."""
+    torch.manual_seed(1)
+    truth = torch.randn(48, 64) / 8
+    model = nn.Linear(64, 48, bias=False)
+    nn.init.zeros_(model.weight)
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.8), plan=plan, every=20)
+    generator = torch.Generator().manual_seed(rank + 7)
+    for _ in range(600):
+        x = torch.randn(16, 64, generator=generator)
+        (3 * (model(x) - x @ truth.T).square().mean()).backward()
+        outer.step()
+        outer.zero_grad()
+    with outer.at_anchor():
+        return float((model.weight - truth).detach().norm() / truth.norm())
+
+
+@pytest.mark.parametrize("plan", ["topk:0.02+ef", "topk:0.02+ef:8bit", "topk:64/4096:sign+ef"])
+def test_rounds_of_few_values_come_near_to_a_solution(two_ranks, plan):
+    """A rank makes its progress in a few steps of a round. Where it does not know that an owner has not sent it on, it
+    makes it in each round again, and all of that is sent in the end."""
+    assert two_ranks.run(distance_after_long_rounds, plan)[0] < 0.5
 
 
 def movement(rank: int, plan: str, options: dict) -> torch.Tensor:
@@ -265,8 +295,16 @@ def movement(rank: int, plan: str, options: dict) -> torch.Tensor:
     return outer.state_dict()["shared"]["anchor/weight"] - start
 
 
-@pytest.mark.parametrize("options", [{}, dict(delay=1, mix=0.5)], ids=["at once", "mixed"])
-@pytest.mark.parametrize("plan", ["topk:0.05+ef", "sign+ef", "sign+ef:8bit"])
+@pytest.mark.parametrize(
+    ("plan", "options"),
+    [
+        ("topk:0.05+ef", {}),
+        ("topk:0.05+down:int8+ef", MIXED),
+        ("sign+ef", {}),
+        ("sign+ef", MIXED),
+        ("sign+ef:8bit", MIXED),
+    ],
+)
 def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks, plan, options):
     dense, ours = three_ranks.run(movement, "dense", options)[0], three_ranks.run(movement, plan, options)[0]
     share = float((ours * dense).sum() / dense.square().sum())
@@ -284,6 +322,9 @@ def is_at_its_start(rank: int, plan: str, decay: float, dtype: torch.dtype, then
         outer.synchronize()
     state, owed = outer.state_dict(), torch.zeros(2, 64 * 128 // 2)
     owed[1 - rank] = state["own"]["fragment 0/worker/weight"].float() * decay  # the range of the other rank
+    if "fragment 0/own/weight" in state["own"]:
+        owed[rank] = state["own"]["fragment 0/own/weight"].float() * decay
+    assert ("topk" in plan) == bool(owed[rank].any())
     anchor = state["shared"]["anchor/weight"].view(2, -1)
     expected = (anchor if then == "synchronized" else anchor - owed).to(dtype)
     return torch.equal(model.weight.detach().view(2, -1), expected), bool(owed.any())

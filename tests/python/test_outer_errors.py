@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -96,6 +98,8 @@ def refusal(rank: int, options: dict) -> str:
         (dict(mix="a"), "mix must be a finite number, got 'a'"),
         (dict(every="20"), "every must be a whole number of 1 or more, got '20'"),
         (dict(plan="int4+ef;none*=int8"), "none*"),
+        (dict(decay="a"), "decay must be a finite number, got 'a'"),
+        (dict(steps="x"), "steps must be a whole number of 0 or more, got 'x'"),
         (dict(momentum=1.0), "momentum must be in [0, 1)"),
         (dict(average="votes"), "average must be 'ranks' or 'hits'"),
         (dict(timeout_s=-1.0), "timeout_s must be a finite number of seconds above 0"),
@@ -109,7 +113,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):
     assert words in said
 
 
-@pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco"])
+@pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco", "topk:0.1+ef"])
 def test_feedback_is_refused_where_ranks_keep_their_own(plan):
     """What a rank keeps is part of its next difference, and owed besides: int2 and topk then diverge."""
     with solo_world():
@@ -170,6 +174,126 @@ def test_a_model_that_averages_gradients_already_is_refused():
         wrapped = nn.parallel.DistributedDataParallel(Net())
         with pytest.raises(TypeError, match=r"ddp\.module"):
             octavo.Outer(wrapped, torch.optim.SGD(wrapped.parameters()))
+
+
+def test_a_module_inside_that_sends_by_itself_is_refused():
+    with solo_world():
+        outside = nn.Sequential(nn.Linear(4, 4), nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
+        with pytest.raises(TypeError, match=r"\[outer\] 1 is a DistributedDataParallel"):
+            octavo.Outer(outside, torch.optim.SGD(outside.parameters()))
+
+
+@pytest.mark.parametrize("keeps_parameters", [False, True])
+def test_shards_of_fsdp1_are_refused(keeps_parameters):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    with solo_world():
+        sharded = FullyShardedDataParallel(
+            nn.Linear(8, 8), device_id=torch.device("cpu"), use_orig_params=keeps_parameters
+        )
+        with pytest.raises(NotImplementedError, match="the model is a FullyShardedDataParallel"):
+            octavo.Outer(sharded, torch.optim.SGD(sharded.parameters()))
+
+
+@pytest.mark.parametrize("spoil", [lambda buffer: buffer[:1].expand(2), lambda buffer: buffer.to_sparse()])
+def test_buffers_that_cannot_be_written_are_named(spoil):
+    with solo_world():
+        model = Net()
+        model.count = spoil(model.count)
+        with pytest.raises(ValueError, match="the buffer count is sparse or expanded"):
+            octavo.Outer(model, torch.optim.SGD(model.parameters()))
+
+
+def test_parameters_that_nobody_would_exchange_are_refused():
+    with solo_world():
+        model, loss_module = Net(), nn.Linear(3, 2)
+        with pytest.raises(ValueError, match=r"has 2 parameters that are not of this model, the first of shape \("):
+            octavo.Outer(model, torch.optim.SGD([*model.parameters(), *loss_module.parameters()]))
+
+
+@pytest.mark.parametrize("how", ["unfrozen", "added"])
+def test_a_step_of_parameters_that_came_later_is_refused_before_it_is_made(how):
+    with solo_world():
+        model = Net()
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        outer = octavo.Outer(model, inner, plan="dense", every=2)
+        if how == "unfrozen":
+            model.frozen.requires_grad_(True)
+        else:
+            inner.add_param_group({"params": [late := nn.Parameter(torch.ones(3))]})
+            late.grad = torch.ones(3)
+        give_gradients(model, 0, 0)
+        before = values_of(model)
+        for function in (outer.step, outer.count_step):
+            with pytest.raises(ValueError, match=r"\(3,\) parameter with a gradient that Outer was not given"):
+                function()
+        assert all(torch.equal(a, b) for a, b in zip(values_of(model), before, strict=True))
+
+
+def test_an_optimizer_that_sends_the_model_in_every_step_is_refused():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    with solo_world():
+        model = Net()
+        inner = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.1)
+        with pytest.raises(ValueError, match="ZeroRedundancyOptimizer sends the model to all ranks in every step"):
+            octavo.Outer(model, inner)
+
+
+def test_hooks_of_a_state_are_the_inner_optimizers():
+    with solo_world():
+        outer = octavo.Outer(model := Net(), torch.optim.SGD(model.parameters()))
+        for when in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            with pytest.raises(ValueError, match="give the hook to the inner optimizer"):
+                getattr(outer, f"register_{when}_hook")(print)
+
+
+class NestedAdam(torch.optim.SGD):
+    """Its state is in lists and a number, as others keep theirs."""
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                mean = state.setdefault("moments", [torch.zeros_like(parameter)])[0]
+                mean.lerp_(parameter.grad, 0.1)
+                state["norm"] = state.get("norm", 0.0) + float(parameter.grad.norm())
+                parameter.data.add_(mean, alpha=-0.01 if math.isfinite(state["norm"]) else math.nan)
+
+
+def test_a_nan_is_forgotten_however_deep_it_is_in_a_state():
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, NestedAdam(model.parameters()), plan="dense", every=1)
+        for step in range(4):
+            give_gradients(model, 0, step)
+            if step == 0:
+                model.last.weight.grad.fill_(float("nan"))
+                with pytest.warns(UserWarning, match="rank 0 had a NaN"):
+                    outer.step()
+            else:
+                outer.step()
+        assert outer.stats()["skipped_rounds"] == 1
+
+
+def lost_peer(rank: int) -> str:
+    model = Net()
+    outer = octavo.Outer(model, torch.optim.SGD(model.parameters()), plan="sign+ef", every=2, timeout_s=3)
+    for step in range(1 if rank == 1 else 2):
+        give_gradients(model, rank, step)
+        try:
+            outer.step()
+        except TimeoutError as error:
+            return str(error)
+    time.sleep(4 if rank == 1 else 0)
+    return ""
+
+
+def test_a_round_that_waits_in_vain_says_for_whom_and_what_to_do(three_ranks):
+    said = three_ranks.run(lost_peer)
+    for rank in (0, 2):
+        assert said[rank].startswith("[outer.step] a round failed: [comm."), said[rank]
+        assert "with rank 1" in said[rank] and "the same number of steps" in said[rank], said[rank]
 
 
 @pytest.mark.parametrize("optimizer", [None, torch.optim.SGD(Net().parameters())])

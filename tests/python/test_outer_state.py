@@ -226,6 +226,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
             ({**before, "inner": torch.optim.SGD([torch.zeros(1)]).state_dict()}, "another inner optimizer"),
             ({**before, "rank": 1}, "this is rank 0 of 1, the state is of rank 1 of 1"),
             ([before, {**before, "step": 6}], r"of one step, got those of .*\(1, 5\), \(1, 6\)"),
+            ([before, before], r"expected one state of each rank, got ranks \[0, 0\]"),
             ({**before, "positions": [[1, 0, 0, False, False]] * 2}, "the state has 2 fragments"),
         ):
             with pytest.raises(ValueError, match=words):

@@ -12,8 +12,10 @@ import torch
 from rich.console import Console
 from test_train_job import Stop, stop_after_step
 from train_runs import nano_config, read_curve, run_as_rank, solo_world
+from typer.testing import CliRunner
 
-from octavo.train import trainer
+from octavo.cli import app
+from octavo.train import compare, trainer
 from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
 from octavo.train.job import run_job
@@ -108,12 +110,36 @@ def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):
         (dict(outer=4, optimizer="onebit-adamw"), "with --outer ranks step by themselves: use adamw or muon"),
         (dict(compare=("dense", "outer:x/sign+ef")), "must be outer:H/PLAN"),
         (dict(compare=("dense", "outer:4")), "must be outer:H/PLAN"),
+        (dict(outer=4, outer_fragments=5), "a round of 4 steps has .* at most as many fragments, not 0 and 5"),
+        (dict(compare=("dense", "outer:4:0:9/sign+ef")), "at most as many fragments, not 0 and 9"),
         (dict(compare=("dense", "int4+ef"), outer=4), "name rounds as outer:4/PLAN"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         TrainConfig(**change)
+
+
+@pytest.mark.parametrize("plan", ["auto", "sign-vote", "dgc:0.01"])
+def test_plans_that_make_no_rounds_are_refused_before_anything_is_trained(plan, tmp_path):
+    for options in (["--outer", "4", "--plan", plan], ["--compare", f"dense,outer:4/{plan}"]):
+        adamw = ["--optimizer", "adamw"]
+        result = CliRunner().invoke(app, ["train", *options, *adamw, "--out", str(tmp_path / "out")])
+        assert result.exit_code == 2, result.output
+        assert "[outer] the plan" in result.output
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_figures_of_a_comparison_are_whole_where_names_are_long():
+    summary = {
+        **dict(model="tiny", data="tasks", steps=4, world_size=2, optimizer="adamw", eval_loss=4.0712, accuracy=0.125),
+        **dict(wire_bytes_per_step=123_456_789, compression_ratio=1234.5, step_s=0.123),
+    }
+    file = io.StringIO()
+    runs = {name: summary for name in ("dense", "outer:12:5:4/topk:64/4096:sign+down:int8+ef")}
+    Console(file=file, width=80).print(compare._table(runs))
+    for figure in ("4.0712", "+0.00%", "12.5%", "1234.5x", "123"):
+        assert file.getvalue().count(figure) >= 2, file.getvalue()
 
 
 def test_the_options_survive_the_command_line():
@@ -124,5 +150,6 @@ def test_the_options_survive_the_command_line():
     assert compared.for_plan("dense") == TrainConfig(plan="dense", out="out/dense")
     leg = compared.for_plan("outer:40/sign+ef")
     assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.outer_lr, leg.plan) == (40, 2, 1, 1.0, "sign+ef")
+    assert compared.for_plan("outer:40:0/sign+ef").outer_delay == 0
     leg = compared.for_plan("outer:40:5:4/topk:64/4096:sign+ef")
     assert (leg.outer, leg.outer_delay, leg.outer_fragments, leg.plan) == (40, 5, 4, "topk:64/4096:sign+ef")

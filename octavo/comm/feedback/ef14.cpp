@@ -105,7 +105,7 @@ void Ef14Memory::begin(c10::Device device, const Contribution& tensor, float) {
   owed_share_ = tensor.owed_share;
   own_range_ = owned_range(tensor.count, rank_, world_size_, tensor.ownership);
   of_own_ = {};
-  if (own_ && tensor.over_hits && world_size_ > 1)
+  if (own_ && tensor.codes_own && world_size_ > 1)
     of_own_ = open_owed<rules::Residual>(device, *own_, own_range_.count, *tensor.up);
 }
 

@@ -9,7 +9,7 @@ namespace octavo {
 // What a rank could not send of its contributions, and what it could not send of the sums that it owns.
 inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
 inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
-// Over hits, what codes left out of its contributions to the sums that it owns.
+// What codes left out of its contributions to the sums that it owns, where these are encoded, too.
 inline constexpr Role kOwnResidual = {"own", Extent::owned, at::kBFloat16};
 
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a

@@ -88,7 +88,7 @@ class OCTAVO_API Feedback {
   virtual bool keeps_estimates() const { return false; }
   /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).
   virtual bool fits_kept_sums() const { return false; }
-  /// Whether it keeps account of a rank's own values where these are encoded, too (Contribution::over_hits).
+  /// Whether it keeps account of a rank's own values where these are encoded, too (Contribution::codes_own).
   virtual bool fits_hits() const { return false; }
   /// Of a parameter of the store, which must outlive it.
   virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;

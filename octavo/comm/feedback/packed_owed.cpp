@@ -40,7 +40,7 @@ void PackedOwed::begin(c10::Device device, const Contribution& tensor, float) {
   own_range_ = owned_range(count_, rank_, world_size_, ownership_);
   up_ = open(worker_, Extent::sent, tensor, *tensor.up, device);
   down_ = tensor.owner_keeps_sum ? Place() : open(owner_, Extent::owned, tensor, *tensor.down, device);
-  const bool sends_to_itself = tensor.over_hits && world_size_ > 1;
+  const bool sends_to_itself = tensor.codes_own && world_size_ > 1;
   of_own_ = sends_to_itself ? open(own_, Extent::owned, tensor, *tensor.up, device) : Place();
 }
 

@@ -54,6 +54,8 @@ struct Contribution {
   /// Each sum is divided by the number of ranks that sent a value there, times Bucket::divisor / W (rules/hits.h). Read
   /// where there are several ranks.
   bool over_hits = false;
+  /// What a rank owns itself it encodes as it does for others, and keeps what the code leaves out. Always over hits.
+  bool codes_own = false;
   Ownership ownership = Ownership::even();
   bool owner_keeps_sum = false;  // nothing is sent down
   /// The values lie in parts of `share` elements, whose starts are `stride` elements apart: the ranges of the owners,

@@ -37,7 +37,7 @@ void ScatterSum::begin(std::span<const Contribution> tensors, std::uint64_t dige
   for (std::size_t t = 0; t < tensors_.size(); ++t) tensors_[t].memory->begin(device_, tensors_[t], power_[t]);
   if (wire_.world_size() == 1) return;
   wire_.reserve_to_send(sent_, bytes_without(sizes(messages_), wire_.rank()), device_);
-  const bool encodes_own = std::any_of(tensors_.begin(), tensors_.end(), [](const auto& one) { return one.over_hits; });
+  const bool encodes_own = std::any_of(tensors_.begin(), tensors_.end(), [](const auto& one) { return one.codes_own; });
   if (encodes_own) reserve_on_host(to_itself_, own().bytes, device_);
   const std::vector<PlacedMessage> out = outgoing();
   encode_all(out);
@@ -89,7 +89,7 @@ void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
     const bool is_own = to_owner == &own();
     if (!is_own) std::memcpy(message + sizeof(MessageHeader), power_.data(), sizeof(float) * power_.size());
     for (const Piece& piece : to_owner->pieces) {
-      if (is_own && !tensors_[piece.tensor].over_hits) continue;
+      if (is_own && !tensors_[piece.tensor].codes_own) continue;
       places.push_back({&piece, message});
       const std::uint64_t granule = std::lcm(piece.codec->traits().granule, tensors_[piece.tensor].memory->granule());
       parts_.add(device_, piece.range.count, granule, streamed_part(tensors_[piece.tensor]));
@@ -166,6 +166,7 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
   } else {
     input = tensor.input(sent.first(), gradient.load());
     if (votes) input = own_votes(tensor, input, up, part, scratch);
+    if (tensor.codes_own && wire_.world_size() > 1) input = own_code(tensor, up, part, scratch);
     input.others = sum_of_others(up, part, scratch);
     input.sum_weight = 1.0F / static_cast<float>(divisor);
   }
@@ -185,6 +186,16 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput&
   piece.codec->encode(device_, input, votes, nullptr);
   piece.codec->decode(device_, votes, Store::assign, signs, nullptr);
   return {signs};
+}
+
+/// What the others would decode of it.
+EncodeInput ScatterSum::own_code(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
+  auto* values = reinterpret_cast<float*>(reserve_on_device(scratch.values, part.count * sizeof(float), device_));
+  const SentPart sent = tensor.sent(Way::up, wire_.rank(), piece, part, to_itself(), device_);
+  tensor.memory->decode(sent, Store::assign, values, nullptr);
+  EncodeInput input{values};
+  input.first = piece.range.first + part.first;
+  return input;
 }
 
 /// Of all ranks, in their order.
@@ -229,7 +240,7 @@ std::uint8_t* ScatterSum::received_from(int sender) const {
   return got_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own().bytes;
 }
 
-/// Null: no tensor has been averaged over hits yet.
+/// Null: nothing of its own has been encoded yet.
 std::uint8_t* ScatterSum::to_itself() const {
   return to_itself_.defined() ? to_itself_.mutable_data_ptr<std::uint8_t>() : nullptr;
 }

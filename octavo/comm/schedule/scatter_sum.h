@@ -59,6 +59,7 @@ class ScatterSum {
   const float* sum_of_others(const Piece& piece, Range part, Scratch& scratch) const;
   EncodeInput own_votes(const Contribution& tensor, const EncodeInput& input, const Piece& piece, Range part,
                         Scratch& scratch) const;
+  EncodeInput own_code(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const;
   std::uint64_t sealed(std::uint64_t bytes) const;
   const Message& own() const { return messages_[static_cast<std::size_t>(wire_.rank())]; }
   std::uint8_t* received_from(int sender) const;

@@ -268,7 +268,7 @@ class _Rounds(_Alone):
         self.count = rounds.every
         inner = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.outer = octavo.Outer(
-            self.model, inner, plan, rounds.every, delay=rounds.delay, fragments=rounds.fragments or 1
+            self.model, inner, plan, rounds.every, delay=rounds.delay or 0, fragments=rounds.fragments or 1
         )
 
     def __call__(self) -> None:

@@ -16,6 +16,9 @@ def check_place(json_file: Path | None) -> None:
     if json_file is None:
         return
     try:
+        is_new = not json_file.exists()
         json_file.open("a").close()
+        if is_new:
+            json_file.unlink()  # who is interrupted leaves no empty file
     except OSError as error:
         raise ValueError(f"[bench] --json {json_file} cannot be written: {error.strerror}") from error

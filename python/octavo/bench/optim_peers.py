@@ -5,6 +5,7 @@ installed raises ImportError here, and is left out of the measurement."""
 from collections.abc import Callable
 from typing import Any
 
+import typer
 from torch.optim import Optimizer
 
 Contenders = dict[str, Callable[[list[Any], float], Optimizer]]
@@ -27,6 +28,11 @@ def _torchao() -> Contenders:
 def _deepspeed() -> Contenders:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+    typer.echo(
+        "deepspeed CPUAdam: its first use compiles it, which takes minutes; where nothing happens another process does "
+        "so, or has left a lock in the folder of torch's extensions",
+        err=True,
+    )
     return {"deepspeed CPUAdam": _at_rate(DeepSpeedCPUAdam)}  # AdamW, unless it is told otherwise
 
 

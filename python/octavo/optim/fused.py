@@ -167,8 +167,8 @@ class FusedOptimizer(CheckedOptimizer):
         """Clips the gradients of the next step to the global L2 norm ``max_norm``, as
         ``torch.nn.utils.clip_grad_norm_`` does but without a pass of its own over them: the step multiplies as it reads
         them, and ``grad`` stays as it is. Returns the norm that they have, on their device, which is not waited for.
-        ``zero_grad()`` of this optimizer takes it back, and of several calls before a step the last one counts. Raises RuntimeError where ``step_in_backward`` frees gradients
-        before they can be measured.
+        ``zero_grad()`` of this optimizer takes it back, and of several calls before a step the last one counts. Raises
+        RuntimeError where ``step_in_backward`` frees gradients before they can be measured.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
         if self._steps_in_backward():
@@ -193,13 +193,13 @@ class FusedOptimizer(CheckedOptimizer):
     def step_in_backward(self) -> list[RemovableHandle]:
         """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
         gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
-        accumulation, nor for clipping by the norm of all gradients, nor with a GradScaler, whose factor is still in them,
-        nor where reentrant checkpointing gives a tied
-        weight its gradient in parts. Parameters that require a gradient later are not among them, and hooks around
-        ``step`` are not called. ``remove()`` of the handles ends it. Raises RuntimeError, here or in backward, where
-        something reads gradients after that, as DistributedDataParallel does to average them: ranks would step by their
-        own. ``fully_shard`` averages them before. Keep the optimizer: parameters do not, and backward raises
-        RuntimeError where it is gone. ValueError for a ``nonfinite`` that waits for all gradients.
+        accumulation, nor for clipping by the norm of all gradients, nor with a GradScaler, by whose factor they are
+        still multiplied, nor where reentrant checkpointing gives a tied weight its gradient in parts. Parameters that
+        require a gradient later are not among them, and hooks around ``step`` are not called. ``remove()`` of the
+        handles ends it. Raises RuntimeError, here or in backward, where something reads gradients after that, as
+        DistributedDataParallel does to average them: ranks would step by their own. ``fully_shard`` averages them
+        before. Keep the optimizer: parameters do not, and backward raises RuntimeError where it is gone. ValueError for
+        a ``nonfinite`` that waits for all gradients.
         """
         if self._steps_in_backward():
             raise RuntimeError(

@@ -10,7 +10,7 @@ import typer
 
 import octavo
 from octavo.startup import quick_imports
-from octavo.train.config import FUSED, TrainConfig, parse_compare, split_rounds
+from octavo.train.config import FUSED, TrainConfig, parse_compare
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
 
 _DEFAULT = TrainConfig()
@@ -155,8 +155,10 @@ def train(
 
 
 def _run(config: TrainConfig) -> int:
-    for plan in config.compare or (config.resolved_plan,):
-        octavo.Plan(split_rounds(plan)[1])  # says in its own words what is wrong with it
+    for run in [config.for_plan(plan) for plan in config.compare] or [config]:
+        plan = octavo.Plan(run.resolved_plan)  # says in its own words what is wrong with it
+        if run.outer:
+            octavo._C.Outer.require_plan(plan)
     if config.gather is not None:
         octavo.Plan(config.gather)
     # The heavy imports come after the options are known to be good.

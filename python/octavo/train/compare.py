@@ -56,9 +56,9 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     title = f"{first['model']} on {first['data']}, {first['steps']} steps, {first['world_size']} ranks"
     table = Table(title=title)
     for heading in ("plan", "optimizer"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, overflow="fold")
     for heading in ("eval loss", "change", "exact", "sent per step", "ratio", "ms per step"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for plan, summary in summaries.items():
         exact, ratio = summary["accuracy"], summary["compression_ratio"]
         table.add_row(

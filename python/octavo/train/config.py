@@ -211,8 +211,8 @@ class TrainConfig:
         rounds, plan_of_run = split_rounds(plan)
         own = dict(plan=plan_of_run, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
         if rounds:
-            own |= {"outer": rounds.every, "outer_delay": rounds.delay or self.outer_delay}
-            own |= {"outer_fragments": rounds.fragments or self.outer_fragments}
+            named = {"outer_delay": rounds.delay, "outer_fragments": rounds.fragments}
+            own |= {"outer": rounds.every} | {name: number for name, number in named.items() if number is not None}
         else:
             own |= {name: getattr(TrainConfig, name) for name in ("outer", *OUTER_OPTIONS)}
         return dataclasses.replace(self, **own)
@@ -235,7 +235,7 @@ class TrainConfig:
 
 def is_sign_plan(plan: str) -> bool:
     """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
-    return plan.split("+")[0].split(":")[0] == "sign"
+    return re.split("[;+:]", plan)[0] == "sign"
 
 
 def keeps_momentum(plan: str) -> bool:
@@ -245,12 +245,12 @@ def keeps_momentum(plan: str) -> bool:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Those of `octavo.Outer`, as a text names them: "outer:EVERY/PLAN", "outer:EVERY:DELAY:FRAGMENTS/PLAN". 0: not
-    named."""
+    """Those of `octavo.Outer`, as a text names them: "outer:EVERY/PLAN", "outer:EVERY:DELAY:FRAGMENTS/PLAN". None:
+    not named."""
 
     every: int
-    delay: int = 0
-    fragments: int = 0
+    delay: int | None = None
+    fragments: int | None = None
 
 
 def split_rounds(text: str) -> tuple[Rounds | None, str]:
@@ -333,6 +333,12 @@ def _check_names(config: TrainConfig) -> None:
     _check_name("precision", config.precision, PRECISIONS)
     if config.model not in MODELS and not config.model.endswith(".json"):
         _fail(f"--model must be {', '.join(MODELS)} or a CONFIG.json, not '{config.model}'")
+    if config.plan is not None and config.plan.startswith("outer:"):
+        rounds, plan = split_rounds(config.plan)
+        _fail(
+            f"--plan {config.plan} names rounds, as --compare takes them: here they are --outer {rounds.every} "
+            f"--plan {plan}"
+        )
     if config.plan == "":
         _fail("--plan is empty; dense, int4+ef and sign+ef are plans")
     if not config.out:
@@ -366,6 +372,11 @@ def _check_outer(config: TrainConfig) -> None:
             _fail(
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
                 f"themselves: use adamw or muon, or one such as paged-adamw8bit"
+            )
+        if run.outer and not (run.outer_delay < run.outer and run.outer_fragments <= run.outer):
+            _fail(
+                f"a round of {run.outer} steps has a delay of fewer and at most as many fragments, not "
+                f"{run.outer_delay} and {run.outer_fragments}"
             )
     if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
         return

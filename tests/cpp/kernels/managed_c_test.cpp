@@ -44,6 +44,12 @@ TEST(ManagedC, WhatFailsSaysWhyAndThrowsNothing) {
   EXPECT_TRUE(managed_error_says("expected a count of at least 0, got -1")) << octavo_last_error();
   cprefetch(&value, sizeof value, 3);
   EXPECT_TRUE(managed_error_says("expected device 0")) << octavo_last_error();
+  cfill_fp32(nullptr, nullptr, 1, 5);
+  EXPECT_TRUE(managed_error_says("expected memory of cget_managed_ptr, got null")) << octavo_last_error();
+  cprefetch(nullptr, 8, 0);
+  EXPECT_TRUE(managed_error_says("expected memory of cget_managed_ptr, got null")) << octavo_last_error();
+  cfill_uint8(nullptr, nullptr, 1, 0);
+  EXPECT_STREQ(octavo_last_error(), "");
   EXPECT_EQ(value, 7);
   cfree_managed_ptr(nullptr);
   EXPECT_STREQ(octavo_last_error(), "");

@@ -48,6 +48,8 @@ def quality(
     """The loss by contender, all tuned alike; hours of work, to be interrupted and resumed at will."""
     try:
         check_place(json_file)
+        if dry_run and json_file is not None:
+            raise ValueError("[bench.quality] --dry-run has no figures for --json: leave one of them out")
         if work is not None and work.exists() and not work.is_dir():
             raise ValueError(f"[bench.quality] --work {work} is a file: it takes a folder")
         if report:

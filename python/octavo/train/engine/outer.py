@@ -40,7 +40,7 @@ class OuterEngine(ReplicaEngine):
                 inner,
                 config.resolved_plan,
                 config.outer,
-                config.outer_delay,
+                delay=config.outer_delay,
                 fragments=config.outer_fragments,
                 lr=config.outer_lr,
                 momentum=config.outer_momentum,
