@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from octavo.bench import cli, kernels
 
@@ -29,3 +30,12 @@ def test_a_table_in_a_file_breaks_no_number_and_no_name(capsys):
     cli._show("kernels", [row], {name: name for name in row}, None)
     shown = capsys.readouterr().out
     assert all(text in shown for text in texts.values()) and shown.count("12,34") == 4
+
+
+def test_groups_are_measured_alone(monkeypatch):
+    monkeypatch.setattr(kernels, "BUCKET", 2**14)
+    assert {row.kernel for row in kernels.bench(rounds=1, groups=["steps"])} == {"adamw"}
+    on_device = kernels.bench_device(torch.device("cpu"), [2**14], rounds=1, groups=["bits"])
+    assert {row.kernel for row in on_device} == {"packbits", "unpackbits"}
+    result = CliRunner().invoke(cli.app, ["kernels", "packing"])
+    assert result.exit_code == 2 and "expected groups among bits, codecs," in result.output

@@ -87,6 +87,12 @@ def test_a_library_that_fails_is_a_remark_and_the_others_are_measured(monkeypatc
     assert row.state_per_parameter == 4 and row.moved_per_parameter == 12 + 8
 
 
+def test_contenders_are_measured_alone():
+    report = optim.bench(2048, rounds=1, words=["adamw8BIT"])
+    names = {row.optimizer for row in report.rows}
+    assert names == {optim.COPY, optim.BASELINE, "octavo AdamW8bit", "octavo PagedAdamW8bit"}
+
+
 class Pair(Tensor):
     """A tensor made of two others, as torchao's states are."""
 

@@ -18,6 +18,7 @@ import octavo
 from octavo.bench.hosts import RATES, UNSHAPED
 from octavo.bench.json_file import JsonFile, check_place
 from octavo.bench.quality.cli import quality
+from octavo.bench.timing import has_one_of
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.config import check_local_ranks, usable_cores
@@ -40,11 +41,19 @@ Links = Annotated[
         show_default="this machine as it is",
     ),
 ]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(help="Of contenders' names, as adamw8bit or paged: these alone.", show_default="all"),
+]
 Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
 
 
 @app.command()
 def kernels(
+    groups: Annotated[
+        list[str] | None,
+        typer.Argument(help="bits, codecs, selections, blocks, sketch, owner or steps.", show_default="all"),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, sycl, cuda or xpu: every kernel against a copy there.")
     ] = None,
@@ -58,12 +67,17 @@ def kernels(
     """Kernels against the memory bandwidth: the CPU's, NumPy and torch, or a device's."""
     from octavo.bench import kernels as bench
 
+    known = bench.GROUPS if device is None else bench.GROUPS_OF_DEVICES
+    if strangers := set(groups or ()) - set(known):
+        _refuse(f"[bench.kernels] expected groups among {', '.join(known)}, got '{strangers.pop()}'")
     _check_place(json_file)
     if device is None:
-        rows, where = bench.bench(elements or 64 * 2**20, rounds), octavo._C.isa()
+        rows, where = bench.bench(elements or 64 * 2**20, rounds, groups or ()), octavo._C.isa()
     else:
         sizes = bench.SIZES if elements is None else (elements,)
-        rows, where = bench.bench_device(_device(device), sizes, rounds), device
+        rows, where = bench.bench_device(_device(device), sizes, rounds, groups or ()), device
+    if not rows:
+        _refuse("[bench.kernels] blocks are measured against bitsandbytes: pip install bitsandbytes installs it")
     _show(f"kernels, {where}", _dicts(rows), bench.HEADINGS, json_file)
 
 
@@ -217,6 +231,7 @@ def host(
 
 @app.command()
 def optim(
+    words: Words = None,
     elements: Annotated[
         int, typer.Option(min=1024, help="Parameters: half of them one matrix, the rest the layers of a model.")
     ] = 26_000_000,
@@ -234,7 +249,7 @@ def optim(
     if dtype not in bench.DTYPES:
         _refuse(f"[bench.optim] --dtype must be {' or '.join(bench.DTYPES)}, not '{dtype}'")
     _check_place(json_file)
-    report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads)
+    report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads, words or ())
     title = f"a step of {elements / 1e6:.1f} M parameters, {dtype}, {report.rows[0].threads} threads, {octavo._C.isa()}"
     _show(title, _dicts(report.rows), bench.HEADINGS, json_file)
     print(*report.remarks, sep="\n")
@@ -242,6 +257,7 @@ def optim(
 
 @app.command()
 def memory(
+    words: Words = None,
     model: Annotated[str, typer.Option(help="tiny, small or 220m.")] = "220m",
     device: Annotated[str | None, typer.Option(help="sycl or cpu.", show_default="sycl where it is there")] = None,
     limit: Annotated[
@@ -257,8 +273,9 @@ def memory(
     from octavo.bench import memory as bench
 
     _check_place(json_file)
+    cases = [case for case in bench.CASES if case == bench.BASELINE or has_one_of(words or (), case)]
     with _errors_in_a_sentence():
-        rows = bench.measure(model, device, limit_mib=limit, steps=steps, recompute=recompute)
+        rows = bench.measure(model, device, limit_mib=limit, steps=steps, recompute=recompute, cases=cases)
     _show(bench.title(model, rows), _dicts(rows), bench.HEADINGS, json_file)
 
 

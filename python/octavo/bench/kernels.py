@@ -38,6 +38,8 @@ OWNERS_PLANS = ("int4+ef", "sign+ef", "topk:64/4096:sign+ef")
 OWNERS_RANKS = 64
 SELECTING_PLANS = ("topk:0.01", "topk:64/4096:sign")
 NUMPY = "numpy.packbits, one thread"
+GROUPS = ("bits", "codecs", "selections", "blocks", "sketch", "owner", "steps")
+GROUPS_OF_DEVICES = ("bits", "codecs", "steps")
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
 
@@ -64,22 +66,38 @@ HEADINGS = {
 }
 
 
-def bench(elements: int = 64 * 2**20, rounds: int = 15) -> list[Row]:
+def bench(elements: int = 64 * 2**20, rounds: int = 15, groups: Sequence[str] = ()) -> list[Row]:
     """The CPU against its memory, NumPy and torch.
 
-    `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB.
+    `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB. `groups`: of GROUPS; empty:
+    all.
     """
     torch.manual_seed(0)
-    codecs = [*_codecs(rounds), *_selections(rounds), *_blocks(rounds)]
-    rows = [*_bits(elements, rounds), *codecs, *_sketch(rounds), *_owner(rounds), *_steps(rounds)]
+    measured = {
+        "bits": lambda: _bits(elements, rounds),
+        "codecs": lambda: _codecs(rounds),
+        "selections": lambda: _selections(rounds),
+        "blocks": lambda: _blocks(rounds),
+        "sketch": lambda: _sketch(rounds),
+        "owner": lambda: _owner(rounds),
+        "steps": lambda: _steps(rounds),
+    }
+    rows = [row for group, measure in measured.items() if not groups or group in groups for row in measure()]
     return [replace(row, threads=row.threads or torch.get_num_threads()) for row in rows]
 
 
-def bench_device(device: torch.device, sizes: Sequence[int] = SIZES, rounds: int = 15) -> list[Row]:
-    """Every kernel on a device against a copy there: packing at all of `sizes` (in elements), the rest at 26 MB."""
+def bench_device(
+    device: torch.device, sizes: Sequence[int] = SIZES, rounds: int = 15, groups: Sequence[str] = ()
+) -> list[Row]:
+    """Every kernel on a device against a copy there: packing at all of `sizes` (in elements), the rest at 26 MB.
+    `groups`: of GROUPS_OF_DEVICES; empty: all."""
     torch.manual_seed(0)
-    rows = [row for elements in sizes for row in _bits_on(device, elements, rounds)]
-    return rows + _codecs_on(device, rounds) + _steps_on(device, rounds)
+    measured = {
+        "bits": lambda: [row for elements in sizes for row in _bits_on(device, elements, rounds)],
+        "codecs": lambda: _codecs_on(device, rounds),
+        "steps": lambda: _steps_on(device, rounds),
+    }
+    return [row for group, measure in measured.items() if not groups or group in groups for row in measure()]
 
 
 def _row(

@@ -7,7 +7,7 @@ parameters and states, once. What a step must move follows from its tensors, so 
 CPU's copy also reads what it overwrites, which a step has read anyway: a good one reaches more than 1.00 of the copy.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 import octavo
 from octavo.bench.optim_peers import PEERS, Contenders
-from octavo.bench.timing import Seconds, ratio, take_turns, typical, using_threads
+from octavo.bench.timing import Seconds, has_one_of, ratio, take_turns, typical, using_threads
 
 ELEMENTS = 26 * 10**6
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -80,14 +80,19 @@ def shapes_of(elements: int) -> list[tuple[int, ...]]:
 
 
 def bench(
-    elements: int = ELEMENTS, dtype: torch.dtype = torch.float32, rounds: int = 15, threads: int | None = None
+    elements: int = ELEMENTS,
+    dtype: torch.dtype = torch.float32,
+    rounds: int = 15,
+    threads: int | None = None,
+    words: Sequence[str] = (),
 ) -> Report:
-    """On the CPU. `dtype` is that of parameters and gradients; `threads` None: as many as torch has."""
+    """On the CPU. `dtype` is that of parameters and gradients; `threads` None: as many as torch has. `words`: of
+    contenders' names, of which one is enough beside what all are compared with; empty: all."""
     with using_threads(threads or torch.get_num_threads()):
-        return _bench(elements, dtype, rounds)
+        return _bench(elements, dtype, rounds, words)
 
 
-def _bench(elements: int, dtype: torch.dtype, rounds: int) -> Report:
+def _bench(elements: int, dtype: torch.dtype, rounds: int, words: Sequence[str]) -> Report:
     torch.manual_seed(0)
     parameters = _parameters(elements, dtype)
     plain = parameters if dtype == torch.float32 else _parameters(elements, torch.float32)
@@ -96,8 +101,9 @@ def _bench(elements: int, dtype: torch.dtype, rounds: int) -> Report:
         built["torch AdamW fused"] = torch.optim.AdamW(parameters, lr=LR, fused=True)
     built["torch AdamW foreach"] = torch.optim.AdamW(parameters, lr=LR, foreach=True)
     built |= {f"octavo {name}": getattr(octavo.optim, name)(parameters, lr=LR) for name in OWN}
-    peers, remarks = _peers(parameters)
-    built |= peers
+    peers, remarks = _peers(parameters, words)
+    wanted = (built | peers).items()
+    built = {name: optimizer for name, optimizer in wanted if name == BASELINE or has_one_of(words, name)}
     seconds = _take_turns(built, elements, rounds)
     moved = {name: _moved_bytes(optimizer) / elements for name, optimizer in built.items()} | {COPY: 8.0}
     rows = [_row(seconds, name, built.get(name), elements, dtype, moved) for name in seconds]
@@ -117,20 +123,22 @@ def _parameters(elements: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
     return made
 
 
-def _peers(parameters: list[torch.nn.Parameter]) -> tuple[dict[str, Optimizer], list[str]]:
+def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[dict[str, Optimizer], list[str]]:
     """The optimizers of other libraries, after their first step, which may compile, and why others are missing."""
     built, remarks = {}, []
     for library, contenders in PEERS.items():
         try:
-            built |= _first_steps(contenders, parameters)
+            built |= _first_steps(contenders, parameters, words)
         except Exception as error:  # whatever another library raises must not end the measurement of ours
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             remarks.append(f"{library} is left out: {reason}; pip install {library} installs it")
     return built, remarks
 
 
-def _first_steps(contenders: Callable[[], Contenders], parameters: list[torch.nn.Parameter]) -> dict[str, Optimizer]:
-    built = {name: make(parameters, LR) for name, make in contenders().items()}
+def _first_steps(
+    contenders: Callable[[], Contenders], parameters: list[torch.nn.Parameter], words: Sequence[str]
+) -> dict[str, Optimizer]:
+    built = {name: make(parameters, LR) for name, make in contenders().items() if has_one_of(words, name)}
     for optimizer in built.values():
         optimizer.step()
     return built

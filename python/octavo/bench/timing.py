@@ -2,7 +2,7 @@
 """Timing of things side by side. Machines are noisy and drift: contenders take turns, ratios are taken by turn."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -47,3 +47,8 @@ def ratio(seconds: Seconds, slow: str, fast: str) -> float:
 
 def typical(seconds: Seconds, name: str) -> float:
     return median(seconds[name])
+
+
+def has_one_of(words: Sequence[str], name: str) -> bool:
+    """Whether a contender is among those that were asked for; no words ask for all."""
+    return not words or any(word.lower() in name.lower() for word in words)
