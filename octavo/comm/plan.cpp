@@ -317,7 +317,7 @@ Plan Plan::with_decay(double decay) const {
 
 Plan Plan::coding_own() const {
   Plan plan = *this;
-  const auto set = [](ParameterPlan& one) { one.codes_own = one.feedback && one.fits_hits(); };
+  const auto set = [](ParameterPlan& one) { one.codes_own = one.feedback && !one.map && one.feedback->fits_hits(); };
   set(plan);
   for (Rule& rule : plan.rules) set(rule.plan);
   return plan;

@@ -160,9 +160,10 @@ struct OCTAVO_API Plan : ParameterPlan {
   /// Where it has `+ef`: with another decay for all parameters. Throws Error invalid_argument for a decay that is not
   /// above 0 and at most 1, and where it has `+ef` nowhere.
   Plan with_decay(double decay) const;
-  /// Where a codec leaves most values unsent and `+ef` keeps them, ranks encode what they own themselves, too. For
-  /// ranks that go on without what they owe (Outer): such a code drops most of an exact value on the way down, and an
-  /// owner that does not owe it makes the same progress again in every round.
+  /// Where `+ef` keeps what codes leave out, ranks encode what they own themselves, too. For ranks that go on without
+  /// what they owe (Outer): what the code of the way down drops of an exact value the owner would not owe, and would
+  /// make as progress again in every round. Rounds of signs end 4 % lower so (docs/quality.md), and long rounds of
+  /// topk, which drops most values, diverge otherwise.
   Plan coding_own() const;
   /// With `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
   Plan averaged_over_hits() const;
