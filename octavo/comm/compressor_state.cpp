@@ -108,10 +108,10 @@ void Compressor::use(const Plan& plan) {
     parameter.roles = {kOwnMomentum, kOwnUpdate};
     for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
       const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
-      if (parameter.codes_own() || !is_of_own)
-        parameter.roles.push_back(role);  // else own values are not sent as codes
+      if (parameter.codes_own() || !is_of_own) parameter.roles.push_back(role);
     }
-    if (is_mapped && !same_map) state_.clear(i, parameter.roles);
+    // What was loaded may be of this map: a map takes no memory of another size.
+    if (is_mapped && !same_map && !was_loaded_) state_.clear(i, parameter.roles);
     if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
   }
   forget_unused();

@@ -161,9 +161,9 @@ struct OCTAVO_API Plan : ParameterPlan {
   /// above 0 and at most 1, and where it has `+ef` nowhere.
   Plan with_decay(double decay) const;
   /// Where `+ef` keeps what codes leave out, ranks encode what they own themselves, too. For ranks that go on without
-  /// what they owe (Outer): what the code of the way down drops of an exact value the owner would not owe, and would
-  /// make as progress again in every round. Rounds of signs end 4 % lower so (docs/quality.md), and long rounds of
-  /// topk, which drops most values, diverge otherwise.
+  /// what they owe (Outer): the code on the way down drops a part of an owner's exact values, and an owner that did not
+  /// count it as owed would make the same progress again in every round. Rounds of signs end 4 % lower with it
+  /// (docs/quality.md), and long rounds of topk, which drops most values, diverge without it.
   Plan coding_own() const;
   /// With `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
   Plan averaged_over_hits() const;

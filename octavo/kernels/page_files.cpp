@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <iterator>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "octavo/kernels/error.h"
@@ -40,11 +41,17 @@ std::byte* reserve(std::uint64_t bytes, void* at = nullptr) {
   return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
 }
 
+/// Whether reserved addresses count for nothing.
+bool may_reserve() {
+  rlimit addresses;
+  return getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY;
+}
+
 }  // namespace
 
 /// Ranges of a file, each for one mapping. A range that is given back becomes a hole, for the next mapping of its size.
 /// Mappings lie as their ranges do in the file, in windows of reserved addresses: the kernel then takes neighbours for
-/// one, and a process may have some 65,000 mappings.
+/// one, and a process may have some 65,000 mappings. Where addresses are limited they lie anywhere.
 class PageFiles::File {
  public:
   explicit File(const std::string& directory) : file_(open_nameless(directory)) {
@@ -104,7 +111,7 @@ class PageFiles::File {
 
   void* map_range(std::uint64_t offset, std::uint64_t bytes) {
     void* place = place_of(offset, bytes);
-    if (place == nullptr && !windows_.contains(offset)) {
+    if (place == nullptr && !windows_.contains(offset) && may_reserve()) {
       const std::uint64_t window = std::max(bytes, kWindowBytes);
       if (std::byte* const start = reserve(window)) windows_[offset] = {start, window};
       place = place_of(offset, bytes);

@@ -153,6 +153,7 @@ class Handle:
 
     def state_dict(self) -> dict[str, Tensor | int | str]:
         """A flat dict of tensors, ints and strings; the tensors are copies."""
+        residuals = {key: values.clone() for key, values in self._compressor.residuals().items()}
         state: dict[str, Tensor | int | str] = {
             "schema": _SCHEMA,
             "plan": str(self.plan),
@@ -163,9 +164,9 @@ class Handle:
             "step": self._compressor.step,
             "seed": self._compressor.seed,
             "of_momenta": self._compressor.residuals_are_of_momenta,
+            "tensors": len(residuals),
         }
-        state.update({key: values.clone() for key, values in self._compressor.residuals().items()})
-        return state
+        return state | residuals
 
     def load_state_dict(self, state: State | Sequence[State]) -> None:
         """Restores residuals, from what this rank saved or from what all ranks saved.
@@ -224,6 +225,13 @@ class Handle:
             rank: {key: value for key, value in one.items() if isinstance(value, Tensor)}
             for rank, one in by_rank.items()
         }
+        for rank, one in by_rank.items():
+            if len(tensors[rank]) < one.get("tensors", 0):
+                raise ValueError(
+                    f"[ddp.load_state_dict] the state of rank {rank} has {len(tensors[rank])} of its {one['tensors']} "
+                    f"tensors: torch.distributed.checkpoint loads those alone that are there already, and a new handle "
+                    f"has none; save it by torch.save"
+                )
         follows = self._optimizer is not None and self._optimizer.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:  # told first, since a warning may be an error
             warnings.warn(

@@ -132,6 +132,7 @@ class Outer(Optimizer):
         rendezvous = Rendezvous(group, "outer", timeout_s)
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+        self._exchanged = set(self._parameters.values())
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         is_exempt = exemption(exempt, self._parameters, "outer")
         table = [(name, p, bool(is_exempt(name, p))) for name, p in self._parameters.items()]
@@ -207,7 +208,7 @@ class Outer(Optimizer):
         self._require_exchanged("step")
         result = None
         if self._takes_scaled_gradients():
-            result = self.inner.step() if closure is None else self.inner.step(closure)
+            result = self.inner.step() if closure is None else self.inner.step(self._watched(closure))
         self._count_step()
         return result
 
@@ -228,7 +229,7 @@ class Outer(Optimizer):
 
     def count_step(self) -> None:
         """Counts a step that was made, or left out, by the inner optimizer itself; ``step()`` does both. Ranks must
-        count alike, also one that leaves out a step."""
+        count alike, also one that leaves out a step. What it refuses, the step has moved already."""
         self._require_own("count_step")
         self._require_exchanged("count_step")
         self._count_step()
@@ -241,15 +242,22 @@ class Outer(Optimizer):
         if self._outer.steps % self.every == 0:
             self._remember_buffers()
 
+    def _watched(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def watched() -> Tensor:
+            loss = closure()
+            self._require_exchanged("step")
+            return loss
+
+        return watched
+
     def _require_exchanged(self, function: str) -> None:
-        ours = set(self._parameters.values())
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is not None and parameter not in ours:
+                if parameter.grad is not None and parameter not in self._exchanged:
                     raise ValueError(
-                        f"[outer.{function}] the inner optimizer has got a {tuple(parameter.shape)} parameter with a "
-                        f"gradient that Outer was not given as one to train: it would differ between ranks. Build "
-                        f"Outer after the model and the optimizer have all that is trained"
+                        f"[outer.{function}] the inner optimizer has a {tuple(parameter.shape)} parameter with a "
+                        f"gradient, which Outer does not exchange: ranks would differ in it. Build Outer once the "
+                        f"model and the optimizer have everything that is trained"
                     )
 
     def synchronize(self) -> None:

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "octavo/comm/state/redistribute.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -41,6 +42,27 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
   EXPECT_EQ(first_bits(state, 0, kSent), 1) << "what was rolled back came again";
   state.clear();
   EXPECT_TRUE(state.save().empty());
+}
+
+/// To the average over ranks a rank's contribution is a part in their number; an average is one already.
+TEST(StateStore, WhatIsOwedToAnAverageStaysWhateverTheNumberOfRanks) {
+  const std::uint64_t count = 200;
+  const auto owed_by_all = [&](Extent extent, int world_size) {
+    std::vector<at::Tensor> kept;
+    for (int rank = 0; rank < 4; ++rank) {
+      kept.push_back(at::ones({static_cast<std::int64_t>(count_of(extent, count, rank, 4))}));
+    }
+    double sum = 0;
+    for (int rank = 0; rank < world_size; ++rank) {
+      sum += redistribute(extent, kept, count, rank, world_size).sum().item<double>();
+    }
+    return extent == Extent::owned ? sum : sum / world_size;
+  };
+  for (const int world_size : {2, 4, 8}) {
+    EXPECT_NEAR(owed_by_all(Extent::own_contribution, world_size), 200.0 / 4, 1e-3) << world_size;
+    EXPECT_NEAR(owed_by_all(Extent::sent, world_size), 3 * 200.0 / 4, 1e-3) << world_size;
+    EXPECT_NEAR(owed_by_all(Extent::owned, world_size), 200.0, 1e-3) << world_size;
+  }
 }
 
 TEST(StateStore, ARoleMayLiveWhereNothingWasSent) {

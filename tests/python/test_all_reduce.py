@@ -72,6 +72,29 @@ def vote(rank: int) -> torch.Tensor:
     return tensor
 
 
+def sum_in_inference_mode(rank: int) -> torch.Tensor:
+    with torch.inference_mode():
+        values = values_of(rank)
+        octavo.all_reduce(values, "int8")
+    return values.clone()
+
+
+def test_evaluations_add_up_their_figures(two_ranks):
+    results = two_ranks.run(sum_in_inference_mode)
+    assert torch.equal(*results) and bool(results[0].any())
+
+
+def sum_of_zeros(rank: int, plan: str) -> torch.Tensor:
+    tensor = torch.tensor([0.0, -0.0] if rank else [-0.0, -0.0]).repeat(300)
+    octavo.all_reduce(tensor, plan)
+    return torch.signbit(tensor)
+
+
+@pytest.mark.parametrize("plan", ["int8", "sign", "topk:0.1", "bf16"])
+def test_zeros_have_one_sign_on_all_ranks(two_ranks, plan):
+    assert torch.equal(*two_ranks.run(sum_of_zeros, plan))
+
+
 def test_votes_and_a_tie_is_zero(two_ranks):
     assert [r.tolist() for r in two_ranks.run(vote)] == [[1, 0, -1]] * 2
 

@@ -268,6 +268,7 @@ def refuse_states(rank: int) -> None:
         ({**good, "rank": 7}, "the state is of rank 7"),
         ({**good, "schema": 99}, "schema"),
         ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),
+        ({k: v for k, v in good.items() if "/" not in k}, "has 0 of its . tensors: torch.distributed.checkpoint loads"),
         *lacking,
     ):
         with pytest.raises(ValueError, match=words):

@@ -78,13 +78,14 @@ def test_a_mean_forgets_at_any_beta(make, beta1):
     """A mean of 1e8 and a gradient of 1 are further apart than float32 tells the gradient from 0."""
     options = {"warmup_steps": 10} if make is OneBitLamb else {}
     optimizer = make([parameter := nn.Parameter(torch.ones(1000))], betas=(beta1, 0.999), **options)
-    mean = torch.zeros(1000, dtype=torch.float64)
+    weight = float(torch.tensor(1 - beta1))  # in float32
+    mean = room = torch.zeros(1000, dtype=torch.float64)
     for step in range(4):
         parameter.grad = randn(step, (1000,)) * 10.0 ** (8 * ((torch.arange(1000) + step) % 2))
         optimizer.step()
-        mean = torch.lerp(mean, parameter.grad.double(), 1 - beta1)
-        # what a step rounds is a part of the larger of both, and of the mean only its share stays
-        room = 4e-7 * (mean.abs() + beta1 * (mean - parameter.grad).abs() + beta1 * 1e8)
+        before, mean = mean, torch.lerp(mean, parameter.grad.double(), weight)
+        # a step rounds the share of their difference that the mean keeps, and the result
+        room = beta1 * room + 1.5e-7 * (beta1 * (before - parameter.grad).abs() + mean.abs())
         found = optimizer.state[parameter]["exp_avg"]
         assert bool(((found - mean).abs() <= room).all())
         assert beta1 > 0 or torch.equal(found, parameter.grad)

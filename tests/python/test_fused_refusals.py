@@ -76,20 +76,33 @@ def test_a_step_that_is_refused_keeps_the_clip_for_the_next():
     moved = []
     for is_refused in (False, True):
         parameter = nn.Parameter(torch.zeros(8))
-        optimizer = AdamW([parameter], lr=0.1, eps=1.0, nonfinite="raise")
+        optimizer = AdamW([parameter], lr=0.1, eps=1.0)
         parameter.grad = torch.full((8,), 100.0)
         optimizer.clip_grad_norm_(1.0)
         if is_refused:
-            parameter.grad[0] = float("nan")
-            with pytest.raises(FloatingPointError):
+            optimizer.param_groups[0]["nonfinite"] = "ignore"
+            with pytest.raises(ValueError, match="nonfinite"):
                 optimizer.step()
-            parameter.grad[0] = 100.0
+            optimizer.param_groups[0]["nonfinite"] = "raise"
         optimizer.step()
         moved.append(parameter.detach())
     assert torch.equal(*moved)
     parameter.grad = torch.full((8,), 100.0)
     optimizer.step()
     assert float(parameter[0].detach()) < 1.5 * float(moved[0][0]), "a clip is for one step"
+
+
+def test_a_clip_to_a_norm_that_is_not_finite_ends_with_the_step_that_is_refused():
+    parameter = nn.Parameter(torch.zeros(8))
+    optimizer = AdamW([parameter], lr=0.1, nonfinite="raise")
+    parameter.grad = torch.ones(8)
+    parameter.grad[0] = float("nan")
+    optimizer.clip_grad_norm_(1.0)
+    with pytest.raises(FloatingPointError):
+        optimizer.step()
+    parameter.grad[0] = 1.0
+    optimizer.step()
+    assert bool((parameter < 0).all())
 
 
 def test_the_bits_of_a_group_are_asked_of_a_parameter_that_has_codes():
@@ -141,15 +154,44 @@ def test_a_forked_process_does_not_go_on_in_the_files_of_its_parent(tmp_path: Pa
         child.join(60)
         return said
 
+    def after_a_load_that_is_refused() -> None:
+        other = AdamW([nn.Parameter(torch.ones(3))])
+        with pytest.raises(ValueError, match="parameter group"):
+            optimizer.load_state_dict(other.state_dict() | {"param_groups": []})
+        saved = optimizer.state_dict()
+        saved["state"] = {0: {"step": 1.0}}
+        with pytest.raises(ValueError, match="nothing has changed"):
+            optimizer.load_state_dict(saved)
+        optimizer.step()
+
     def after_load() -> None:
         optimizer.load_state_dict(optimizer.state_dict())
         optimizer.step()
 
     before = [tensor.clone() for tensor in tensors_of(optimizer)]
-    assert f"page_dir are those of process {os.getpid()}" in in_child(optimizer.step)
+    for step in (optimizer.step, after_a_load_that_is_refused):
+        assert f"page_dir belong to process {os.getpid()}" in in_child(step)
     assert in_child(after_load) == "stepped"
     assert all(torch.equal(a, b) for a, b in zip(tensors_of(optimizer), before, strict=True))
     optimizer.step()
+
+
+def test_an_optimizer_whose_first_step_is_in_a_forked_process_goes_on_there(tmp_path: Path) -> None:
+    parameters = parameters_of()
+    groups = [{"params": parameters[:2]}, {"params": parameters[2:]}]
+    optimizer = PagedAdamW8bit(groups, page_dir=str(tmp_path))
+    give_gradients(parameters, 0)
+
+    def two_steps() -> None:
+        optimizer.step()
+        optimizer.step()
+
+    fork = get_context("fork")
+    answer = fork.Queue()
+    child = fork.Process(target=step_in_child, args=(two_steps, answer))
+    child.start()
+    assert answer.get(timeout=60) == "stepped"
+    child.join(60)
 
 
 def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:

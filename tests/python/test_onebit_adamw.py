@@ -95,11 +95,11 @@ def test_memory_formats_and_strides_do_not_matter():
     assert torch.equal(*results)
 
 
-def train(rank: int, steps: int, resume_at: int | None) -> list[str]:
+def train(rank: int, steps: int, resume_at: int | None, plan: str = "sign+ef") -> list[str]:
     def make():
         model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)
         optimizer = OneBitAdamW(model.parameters(), lr=1e-2, warmup_steps=4)
-        return model, octavo.compress(model, "sign+ef", optimizer=optimizer), optimizer
+        return model, octavo.compress(model, plan, optimizer=optimizer), optimizer
 
     model, handle, optimizer = make()
     digests = []
@@ -115,7 +115,7 @@ def train(rank: int, steps: int, resume_at: int | None) -> list[str]:
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()
         digests.append(digest(model))
-    assert str(handle.plan) == ("sign:262144+ef" if steps >= 4 else "int4+ef")
+    assert str(handle.plan) == ("sign:262144+ef" if plan == "sign+ef" else plan)
     return digests
 
 
@@ -125,8 +125,10 @@ def test_replicas_are_bit_identical_in_both_phases(two_ranks):
 
 
 @pytest.mark.parametrize("resume_at", [2, 4, 7])
-def test_resuming_gives_the_same_bits_before_and_after_the_freeze(two_ranks, resume_at):
-    assert two_ranks.run(train, 10, resume_at) == two_ranks.run(train, 10, None)
+@pytest.mark.parametrize("plan", ["sign+ef", "powersgd:4+ef", "sketch:0.5:exact+ef"])
+def test_resuming_gives_the_same_bits_before_and_after_the_freeze(two_ranks, plan, resume_at):
+    """In the documented order, handle before optimizer, whose phase then sets the plan."""
+    assert two_ranks.run(train, 10, resume_at, plan) == two_ranks.run(train, 10, None, plan)
 
 
 def momentum_in_the_hook(rank: int) -> None:

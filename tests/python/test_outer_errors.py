@@ -212,7 +212,7 @@ def test_parameters_that_nobody_would_exchange_are_refused():
 
 
 @pytest.mark.parametrize("how", ["unfrozen", "added"])
-def test_a_step_of_parameters_that_came_later_is_refused_before_it_is_made(how):
+def test_parameters_that_came_later_are_not_moved(how):
     with solo_world():
         model = Net()
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -225,8 +225,24 @@ def test_a_step_of_parameters_that_came_later_is_refused_before_it_is_made(how):
         give_gradients(model, 0, 0)
         before = values_of(model)
         for function in (outer.step, outer.count_step):
-            with pytest.raises(ValueError, match=r"\(3,\) parameter with a gradient that Outer was not given"):
+            with pytest.raises(ValueError, match=r"\(3,\) parameter with a gradient, which Outer does not exchange"):
                 function()
+        assert all(torch.equal(a, b) for a, b in zip(values_of(model), before, strict=True))
+
+
+def test_a_gradient_that_a_closure_gives_to_a_later_parameter_moves_nothing():
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=2)
+        model.frozen.requires_grad_(True)
+        before = values_of(model)
+
+        def closure() -> torch.Tensor:
+            give_gradients(model, 0, 0)
+            return torch.zeros(())
+
+        with pytest.raises(ValueError, match="which Outer does not exchange"):
+            outer.step(closure)
         assert all(torch.equal(a, b) for a, b in zip(values_of(model), before, strict=True))
 
 

@@ -10,7 +10,7 @@ namespace octavo {
 inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
 inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
 // What codes left out of its contributions to the sums that it owns, where these are encoded, too.
-inline constexpr Role kOwnResidual = {"own", Extent::owned, at::kBFloat16};
+inline constexpr Role kOwnResidual = {"own", Extent::own_contribution, at::kBFloat16};
 
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
 /// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual). Of a way whose
@@ -79,7 +79,7 @@ using Residuals = Owed<rules::Residual>;
 
 class OCTAVO_API Ef14Memory final : public Memory {
  public:
-  /// `decay`: of what the worker owes. `own`: of kOwnResidual; null: no tensor is averaged over hits.
+  /// `decay`: of what the worker owes. `own`: of kOwnResidual; null: a rank's own values are not encoded.
   Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size, float decay = 1.0F,
              Versioned* own = nullptr)
       : residuals_(worker, owner, rank, world_size), own_(own), rank_(rank), world_size_(world_size), decay_(decay) {}

@@ -41,9 +41,9 @@ struct SentPart {
 /// What this rank remembers of one tensor. This class remembers nothing: what codes leave out is lost.
 ///
 /// begin() is called once for every bucket with the tensor; encode() and decode() for its parts, on several threads at
-/// once, on the device's current stream; each part of what this rank sends up (over hits to itself, too), receives,
-/// sends down and gets back comes once. What is written belongs to the step, and is committed or rolled back with it
-/// (StateStore).
+/// once, on the device's current stream; each part of what this rank sends up (to itself, too, where
+/// Contribution::codes_own says so), receives, sends down and gets back comes once. What is written belongs to the
+/// step, and is committed or rolled back with it (StateStore).
 class OCTAVO_API Memory {
  public:
   Memory() = default;

@@ -41,7 +41,7 @@ void PackedOwed::begin(c10::Device device, const Contribution& tensor, float) {
   up_ = open(worker_, Extent::sent, tensor, *tensor.up, device);
   down_ = tensor.owner_keeps_sum ? Place() : open(owner_, Extent::owned, tensor, *tensor.down, device);
   const bool sends_to_itself = tensor.codes_own && world_size_ > 1;
-  of_own_ = sends_to_itself ? open(own_, Extent::owned, tensor, *tensor.up, device) : Place();
+  of_own_ = sends_to_itself ? open(own_, Extent::own_contribution, tensor, *tensor.up, device) : Place();
 }
 
 PackedOwed::Place PackedOwed::of(const SentPart& part) const {

@@ -9,7 +9,7 @@ namespace octavo {
 // over hits, also of its contributions to these.
 inline constexpr Role kPackedOwed = {"packed_owed", Extent::sent, at::kByte};
 inline constexpr Role kPackedOwedToAll = {"packed_owed_to_all", Extent::owned, at::kByte};
-inline constexpr Role kPackedOwedToOwn = {"packed_owed_to_own", Extent::owned, at::kByte};
+inline constexpr Role kPackedOwedToOwn = {"packed_owed_to_own", Extent::own_contribution, at::kByte};
 
 /// How what is owed is paid back.
 struct Repayment {

@@ -164,9 +164,9 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
   if (tensor.over_hits && wire_.world_size() > 1) {
     input = mean_over_hits(divisor, up, part, scratch);
   } else {
-    input = tensor.input(sent.first(), gradient.load());
+    const bool takes_code = tensor.codes_own && wire_.world_size() > 1;
+    input = takes_code ? own_code(tensor, up, part, scratch) : tensor.input(sent.first(), gradient.load());
     if (votes) input = own_votes(tensor, input, up, part, scratch);
-    if (tensor.codes_own && wire_.world_size() > 1) input = own_code(tensor, up, part, scratch);
     input.others = sum_of_others(up, part, scratch);
     input.sum_weight = 1.0F / static_cast<float>(divisor);
   }

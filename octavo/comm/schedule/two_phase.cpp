@@ -77,7 +77,9 @@ void TwoPhase::keep_here(const Contribution& tensor, std::uint32_t* nonfinite) {
     const PayloadPart part = {reserve_on_device(exact_, exact.payload_bytes(count), device_), count, {0, count}};
     const FloatPart values(device_, tensor, first, count);
     exact.encode(device_, tensor.input(first, values.load()), part, nullptr);
-    exact.decode(device_, part, Store::assign, values.data(), nonfinite);
+    const bool is_alone = up_.stays_here();
+    if (!is_alone) floats_at(values.data(), count, device_).zero_();  // a rank's -0 becomes the 0 of all ranks
+    exact.decode(device_, part, is_alone ? Store::assign : Store::add, values.data(), nonfinite);
     values.store();
   }
 }

@@ -11,12 +11,14 @@ namespace octavo {
 
 namespace {
 
+bool is_of_own(Extent extent) { return extent == Extent::owned || extent == Extent::own_contribution; }
+
 /// Calls visit(elements, byte offset) for the ranges of which `rank` keeps something, in rank order.
 template <class Visit>
 void for_each_packed(Extent extent, std::uint64_t count, int rank, int world_size, Ownership ownership, Visit visit) {
   std::uint64_t offset = 0;
   for (int owner = 0; owner < world_size; ++owner) {
-    if ((owner == rank) != (extent == Extent::owned)) continue;
+    if ((owner == rank) != is_of_own(extent)) continue;
     const std::uint64_t elements = owned_range(count, owner, world_size, ownership).count;
     visit(elements, offset);
     offset += packing().payload_bytes(elements);

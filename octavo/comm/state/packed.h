@@ -18,7 +18,7 @@ enum class Extent;
 /// would never change.
 const Codec& packing();
 
-/// Of what rank `rank` keeps, Extent::sent or Extent::owned, of a tensor of `count` elements.
+/// Of what rank `rank` keeps, Extent::sent or one of what it owns, of a tensor of `count` elements.
 std::uint64_t packed_bytes(Extent extent, std::uint64_t count, int rank, int world_size, Ownership ownership);
 
 /// Where the payload of a range begins that `rank` sends to its owner, in its tensor of Extent::sent.

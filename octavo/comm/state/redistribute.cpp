@@ -111,7 +111,8 @@ std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_s
   switch (extent) {
     case Extent::sent:
     case Extent::sent_estimate: return sent.count;
-    case Extent::owned: return sent.own.count;
+    case Extent::owned:
+    case Extent::own_contribution: return sent.own.count;
     case Extent::received_estimates: return sent.own.count * static_cast<std::uint64_t>(world_size - 1);
     case Extent::whole:
     case Extent::replicated:
@@ -138,6 +139,10 @@ at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, in
     case Extent::sent:
       return sent_part_of(owed(kept, count, world_size, ownership), count, rank, world_size, ownership).to(dtype);
     case Extent::owned: return part_of(owned_parts(kept, count, ownership), own.first, own.count).to(dtype);
+    case Extent::own_contribution: {  // to the average it is a part in the number of ranks
+      const double share = static_cast<double>(world_size) / size_of(kept);
+      return part_of(owned_parts(kept, count, ownership), own.first, own.count).mul(share).to(dtype);
+    }
     case Extent::whole: return mean_of(kept, count).to(dtype);
     case Extent::sent_estimate:
       return sent_part_of(mean_estimate(sum_of_sent(kept, count, ownership), kept), count, rank, world_size, ownership)

@@ -20,7 +20,8 @@ namespace octavo {
 /// (redistribute.h).
 enum class Extent {
   sent,                // those that it sends to others (layout.h); what is owed to their sum
-  owned,               // those that it owns
+  owned,               // those that it owns; what is owed of their average
+  own_contribution,    // those that it owns; what is owed to their sum of its own
   whole,               // all of them; each rank has its own values, whose mean is kept
   replicated,          // all of them; the same on all ranks
   shared,              // of a size that only its user knows; the same on all ranks

@@ -49,7 +49,7 @@ class Adam(FusedOptimizer):
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """Adam and AdamW say in their groups which of them they are; where nothing decays they are the same."""
-        is_decoupled = saved.get("decoupled_weight_decay", self._is_decay_decoupled)
+        is_decoupled = bool(saved.get("decoupled_weight_decay", self._is_decay_decoupled))
         is_alike = is_decoupled == self._is_decay_decoupled or not saved.get("weight_decay")
         kinds = {True: "an AdamW", False: "an Adam"}
         self._require(is_alike, f"the state of {kinds[self._is_decay_decoupled]}", f"that of {kinds[is_decoupled]}")

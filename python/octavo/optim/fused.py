@@ -151,9 +151,8 @@ class FusedOptimizer(CheckedOptimizer):
         if self._may_step(moved):
             groups = zip(self.param_groups, moved, strict=True)
             moves = [move for group, parameters in groups for move in self._moves(group, parameters, self._factor)]
-            if len(moves) > 1:  # one by itself checks all of its parameters before it moves one
-                for move in moves:
-                    move.check()
+            for move in moves[1:]:  # the first one checks all of its parameters itself before it moves one
+                move.check()
             for move in moves:
                 move.make()
         self._factor = None
@@ -183,8 +182,8 @@ class FusedOptimizer(CheckedOptimizer):
         return norm
 
     def saw_nonfinite(self) -> bool:
-        """Whether a step since the last call left elements, or with ``"skip_step"`` all, alone because of their
-        gradients. Waits for the devices."""
+        """Whether a step since the last call left some elements alone because of their gradients, or with
+        ``"skip_step"`` all of them. Waits for the devices."""
         seen = any(bool(flag.item()) for flag in self._nonfinite.values())
         for flag in self._nonfinite.values():
             flag.zero_()
@@ -248,8 +247,7 @@ class FusedOptimizer(CheckedOptimizer):
         parameter.grad = None
 
     def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
-        """What makes the step of parameters that have a ``grad``, for those of each device; checked here, so that
-        nothing has moved where a parameter is refused."""
+        """What makes the step of parameters that have a ``grad``, for those of each device. Makes first states."""
         self._require_valid(group)  # its options may have been changed
         self._maker.require_own_process()
         self._require_format(group, parameters)
@@ -330,6 +328,7 @@ class FusedOptimizer(CheckedOptimizer):
             if not guarded or self._all_finite(guarded):
                 continue
             if policy == "raise":
+                self._factor = None  # of gradients that must become others
                 raise FloatingPointError(
                     f"[optim.{type(self).__name__}] a gradient is not finite; all parameters and states are as they "
                     f"were before the step"
@@ -409,7 +408,6 @@ class FusedOptimizer(CheckedOptimizer):
             groups = [state["defaults"] | group for group in saved_groups]
         else:
             groups = [self._loaded(*pair) for pair in zip(saved_groups, self.param_groups, strict=True)]
-            self._maker.process = os.getpid()  # all states are made anew
         states: dict[Tensor, dict[str, Tensor]] = {}
         for group, saved_group in zip(groups, saved_groups, strict=True):
             self._require_valid(group)
@@ -420,6 +418,7 @@ class FusedOptimizer(CheckedOptimizer):
                     saved = saved.state if isinstance(saved, _Saved) else saved
                     states[parameter] = self._maker.restored(group, parameter, saved, saved_bits)
         super().__setstate__(state | {"param_groups": groups, "state": defaultdict(dict, states)})
+        self._maker.process = os.getpid()  # all states have been made anew
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         """The options of a group after a load."""

@@ -31,7 +31,7 @@ class StateMaker:
     def __init__(self, owner: str, moments: tuple[str, ...], page_dir: str | None):
         self.page_dir = page_dir
         self.arenas: dict[torch.device, Arena] = {}
-        self.process = os.getpid()  # whose states they are
+        self.process = os.getpid()  # which made the states
         self._owner = owner  # the optimizer's class, for errors
         self._moments = moments
 
@@ -56,9 +56,9 @@ class StateMaker:
         """Raises RuntimeError in a forked process for states in files, which it shares with its parent."""
         if self.page_dir is not None and self.arenas and self.process != os.getpid():
             raise RuntimeError(
-                f"[optim.{self._owner}] the states in page_dir are those of process {self.process}, from which this "
-                f"one was forked: each would go on in the other's. Load the optimizer's own state_dict(), which makes "
-                f"copies, or build the optimizer after the fork"
+                f"[optim.{self._owner}] the states in page_dir belong to process {self.process}, from which this one "
+                f"was forked, and both would write to them: load the optimizer's own state_dict(), which makes copies, "
+                f"or make its first step after the fork"
             )
 
     def restored(self, group: dict[str, Any], parameter: Tensor, saved: Any, saved_bits: int) -> dict[str, Tensor]:
@@ -127,6 +127,8 @@ class StateMaker:
         return group["is_paged"] and parameter.numel() >= max(group["min_paged_size"], 1)
 
     def _arena_on(self, device: torch.device) -> Arena:
+        if not self.arenas:
+            self.process = os.getpid()
         if device not in self.arenas:
             directory = self.page_dir if self.page_dir is not None and device.type == "cpu" else ""
             self.arenas[device] = Arena(device, directory=directory)

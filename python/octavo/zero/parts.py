@@ -54,8 +54,10 @@ class OwnPart:
         return whole[: values.numel()]
 
 
-_LOOKS_AT_SHAPES = {"Adafactor", "LBFGS", "Lamb", "Muon", "Shampoo", "SOAP"}
-"""Optimizers by name, torch's own and others', since those of other packages are not here to be compared with."""
+_LOOK_AT_SHAPES = {
+    *("adafactor", "lamb", "fusedlamb", "lars", "muon", "shampoo", "distributedshampoo", "soap", "lbfgs"),
+}
+"""Names of optimizers in small letters: those of other packages are not here to be compared with."""
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
@@ -66,10 +68,10 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
             f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
             f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
         )
-    if looks := _LOOKS_AT_SHAPES.intersection(base.__name__ for base in type(optimizer).__mro__):
+    if any(base.__name__.lower() in _LOOK_AT_SHAPES for base in type(optimizer).__mro__):
         raise ValueError(
-            f"[zero.initialize] {looks.pop()} makes its steps of whole matrices or of all parameters together, and a "
-            f"rank has a flat part of each: give an optimizer that treats elements alike, such as "
+            f"[zero.initialize] {type(optimizer).__name__} makes its steps of whole matrices or of all parameters "
+            f"together, and a rank has a flat part of each: give an optimizer that treats elements alike, such as "
             f"octavo.optim.AdamW8bit"
         )
     if not parameters:
