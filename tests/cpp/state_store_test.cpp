@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "octavo/comm/state/redistribute.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -46,22 +45,23 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
 
 /// To the average over ranks a rank's contribution is a part in their number; an average is one already.
 TEST(StateStore, WhatIsOwedToAnAverageStaysWhateverTheNumberOfRanks) {
-  const std::uint64_t count = 200;
-  const auto owed_by_all = [&](Extent extent, int world_size) {
-    std::vector<at::Tensor> kept;
-    for (int rank = 0; rank < 4; ++rank) {
-      kept.push_back(at::ones({static_cast<std::int64_t>(count_of(extent, count, rank, 4))}));
-    }
-    double sum = 0;
-    for (int rank = 0; rank < world_size; ++rank) {
-      sum += redistribute(extent, kept, count, rank, world_size).sum().item<double>();
-    }
-    return extent == Extent::owned ? sum : sum / world_size;
-  };
+  constexpr Role kOwn = {"own", Extent::own_contribution, at::kFloat};
+  constexpr Role kSums = {"sums", Extent::owned, at::kFloat};
+  std::vector<std::map<std::string, at::Tensor>> four;
+  for (const std::int64_t owned : {64, 64, 64, 8}) {
+    four.push_back({{"own/a", at::ones({owned})}, {"sums/a", at::ones({owned})}});
+  }
   for (const int world_size : {2, 4, 8}) {
-    EXPECT_NEAR(owed_by_all(Extent::own_contribution, world_size), 200.0 / 4, 1e-3) << world_size;
-    EXPECT_NEAR(owed_by_all(Extent::sent, world_size), 3 * 200.0 / 4, 1e-3) << world_size;
-    EXPECT_NEAR(owed_by_all(Extent::owned, world_size), 200.0, 1e-3) << world_size;
+    double own = 0, sums = 0;
+    for (int rank = 0; rank < world_size; ++rank) {
+      StateStore state{kParameters, {kOwn, kSums}, rank, world_size};
+      state.load_world(four);
+      for (const auto& [key, values] : state.save()) {
+        (key == "own/a" ? own : sums) += values.sum().item<double>() / (key == "own/a" ? world_size : 1);
+      }
+    }
+    EXPECT_NEAR(own, 200.0 / 4, 1e-3) << world_size;
+    EXPECT_NEAR(sums, 200.0, 1e-3) << world_size;
   }
 }
 
