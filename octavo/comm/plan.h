@@ -162,7 +162,7 @@ struct OCTAVO_API Plan : ParameterPlan {
   Plan with_decay(double decay) const;
   /// Where `+ef` keeps what codes leave out, ranks encode what they own themselves, too. For ranks that go on without
   /// what they owe (Outer): the code on the way down drops a part of an owner's exact values, and an owner that did not
-  /// count it as owed would make the same progress again in every round. Rounds of signs end 4 % lower with it
+  /// count it as owed would make the same progress again in every round. Rounds of signs end 3 % lower with it
   /// (docs/quality.md), and long rounds of topk, which drops most values, diverge without it.
   Plan coding_own() const;
   /// With `+hits` for all parameters that take it. Throws Error invalid_argument where none does.
