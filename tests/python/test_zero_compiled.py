@@ -438,3 +438,102 @@ def test_what_moves_memory_beside_a_graph_is_not_dropped(one_rank, backend):
     (said,) = one_rank.run(run_beside, backend, names, timeout_s=200)
     assert len(said) == len(names)
     assert all("no engine of this process has graph 5" in words for words in said)
+
+
+class Recomputed(nn.Module):
+    """What is drawn in the forward pass is drawn again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.out = nn.Linear(8, 24), nn.Linear(24, 8)
+
+    def layer(self, x: Tensor) -> Tensor:
+        return self.out(nn.functional.dropout(self.into(x), 0.5, self.training))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=False)
+
+
+def losses_of(model: nn.Module, config: dict[str, Any], passes_before_step: int = 0) -> list[float]:
+    torch._dynamo.reset()
+    engine = octavo.initialize(model, torch.optim.AdamW(model.parameters(), lr=0.01), config)
+    losses = []
+    for step in range(6):
+        loss = engine(torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(step))).square().mean()
+        engine.backward(loss)
+        for _ in range(passes_before_step):
+            with torch.no_grad():
+                engine(torch.ones(4, 6, 8))
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def with_checkpoints(rank: int, stage: int) -> tuple[list[float], list[float]]:
+    config = {"zero_stage": stage} | SMALL
+    return losses_of(Recomputed(), config), losses_of(Recomputed(), config | {"compile": "aot_eager"})
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_is_random_may_be_computed_again(two_ranks, stage):
+    for plain, compiled in two_ranks.run(with_checkpoints, stage):
+        assert compiled == pytest.approx(plain, rel=1e-5)
+
+
+def seeded_pass_before_the_step(rank: int) -> tuple[list[float], list[float]]:
+    torch.manual_seed(0)
+    state = nn.Linear(8, 8).state_dict()
+    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "memory_mib": 100000}} | SMALL
+    both = []
+    for passes in (0, 1):
+        model = nn.Linear(8, 8)
+        model.load_state_dict(state)
+        both.append(losses_of(model, config, passes))
+    return both[0], both[1]
+
+
+def test_a_pass_before_a_step_leaves_no_parameter_as_it_was(two_ranks):
+    for without, with_one in two_ranks.run(seeded_pass_before_the_step):
+        assert with_one == without
+
+
+def hooked(rank: int, stage: int) -> tuple[bool, float]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    seen: list[bool] = []
+
+    def freeze(gradient: Tensor) -> Tensor:
+        seen.append(isinstance(gradient, Tensor) and bool(gradient.any()))
+        return gradient * 0
+
+    model[0].weight.register_hook(freeze)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    engine = octavo.initialize(model, optimizer, {"zero_stage": stage, "compile": "aot_eager"} | SMALL)
+    before = engine.whole(model[0].weight).clone()
+    for _ in range(2):
+        engine.backward(engine(torch.ones(4, 8)).square().mean())
+        engine.step()
+    return all(seen) and len(seen) == 2, float((engine.whole(model[0].weight) - before).abs().max())
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_hooks_see_the_gradients_of_compiled_graphs(two_ranks, stage):
+    assert two_ranks.run(hooked, stage) == [(True, 0.0)] * 2
+
+
+def graphs_of_many(rank: int) -> list[int]:
+    torch._dynamo.reset()
+    numbers = []
+    for _ in range(10):
+        model = Odd()
+        engine = octavo.initialize(model, adamw(model), {"zero_stage": 1, "compile": "aot_eager"} | SMALL)
+        step_once(engine, rank, 0)
+        numbers.append(len(engine._compiler._graphs))
+    return numbers
+
+
+def test_the_tenth_engine_is_compiled_as_the_first(two_ranks):
+    for numbers in two_ranks.run(graphs_of_many):
+        assert numbers[0] > 0 and len(set(numbers)) == 1

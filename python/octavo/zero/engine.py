@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -129,7 +130,11 @@ class ZeroEngine:
         self._failure: str | None = None  # of a backward pass
         if compiled is not None and setting is not None:
             self._compiler = self._make_compiler(compiled, setting, transfer_bytes)
-            self._forward = torch.compile(model, backend=while_alive(self._compiler.compile), dynamic=compiled.dynamic)
+            # each engine is another backend, and all engines of a model's class would share one limit of recompilations
+            has_own_limit = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # from torch 2.13 on
+            own_limit = {"isolate_recompiles": True} if has_own_limit else {}
+            backend = while_alive(self._compiler.compile)
+            self._forward = torch.compile(model, backend=backend, dynamic=compiled.dynamic, **own_limit)
 
     # ---- a step
 
@@ -192,6 +197,8 @@ class ZeroEngine:
         torch.autograd.graph.increment_version(self.parts)  # graphs of before saw other values
         if self._gathering is None:
             self._engine.gather_updated()
+        else:
+            self._engine.invalidate_gathered_params()  # a pass before this step may have gathered what stays whole
         self._steps += 1
         if self._compiler is not None:
             self._compiler.begin_step(self._steps)

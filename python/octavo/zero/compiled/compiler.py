@@ -165,11 +165,13 @@ class ZeroCompiler:
         graph_id = self._engine.new_graph_id()
         if ids:
             getattr(self._engine, f"register_graph_z{self._setting.stage}")(graph_id, sorted(ids.values()))
+        returned = frozenset(ids[i] for i, x in enumerate(inputs) if i in ids and _has_hooks(x))
+        part = partial(partition, ids=ids, graph_id=graph_id, returned=returned)
         build = self._build_by_inductor if self._config.backend == "inductor" else self._build_of_aten
-        return build(module, inputs, ids, graph_id)
+        return build(module, inputs, ids, graph_id, part)
 
     def _build_of_aten(
-        self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int], graph_id: int
+        self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int], graph_id: int, part: _Part
     ) -> Callable[..., Any]:
         add = while_alive(self._add)
 
@@ -179,11 +181,11 @@ class ZeroCompiler:
         return aot_autograd(
             fw_compiler=compiler(False),
             bw_compiler=compiler(True),
-            partition_fn=partial(partition, ids=ids, graph_id=graph_id),
+            partition_fn=part,
         )(module, inputs)
 
     def _build_by_inductor(
-        self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int], graph_id: int
+        self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int], graph_id: int, part: _Part
     ) -> Callable[..., Any]:
         add = while_alive(self._add)
 
@@ -191,7 +193,7 @@ class ZeroCompiler:
             is_backward = bool(options.get("is_backward", False))
             return add(graph, ids, graph_id, is_backward, inductor_compiler(graph_inputs, options))
 
-        options = {**INDUCTOR_OPTIONS, "custom_partitioner_fn": _Partitioner(ids, graph_id)}
+        options = {**INDUCTOR_OPTIONS, "custom_partitioner_fn": _Partitioner(part)}
         with functorch_config.patch(donated_buffer=self._may_reuse_saved_memory()):
             return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=options)
 
@@ -245,14 +247,22 @@ class ZeroCompiler:
         return max((p.most_allocated_bytes for p in profiles if p is not None), default=0)
 
 
+_Part = Callable[..., tuple[GraphModule, GraphModule]]
+
+
+def _has_hooks(parameter: nn.Parameter) -> bool:
+    """Of the user's, which see its gradient before it is reduced: beside them there is the engine's own."""
+    return bool(parameter._backward_hooks) or len(parameter._post_accumulate_grad_hooks or ()) > 1
+
+
 class _Partitioner(CustomPartitionerFn):
-    def __init__(self, ids: Mapping[int, int], graph_id: int):
-        self._ids, self._graph_id = ids, graph_id
+    def __init__(self, part: _Part):
+        self._part = part
 
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
-        return partition(gm, joint_inputs, ids=self._ids, graph_id=self._graph_id, **kwargs)
+        return self._part(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> None:
         """Inductor's caches are not used."""

@@ -15,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from octavo.zero.compiled.graph import Profile, key
 
+_SEEDED = {"prims::inductor_random", "prims::inductor_randint"}
+
 
 class Measuring(Interpreter):
     """Runs a graph node by node. On a device each node is waited for, so that its time is its own. ``take_peak``: the
@@ -55,6 +57,17 @@ class Measuring(Interpreter):
             if last_used.op != "placeholder":
                 self._count(self.env[last_used], -1)
         return value
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Inductor's random operators, run one by one, ignore the seed that they are given, by which the backward pass
+        draws again what the forward pass has drawn."""
+        if not (isinstance(target, torch._ops.OpOverload) and target.name() in _SEEDED):
+            return super().call_function(target, args, kwargs)
+        seed = next(value for value in args if isinstance(value, Tensor))
+        devices = [] if seed.device.type == "cpu" else [seed.device]
+        with torch.random.fork_rng(devices, device_type=seed.device.type if devices else "cuda"):
+            torch.manual_seed(int(seed))
+            return super().call_function(target, args, kwargs)
 
     def _count(self, value: Any, holders: int) -> None:
         for tensor in tree_leaves(value):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -21,13 +21,19 @@ _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.
 
 
 def partition(
-    joint: GraphModule, inputs: Sequence[object], ids: Mapping[int, int], graph_id: int, **options: Any
+    joint: GraphModule,
+    inputs: Sequence[object],
+    ids: Mapping[int, int],
+    graph_id: int,
+    returned: Set[int] = frozenset(),
+    **options: Any,
 ) -> tuple[GraphModule, GraphModule]:
-    """``ids``: of the parameters, by index of the input. Nothing that is made of a parameter alone is saved for the
+    """``ids``: of the parameters, by index of the input; ``returned``: those among them whose gradients the graph
+    returns, for hooks, and does not reduce. Nothing that is made of a parameter alone is saved for the
     backward pass, which gathers it again. What the backward pass does with gradients is in one call at its end."""
     mark_parameters(joint, ids)
     _recompute_views(joint)
-    grads = _parameters_of_gradients(joint, ids)
+    grads = _parameters_of_gradients(joint, {index: id for index, id in ids.items() if id not in returned})
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     _reduce_at_end(backward, grads[options["num_fwd_outputs"] :], graph_id)
     _number_saved(forward, backward, options["num_fwd_outputs"])
@@ -105,7 +111,9 @@ def _number_saved(forward: GraphModule, backward: GraphModule, outputs: int) -> 
     holders = Counter(_storage(node) for node in held if isinstance(node, Node))
     placeholders = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     for number, node in enumerate(returned[outputs:]):
-        if isinstance(node, Node) and node.op != "placeholder" and holders[_storage(node)] == 1:
+        if not isinstance(node, Node) or node.name not in placeholders:  # random states have another name there
+            continue
+        if node.op != "placeholder" and holders[_storage(node)] == 1:
             node.meta[SAVED] = placeholders[node.name].meta[SAVED] = number
 
 
