@@ -82,8 +82,7 @@ void bind_outer(py::module_& m) {
       .def(py::init(&make_outer), py::arg("backend"), py::arg("deadline_s"), py::arg("plan"), py::arg("parameters"),
            py::arg("options"), py::arg("seed"))
       .def_static(
-          "require_plan", [](const Plan& plan, double mix) { Outer::require_plan(plan, mix); }, py::arg("plan"),
-          py::arg("mix") = 0.0)
+          "require_plan", [](const Plan& plan) { Outer::require_plan(plan); }, py::arg("plan"))
       .def_static(
           "require",
           [](const Plan& plan, const OuterTuples& parameters, const OuterOptions& options) {

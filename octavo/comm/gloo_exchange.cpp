@@ -2,7 +2,7 @@
 #include "octavo/comm/gloo_exchange.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <stdexcept>
@@ -19,11 +19,6 @@ using std::chrono::milliseconds;
 /// One for all: messages of a pair of ranks are then matched in their order, so that ranks which begin different
 /// exchanges read each other's messages, which begin with a digest, and do not wait for what never comes.
 constexpr int kTag = 1;
-
-/// Gloo tells the peer's address at most.
-[[noreturn]] void fail_by(int peer, const char* what) {
-  throw std::runtime_error(c10::str("with rank ", peer, ": ", what));
-}
 
 at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, int rank) {
   return octavo::part_of(buffer, parcels[static_cast<std::size_t>(rank)]);
@@ -83,10 +78,8 @@ bool GlooExchange::wait(milliseconds timeout) {
       for (const WorkPtr& work : {peer.heard, peer.received, peer.sent, peer.told}) {
         if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
       }
-    } catch (const c10::Error& error) {
-      fail_by(peer.rank, error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      fail_by(peer.rank, error.what());
+    } catch (const std::exception& error) {  // which tells the peer's address at most
+      throw std::runtime_error(c10::str("with rank ", peer.rank, ": ", said_by(error)));
     }
   }
   finish();

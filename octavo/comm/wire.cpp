@@ -30,8 +30,7 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   } catch (const Error&) {
     throw;  // of Octavo's own back ends
   } catch (const std::exception& error) {
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    const std::string what = first_line(torch_error ? torch_error->what_without_backtrace() : error.what());
+    const std::string what = first_line(said_by(error));
     const bool late = expired(what);
     fail(late ? ErrorCode::timeout : ErrorCode::communication, "comm.wire", "rank ", rank,
          late ? ": a peer did not answer within " : ": the connection to a peer failed before the deadline of ",
@@ -65,6 +64,11 @@ std::vector<std::int64_t> splits(std::span<const Parcel> parcels) {
 std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks) {
   const auto world = static_cast<std::uint64_t>(ranks);
   return 2 * payload_bytes * (world - 1) / world;
+}
+
+std::string said_by(const std::exception& error) {
+  const auto* const of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch ? of_torch->what_without_backtrace() : error.what();
 }
 
 at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel) {

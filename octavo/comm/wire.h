@@ -7,8 +7,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "octavo/export.h"
@@ -34,6 +36,8 @@ struct Parcel {
 
 /// A view. `buffer`: uint8, of one dimension.
 at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel);
+/// Without the backtrace that torch adds.
+std::string said_by(const std::exception& error);
 
 /// Parcels of so many bytes, by receiver, of which each begins where the one before ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);

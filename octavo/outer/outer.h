@@ -62,7 +62,7 @@ class OCTAVO_API Outer {
   /// What the constructor throws, for who has something to do before it.
   static void require(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options);
   /// What is known of a plan without a model.
-  static void require_plan(const Plan& plan, double mix);
+  static void require_plan(const Plan& plan, double mix = 0);
 
   /// A round that all ranks have skipped.
   struct Skipped {

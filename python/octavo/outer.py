@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from octavo import _C
 from octavo._C import Plan
 from octavo.ddp import Exempt, exemption, plain_name, require_same_on_all_ranks
+from octavo.optim.checks import has_base_named
 from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan, require_seed
 from octavo.rendezvous import Rendezvous, send_around
@@ -511,7 +512,7 @@ def _require_plain(model: nn.Module) -> None:
                 f"[outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put the "
                 f"module that it wraps in its place"
             )
-        if any(base.__name__ == "FullyShardedDataParallel" for base in type(module).__mro__):
+        if has_base_named(module, {"fullyshardeddataparallel"}):
             raise NotImplementedError(
                 f"[outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every rank "
                 f"has all parameters"
@@ -536,7 +537,7 @@ def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
             f"[outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
             f"themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
         )
-    if any(base.__name__ == "ZeroRedundancyOptimizer" for base in type(optimizer).__mro__):
+    if has_base_named(optimizer, {"zeroredundancyoptimizer"}):
         raise ValueError(
             "[outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would be no "
             "local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"

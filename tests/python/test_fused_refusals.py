@@ -13,7 +13,7 @@ import torch
 from fused_runs import give_gradients, parameters_of, randn, tensors_of
 from torch import Tensor, nn
 
-from octavo.optim import AdamW, AdamW4bit, AdamW8bit, Lion, Lion8bit, PagedAdamW8bit
+from octavo.optim import Adam, AdamW, AdamW4bit, AdamW8bit, Lion, Lion8bit, PagedAdamW8bit, to_bitsandbytes, to_torch
 
 
 def expanded(parameters: list[nn.Parameter], _: torch.optim.Optimizer) -> None:
@@ -130,7 +130,7 @@ def test_a_saved_value_that_is_not_finite_spoils_no_block(make, name, value):
     AdamW(parameters_of()).load_state_dict(torchs.state_dict())  # there it is one element's
 
 
-def step_in_child(step: Callable[[], object], answer: object) -> None:
+def step_and_tell(step: Callable[[], object], answer: object) -> None:
     torch.set_num_threads(1)
     try:
         step()
@@ -139,20 +139,22 @@ def step_in_child(step: Callable[[], object], answer: object) -> None:
         answer.put(str(error))
 
 
+def in_child(step: Callable[[], object]) -> str:
+    """What `step` comes to in a forked process."""
+    fork = get_context("fork")
+    answer = fork.Queue()
+    child = fork.Process(target=step_and_tell, args=(step, answer))
+    child.start()
+    said = answer.get(timeout=60)
+    child.join(60)
+    return said
+
+
 def test_a_forked_process_does_not_go_on_in_the_files_of_its_parent(tmp_path: Path) -> None:
     parameter = nn.Parameter(torch.ones(4096))
     optimizer = PagedAdamW8bit([parameter], page_dir=str(tmp_path))
     parameter.grad = torch.ones(4096)
     optimizer.step()
-    fork = get_context("fork")
-
-    def in_child(step: Callable[[], object]) -> str:
-        answer = fork.Queue()
-        child = fork.Process(target=step_in_child, args=(step, answer))
-        child.start()
-        said = answer.get(timeout=60)
-        child.join(60)
-        return said
 
     def after_a_load_that_is_refused() -> None:
         other = AdamW([nn.Parameter(torch.ones(3))])
@@ -186,12 +188,7 @@ def test_an_optimizer_whose_first_step_is_in_a_forked_process_goes_on_there(tmp_
         optimizer.step()
         optimizer.step()
 
-    fork = get_context("fork")
-    answer = fork.Queue()
-    child = fork.Process(target=step_in_child, args=(two_steps, answer))
-    child.start()
-    assert answer.get(timeout=60) == "stepped"
-    child.join(60)
+    assert in_child(two_steps) == "stepped"
 
 
 def test_a_directory_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
@@ -206,8 +203,6 @@ def test_adam_and_adamw_are_told_apart_in_our_own_states_too():
         give_gradients(parameters, 0)
         optimizer.step()
         return optimizer
-
-    from octavo.optim import Adam, to_bitsandbytes, to_torch
 
     with pytest.raises(ValueError, match="expected the state of an Adam, got that of an AdamW"):
         Adam(parameters_of()).load_state_dict(trained(AdamW).state_dict())

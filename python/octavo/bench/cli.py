@@ -67,15 +67,14 @@ def kernels(
     """Kernels against the memory bandwidth: the CPU's, NumPy and torch, or a device's."""
     from octavo.bench import kernels as bench
 
-    known = bench.GROUPS if device is None else bench.GROUPS_OF_DEVICES
-    if strangers := set(groups or ()) - set(known):
-        _refuse(f"[bench.kernels] expected groups among {', '.join(known)}, got '{strangers.pop()}'")
     _check_place(json_file)
-    if device is None:
-        rows, where = bench.bench(elements or 64 * 2**20, rounds, groups or ()), octavo._C.isa()
-    else:
-        sizes = bench.SIZES if elements is None else (elements,)
-        rows, where = bench.bench_device(_device(device), sizes, rounds, groups or ()), device
+    place = None if device is None else _device(device)
+    with _errors_in_a_sentence():
+        if place is None:
+            rows, where = bench.bench(elements or 64 * 2**20, rounds, groups or ()), octavo._C.isa()
+        else:
+            sizes = bench.SIZES if elements is None else (elements,)
+            rows, where = bench.bench_device(place, sizes, rounds, groups or ()), device
     if not rows:
         _refuse("[bench.kernels] blocks are measured against bitsandbytes: pip install bitsandbytes installs it")
     _show(f"kernels, {where}", _dicts(rows), bench.HEADINGS, json_file)

@@ -38,8 +38,6 @@ OWNERS_PLANS = ("int4+ef", "sign+ef", "topk:64/4096:sign+ef")
 OWNERS_RANKS = 64
 SELECTING_PLANS = ("topk:0.01", "topk:64/4096:sign")
 NUMPY = "numpy.packbits, one thread"
-GROUPS = ("bits", "codecs", "selections", "blocks", "sketch", "owner", "steps")
-GROUPS_OF_DEVICES = ("bits", "codecs", "steps")
 SIZES = (2**20, 10 * 2**20, 100 * 2**20)  # elements, of the document that packbits comes from
 
 
@@ -69,8 +67,8 @@ HEADINGS = {
 def bench(elements: int = 64 * 2**20, rounds: int = 15, groups: Sequence[str] = ()) -> list[Row]:
     """The CPU against its memory, NumPy and torch.
 
-    `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB. `groups`: of GROUPS; empty:
-    all.
+    `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB. `groups`: those alone, or
+    all. ValueError for one that there is not.
     """
     torch.manual_seed(0)
     measured = {
@@ -82,7 +80,7 @@ def bench(elements: int = 64 * 2**20, rounds: int = 15, groups: Sequence[str] = 
         "owner": lambda: _owner(rounds),
         "steps": lambda: _steps(rounds),
     }
-    rows = [row for group, measure in measured.items() if not groups or group in groups for row in measure()]
+    rows = _rows_of(measured, groups)
     return [replace(row, threads=row.threads or torch.get_num_threads()) for row in rows]
 
 
@@ -90,13 +88,19 @@ def bench_device(
     device: torch.device, sizes: Sequence[int] = SIZES, rounds: int = 15, groups: Sequence[str] = ()
 ) -> list[Row]:
     """Every kernel on a device against a copy there: packing at all of `sizes` (in elements), the rest at 26 MB.
-    `groups`: of GROUPS_OF_DEVICES; empty: all."""
+    `groups`: as of ``bench``."""
     torch.manual_seed(0)
     measured = {
         "bits": lambda: [row for elements in sizes for row in _bits_on(device, elements, rounds)],
         "codecs": lambda: _codecs_on(device, rounds),
         "steps": lambda: _steps_on(device, rounds),
     }
+    return _rows_of(measured, groups)
+
+
+def _rows_of(measured: Mapping[str, Callable[[], list[Row]]], groups: Sequence[str]) -> list[Row]:
+    if strangers := set(groups) - measured.keys():
+        raise ValueError(f"[bench.kernels] expected groups among {', '.join(measured)}, got '{strangers.pop()}'")
     return [row for group, measure in measured.items() if not groups or group in groups for row in measure()]
 
 

@@ -43,6 +43,12 @@ class CheckedOptimizer(Optimizer):
             raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
 
 
+def has_base_named(value: object, names: Set[str]) -> bool:
+    """Whether one of its classes has one of these names, in small letters: of classes whose packages need not be here,
+    or take long to import."""
+    return any(base.__name__.lower() in names for base in type(value).__mro__)
+
+
 def require_real(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     """Raises TypeError for complex parameters."""
     if any(parameter.is_complex() for parameter in parameters):

@@ -155,7 +155,7 @@ def train(
 
 
 def _run(config: TrainConfig) -> int:
-    for run in [config.for_plan(plan) for plan in config.compare] or [config]:
+    for run in config.runs:
         plan = octavo.Plan(run.resolved_plan)  # says in its own words what is wrong with it
         if run.outer:
             octavo._C.Outer.require_plan(plan)

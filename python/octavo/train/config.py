@@ -217,6 +217,11 @@ class TrainConfig:
             own |= {name: getattr(TrainConfig, name) for name in ("outer", *OUTER_OPTIONS)}
         return dataclasses.replace(self, **own)
 
+    @property
+    def runs(self) -> list[TrainConfig]:
+        """Those of `--compare`, or this one."""
+        return [self.for_plan(plan) for plan in self.compare] or [self]
+
     def to_args(self) -> list[str]:
         """The command line that gives this configuration again."""
         args: list[str] = []
@@ -367,7 +372,7 @@ def _refuse_what_is_not_supported(config: TrainConfig) -> None:
 
 
 def _check_outer(config: TrainConfig) -> None:
-    for run in [config.for_plan(plan) for plan in config.compare] or [config]:
+    for run in config.runs:
         if run.outer and run.optimizer_name not in OF_EACH_RANK:
             _fail(
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
@@ -390,7 +395,7 @@ def _check_zero(config: TrainConfig) -> None:
         if config.gather is not None:
             _fail(f"--gather {config.gather} needs --zero, whose parameters it sends: --zero 1, 2 or 3")
         return
-    for run in [config.for_plan(plan) for plan in config.compare] or [config]:
+    for run in config.runs:
         if run.outer:
             _fail(
                 f"--zero {config.zero} and rounds of local steps exclude each other, because a rank that steps by "
@@ -409,8 +414,7 @@ def _check_zero(config: TrainConfig) -> None:
 
 
 def _check_optimizer(config: TrainConfig) -> None:
-    runs = [config.for_plan(plan) for plan in config.compare] or [config]
-    for run in runs:
+    for run in config.runs:
         name, plan = run.optimizer_name, run.resolved_plan
         if keeps_momentum(plan) and name not in ("adamw", *ADAMS):
             _fail(

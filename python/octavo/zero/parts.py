@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from octavo.optim.checks import has_base_named
 from octavo.optim.joined import JoinedOptimizer
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
             f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
             f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
         )
-    if any(base.__name__.lower() in _LOOK_AT_SHAPES for base in type(optimizer).__mro__):
+    if has_base_named(optimizer, _LOOK_AT_SHAPES):
         raise ValueError(
             f"[zero.initialize] {type(optimizer).__name__} makes its steps of whole matrices or of all parameters "
             f"together, and a rank has a flat part of each: give an optimizer that treats elements alike, such as "
