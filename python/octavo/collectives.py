@@ -11,8 +11,9 @@ from torch import Tensor
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.optim.shards import is_sharded
 from octavo.plan import as_plan, require_seed
-from octavo.rendezvous import Rendezvous, require_rank_and_timeout
+from octavo.rendezvous import Rendezvous, as_group, require_timeout
 
 
 class PendingAllReduce:
@@ -52,14 +53,15 @@ def all_reduce(
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
+    if is_sharded(tensor) or tensor.is_meta:
+        kind = "one without memory, of the meta device" if tensor.is_meta else "a DTensor: pass its to_local()"
+        raise TypeError(f"[collectives.all_reduce] expected a tensor of this rank's own values, got {kind}")
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise ValueError(f"[collectives.all_reduce] expected op SUM or AVG, got {op}")
     plan = as_plan(plan)
     require_seed(seed, "collectives.all_reduce")
-    group = group if group is not None else dist.group.WORLD
-    if group is None:
-        raise ValueError("[collectives.all_reduce] there is no process group: call init_process_group() first")
-    require_rank_and_timeout(group, timeout_s, "collectives.all_reduce")
+    group = as_group(group, "collectives.all_reduce")
+    require_timeout(timeout_s, "collectives.all_reduce")
     future = _channel(group).submit(group, tensor, plan, op == dist.ReduceOp.AVG, seed, timeout_s)
     if async_op:
         return PendingAllReduce(future)

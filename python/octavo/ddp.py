@@ -179,59 +179,10 @@ class Handle:
         saved; what the plan of the next step does not use is dropped there. ValueError where a state does not fit;
         nothing changes then.
         """
-        states = [state] if isinstance(state, Mapping) else list(state)
-        if not states or not all(isinstance(one, Mapping) for one in states):
-            raise TypeError("[ddp.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
-        schemas = {one.get("schema") for one in states}
-        if schemas != {_SCHEMA}:
-            raise ValueError(
-                f"[ddp.load_state_dict] this version of Octavo reads states of schema {_SCHEMA}, this one has "
-                f"{', '.join(sorted(map(repr, schemas)))}: start with an empty state"
-            )
-        layouts = {str(one.get("layout", Handle._layout)) for one in states}
-        states = [one for one in states if one.get("layout", Handle._layout) == self._layout]
-        if not states:
-            raise ValueError(
-                f"[ddp.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps "
-                f"those of {self._layout}: load the states of a model that was wrapped and sharded as this one is, or "
-                f"start with an empty state"
-            )
-        for key in ("plan", "rank", "world_size", "step", "of_momenta"):
-            if any(key not in one for one in states):
-                raise ValueError(f"[ddp.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
-        ours = self._compressor.rank, self._compressor.world_size
-        by_rank = {int(one["rank"]): one for one in states}
-        size = int(states[0]["world_size"])
-        if any(one["world_size"] != size for one in states) or (len(states) > 1 and set(by_rank) != set(range(size))):
-            raise ValueError(
-                f"[ddp.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(by_rank)} of "
-                f"worlds of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
-            )
-        seeds = {int(one.get("seed", 0)) for one in states}
-        if len(seeds) > 1:
-            raise ValueError(
-                f"[ddp.load_state_dict] expected the states of one run, got those of runs with the seeds "
-                f"{', '.join(map(str, sorted(seeds)))}"
-            )
-        here = memory_orders(self._parameters)
-        for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
-            if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
-                raise ValueError(
-                    f"[ddp.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
-                    f"state was saved, and residuals have that order: give the model the memory format of then before "
-                    f"you wrap it, or start with an empty state"
-                )
-        tensors = {
-            rank: {key: value for key, value in one.items() if isinstance(value, Tensor)}
-            for rank, one in by_rank.items()
-        }
-        for rank, one in by_rank.items():
-            if len(tensors[rank]) < one.get("tensors", 0):
-                raise ValueError(
-                    f"[ddp.load_state_dict] the state of rank {rank} has {len(tensors[rank])} of its {one['tensors']} "
-                    f"tensors: torch.distributed.checkpoint loads those alone that are there already, and a new handle "
-                    f"has none; save it by torch.save"
-                )
+        states = _states_of_one_run(state, self._layout)
+        self._require_memory_orders_of(states)
+        ours, size = (self._compressor.rank, self._compressor.world_size), int(states[0]["world_size"])
+        tensors = {int(one["rank"]): _tensors_of(one) for one in states}
         follows = self._optimizer is not None and self._optimizer.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:  # told first, since a warning may be an error
             warnings.warn(
@@ -240,20 +191,30 @@ class Handle:
                 stacklevel=2,
             )
         of_momenta, step = bool(states[0]["of_momenta"]), max(int(one["step"]) for one in states)
-        if size == ours[1] and ours[0] in by_rank:
+        if size == ours[1] and ours[0] in tensors:
             self._compressor.load_residuals(tensors[ours[0]], of_momenta)
-        elif set(by_rank) == set(range(size)):
+        elif set(tensors) == set(range(size)):
             self._load_world([tensors[rank] for rank in range(size)], of_momenta)
         else:
             raise ValueError(
                 f"[ddp.load_state_dict] this is rank {ours[0]} of {ours[1]}, the state is of rank "
-                f"{next(iter(by_rank))} of {size}: load the state that this rank saved, or the list of the states of "
+                f"{next(iter(tensors))} of {size}: load the state that this rank saved, or the list of the states of "
                 f"all {size} ranks"
             )
         self._compressor.step = step
-        self._compressor.seed = seeds.pop()
+        self._compressor.seed = int(states[0].get("seed", 0))
         if self._optimizer is not None:
             self._optimizer._after_load_of_handle()
+
+    def _require_memory_orders_of(self, states: Iterable[State]) -> None:
+        here = memory_orders(self._parameters)
+        for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
+            if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
+                raise ValueError(
+                    f"[ddp.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
+                    f"state was saved, and residuals have that order: give the model the memory format of then before "
+                    f"you wrap it, or start with an empty state"
+                )
 
     def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
         """``tensors``: by old rank."""
@@ -601,6 +562,66 @@ def rows_of(parameter: Tensor) -> int:
     return _C.rows_of(parameter.shape)
 
 
+def _states_of_one_run(state: State | Sequence[State], layout: str) -> list[State]:
+    """Those among what ``Handle.load_state_dict`` is given that a handle of this layout can read: of different ranks of
+    one world. Raises what that does."""
+    states = [state] if isinstance(state, Mapping) else list(state) if isinstance(state, Iterable) else []
+    if not states or not all(isinstance(one, Mapping) for one in states):
+        raise TypeError("[ddp.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
+    schemas = {one.get("schema") for one in states}
+    if schemas != {_SCHEMA}:
+        raise ValueError(
+            f"[ddp.load_state_dict] this version of Octavo reads states of schema {_SCHEMA}, this one has "
+            f"{', '.join(sorted(map(repr, schemas)))}: start with an empty state"
+        )
+    layouts = {str(one.get("layout", Handle._layout)) for one in states}
+    states = [one for one in states if one.get("layout", Handle._layout) == layout]
+    if not states:
+        raise ValueError(
+            f"[ddp.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps those "
+            f"of {layout}: load the states of a model that was wrapped and sharded as this one is, or start with an "
+            f"empty state"
+        )
+    for one in states:
+        _require_complete(one)
+    ranks, size = {int(one["rank"]) for one in states}, int(states[0]["world_size"])
+    if any(one["world_size"] != size for one in states) or (len(states) > 1 and ranks != set(range(size))):
+        raise ValueError(
+            f"[ddp.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of worlds "
+            f"of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
+        )
+    seeds = {int(one.get("seed", 0)) for one in states}
+    if len(seeds) > 1:
+        raise ValueError(
+            f"[ddp.load_state_dict] expected the states of one run, got those of runs with the seeds "
+            f"{', '.join(map(str, sorted(seeds)))}"
+        )
+    return states
+
+
+def _require_complete(state: State) -> None:
+    """Raises ValueError where something is missing of what ``Handle.state_dict`` returned on a rank."""
+    for key in ("plan", "rank", "world_size", "step", "of_momenta"):
+        if key not in state:
+            raise ValueError(f"[ddp.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
+    for key in ("rank", "world_size", "step"):
+        if not (isinstance(state[key], int) and state[key] >= 0):
+            raise ValueError(
+                f"[ddp.load_state_dict] expected {key!r} of the state as a whole number of 0 or more, got "
+                f"{state[key]!r}: pass what state_dict() returned"
+            )
+    if len(_tensors_of(state)) < state.get("tensors", 0):
+        raise ValueError(
+            f"[ddp.load_state_dict] the state of rank {state['rank']} has {len(_tensors_of(state))} of its "
+            f"{state['tensors']} tensors: torch.distributed.checkpoint loads those alone that are there already, and a "
+            f"new handle has none; save it by torch.save"
+        )
+
+
+def _tensors_of(state: State) -> dict[str, Tensor]:
+    return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
 def require_same_on_all_ranks(
     rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str = "ddp.compress"
 ) -> None:
@@ -628,7 +649,12 @@ def exemption(
         return is_exempt_by_default
     if callable(exempt):
         return exempt
-    patterns = [exempt] if isinstance(exempt, str) else list(exempt)
+    patterns = [exempt] if isinstance(exempt, str) else list(exempt) if isinstance(exempt, Iterable) else [exempt]
+    if strangers := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+        raise TypeError(
+            f"[{where}] expected exempt as patterns of parameters' names or as a function of name and parameter, got "
+            f"{strangers[0]!r}"
+        )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in parameters):
             raise ValueError(

@@ -23,7 +23,7 @@ from octavo.ddp import Exempt, exemption, plain_name, require_same_on_all_ranks
 from octavo.optim.checks import has_base_named
 from octavo.optim.joined import JoinedOptimizer
 from octavo.plan import as_plan, require_seed
-from octavo.rendezvous import Rendezvous, send_around
+from octavo.rendezvous import Rendezvous, as_group, send_around
 
 FEWEST_ROUNDS = 50
 """Runs with fewer rounds than this end well behind a run that exchanges gradients in every step."""
@@ -127,9 +127,7 @@ class Outer(Optimizer):
         self.inner, self._plan, self._seed = inner_optimizer, _plan_of(plan, decay, average), seed
         lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
         self._options = dict(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
-        group = group if group is not None else dist.group.WORLD
-        if group is None:
-            raise ValueError("[outer] there is no process group: call init_process_group() first")
+        group = as_group(group, "outer")
         rendezvous = Rendezvous(group, "outer", timeout_s)
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
@@ -501,6 +499,8 @@ def _failed_rounds_explained(function: str) -> Iterator[None]:
 
 
 def _require_plain(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"[outer] expected model as a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, DistributedDataParallel):
         raise TypeError(
             "[outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "

@@ -14,11 +14,22 @@ _POLL_S = 0.005
 _HERE, _LEFT = "here", "left"
 
 
-def require_rank_and_timeout(group: dist.ProcessGroup, timeout_s: float, where: str) -> None:
-    """Raises ValueError where this process is not in ``group``, or for a timeout that is none."""
+def as_group(group: dist.ProcessGroup | None, where: str) -> dist.ProcessGroup:
+    """``group``, or for None that of all ranks. Raises TypeError for what is no process group, ValueError where there
+    is none yet or this process is not in it."""
+    group = group if group is not None else dist.group.WORLD
+    if group is None:
+        raise ValueError(f"[{where}] there is no process group: call init_process_group() first")
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"[{where}] this process is no rank of the group: call it on those alone that are")
-    if not (math.isfinite(timeout_s) and timeout_s > 0):
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"[{where}] expected group as a process group, such as new_group() returns, got {group!r}")
+    return group
+
+
+def require_timeout(timeout_s: float, where: str) -> None:
+    """Raises ValueError for a timeout that is none."""
+    if not (isinstance(timeout_s, int | float) and math.isfinite(timeout_s) and timeout_s > 0):
         raise ValueError(f"[{where}] timeout_s must be a finite number of seconds above 0, got {timeout_s!r}")
 
 
@@ -35,7 +46,8 @@ class Rendezvous:
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
         """ValueError where this process is not in ``group``, or for a timeout that is none."""
-        require_rank_and_timeout(group, timeout_s, purpose)
+        group = as_group(group, purpose)
+        require_timeout(timeout_s, purpose)
         self._rank, self._size = group.rank(), group.size()
         self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)
         # a store blocks its other callers while it waits

@@ -2,6 +2,8 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 import octavo
 from octavo import collectives
@@ -281,18 +283,30 @@ def calls_without_sense(rank: int) -> list[str]:
     octavo.all_reduce(torch.ones(10), "int8")  # connected
     group = dist.new_group([0])
     said = []
-    for options in (dict(timeout_s=-1.0), *([dict(group=group)] if rank else [])):
-        with pytest.raises(ValueError, match=r"\[collectives.all_reduce\]") as raised:
-            octavo.all_reduce(torch.ones(10), "int8", **options)
+    sharded = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (2,)))
+    for tensor, options in (
+        (torch.ones(10), dict(timeout_s=-1.0)),
+        (torch.ones(10), dict(timeout_s=None)),
+        (torch.ones(10), dict(group=[0, 1])),
+        (torch.ones(10, device="meta"), {}),
+        (sharded, {}),
+        *([(torch.ones(10), dict(group=group))] if rank else []),
+    ):
+        with pytest.raises((ValueError, TypeError), match=r"\[collectives.all_reduce\]") as raised:
+            octavo.all_reduce(tensor, "int8", **options)
         said.append(str(raised.value))
     octavo.all_reduce(torch.ones(10), "int8")  # still connected
     return said
 
 
-def test_a_timeout_that_is_none_and_a_group_of_others_are_refused(two_ranks):
+def test_what_is_no_timeout_no_group_of_this_rank_or_no_tensor_of_values_is_refused(two_ranks):
     _, said = two_ranks.run(calls_without_sense)
     assert "timeout_s must be a finite number of seconds above 0, got -1.0" in said[0]
-    assert "this process is no rank of the group" in said[1]
+    assert "timeout_s must be a finite number of seconds above 0, got None" in said[1]
+    assert "expected group as a process group, such as new_group() returns, got [0, 1]" in said[2]
+    assert "one without memory, of the meta device" in said[3]
+    assert "a DTensor: pass its to_local()" in said[4]
+    assert "this process is no rank of the group" in said[5]
 
 
 def calls_that_differ(rank: int) -> float:

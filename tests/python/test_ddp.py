@@ -267,12 +267,15 @@ def refuse_states(rank: int) -> None:
         ({**good, "world_size": 3}, "this is rank"),
         ({**good, "rank": 7}, "the state is of rank 7"),
         ({**good, "schema": 99}, "schema"),
+        ({**good, "step": -1}, "expected 'step' of the state as a whole number of 0 or more, got -1"),
         ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),
         ({k: v for k, v in good.items() if "/" not in k}, "has 0 of its . tensors: torch.distributed.checkpoint loads"),
         *lacking,
     ):
         with pytest.raises(ValueError, match=words):
             other_handle.load_state_dict(state)
+    with pytest.raises(TypeError, match="pass what state_dict"):
+        other_handle.load_state_dict(None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="saved under plan int4"):
@@ -405,6 +408,8 @@ def refuse_arguments(rank: int) -> None:
         handle.set_plan("nonsense")
     with pytest.raises(TypeError, match="expected an octavo"):
         handle.set_plan(4)
+    with pytest.raises(TypeError, match=r"expected exempt as patterns of parameters' names or as a function .*, got 3"):
+        octavo.compress(DistributedDataParallel(Odd()), "sign+ef", exempt=["norm*", 3])
     with pytest.raises(ValueError, match=r"the exempt pattern 'norn\*' matches none of"):
         octavo.compress(DistributedDataParallel(Odd()), "sign+ef", exempt=["norn*"])
     elsewhere = DistributedDataParallel(Odd())

@@ -75,7 +75,7 @@ def refusal(rank: int, options: dict) -> str:
     model = Net()
     try:
         octavo.Outer(model, torch.optim.SGD(model.parameters()), **{"timeout_s": 20, **options})
-    except (ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         return str(error)
     return ""
 
@@ -103,7 +103,10 @@ def refusal(rank: int, options: dict) -> str:
         (dict(momentum=1.0), "momentum must be in [0, 1)"),
         (dict(average="votes"), "average must be 'ranks' or 'hits'"),
         (dict(timeout_s=-1.0), "timeout_s must be a finite number of seconds above 0"),
+        (dict(timeout_s=None), "timeout_s must be a finite number of seconds above 0, got None"),
         (dict(group=dist.GroupMember.NON_GROUP_MEMBER), "this process is no rank of the group"),
+        (dict(group=[0, 1]), "expected group as a process group, such as new_group() returns, got [0, 1]"),
+        (dict(exempt=3), "expected exempt as patterns of parameters' names or as a function of name and parameter"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):

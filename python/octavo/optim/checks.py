@@ -2,7 +2,8 @@
 """What no optimizer of Octavo takes: options, parameters, gradients and saved states."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from numbers import Real
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -30,9 +31,10 @@ class CheckedOptimizer(Optimizer):
     def _require_valid(self, group: dict[str, Any]) -> None:
         """Raises ValueError for options of a group that are out of range, and for parameters that do not fit."""
         for name in ("lr", "eps", "weight_decay", "variance_floor"):
-            self._require(group.get(name, 0) >= 0, f"{name} of at least 0", group.get(name))
+            value = group.get(name, 0)
+            self._require(_is_number(value) and value >= 0, f"{name} of at least 0", repr(value))
         betas = self._betas(group)
-        are_two = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(_is_number(b) and 0 <= b < 1 for b in betas)
         self._require(are_two, "two betas from 0 to below 1", betas)
 
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
@@ -41,6 +43,10 @@ class CheckedOptimizer(Optimizer):
     def _require(self, condition: bool, expected: str, got: Any) -> None:
         if not condition:
             raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real | Tensor)  # a tensor: a learning rate that a schedule changes in place
 
 
 def has_base_named(value: object, names: Set[str]) -> bool:

@@ -132,6 +132,9 @@ class FusedOptimizer(CheckedOptimizer):
     def _require_valid(self, group: dict[str, Any]) -> None:
         super()._require_valid(group)
         self._require(group["optim_bits"] in (4, 8, 32), "optim_bits of 32, 8 or 4", group["optim_bits"])
+        for name in ("min_8bit_size", "min_paged_size"):
+            is_size = isinstance(group[name], int) and group[name] >= 0
+            self._require(is_size, f"{name} as a whole number of 0 or more", repr(group[name]))
         for name, known in (("nonfinite", NONFINITE), ("bf16_rounding", BF16_ROUNDING)):
             self._require(group[name] in known, f"{name} as one of {known}", repr(group[name]))
 

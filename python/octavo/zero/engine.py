@@ -23,7 +23,7 @@ from octavo.alive import while_alive
 from octavo.ddp import Handle, exemption, require_same_on_all_ranks
 from octavo.finite import all_finite
 from octavo.plan import as_plan
-from octavo.rendezvous import Rendezvous, send_around
+from octavo.rendezvous import Rendezvous, as_group, send_around
 from octavo.zero import export, optimizer_state
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
@@ -72,9 +72,7 @@ class ZeroEngine:
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, config: ZeroConfig, group: dist.ProcessGroup | None = None
     ):
-        group = group if group is not None else dist.group.WORLD
-        if group is None:
-            raise ValueError("[zero.initialize] there is no process group: call init_process_group() first")
+        group = as_group(group, "zero.initialize")
         if optimizer.state:
             raise ValueError("[zero.initialize] the optimizer has state already: give a new one")
         compiled = compile_config(config.compile)
