@@ -252,11 +252,11 @@ class OCTAVO_API Compressor {
   /// (state/redistribute.h). Throws as above.
   void load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
   /// What this rank still owes of a parameter (Feedback::owed), of which it remembers something, as its next step will
-  /// add it. That of a step under way does not count until it has ended.
-  at::Tensor owed(std::size_t parameter);
+  /// add it. That of a step under way does not count until it has ended. To be asked before the next step begins.
+  OwedByRange owed(std::size_t parameter);
   /// The same from what rank `rank` of a world of `world_size` had as residuals().
-  at::Tensor owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
-                     int world_size) const;
+  OwedByRange owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
+                      int world_size) const;
   /// Whether the residuals belong to momenta, not to gradients.
   bool residuals_are_of_momenta() const;
 
@@ -331,7 +331,7 @@ class OCTAVO_API Compressor {
   void hear_others();
   void measure(Job& job);
   std::uint64_t wire_bytes(const Parameter& parameter) const;
-  at::Tensor owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank, int world_size) const;
+  OwedByRange owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank, int world_size) const;
   std::vector<Contribution> contributions(const Job& job);
   void expect_any_plan(const std::vector<Slot>& slots);
   std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;

@@ -385,13 +385,13 @@ void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::T
   residuals_are_of_momenta_ = of_momenta;
 }
 
-at::Tensor Compressor::owed(std::size_t parameter) {
+OwedByRange Compressor::owed(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) { return state_.at(parameter, role).tensor(); };
   return owed_by(parameter, kept, wire_->rank(), wire_->world_size());
 }
 
-at::Tensor Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
+OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
                                int world_size) const {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) {
@@ -401,7 +401,7 @@ at::Tensor Compressor::owed_of(std::size_t parameter, const std::map<std::string
   return owed_by(parameter, kept, rank, world_size);
 }
 
-at::Tensor Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
+OwedByRange Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
                                int world_size) const {
   const Parameter& one = parameters_[parameter];
   if (!one.plan->feedback || one.plan->map || one.info.exempt) return {};

@@ -2,6 +2,7 @@
 #include "octavo/outer/fragment.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <utility>
@@ -26,6 +27,15 @@ std::vector<ParameterInfo> infos_of(const std::vector<OuterParameter>& parameter
     infos.push_back({whole.name, part.range.count, whole.exempt, part.rows});
   }
   return infos;
+}
+
+/// Calls `body` for pieces of `count` elements, one after another. On the CPU what one operation makes of a piece is
+/// still in the cache when the next one takes it; a device is given all at once.
+template <class Body>
+void for_pieces(c10::Device device, std::uint64_t count, const Body& body) {
+  constexpr std::uint64_t kPieceOfThread = 1U << 18;
+  const std::uint64_t most = device.is_cpu() ? kPieceOfThread * static_cast<unsigned>(at::get_num_threads()) : count;
+  for (std::uint64_t first = 0; first < count; first += most) body(Range{first, std::min(most, count - first)});
 }
 
 }  // namespace
@@ -102,6 +112,13 @@ at::Tensor Fragment::own(const FragmentPart& part) const {
   return elements_of(parameter.tensor, part.range);
 }
 
+/// By part.
+std::vector<at::Tensor> Fragment::all_own() const {
+  std::vector<at::Tensor> all;
+  for (const FragmentPart& part : parts_) all.push_back(own(part));
+  return all;
+}
+
 at::Tensor Fragment::all_of(const at::Tensor& flat, std::size_t part) const {
   return flat.narrow(0, offsets_[part], static_cast<std::int64_t>(parts_[part].range.count));
 }
@@ -114,26 +131,31 @@ at::Tensor& Fragment::difference() {
 void Fragment::begin_round() {
   at::Tensor& all = difference();
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    at::Tensor to = all_of(all, i);
-    const at::Tensor from = start(i), mine = own(parts_[i]);
-    if (mine.scalar_type() == at::kFloat) {
-      at::sub_out(to, from, mine);
-    } else {  // from the start as the rank had it: what rounding took from it is no step of the rank's
-      to.copy_(from.to(mine.scalar_type())).sub_(mine);
-    }
+    const at::Tensor whole = own(parts_[i]), differences = all_of(all, i);
+    const OwedByRange owed = this->owed(i);
+    for_pieces(whole.device(), parts_[i].range.count, [&](Range piece) {
+      const at::Tensor from = start(i, owed, piece), mine = elements_of(whole, piece);
+      at::Tensor to = elements_of(differences, piece);
+      if (mine.scalar_type() == at::kFloat) {
+        at::sub_out(to, from, mine);
+      } else {  // from the start as the rank had it: what rounding took from it is no step of the rank's
+        to.copy_(from.to(mine.scalar_type())).sub_(mine);
+      }
+    });
   }
 }
 
-/// What this rank's start lacks of the anchor, float32; undefined: nothing.
-at::Tensor Fragment::owed(std::size_t part) const {
-  const at::Tensor owed = starts_at_anchor_ ? at::Tensor() : compressor_->owed(part);
-  return owed.defined() ? owed.to(anchor_.device()) : owed;
+/// What this rank's start lacks of the anchor; null: nothing.
+OwedByRange Fragment::owed(std::size_t part) const {
+  return starts_at_anchor_ ? OwedByRange() : compressor_->owed(part);
 }
 
 /// In float32: a view of the anchor, or another tensor.
-at::Tensor Fragment::start(std::size_t part) const {
-  at::Tensor lacking = owed(part);
-  return lacking.defined() ? at::sub_out(lacking, all_of(anchor_, part), lacking) : all_of(anchor_, part);
+at::Tensor Fragment::start(std::size_t part, const OwedByRange& owed, Range piece) const {
+  const at::Tensor anchor = elements_of(all_of(anchor_, part), piece);
+  if (!owed) return anchor;
+  at::Tensor lacking = owed(piece).to(anchor.device());
+  return at::sub_out(lacking, anchor, lacking);
 }
 
 bool Fragment::exchange() {
@@ -149,34 +171,43 @@ bool Fragment::exchange() {
 }
 
 void Fragment::end_round(const rules::OuterStep& step) {
-  for (std::size_t i = 0; i < parts_.size(); ++i) {
-    at::Tensor mine = own(parts_[i]);
-    Flat parameter(mine, mine);
-    const float* const difference = all_of(difference_, i).const_data_ptr<float>();
-    float* const anchor = all_of(anchor_, i).mutable_data_ptr<float>();
-    // without a momentum the step writes the difference to its place: that may be where it is
-    float* const momentum = all_of(momentum_.defined() ? momentum_ : difference_, i).mutable_data_ptr<float>();
-    float* const values = parameter.data();
-    const LaunchScope scope(mine.device());
-    for_parts(mine.device(), mine.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-      scope.kernels().outer_step(scope.queue(), step, static_cast<std::uint64_t>(last - first), difference + first,
-                                 momentum + first, anchor + first, values + first);
-    });
-    parameter.write_back();
-    mine.unsafeGetTensorImpl()->bump_version();
-  }
+  const std::vector<at::Tensor> mine = all_own();  // before anything has moved: a parameter may be refused
   starts_at_anchor_ = step.own_share > 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    at::Tensor mine = own(parts_[i]);
-    const at::Tensor lacking = owed(i);
-    if (lacking.defined()) at::sub_out(mine, all_of(anchor_, i), lacking);  // else it is at its start already
+    const OwedByRange owed = this->owed(i);
+    for_pieces(mine[i].device(), parts_[i].range.count, [&](Range piece) {
+      const at::Tensor values = elements_of(mine[i], piece);
+      move_anchor(step, i, piece, values);
+      if (owed) values.copy_(start(i, owed, piece));  // else it is at its start already
+    });
+    mine[i].unsafeGetTensorImpl()->bump_version();
   }
+}
+
+/// And `values`, which are this rank's own, of a piece of a part.
+void Fragment::move_anchor(const rules::OuterStep& step, std::size_t part, Range piece, const at::Tensor& values) {
+  const auto floats_of = [&](const at::Tensor& all) {
+    return elements_of(all_of(all, part), piece).mutable_data_ptr<float>();
+  };
+  Flat parameter(values, values);
+  const float* const difference = floats_of(difference_);
+  // without a momentum the step writes the difference to its place: that may be where it is
+  float* const momentum = floats_of(momentum_.defined() ? momentum_ : difference_);
+  float *const anchor = floats_of(anchor_), *const own = parameter.data();
+  const LaunchScope scope(values.device());
+  for_parts(values.device(), values.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+    scope.kernels().outer_step(scope.queue(), step, static_cast<std::uint64_t>(last - first), difference + first,
+                               momentum + first, anchor + first, own + first);
+  });
+  parameter.write_back();
 }
 
 void Fragment::return_to_start() {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const at::Tensor mine = own(parts_[i]);
-    mine.copy_(start(i));
+    const OwedByRange owed = this->owed(i);
+    for_pieces(mine.device(), parts_[i].range.count,
+               [&](Range piece) { elements_of(mine, piece).copy_(start(i, owed, piece)); });
     if (all_finite(mine)) continue;
     fail(ErrorCode::invalid_argument, "outer", "the anchor of ", parameters_[parts_[i].parameter].name,
          " has left the range of ", toString(mine.scalar_type()),
@@ -193,8 +224,8 @@ void Fragment::return_to_anchor() {
 Fragment::Views Fragment::owed_of(const std::map<std::string, at::Tensor>& residuals, int rank, int world_size) const {
   Views all;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    const at::Tensor owed = compressor_->owed_of(i, residuals, rank, world_size);
-    if (owed.defined()) all.emplace_back(parts_[i], owed);
+    const OwedByRange owed = compressor_->owed_of(i, residuals, rank, world_size);
+    if (owed) all.emplace_back(parts_[i], owed({0, parts_[i].range.count}));
   }
   return all;
 }

@@ -93,8 +93,10 @@ class Fragment {
  private:
   Views views_of(const at::Tensor& flat) const;
   at::Tensor own(const FragmentPart& part) const;
-  at::Tensor owed(std::size_t part) const;
-  at::Tensor start(std::size_t part) const;
+  std::vector<at::Tensor> all_own() const;
+  OwedByRange owed(std::size_t part) const;
+  at::Tensor start(std::size_t part, const OwedByRange& owed, Range piece) const;
+  void move_anchor(const rules::OuterStep& step, std::size_t part, Range piece, const at::Tensor& values);
   at::Tensor& difference();
   at::Tensor all_of(const at::Tensor& flat, std::size_t part) const;
 

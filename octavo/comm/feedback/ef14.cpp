@@ -47,9 +47,10 @@ std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter)
                                       store.rank(), store.world_size(), decay, &store.at(parameter, kOwnResidual));
 }
 
-at::Tensor Ef14::owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const {
+OwedByRange Ef14::owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const {
   if (world_size == 1) return {};  // nothing is sent
-  const auto [name, count, exempt, rows, ownership] = parameter;
+  const auto count = parameter.count;
+  const auto ownership = parameter.ownership;
   const auto floats = [&](const Role& in_bfloat16, const Role& in_8_bits) {
     const at::Tensor values = kept(kept_ == Kept::in_8_bits ? in_8_bits : in_bfloat16);
     if (!values.defined() || kept_ == Kept::bfloat16) return values;
@@ -57,8 +58,10 @@ at::Tensor Ef14::owed(const KeptByRole& kept, const ParameterInfo& parameter, in
   };
   const at::Tensor sent = floats(kWorkerResidual, kPackedOwed), own = floats(kOwnResidual, kPackedOwedToOwn);
   if (!sent.defined() && !own.defined()) return {};
-  const at::Tensor all = in_their_places(sent, own, count, rank, world_size, ownership);
-  return decay_ == 1 ? all : all.mul(decay_);
+  return [=, decay = decay_](Range range) {
+    at::Tensor values = in_their_places(range, sent, own, count, rank, world_size, ownership);
+    return decay == 1 ? values : values.mul_(decay);
+  };
 }
 
 FeedbackPtr make_ef14(const CodecText& text) {

@@ -38,7 +38,7 @@ class OCTAVO_API Ef14 final : public Feedback {
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay, kept_); }
   bool knows_owed_share() const override { return true; }
-  at::Tensor owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const override;
+  OwedByRange owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const override;
 
  private:
   double decay_;

@@ -26,7 +26,7 @@ void Feedback::require_fit(const CodecText& plan, const LinearMap&) const {
   plan.refuse("of a linear map's error there is +ef alone, and of a sketch's +fetchsgd");
 }
 
-at::Tensor Feedback::owed(const KeptByRole&, const ParameterInfo&, int, int) const { return {}; }
+OwedByRange Feedback::owed(const KeptByRole&, const ParameterInfo&, int, int) const { return {}; }
 
 const std::shared_ptr<Memory>& Memory::none() {
   static const auto memory = std::make_shared<Memory>();

@@ -38,6 +38,9 @@ struct SentPart {
   std::uint64_t count() const { return payload.part.count; }
 };
 
+/// Of a range of a parameter's elements what is owed: [range.count], float32, a new tensor on any device.
+using OwedByRange = std::function<at::Tensor(Range)>;
+
 /// What this rank remembers of one tensor. This class remembers nothing: what codes leave out is lost.
 ///
 /// begin() is called once for every bucket with the tensor; encode() and decode() for its parts, on several threads at
@@ -104,10 +107,9 @@ class OCTAVO_API Feedback {
   virtual bool knows_owed_share() const { return false; }
   /// What is kept of a parameter, by role; undefined: nothing.
   using KeptByRole = std::function<at::Tensor(const Role&)>;
-  /// What a rank's next contribution to the averages will have added to it, of the whole parameter: [count], float32, a
-  /// new tensor on any device. `kept`: by that rank of that world. Undefined: nothing, or what is kept is not added as
-  /// it is.
-  virtual at::Tensor owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const;
+  /// What a rank's next contribution to the averages will have added to it. `kept`: by that rank of that world; its
+  /// memory is read when a range is asked for. Null: nothing, or what is kept is not added as it is.
+  virtual OwedByRange owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const;
   /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
   virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
 };

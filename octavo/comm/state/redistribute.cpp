@@ -43,7 +43,7 @@ at::Tensor sum_of_sent(const Kept& kept, std::uint64_t count, Ownership ownershi
   at::Tensor sum = zeros(count);
   for (int sender = 0; sender < size_of(kept); ++sender) {
     const at::Tensor& values = kept[static_cast<std::size_t>(sender)];
-    if (values.defined()) sum.add_(in_their_places(values, {}, count, sender, size_of(kept), ownership));
+    if (values.defined()) sum.add_(in_their_places({0, count}, values, {}, count, sender, size_of(kept), ownership));
   }
   return sum;
 }
@@ -157,18 +157,23 @@ at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, in
   return any_of(kept);
 }
 
-at::Tensor in_their_places(const at::Tensor& sent, const at::Tensor& own, std::uint64_t count, int rank, int world_size,
-                           Ownership ownership) {
-  const Range range = owned_range(count, rank, world_size, ownership);
-  at::Tensor whole = zeros(count, (sent.defined() ? sent : own).device());
-  if (sent.defined()) {
-    const Around around(count, range);
-    part_of(whole, around.before.first, around.before.count).copy_(part_of(sent, 0, around.before.count));
-    part_of(whole, around.behind.first, around.behind.count)
-        .copy_(part_of(sent, around.before.count, around.behind.count));
-  }
-  if (own.defined()) part_of(whole, range.first, range.count).copy_(own);
-  return whole;
+at::Tensor in_their_places(Range range, const at::Tensor& sent, const at::Tensor& own, std::uint64_t count, int rank,
+                           int world_size, Ownership ownership) {
+  const Range owned = owned_range(count, rank, world_size, ownership);
+  const Around around(count, owned);
+  at::Tensor values = zeros(range.count, (sent.defined() ? sent : own).device());
+  // `kept`: from its element `first` on, of the elements `places`
+  const auto put = [&](const at::Tensor& kept, std::uint64_t first, Range places) {
+    const std::uint64_t begin = std::max(range.first, places.first);
+    const std::uint64_t end = std::min(range.first + range.count, places.first + places.count);
+    if (!kept.defined() || begin >= end) return;
+    part_of(values, begin - range.first, end - begin)
+        .copy_(part_of(kept, first + begin - places.first, end - begin));
+  };
+  put(sent, 0, around.before);
+  put(sent, around.before.count, around.behind);
+  put(own, 0, owned);
+  return values;
 }
 
 }  // namespace octavo
