@@ -212,6 +212,22 @@ def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     assert mine.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(plan="powersgd:4"), r"the plan powersgd:4 makes a linear map"),
+        (dict(gather="int8+ef"), r"parameters are gathered by a codec alone"),
+    ],
+)
+def test_a_fresh_run_that_is_refused_leaves_the_earlier_one_alone(world, tmp_path, change, words):
+    config = nano_config(tmp_path, plan="int4+ef", zero=2)
+    run_job(config, world, None)
+    before = {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()}
+    with pytest.raises(JobError, match=words):
+        run_job(dataclasses.replace(config, fresh=True, **change), world, None)
+    assert {path: path.read_bytes() for path in Path(config.out).rglob("*") if path.is_file()} == before
+
+
 def test_a_run_of_an_older_version_is_refused_but_for_fresh(world, tmp_path):
     config = nano_config(tmp_path, steps=2)
     run_job(config, world, None)

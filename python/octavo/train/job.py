@@ -101,7 +101,7 @@ def _open(config: TrainConfig, world: World, disk: Disk, data: Data, model: dict
     whose = run_folder.identity_of(config, data.corpus, model)
     claimed = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
     key = run_folder.fingerprint(whose)
-    found = restore.newest_checkpoint(world, disk, out / run_folder.CHECKPOINT, key, _warn)
+    found = None if config.fresh else restore.newest_checkpoint(world, disk, out / run_folder.CHECKPOINT, key, _warn)
     return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, found)
 
 
@@ -127,9 +127,15 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
         lost = training_state.restore(engine, world, optimizer_state, run.checkpoints, run.found)
         if lost and world.is_main:
             _warn(lost)
-    resolved = {"precision": engine.precision}
-    world.agree(lambda: run_folder.write_record(run.out, run.identity, resolved) if run.disk.is_leader else None)
+    world.agree(lambda: _take_over(run, engine.precision) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))
+
+
+def _take_over(run: _Run, precision: str) -> None:
+    """Makes `--out` this run's, now that nothing refuses it any more: an earlier one is removed by `--fresh` alone."""
+    if run.config.fresh:
+        run_folder.remove_run(run.out)
+    run_folder.write_record(run.out, run.identity, {"precision": precision})
 
 
 def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:

@@ -57,15 +57,15 @@ def fingerprint(value: Any) -> str:
 def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
     """What an earlier run of the same identity resolved here, or None where `out` is free.
 
-    `fresh` removes an earlier run of any identity. Raises ValueError, with nothing touched, where `out`
-    belongs to another configuration or holds such files of somebody else.
+    With `fresh` an earlier run of any identity counts for nothing: `remove_run` makes room, once all else is known to
+    be well. Nothing is touched. Raises ValueError where `out` belongs to another configuration or holds such files of
+    somebody else.
     """
     record = _read(out / RUN)
     if record is None:
         _refuse_foreign(out)
         return None
     if fresh:
-        _remove_run(out)
         return None
     if record["schema"] != _SCHEMA:
         raise ValueError(
@@ -89,6 +89,14 @@ def lock(out: Path) -> IO[str]:
             "that job to end"
         ) from None
     return file
+
+
+def remove_run(out: Path) -> None:
+    """Removes what a run has written to `out`, and nothing else."""
+    shutil.rmtree(out / CHECKPOINT, ignore_errors=True)
+    # The record goes last: a run killed in between can still be recognised and removed.
+    for name in (METRICS, SUMMARY, PLOT, RUN):
+        (out / name).unlink(missing_ok=True)
 
 
 def write_record(out: Path, identity: dict[str, Any], resolved: dict[str, Any]) -> None:
@@ -123,10 +131,3 @@ def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> Non
             f"[train.run_folder] --out {out} belongs to another configuration "
             f"({', '.join(differing)}): choose another --out, or --fresh to start over"
         )
-
-
-def _remove_run(out: Path) -> None:
-    shutil.rmtree(out / CHECKPOINT, ignore_errors=True)
-    # The record goes last: a run killed in between can still be recognised and removed.
-    for name in (METRICS, SUMMARY, PLOT, RUN):
-        (out / name).unlink(missing_ok=True)
