@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from test_train_job import Stop, stop_after_step
+from test_train_job import UNEVEN, Stop, stop_after_step
 from train_runs import nano_config, read_curve, run_as_rank, solo_world
 from typer.testing import CliRunner
 
@@ -57,6 +57,15 @@ def test_ranks_send_once_a_round_and_end_with_the_same_model(two_ranks, tmp_path
     assert summaries[0]["compression_ratio"] == pytest.approx(4, rel=0.01)
     records = read_metrics(tmp_path / "out" / "metrics.jsonl")
     assert [record["step"] for record in records if record["wire_bytes"]] == [4, 8]
+
+
+def test_the_loss_of_a_step_is_that_of_rank_0s_own_tokens(two_ranks, tmp_path):
+    """Ranks have unlike numbers of tokens: the mean number over them would say nothing of rank 0's."""
+    config = nano_config(tmp_path, plan="int4+ef", outer=2, batch_size=1, seq_len=64, lr=1e-9)
+    Path(config.data).write_text("".join(json.dumps(record) + "\n" for record in UNEVEN))
+    two_ranks.run(run_as_rank, config, timeout_s=90)
+    losses = [record["loss"] for record in read_curve(Path(config.out))]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=0.05)  # the model stays untrained
 
 
 def test_another_number_of_ranks_goes_on_from_the_anchor(world, two_ranks, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.batches import Batches, answer_tokens
 from octavo.train.data.dataset import Example
 from octavo.train.data.tokenizer import answer, rounds, token_ids
 
@@ -40,8 +40,7 @@ def eval_loss(model: PreTrainedModel, batches: Batches, *, max_rows: int = 128) 
     total, tokens = 0.0, 0
     with _evaluating(model):
         for batch in batches.in_order(max_rows):
-            # The first token of a row is nobody's prediction, so its label never counts.
-            count = int((batch["labels"][:, 1:] != IGNORE).sum())
+            count = answer_tokens(batch)
             moved = {name: value.to(_device(model)) for name, value in batch.items()}
             total += float(model(**moved, use_cache=False).loss) * count
             tokens += count

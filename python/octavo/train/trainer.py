@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from octavo.train import evaluate
 from octavo.train.config import TrainConfig
-from octavo.train.data.batches import IGNORE, Batches
+from octavo.train.data.batches import Batches, answer_tokens
 from octavo.train.data.training_data import Data
 from octavo.train.engine.base import Engine, Sent
 from octavo.train.errors import DIVERGED, JobError
@@ -86,7 +86,8 @@ class Trainer:
         return right / count
 
     def _backward(self, step: int) -> float:
-        """Forward and backward of all micro-batches, the last of which sends. Returns this rank's part of the loss.
+        """Forward and backward of all micro-batches, the last of which sends. Returns this rank's part of the loss,
+        which is the mean over ranks; where ranks step alone, the loss of its own tokens.
 
         Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
         it is the average over ranks of what each has summed over its tokens and divided by the mean number of tokens
@@ -94,11 +95,12 @@ class Trainer:
         """
         parts = self.config.grad_accum
         tokens_per_rank = self.data.train.answer_tokens(step - 1, self.world.size) / self.world.size
-        total = 0.0
+        part, own_tokens = 0.0, 0
         for micro in range(parts):
             batch = self.data.train.batch(step - 1, micro, self.world.rank, self.world.size)
-            total += self.engine.backward(batch, tokens_per_rank, is_last=micro + 1 == parts)
-        return total
+            part += self.engine.backward(batch, tokens_per_rank, is_last=micro + 1 == parts)
+            own_tokens += answer_tokens(batch)
+        return part * tokens_per_rank / own_tokens if self.engine.steps_alone else part
 
     def _account(
         self, step: int, loss: float, rate: float, skipped: bool, late: bool, before: Sent, seconds: float
@@ -136,7 +138,7 @@ class _Share:
         """As `Batches.in_order`, this rank's part."""
         for index, batch in enumerate(self._all.in_order(max_rows)):
             if index % self._world.size == self._world.rank:
-                self.tokens += int((batch["labels"][:, 1:] != IGNORE).sum())
+                self.tokens += answer_tokens(batch)
                 yield batch
 
 

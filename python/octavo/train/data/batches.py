@@ -142,6 +142,11 @@ def _row(samples: list[Sample], seq_len: int, pad_id: int) -> Tensor:
     return torch.tensor([ids, labels, positions, parts], dtype=torch.int32)
 
 
+def answer_tokens(batch: dict[str, Tensor]) -> int:
+    """How many tokens the loss of a batch is over: the first of a row is nobody's prediction."""
+    return int((batch["labels"][:, 1:] != IGNORE).sum())
+
+
 def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> list[Sample]:
     """The samples, each of 2 to `seq_len` tokens with at least one in the loss.
 
