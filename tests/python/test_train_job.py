@@ -353,7 +353,33 @@ def test_ranks_of_zero_one_adam_have_one_model_wherever_it_is_saved(two_ranks, t
     first, second = two_ranks.run(run_as_rank, config, timeout_s=config.timeout_s)
     assert first["replicas_sha256"] == second["replicas_sha256"]
     sends = [record["step"] for record in read_curve(Path(config.out)) if record["wire_bytes"] > 0]
-    assert {21, 27, 35} <= set(sends) and not {19, 23, 29, 37} & set(sends)
+    assert 40 in sends and not {19, 21, 23, 27, 29, 35, 37} & set(sends)
+
+
+def test_zero_one_adam_learns_the_same_however_often_it_is_looked_at(two_ranks, tmp_path):
+    seldom = nano_config(tmp_path, optimizer="zero-one-adam", steps=40, checkpoint_every=40, eval_every=40)
+    often = dataclasses.replace(seldom, checkpoint_every=7, eval_every=3, out=str(tmp_path / "often"))
+    (expected, _), (summary, _) = (two_ranks.run(run_as_rank, run, timeout_s=60) for run in (seldom, often))
+    for name in ("replicas_sha256", "eval_loss", "wire_bytes_per_step"):
+        assert summary[name] == expected[name]
+    losses, expected_losses = ([r["loss"] for r in read_curve(Path(run.out))] for run in (often, seldom))
+    assert losses == expected_losses
+
+
+def resumed_after(rank: int, config: TrainConfig, last: int) -> str:
+    """The parameters at the end of a run that was stopped after step `last`; runs in each rank."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, last)
+        run_as_rank(rank, config)
+    return run_as_rank(rank, config)["replicas_sha256"]
+
+
+def test_zero_one_adam_resumes_exactly_from_between_two_syncs(two_ranks, tmp_path):
+    whole = nano_config(tmp_path, optimizer="zero-one-adam", steps=40, checkpoint_every=7)
+    broken = dataclasses.replace(whole, out=str(tmp_path / "broken"))
+    expected = two_ranks.run(run_as_rank, whole, timeout_s=60)[0]["replicas_sha256"]
+    assert two_ranks.run(resumed_after, broken, 37, timeout_s=60) == [expected, expected]
+    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
 
 
 PAGED = [name for name in OPTIMIZERS if name.startswith("paged-")]

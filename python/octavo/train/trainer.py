@@ -53,7 +53,7 @@ class Trainer:
             self.engine.skip_step()
         else:
             norm = self.engine.update()
-        self.engine.end_step(is_last=step == self.config.steps, is_seen=self.is_evaluated(step) or self.is_saved(step))
+        self.engine.end_step(is_last=step == self.config.steps)
         record = self._account(step, loss, rate, skipped, late, before, time.perf_counter() - start)
         return record if norm is None else {**record, "grad_norm": norm}
 

@@ -66,9 +66,8 @@ class Engine(ABC):
         """In the place of `update`."""
 
     @abstractmethod
-    def end_step(self, is_last: bool, is_seen: bool) -> None:
-        """After one of both: forgets the gradients. `is_last`: of the run. `is_seen`: the model is then evaluated or
-        saved."""
+    def end_step(self, is_last: bool) -> None:
+        """After one of both: forgets the gradients. `is_last`: of the run, after which ranks have one model."""
 
     @abstractmethod
     def sent(self) -> Sent: ...
@@ -76,7 +75,8 @@ class Engine(ABC):
     # ---- the model
 
     def whole_model(self) -> AbstractContextManager[None]:
-        """Inside, the parameters of `model` are whole, and those that all ranks have alike."""
+        """Inside, the parameters of `model` are whole, and those that all ranks have alike. To look at them leaves no
+        trace in what is trained."""
         return nullcontext()
 
     @abstractmethod

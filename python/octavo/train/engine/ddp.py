@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,6 +57,9 @@ class DdpEngine(ReplicaEngine):
         is_finite = super().has_finite_gradients()
         return self.world.mean(float(is_finite)) == 1.0 if self.handle.exchange == "nothing" else is_finite
 
+    def whole_model(self) -> AbstractContextManager[None]:
+        return _at_last_sync(self.optimizer)
+
     def common_state(self) -> State:
         return self.optimizer.state_dict()
 
@@ -77,6 +81,22 @@ class DdpEngine(ReplicaEngine):
 
     def state_bytes(self) -> tuple[int, int]:
         return tensor_bytes(self.optimizer.state_dict()), tensor_bytes(self.handle.state_dict())
+
+
+@contextmanager
+@torch.no_grad()
+def _at_last_sync(optimizer: Any) -> Iterator[None]:
+    """Inside, the model of a 0/1 Adam between two syncs is that of the last one, which all ranks have. A sync in its
+    place would send, round and forget what is under way: a run would learn something else the more often it is seen."""
+    anchors = {p: state["anchor"] for p, state in optimizer.state.items() if "anchor" in state}
+    own = {parameter: parameter.detach().clone() for parameter in anchors}
+    for parameter, anchor in anchors.items():
+        parameter.copy_(anchor)
+    try:
+        yield
+    finally:
+        for parameter, values in own.items():
+            parameter.copy_(values)
 
 
 def _rehearse(ddp: DistributedDataParallel, data: Data, precision: str, device: torch.device) -> None:

@@ -28,9 +28,8 @@ class ReplicaEngine(Engine):
     def skip_step(self) -> None:
         """Nothing: the gradients are forgotten when the step ends."""
 
-    def end_step(self, is_last: bool, is_seen: bool) -> None:
-        # Ranks that step alone show the anchor, and come together at the end; others show their own parameters.
-        if hasattr(self.optimizer, "synchronize") and (is_last or (is_seen and not self.steps_alone)):
+    def end_step(self, is_last: bool) -> None:
+        if is_last and hasattr(self.optimizer, "synchronize"):
             self.optimizer.synchronize()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -66,7 +66,7 @@ class ZeroEngine(Engine):
     def skip_step(self) -> None:
         self._zero.drop_gradients()
 
-    def end_step(self, is_last: bool, is_seen: bool) -> None:
+    def end_step(self, is_last: bool) -> None:
         self._steps += 1
 
     def sent(self) -> Sent:
