@@ -250,6 +250,23 @@ def test_no_rank_outlives_its_launcher(tmp_path, number, status, words):
         wait_for(lambda pid=pid: not is_alive(pid))
 
 
+def test_what_the_caller_ignores_stays_ignored(tmp_path):
+    """As SIGHUP is under nohup: the run outlives its terminal."""
+    rank = textwrap.dedent(f"""
+        import os, time
+        open(r"{tmp_path}/" + os.environ["RANK"], "w").close()
+        while not os.path.exists(r"{tmp_path}/go"):
+            time.sleep(0.02)
+    """)
+    process = start_launcher(rank, ignored=("SIGHUP",))
+    wait_for(lambda: (tmp_path / "0").exists() and (tmp_path / "1").exists())
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    (tmp_path / "go").touch()
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0
+
+
 def test_a_second_ctrl_c_does_not_keep_the_ranks_from_being_ended(tmp_path):
     """The first rank ignores SIGTERM, so that the launcher is waiting when the second signal comes."""
     rank = textwrap.dedent(f"""
@@ -270,12 +287,15 @@ def test_a_second_ctrl_c_does_not_keep_the_ranks_from_being_ended(tmp_path):
     assert not any(is_alive(pid) for pid in pids)
 
 
-def start_launcher(rank: str) -> subprocess.Popen[str]:
-    """Starts a process that launches two ranks with the script `rank`."""
+def start_launcher(rank: str, ignored: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Starts a process that launches two ranks with the script `rank`, and ignores no signals but those named."""
     parent = textwrap.dedent(f"""
-        import sys
+        import signal, sys
         from octavo.train.config import TrainConfig
         from octavo.train.launch import launcher
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell lets its background jobs ignore
+        for name in {ignored!r}:
+            signal.signal(signal.Signals[name], signal.SIG_IGN)
         launcher._command = lambda _config: [sys.executable, "-c", {rank!r}]
         sys.exit(launcher.launch(TrainConfig()))
     """)

@@ -27,14 +27,13 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from octavo.train.config import TrainConfig, check_local_ranks, usable_cores
 from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER, sentence, tracebacks_wanted
-from octavo.train.launch.local_ranks import LocalRanks, blame
+from octavo.train.launch.local_ranks import STOP_SIGNALS, LocalRanks, blame
 from octavo.train.launch.world import PARENT_STORE, env_number
 
 HOST = "127.0.0.1"
 POLL_S = 0.05
 GATHER_S = 1.0
 """How long after the first failure the others may take to fail too: the cause is then picked among them."""
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def launch(config: TrainConfig) -> int:
@@ -65,7 +64,7 @@ def _run(command: list[str], environments: list[dict[str, str]], folder: Path) -
         ranks.show_rank_0()
         failed = _watch(ranks)
     finally:
-        for number in _STOP_SIGNALS:  # a second Ctrl-C must not keep the ranks from being ended
+        for number in STOP_SIGNALS:  # a second Ctrl-C must not keep the ranks from being ended
             signal.signal(number, signal.SIG_IGN)
         ranks.end()
     if not failed:
@@ -108,7 +107,7 @@ def _leave_bar() -> None:
 @contextlib.contextmanager
 def _restored_signals() -> Iterator[None]:
     """Puts back the handlers that elastic replaces."""
-    handlers = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
     finally:

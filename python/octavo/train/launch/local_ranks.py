@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from octavo.train.errors import ERROR_MARK, EXIT_JOB, EXIT_PEER
 from octavo.train.launch import die_with_parent
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE_S = 3
 """How long the ranks have to end after SIGTERM, before SIGKILL."""
 _SHOWN_LINES = 60
@@ -30,7 +31,8 @@ class LocalRanks:
     """Running ranks. Rank 0 writes to our stdout and, but for its error sentence, to our stderr; the others to files.
 
     Must be made in the main thread: the kernel kills the ranks when the thread that started them ends. elastic's
-    handlers are in place afterwards: SIGINT, SIGTERM, SIGHUP and SIGQUIT raise its SignalException in the main thread.
+    handlers are in place afterwards: STOP_SIGNALS raise its SignalException in the main thread, but for those that were
+    ignored before, as SIGHUP is under nohup.
     """
 
     def __init__(self, command: list[str], environments: list[dict[str, str]], folder: Path) -> None:
@@ -39,6 +41,7 @@ class LocalRanks:
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
         start = ("-I", "-S", die_with_parent.__file__, str(os.getpid()), *command)
         count = len(environments)
+        ignored = [number for number in STOP_SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
         self._processes = start_processes(
             "rank",
             sys.executable,
@@ -48,6 +51,8 @@ class LocalRanks:
                 str(folder), {rank: Std.ERR if rank == 0 else Std.ALL for rank in range(count)}
             ),
         )
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
         self._rank_0_stderr = TailLog(
             "rank",
             {0: self._processes.stderrs[0]},
