@@ -18,6 +18,8 @@ from octavo.cli import app
 from octavo.train import compare, trainer
 from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
+from octavo.train.engine.outer import OuterEngine
+from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.report.metrics import read_metrics
 
@@ -92,6 +94,23 @@ def test_a_step_with_a_nan_is_left_out_and_counts(world, tmp_path, monkeypatch):
     summary = run_job(config, world, None)
     assert summary["skipped_steps"] == 1
     assert torch.isfinite(torch.tensor(summary["eval_loss"]))
+
+
+def failure_of_a_diverging_rank(rank: int, config: TrainConfig) -> str:
+    """What a run says in which only rank 1 has no finite gradient any more; runs in each rank."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as caught:
+        patch.setattr(trainer, "MOST_SKIPPED", 3)
+        if rank == 1:
+            patch.setattr(OuterEngine, "has_finite_gradients", lambda _self: False)
+        run_as_rank(rank, config)
+    return str(caught.value)
+
+
+def test_all_ranks_say_that_one_of_them_has_diverged(two_ranks, tmp_path):
+    config = nano_config(tmp_path, plan="int4+ef", outer=2, eval_every=3, checkpoint_every=8)
+    said = two_ranks.run(failure_of_a_diverging_rank, config, timeout_s=60)
+    assert said[0] == said[1]
+    assert "none of the last 3 steps, up to step 3, had a finite gradient: the run has diverged" in said[0]
 
 
 def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from rich.table import Table
 from octavo import durable_files
 from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
-from octavo.train.errors import JobError
-from octavo.train.job import run_job
+from octavo.train.data.training_data import Data, load_data
+from octavo.train.errors import DIVERGED, JobError
+from octavo.train.job import run_job, try_job
 from octavo.train.launch.world import World
 from octavo.train.report import plots, tables
 from octavo.train.report.metrics import read_metrics
@@ -26,23 +26,24 @@ FIGURES = "compare.json"
 def run_comparison(config: TrainConfig, world: World, console: Console | None) -> dict[str, dict[str, Any]]:
     """Runs each plan into `out`/PLAN, one after the other, each resumable; returns the summaries by plan.
 
-    Writes compare.png and compare.json into `out`. Raises JobError as `run_job` does.
+    Of a run that has diverged the summary is that sentence; the others are compared without it. Writes compare.png and
+    compare.json into `out`. Raises JobError as `run_job` does, before the first step where a plan cannot be trained by.
     """
+    data = load_data(config, world)
+    for leg in config.runs:
+        try_job(leg, world, data)
     summaries: dict[str, dict[str, Any]] = {}
-    logs, precision = {}, config.precision
+    precision = None
     for plan in config.compare:
         if console:
             console.rule(plan)
-        leg = dataclasses.replace(config.for_plan(plan), precision=precision)
-        summaries[plan], logs[plan] = run_job(leg, world, console), Path(leg.out) / METRICS
-        precision = summaries[plan]["precision"]  # chosen once: the plans must differ in nothing else
-    if len({summary["tokens"] for summary in summaries.values()}) > 1:
-        raise JobError(
-            "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "
-            "changed between their runs: repeat the comparison with --fresh"
-        )
+        summaries[plan] = _run_leg(config.for_plan(plan), world, console, data, precision)
+        # Chosen once: the plans must differ in nothing else.
+        precision = precision or summaries[plan].get("precision")
+    finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
+    _require_comparable(finished)
     if world.is_main:
-        runs = {plan: read_metrics(path) for plan, path in logs.items()}
+        runs = {plan: read_metrics(Path(config.for_plan(plan).out) / METRICS) for plan in finished}
         plots.plot_comparison(runs, Path(config.out) / PLOT)
         durable_files.write_json(Path(config.out) / FIGURES, summaries)
     if console:
@@ -51,8 +52,35 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     return summaries
 
 
+def _run_leg(
+    leg: TrainConfig, world: World, console: Console | None, data: Data, precision: str | None
+) -> dict[str, Any]:
+    try:
+        return run_job(leg, world, console, data=data, precision=precision)
+    except JobError as error:
+        if DIVERGED not in str(error):
+            raise
+        if console:
+            console.print(str(error), highlight=False, markup=False, soft_wrap=True)
+        return {"plan": leg.resolved_plan, "optimizer": leg.optimizer_name, "diverged": str(error)}
+
+
+def _has_diverged(summary: dict[str, Any]) -> bool:
+    return "diverged" in summary
+
+
+def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
+    if not finished:
+        raise JobError(f"[train.compare] by every one of these plans {DIVERGED}: try a smaller --lr or --clip-norm 1")
+    if len({summary["tokens"] for summary in finished.values()}) > 1:
+        raise JobError(
+            "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "
+            "changed between their runs: repeat the comparison with --fresh"
+        )
+
+
 def _table(summaries: dict[str, dict[str, Any]]) -> Table:
-    first = next(iter(summaries.values()))
+    first = next(summary for summary in summaries.values() if not _has_diverged(summary))
     title = f"{first['model']} on {first['data']}, {first['steps']} steps, {first['world_size']} ranks"
     table = Table(title=title)
     for heading in ("plan", "optimizer"):
@@ -60,6 +88,9 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     for heading in ("eval loss", "change", "exact", "sent per step", "ratio", "ms per step"):
         table.add_column(heading, justify="right", no_wrap=True)
     for plan, summary in summaries.items():
+        if _has_diverged(summary):
+            table.add_row(plan, summary["optimizer"], "diverged")
+            continue
         exact, ratio = summary["accuracy"], summary["compression_ratio"]
         table.add_row(
             plan,

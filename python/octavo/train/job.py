@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,8 @@ class _Run:
     data: Data
     disk: Disk
     identity: dict[str, Any]
-    resolved: dict[str, Any]
+    precision: str | None
+    """Where it is chosen already."""
     found: Found | None
 
     @property
@@ -60,16 +62,35 @@ class _Run:
         return self.out / run_folder.CHECKPOINT
 
 
-def run_job(config: TrainConfig, world: World, console: Console | None) -> dict[str, Any]:
+def run_job(
+    config: TrainConfig,
+    world: World,
+    console: Console | None,
+    *,
+    data: Data | None = None,
+    precision: str | None = None,
+) -> dict[str, Any]:
     """Trains, or goes on training, and returns the summary (on every rank). `console` is rank 0's, else None.
 
-    Raises JobError with one sentence, the same on all ranks; the last checkpoint stays good whatever happens.
+    `data`: those of `config`, where they are loaded already. `precision`: what another run has chosen, for one that has
+    not yet and whose options leave it open. Raises JobError with one sentence, the same on all ranks; the last
+    checkpoint stays good whatever happens.
     """
     memory.reset_peak()
-    data = load_data(config, world)
+    data = data or load_data(config, world)
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
-        return _go_on(_open(config, world, disk, data, model.config.to_dict()), model, console)
+        return _go_on(_open(config, world, disk, data, model.config.to_dict(), precision), model, console)
+
+
+def try_job(config: TrainConfig, world: World, data: Data) -> None:
+    """Raises JobError for what `run_job` would refuse before its first step. `--out` is left as it is."""
+    model = world.agree(lambda: build_replica(config, data))
+    with _locked(Path(config.out), world) as disk:
+        _claim(config, world, disk, data, model.config.to_dict())
+        build_engine(config, world, data, model, None, resumed=False)
+    del model
+    gc.collect()  # engines are in cycles
 
 
 @contextmanager
@@ -96,13 +117,23 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
     return _finish(run, trainer, console)
 
 
-def _open(config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]) -> _Run:
-    out = Path(config.out)
+def _open(
+    config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any], precision: str | None
+) -> _Run:
+    whose, resolved = _claim(config, world, disk, data, model)
+    folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.fingerprint(whose)
+    found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, _warn)
+    return _Run(config, world, data, disk, whose, resolved.get("precision", precision), found)
+
+
+def _claim(
+    config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Who this run is, and what an earlier one of the same identity has chosen by itself."""
     whose = run_folder.identity_of(config, data.corpus, model)
-    claimed = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
-    key = run_folder.fingerprint(whose)
-    found = None if config.fresh else restore.newest_checkpoint(world, disk, out / run_folder.CHECKPOINT, key, _warn)
-    return _Run(config, world, data, disk, whose, world.from_main(claimed) or {}, found)
+    out = Path(config.out)
+    resolved = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
+    return whose, world.from_main(resolved) or {}
 
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
@@ -120,9 +151,7 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
     """Builds the engine, in the state of the checkpoint where there is one."""
     world = run.world
     totals, optimizer_state = world.agree(lambda: _load_main_part(run, model))
-    engine = build_engine(
-        run.config, world, run.data, model, run.resolved.get("precision"), resumed=run.found is not None
-    )
+    engine = build_engine(run.config, world, run.data, model, run.precision, resumed=run.found is not None)
     if run.found:
         lost = training_state.restore(engine, world, optimizer_state, run.checkpoints, run.found)
         if lost and world.is_main:

@@ -117,12 +117,13 @@ class Trainer:
         return {**record, **optimizer_options(self.config), **of_wire, "skipped": skipped}
 
     def _stop_if_diverged(self) -> None:
-        if self.totals.skipped_in_a_row >= MOST_SKIPPED:
-            # where ranks step alone the others do not know, and will lose this one
-            failure = RuntimeError if self.engine.steps_alone else JobError
-            raise failure(
-                f"[train.trainer] none of the last {MOST_SKIPPED} steps, up to step {self.totals.step}, had a finite "
-                f"gradient: {DIVERGED}; try a smaller --lr or --clip-norm 1"
+        skipped, step = self.totals.skipped_in_a_row, self.totals.step
+        if self.engine.steps_alone:  # the others do not know of it: they are asked where they meet anyway
+            skipped = max(self.world.gather(skipped)) if self.is_evaluated(step) or self.is_saved(step) else 0
+        if skipped >= MOST_SKIPPED:
+            raise JobError(
+                f"[train.trainer] none of the last {skipped} steps, up to step {step}, had a finite gradient: "
+                f"{DIVERGED}; try a smaller --lr or --clip-norm 1"
             )
 
 
