@@ -48,6 +48,9 @@ def test_other_content_has_another_fingerprint(tmp_path: Path) -> None:
     one = load_corpus(write(tmp_path, "a.json", RECORDS), seed=0)
     two = load_corpus(write(tmp_path, "b.json", RECORDS[:-1]), seed=0)
     assert one.fingerprint != two.fingerprint
+    renamed = load_corpus(write(tmp_path, "c.json", RECORDS), seed=0)
+    as_text = load_corpus(write(tmp_path, "a.txt", json.dumps(RECORDS)), seed=0)
+    assert one.fingerprint == renamed.fingerprint != as_text.fingerprint
 
 
 def test_json_and_jsonl_hold_the_same(tmp_path: Path) -> None:

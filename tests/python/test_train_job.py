@@ -203,6 +203,19 @@ def test_other_data_under_the_same_name_are_another_configuration(world, golden,
         run_job(config, world, None)
 
 
+def test_renamed_files_are_the_same_run(world, golden, tmp_path, monkeypatch):
+    config = nano_config(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 5)
+        run_job(config, world, None)
+    data, model = (Path(name).rename(tmp_path / f"renamed{Path(name).suffix}") for name in (config.data, config.model))
+    summary = run_job(dataclasses.replace(config, data=str(data), model=str(model)), world, None)
+    assert summary["replicas_sha256"] == golden[1]["replicas_sha256"]
+    text = data.rename(tmp_path / "renamed.txt")
+    with pytest.raises(JobError, match=r"data renamed\.jsonl \(.*\) there and renamed\.txt \(.*\) here"):
+        run_job(dataclasses.replace(config, data=str(text), model=str(model)), world, None)
+
+
 def test_fresh_starts_over_and_touches_nothing_of_others(world, tmp_path):
     config = nano_config(tmp_path, steps=2)
     run_job(config, world, None)

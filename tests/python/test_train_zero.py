@@ -18,8 +18,10 @@ from test_train_job import expect_exact_resume
 from train_runs import NANO, nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM
 
+from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
+from octavo.train.data.dataset import load_corpus
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.trainer import Trainer
@@ -240,6 +242,31 @@ def test_a_run_goes_on_with_it_or_without(two_ranks, tmp_path, zero, optimizer):
     whole_run(two_ranks, dataclasses.replace(config, zero=zero[1]))
     rel = 1e-5 if optimizer == "adamw" else 2e-2  # in other blocks, of other parts, codes are others
     assert losses(config) == pytest.approx(losses(whole), rel=rel)
+
+
+@pytest.mark.parametrize("stages", [(0, 2), (2, 0)])
+def test_a_run_goes_on_without_the_codec_that_only_it_has(two_ranks, tmp_path, stages):
+    config = nano_config(tmp_path, plan="dense", optimizer="adamw")
+    first, then = (dataclasses.replace(config, zero=stage, gather="int8" if stage else None) for stage in stages)
+    two_ranks.run(run_until, first, 2, 4, timeout_s=120)
+    whole_run(two_ranks, then)
+    assert [record["step"] for record in read_curve(Path(config.out))] == list(range(1, 9))
+
+
+def test_a_run_is_another_by_what_it_learns_alone(tmp_path):
+    """Compiled graphs are not, and the codec of parameters is between runs with ZeRO."""
+    config = TrainConfig(plan="dense", optimizer="adamw", zero=2, gather="int8")
+    corpus = load_corpus(None, seed=0)
+
+    def claim(**changes: Any) -> None:
+        run_folder.claim(tmp_path, run_folder.identity_of(dataclasses.replace(config, **changes), corpus, {}), False)
+
+    run_folder.write_record(tmp_path, run_folder.identity_of(config, corpus, {}), {})
+    for changes in ({}, dict(zero=3), dict(compile=True), dict(zero=0, gather=None)):
+        claim(**changes)
+    for changes in (dict(gather="int4"), dict(gather=None), dict(zero=0, gather=None, seed=1)):
+        with pytest.raises(ValueError, match="belongs to another configuration"):
+            claim(**changes)
 
 
 def test_it_is_said_what_a_change_loses(two_ranks, three_ranks, tmp_path):

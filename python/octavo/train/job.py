@@ -121,7 +121,7 @@ def _open(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any], precision: str | None
 ) -> _Run:
     whose, resolved = _claim(config, world, disk, data, model)
-    folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.fingerprint(whose)
+    folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(whose)
     found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, _warn)
     return _Run(config, world, data, disk, whose, resolved.get("precision", precision), found)
 
@@ -180,7 +180,7 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     """Makes the remaining steps, with their metrics, evaluations and checkpoints."""
     config, world, totals = run.config, run.world, trainer.totals
     log = world.agree(lambda: MetricsLog(run.out / run_folder.METRICS, totals.step) if world.is_main else None)
-    writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.fingerprint(run.identity), totals.step)
+    writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.key_of(run.identity), totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))
     if config.outer and world.is_main and (trouble := few_rounds(config.steps, config.outer)):

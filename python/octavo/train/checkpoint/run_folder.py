@@ -23,13 +23,19 @@ SUMMARY = "summary.json"
 PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
-_SCHEMA = 3
-# These change how often a run reports or where it lives, not what it learns.
-_FREE = ("nproc", "zero", "device", "eval_every", "checkpoint_every", "out", "fresh", "compare", "port", "timeout_s")
+_SCHEMA = 4
+# These change how often a run reports, where it lives or how fast it is, not what it learns.
+_FREE = (
+    *("nproc", "zero", "compile", "device", "eval_every", "checkpoint_every"),
+    *("out", "fresh", "compare", "port", "timeout_s"),
+)
+
+_OF_ZERO = "gather"
 
 
 def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
-    """The options of a run by name. Data and a model's CONFIG.json count by content, not by path.
+    """The options of a run by name. Data and a model's CONFIG.json count by content, not by path or name, and what only
+    ZeRO has, between runs with it alone: `key_of` and `claim` see to both.
 
     The number of ranks is not among them: a run may resume with another one. Step number and learning rates then
     continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that
@@ -43,15 +49,17 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
         plan = octavo.Plan(config.resolved_plan)
         lr, momentum = outer_rates(config.outer, plan, config.outer_lr, config.outer_momentum)
         options.update(outer_lr=lr, outer_momentum=momentum)
-    options["data"] = f"{corpus.name} ({corpus.fingerprint[:12]})"
+    options["data"] = {"name": corpus.name, "content": corpus.fingerprint[:12]}
     if config.model.endswith(".json"):
-        options["model"] = f"{Path(config.model).name} ({fingerprint(model)[:12]})"
+        options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
+    if not config.zero:
+        del options[_OF_ZERO]
     return options
 
 
-def fingerprint(value: Any) -> str:
-    """The SHA-256 of any JSON value, in hex."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+def key_of(identity: dict[str, Any]) -> str:
+    """The same for all runs that may go on from one another's checkpoints."""
+    return _fingerprint({name: _content(value) for name, value in identity.items() if name != _OF_ZERO})
 
 
 def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
@@ -124,10 +132,29 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    names = sorted(there.keys() | here.keys())
-    differing = [f"{n} {there.get(n)} there and {here.get(n)} here" for n in names if there.get(n) != here.get(n)]
+    # Both have the same names but for _OF_ZERO, which is no matter between a run with ZeRO and one without.
+    pairs = {name: (there[name], here[name]) for name in sorted(there.keys() & here.keys())}
+    differing = [
+        f"{name} {_shown(old)} there and {_shown(new)} here"
+        for name, (old, new) in pairs.items()
+        if _content(old) != _content(new)
+    ]
     if differing:
         raise ValueError(
             f"[train.run_folder] --out {out} belongs to another configuration "
             f"({', '.join(differing)}): choose another --out, or --fresh to start over"
         )
+
+
+def _content(value: Any) -> Any:
+    """What counts of an option: of a file not its name."""
+    return value["content"] if isinstance(value, dict) else value
+
+
+def _shown(value: Any) -> Any:
+    return f"{value['name']} ({value['content']})" if isinstance(value, dict) else value
+
+
+def _fingerprint(value: Any) -> str:
+    """The SHA-256 of any JSON value, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

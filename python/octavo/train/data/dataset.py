@@ -20,7 +20,8 @@ class Corpus:
     """A data set, split: no question of `held_out` (with all that precedes it) is in `train`.
 
     `checkable`: each question has one short right answer, so exact match means something.
-    `fingerprint`: SHA-256 of the content in hex; it does not depend on the seed of the split.
+    `fingerprint`: SHA-256 of the content, with its kind, in hex; it depends neither on the name nor on the seed of the
+    split.
     """
 
     name: str
@@ -41,12 +42,13 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
         draw, count = drawn
         examples = [Example(**record) for record in tasks.records(count, draw)]
         content = json.dumps([vars(example) for example in examples]).encode()
-        name, place = tasks.NAME + str(path or "").removeprefix("tasks"), "the bundled tasks"
+        name, place, kind = tasks.NAME + str(path or "").removeprefix("tasks"), "the bundled tasks", "tasks"
     else:
-        content, name, place = read_file(path), path.name, str(path)
+        content, name, place, kind = read_file(path), path.name, str(path), path.suffix.lower()
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
-    return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(content).hexdigest())
+    # The same bytes are other examples in another kind of file.
+    return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(kind.encode() + content).hexdigest())
 
 
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:
