@@ -120,6 +120,22 @@ def test_the_files_of_a_run_are_those_of_any(two_ranks, by_ddp, tmp_path, stage)
         assert {path.name for path in folder.iterdir()} == {path.name for path in other.iterdir()}
 
 
+def test_an_exported_model_is_what_was_trained_and_keeps_its_cache(two_ranks, tmp_path):
+    """A CONFIG.json may name another dtype, and generate() is slow without a cache."""
+    (tmp_path / "bf16.json").write_text(json.dumps(NANO | {"dtype": "bfloat16"}))
+    texts = []
+    for stage in (0, 2):
+        options = dict(plan="dense", optimizer="adamw", steps=2, model=str(tmp_path / "bf16.json"))
+        config = nano_config(tmp_path, zero=stage, out=str(tmp_path / str(stage)), **options)
+        whole_run(two_ranks, config)
+        saved = Path(config.out) / "checkpoint"
+        model = AutoModelForCausalLM.from_pretrained(saved)
+        assert model.dtype == torch.float32
+        assert model.config.use_cache and model.generation_config.use_cache
+        texts.append([(saved / name).read_text() for name in ("config.json", "generation_config.json")])
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(
     ("stage", "options"),
     [

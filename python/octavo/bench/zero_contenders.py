@@ -30,7 +30,7 @@ class Contender(ABC):
         self.model, self._tokens = model, tokens
 
     def loss(self) -> Tensor:
-        return self.model(input_ids=self._tokens, labels=self._tokens).loss
+        return self.model(input_ids=self._tokens, labels=self._tokens, use_cache=False).loss
 
     def backward(self) -> float:
         loss = self.loss()
@@ -104,7 +104,7 @@ class Zero(Contender):
         self._engine = octavo.initialize(model, adamw(model), config)
 
     def loss(self) -> Tensor:
-        return self._engine(input_ids=self._tokens, labels=self._tokens).loss
+        return self._engine(input_ids=self._tokens, labels=self._tokens, use_cache=False).loss
 
     def backward(self) -> float:
         loss = self.loss()

@@ -44,8 +44,10 @@ def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
     """A freshly initialised model: the same seed gives the same bits on every rank."""
     torch.manual_seed(seed)
     config._attn_implementation = "sdpa"
-    config.use_cache = False
-    return LlamaForCausalLM(config).float()
+    model = LlamaForCausalLM(config).float()
+    # As save_pretrained says them, for engines that write the weights by themselves.
+    config.architectures, config.dtype = [type(model).__name__], "float32"
+    return model
 
 
 def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, int]) -> LlamaConfig:
