@@ -70,6 +70,17 @@ def test_input_may_be_left_out_or_null_and_output_may_be_empty(tmp_path: Path) -
     ]
 
 
+def test_a_field_of_null_is_left_out(tmp_path: Path) -> None:
+    nothing = dict.fromkeys(("messages", "conversations", "instruction", "input", "output", "text"))
+    records = [
+        nothing | {"instruction": "a", "output": "b"},
+        nothing | {"text": "c"},
+        nothing | {"conversations": [{"from": "human", "value": "d"}, {"from": "gpt", "value": "e"}]},
+    ]
+    expected = [Example("", "", "c"), Example("a", "", "b"), Example("d", "", "e")]
+    assert everything(load_corpus(write(tmp_path, "a.json", records), seed=0)) == expected
+
+
 def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path) -> None:
     path = write(tmp_path, "a.json", b"\xef\xbb\xbf" + json.dumps(RECORDS).encode())
     assert len(everything(load_corpus(path, seed=0))) == len(RECORDS)
@@ -147,6 +158,7 @@ BAD_FILES = [
     ("a.json", [{"text": "\n"}], "FILE, record 1: 'text' is empty"),
     ("a.json", [{"text": 1}], "FILE, record 1: 'text' is a number; it must be a string"),
     ("a.json", [{"messages": "hi"}], "FILE, record 1: 'messages' is a string; it must be a list of turns"),
+    ("a.json", [{"messages": None}], f"{NO_FORM}messages (null); {FORMS}"),
     ("a.json", [{"messages": []}], "FILE, record 1: 'messages' has no turn of the assistant"),
     ("a.json", [chat(("user", "hi"))], "FILE, record 1: 'messages' has no turn of the assistant"),
     (
@@ -161,7 +173,8 @@ BAD_FILES = [
     ("a.json", '[{"instruction": "\\ud800", "output": ""}]', "'instruction' has half of a surrogate pair"),
     ("a.json", RECORDS[:1], "FILE: all records ask the same; at least 2 different ones are needed"),
     ("a.json", RECORDS[:1] * 9, "all records ask the same"),
-    ("a.txt", "too short", "all records ask the same"),
+    ("a.txt", "Hello.", "FILE: the text is too short; at least 2 different pieces are needed, of which 1 is held out"),
+    ("a.json", [{"text": "Hello."}], "FILE: the text is too short"),
     ("a.txt", b"good line\nbad \xff line", "FILE, line 2: byte 0xff is not UTF-8"),
     ("a.csv", "a,b", "FILE: the extension '.csv' is not known; name it .json, .jsonl or .txt"),
     ("data", "a,b", "FILE: the file has no extension"),

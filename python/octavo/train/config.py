@@ -79,6 +79,8 @@ DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
 PRECISIONS = ("auto", "fp32", "bf16")
 RANKS_PER_CORE = 4
 """More local ranks per core than this only wait for one another."""
+MOST_TIMEOUT_S = 365 * 24 * 3600
+"""Far more do not fit what torch counts them in."""
 _HINTS = {"clip_norm": "; leave it out for no clipping"}
 LR_WARMUP_SHARE = 0.05
 ONEBIT_WARMUP_SHARE = 0.15
@@ -324,6 +326,8 @@ def _check_ranges(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             _fail(f"--{name.replace('_', '-')} must be finite and above 0, not {value}{_HINTS.get(name, '')}")
+    if config.timeout_s > MOST_TIMEOUT_S:
+        _fail(f"--timeout-s must be at most {MOST_TIMEOUT_S}, which is a year, not {config.timeout_s}")
     for name in ("beta1", "beta2", "outer_momentum"):
         value = getattr(config, name)
         if value is not None and not 0 <= value < 1:
@@ -344,6 +348,8 @@ def _check_names(config: TrainConfig) -> None:
             f"--plan {config.plan} names rounds, as --compare takes them: here they are --outer {rounds.every} "
             f"--plan {plan}"
         )
+    if config.data == "":
+        _fail("--data is empty; leave it out for the bundled tasks")
     if config.plan == "":
         _fail("--plan is empty; dense, int4+ef and sign+ef are plans")
     if not config.out:

@@ -62,7 +62,10 @@ def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example
         asked = (example.system, first, example.input, text)
         groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
-        raise failure("all records ask the same; at least 2 different ones are needed, of which 1 is held out", place)
+        trouble, what = (
+            ("the text is too short", "pieces") if examples[0].is_text else ("all records ask the same", "ones")
+        )
+        raise failure(f"{trouble}; at least 2 different {what} are needed, of which 1 is held out", place)
     keys = list(groups)
     count = max(1, round(HELD_OUT_SHARE * len(keys)))
     held = {keys[i] for i in Rng("held out", seed).permutation(len(keys))[:count]}

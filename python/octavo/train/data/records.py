@@ -131,19 +131,20 @@ def _json_type(value: object) -> str:
 def _example(record: object, place: str) -> Example:
     if not isinstance(record, dict):
         raise failure(f"the record is {_json_type(record)}; it must be an object with {FORMS}", place)
+    # Some exports have all fields in every record, with null for those that are left out.
+    given = {name for name, value in record.items() if value is not None}
     for turns, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
-        if turns in record:
+        if turns in given:
             return _chat(record[turns], turns, role, content, place)
+    if "text" in given and "instruction" not in given:
+        return Example("", "", _text(record, "text", place, may_be_blank=False))
     if "instruction" in record and "output" in record:
         return _alpaca(record, place)
-    if "text" in record and "instruction" not in record:
-        return Example("", "", _text(record, "text", place, may_be_blank=False))
-    keys = ", ".join(map(str, sorted(record))) or "no keys"
+    keys = ", ".join(str(name) if name in given else f"{name} (null)" for name in sorted(record)) or "no keys"
     raise failure(f"the record has no known form: it has {keys}; it must have {FORMS}", place)
 
 
 def _alpaca(record: dict[str, object], place: str) -> Example:
-    # Some exports write null for "no input"; it means the same as leaving the field out.
     given = "" if record.get("input") is None else _text(record, "input", place)
     instruction = _text(record, "instruction", place, may_be_blank=False)
     return Example(instruction, given, _text(record, "output", place))

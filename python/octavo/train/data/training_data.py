@@ -27,7 +27,7 @@ class Data:
 
 def load_data(config: TrainConfig, world: World) -> Data:
     """Reads, splits, tokenizes and packs. Raises JobError for bad data, or data that differ by rank."""
-    corpus = world.agree(lambda: load_corpus(Path(config.data) if config.data else None, seed=config.seed))
+    corpus = world.agree(lambda: load_corpus(None if config.data is None else Path(config.data), seed=config.seed))
     world.agree(lambda: _check_same_data(corpus, world.from_main(corpus.fingerprint)))
     return world.agree(lambda: _tokenize(config, world, corpus))
 
