@@ -16,7 +16,7 @@ from train_runs import nano_config, read_curve, run_as_rank, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C
-from octavo.train import job, trainer
+from octavo.train import evaluate, job, trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.compare import run_comparison
@@ -306,6 +306,34 @@ def test_a_run_that_never_has_a_finite_gradient_ends_with_a_sentence(world, tmp_
         run_job(nano_config(tmp_path), world, None)
 
 
+def test_a_step_too_large_for_float32_ends_with_a_sentence(world, tmp_path):
+    config = nano_config(tmp_path, optimizer="muon", lr=3e38, weight_decay=0.9)
+    with pytest.raises(
+        JobError, match=r"^\[train\.trainer\] the optimizer's step 1 .*the run has diverged; try a smaller"
+    ):
+        run_job(config, world, None)
+
+
+def no_json(constant: str) -> None:
+    raise AssertionError(f"{constant} is no JSON")
+
+
+def test_figures_that_are_not_finite_are_null(world, tmp_path, monkeypatch):
+    real = evaluate.eval_loss
+    monkeypatch.setattr(evaluate, "eval_loss", lambda *them, **options: real(*them, **options) * float("nan"))
+    monkeypatch.setattr(DdpEngine, "update", lambda _self: float("inf"))
+    screen = io.StringIO()
+    config = nano_config(tmp_path, compare=("dense", "int4+ef"), steps=2, clip_norm=1.0)
+    summaries = run_comparison(config, world, Console(file=screen, width=160))
+    assert [summary["eval_loss"] for summary in summaries.values()] == [None, None]
+    out = Path(config.out)
+    for path in (*out.glob("*/*.json*"), out / "compare.json"):
+        for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(text, parse_constant=no_json)
+    assert [(r["eval_loss"], r["grad_norm"]) for r in read_curve(out / "dense") if "eval_loss" in r] == [(None, None)]
+    assert re.search(r"│ int4\+ef +│ adamw +│ +- │ +- │", screen.getvalue())
+
+
 # A record fills a row: some with a long question, some with a long answer.
 UNEVEN = [
     dict(instruction=f"Say {i}." + " ab" * (40 if i % 2 else 0), output=str(i) + " ab" * (0 if i % 2 else 40))
@@ -555,6 +583,8 @@ def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
     path.write_text("".join(lines) + '{"step": 6, "lo')
     log = MetricsLog(path, kept_step=3)
     log.append(dict(step=4, loss=0.2))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.append(dict(step=5, loss=float("nan")))
     log.close()
     assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
 

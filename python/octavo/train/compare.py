@@ -96,10 +96,14 @@ def _table(summaries: dict[str, dict[str, Any]]) -> Table:
             plan,
             summary["optimizer"],
             tables.number(summary["eval_loss"]),
-            f"{summary['eval_loss'] / first['eval_loss'] - 1:+.2%}",
+            _change(summary["eval_loss"], first["eval_loss"]),
             "-" if exact is None else f"{exact:.1%}",
             tables.size(summary["wire_bytes_per_step"]),
             "-" if ratio is None else f"{ratio:.1f}x",
             f"{summary['step_s'] * 1e3:.0f}",
         )
     return table
+
+
+def _change(loss: float | None, first: float | None) -> str:
+    return "-" if loss is None or not first else f"{loss / first - 1:+.2%}"

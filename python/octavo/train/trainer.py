@@ -20,7 +20,7 @@ from octavo.train.engine.base import Engine, Sent
 from octavo.train.errors import DIVERGED, JobError
 from octavo.train.launch.world import World
 from octavo.train.optimizer import learning_rate, optimizer_options, set_learning_rate
-from octavo.train.report.metrics import Totals
+from octavo.train.report.metrics import Totals, finite
 
 EVAL_ROWS = 128
 EXACT_ITEMS = 128
@@ -52,10 +52,10 @@ class Trainer:
         if skipped:
             self.engine.skip_step()
         else:
-            norm = self.engine.update()
+            norm = self._update(step)
         self.engine.end_step(is_last=step == self.config.steps)
         record = self._account(step, loss, rate, skipped, late, before, time.perf_counter() - start)
-        return record if norm is None else {**record, "grad_norm": norm}
+        return record if norm is None else {**record, "grad_norm": finite(norm)}
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the model is evaluated after this step, counted from 1."""
@@ -65,13 +65,14 @@ class Trainer:
         """Whether there is a checkpoint after this step."""
         return step == self.config.steps or step % self.config.checkpoint_every == 0
 
-    def evaluate(self) -> float:
-        """The mean loss over the held-out rows, each rank having done its share of them."""
+    def evaluate(self) -> float | None:
+        """The mean loss over the held-out rows, each rank having done its share of them; None where it is not
+        finite."""
         share = _Share(self.data.held_out, self.world, EVAL_ROWS)
         with self.engine.whole_model():
             mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
         total, tokens = _sum(mean * share.tokens, share.tokens)
-        self.totals.eval_loss = total / tokens
+        self.totals.eval_loss = finite(total / tokens)
         return self.totals.eval_loss
 
     def accuracy(self) -> float | None:
@@ -102,6 +103,17 @@ class Trainer:
             own_tokens += answer_tokens(batch)
         return part * tokens_per_rank / own_tokens if self.engine.steps_alone else part
 
+    def _update(self, step: int) -> float | None:
+        """The optimizer's step, of whose factors all ranks have the same. Raises JobError on divergence."""
+        try:
+            return self.engine.update()
+        except RuntimeError as error:
+            if "without overflow" not in str(error):  # of torch, where a factor is too large for float32
+                raise
+            raise JobError(
+                f"[train.trainer] the optimizer's step {step} is too large for float32: {DIVERGED}; try a smaller --lr"
+            ) from error
+
     def _account(
         self, step: int, loss: float, rate: float, skipped: bool, late: bool, before: Sent, seconds: float
     ) -> dict[str, Any]:
@@ -109,7 +121,7 @@ class Trainer:
         totals, sent = self.totals, self.engine.sent()
         wire, dense = sent.wire_bytes - before.wire_bytes, sent.dense_bytes - before.dense_bytes
         tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
-        totals.add_step(step, tokens, seconds, skipped, loss if math.isfinite(loss) else None)
+        totals.add_step(step, tokens, seconds, skipped, finite(loss))
         totals.add_bytes(wire, dense, late=late)
         self._stop_if_diverged()
         record = dict(step=step, loss=totals.last_loss, lr=rate, tokens_per_s=tokens / seconds, step_s=seconds)

@@ -5,10 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+
+def finite(value: float | None) -> float | None:
+    """`value`, or None where it is a NaN or an infinity, which JSON does not know."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 @dataclass
@@ -29,7 +35,7 @@ class Totals:
     eval_loss: float | None = None
 
     def add_step(self, step: int, tokens: int, seconds: float, skipped: bool, loss: float | None) -> None:
-        """Counts a step; `loss` is None where it was not finite, for JSON knows no NaN."""
+        """Counts a step; `loss` is None where it was not finite."""
         self.step, self.tokens, self.seconds = step, self.tokens + tokens, self.seconds + seconds
         self.skipped_steps += skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
@@ -64,7 +70,7 @@ class MetricsLog:
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds one line and flushes it: a SIGKILL of this process loses none."""
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(record, allow_nan=False) + "\n")
         self._file.flush()
 
     def sync(self) -> None:
