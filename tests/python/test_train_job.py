@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ from octavo.train.evaluate import Answer
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.model import model_config
-from octavo.train.report import tables
+from octavo.train.report import plots, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 from octavo.train.trainer import Trainer
 
@@ -575,6 +576,25 @@ def test_answers_stay_on_one_line_and_in_their_cell():
     tables.print_answers(Console(file=screen, width=160), [rambling])
     assert len(screen.getvalue().splitlines()) < 12
     assert "[b]hi[/b]" in screen.getvalue()
+
+
+def test_tables_fit_a_file_and_take_any_character(monkeypatch):
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="latin-1"))
+    console = tables.make_console()
+    tables.print_answers(console, [Answer("Say it.", "", "yes", "the end\u2026 \ufffd", False)])
+    sys.stdout.flush()
+    assert "the end? ?" in content.getvalue().decode("latin-1")
+    assert console.width == 140
+
+
+def test_no_two_of_many_plans_look_alike(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(plots, "_save", lambda _figure, axes, _path: looks.extend(axes[0].get_lines()))
+    records = [dict(step=step, loss=1.0, wire_bytes_total=step) for step in (1, 2)]
+    plots.plot_comparison({str(plan): records for plan in range(8)}, tmp_path / "compare.png")
+    seen = {(line.get_color(), line.get_linestyle()) for line in looks if not line.get_label().startswith("_")}
+    assert len(seen) == 8
 
 
 def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):

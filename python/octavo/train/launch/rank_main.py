@@ -10,12 +10,11 @@ import signal
 import sys
 from typing import NoReturn
 
-from rich.console import Console
-
 from octavo.train import compare, errors
 from octavo.train.config import TrainConfig
 from octavo.train.job import run_job
 from octavo.train.launch import world
+from octavo.train.report.tables import make_console
 
 
 def run_rank(config: TrainConfig) -> NoReturn:
@@ -23,7 +22,7 @@ def run_rank(config: TrainConfig) -> NoReturn:
     faulthandler.enable()  # a crash in native code then shows where Python was
     try:
         here = world.join(config.timeout_s)
-        console = Console() if here.is_main else None
+        console = make_console() if here.is_main else None
         if config.compare:
             compare.run_comparison(config, here, console)
         else:

@@ -9,12 +9,14 @@ from typing import Any
 
 _WINDOW_SHARE = 0.04
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
+_STYLES = ("-", "--", ":", "-.")
+"""One for each round of all colours."""
 
 
 def plot_loss(records: list[dict[str, Any]], path: Path) -> None:
     """Writes the loss over steps, raw and smoothed, with the eval loss where it was measured."""
     figure, axes = _figure(1)
-    _draw_loss(axes[0], [r["step"] for r in records], records, "train loss", _COLOURS[0])
+    _draw_loss(axes[0], [r["step"] for r in records], records, "train loss", _look(0))
     evals = [r for r in records if r.get("eval_loss") is not None]
     axes[0].plot(
         [r["step"] for r in evals],
@@ -31,22 +33,27 @@ def plot_comparison(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
     """Writes two panels for several plans: loss over steps, and loss over the bytes that a rank sent."""
     figure, axes = _figure(2)
     for index, (plan, records) in enumerate(runs.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
-        _draw_loss(axes[0], [r["step"] for r in records], records, plan, colour)
+        _draw_loss(axes[0], [r["step"] for r in records], records, plan, _look(index))
         sent = [r for r in records if r["wire_bytes_total"] > 0]
-        _draw_loss(axes[1], [r["wire_bytes_total"] for r in sent], sent, plan, colour)
+        _draw_loss(axes[1], [r["wire_bytes_total"] for r in sent], sent, plan, _look(index))
     axes[0].set_xlabel("step")
     axes[1].set_xlabel("bytes sent per rank")
     axes[1].set_xscale("log")
     _save(figure, axes, path)
 
 
-def _draw_loss(axis: Any, x: list[float], records: list[dict[str, Any]], label: str, colour: str) -> None:
+def _look(index: int) -> dict[str, str]:
+    """That of the lines of one run among several."""
+    turn, colour = divmod(index, len(_COLOURS))
+    return {"color": _COLOURS[colour], "linestyle": _STYLES[turn % len(_STYLES)]}
+
+
+def _draw_loss(axis: Any, x: list[float], records: list[dict[str, Any]], label: str, look: dict[str, str]) -> None:
     """One run in one panel: the raw loss faintly, its moving mean over it."""
     points = [(at, r["loss"]) for at, r in zip(x, records, strict=True) if r["loss"] is not None]
     places, losses = [p[0] for p in points], [p[1] for p in points]
-    axis.plot(places, losses, color=colour, alpha=0.25, linewidth=0.8)
-    axis.plot(places, _smooth(losses), color=colour, linewidth=1.6, label=label)
+    axis.plot(places, losses, color=look["color"], alpha=0.25, linewidth=0.8)
+    axis.plot(places, _smooth(losses), **look, linewidth=1.6, label=label)
 
 
 def _smooth(values: list[float]) -> list[float]:
