@@ -136,6 +136,22 @@ def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, r
     wait_until_gone(ranks)
 
 
+@pytest.mark.timeout(180)
+def test_torchrun_starts_a_broken_job_again_and_it_goes_on(tmp_path):
+    """--fresh removes the run before, not what the broken attempt has made."""
+    golden = nano_config(tmp_path, steps=STEPS, out=str(tmp_path / "golden"))
+    train_unbroken(golden)
+    victim = dataclasses.replace(golden, out=str(tmp_path / "victim"), fresh=True)
+    own = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1", "-m", "octavo")
+    command = [sys.executable, "-m", "torch.distributed.run", *own, "train", *victim.to_args()]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    job = subprocess.Popen(command, env=clean_environment(**ONE_THREAD), **pipes)
+    wait_for_step(job, victim, 15)
+    os.kill(ranks_of(job)[1], signal.SIGKILL)
+    assert "resuming after step" in finish(job)
+    assert read_curve(Path(victim.out)) == read_curve(Path(golden.out))
+
+
 @pytest.mark.timeout(120)
 def test_a_rank_killed_under_another_launcher_ends_the_others(tmp_path):
     """As torchrun on several hosts: nobody watches from above, each rank sees its peer go by itself."""

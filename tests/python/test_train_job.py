@@ -507,6 +507,15 @@ def test_a_comparison_that_makes_no_sense_is_refused_before_its_first_step(world
     assert {path.name for path in Path(config.out).rglob("*") if path.is_file()} <= {run_folder.LOCK}
 
 
+def test_a_fresh_comparison_that_is_broken_off_has_no_older_runs(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
+    run_comparison(config, world, None)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 1)
+        run_comparison(dataclasses.replace(config, fresh=True), world, None)
+    assert {path.name for path in (Path(config.out) / "int4+ef").iterdir()} == {run_folder.LOCK}
+
+
 def test_a_plan_by_which_training_diverges_is_compared_without(world, tmp_path, monkeypatch):
     config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
     screen = io.StringIO()

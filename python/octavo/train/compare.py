@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.errors import DIVERGED, JobError
-from octavo.train.job import run_job, try_job
+from octavo.train.job import clear_job, run_job, try_job
 from octavo.train.launch.world import World
 from octavo.train.report import plots, tables
 from octavo.train.report.metrics import read_metrics
@@ -32,6 +33,10 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     data = load_data(config, world)
     for leg in config.runs:
         try_job(leg, world, data)
+    if config.fresh:  # all at once: a comparison that is broken off goes on without an older run among its own
+        for leg in config.runs:
+            clear_job(leg, world)
+        config = dataclasses.replace(config, fresh=False)
     summaries: dict[str, dict[str, Any]] = {}
     precision = None
     for plan in config.compare:

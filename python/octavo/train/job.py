@@ -93,6 +93,13 @@ def try_job(config: TrainConfig, world: World, data: Data) -> None:
     gc.collect()  # engines are in cycles
 
 
+def clear_job(config: TrainConfig, world: World) -> None:
+    """Removes the earlier run in `--out`, which `try_job` has found to be one. Raises JobError."""
+    out = Path(config.out)
+    with _locked(out, world) as disk:
+        world.agree(lambda: run_folder.remove_run(out) if disk.is_leader else None)
+
+
 @contextmanager
 def _locked(out: Path, world: World) -> Iterator[Disk]:
     """The disks that hold `out`; one rank per disk locks it against other runs."""

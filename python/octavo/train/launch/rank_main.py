@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import faulthandler
 import os
 import signal
@@ -22,6 +23,8 @@ def run_rank(config: TrainConfig) -> NoReturn:
     faulthandler.enable()  # a crash in native code then shows where Python was
     try:
         here = world.join(config.timeout_s)
+        if world.attempt():  # the first one has removed an earlier run, and this one goes on from its checkpoints
+            config = dataclasses.replace(config, fresh=False)
         console = make_console() if here.is_main else None
         if config.compare:
             compare.run_comparison(config, here, console)

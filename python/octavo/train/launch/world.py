@@ -100,6 +100,11 @@ def launched_outside() -> bool:
     return len(there) == 2
 
 
+def attempt() -> int:
+    """How often torchrun has started this job before (`--max-restarts`)."""
+    return env_number("TORCHELASTIC_RESTART_COUNT", default=0)
+
+
 def join(timeout_s: float) -> World:
     """Meets the other ranks over Gloo. A later collective fails after `timeout_s` seconds without an answer.
 
@@ -114,7 +119,10 @@ def join(timeout_s: float) -> World:
     try:
         if os.environ.get(PARENT_STORE) == "1":
             store = dist.TCPStore(host, port, size, False, timeout)
-        # Without a store, the way of the launcher that set the variables: torchrun has a store of its own.
+        elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's own, which outlives its ranks: those of an attempt must not find the addresses of the last one.
+            store = dist.PrefixStore(f"attempt {attempt()}", dist.TCPStore(host, port, size, False, timeout))
+        # Without a store, the way of the launcher that set the variables.
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(_meeting_trouble(error, host, port)) from error
