@@ -9,6 +9,7 @@
 
 #include "octavo/bindings/bind.h"
 #include "octavo/bindings/echo_backend.h"
+#include "octavo/bindings/errors.h"
 #include "octavo/bindings/seconds.h"
 #include "octavo/bindings/without_gil.h"
 #include "octavo/codec/count_sketch.h"
@@ -386,7 +387,7 @@ void bind_compressor(py::module_& m) {
         py::arg("parameters"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("register_ddp_hook",
         [](c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters) {
-          return py::cpp_function(register_ddp_hook(reducer, std::move(compressor), parameters));
+          return py::cpp_function(register_ddp_hook(reducer, std::move(compressor), parameters, torch_error_of));
         });
   m.def(
       "reach_by_shared_memory",

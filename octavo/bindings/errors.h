@@ -2,13 +2,22 @@
 #pragma once
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <exception>
 
 #include "octavo/kernels/error.h"
 
 namespace octavo {
 
+/// Python's TimeoutError, of which torch has no exception of its own, through torch's code.
+struct PythonTimeout : torch::PyTorchError {
+  using PyTorchError::PyTorchError;
+  PyObject* python_type() override { return PyExc_TimeoutError; }
+};
+
 /// Runs `body`; what it throws as octavo::Error leaves as the c10 exception that torch turns into the Python class that
-/// users already catch. For functions that torch's dispatcher calls.
+/// users already catch. For functions that torch's dispatcher, or its autograd engine, calls.
 template <class Body>
 auto as_torch_error(Body body) {
   try {
@@ -19,9 +28,20 @@ auto as_torch_error(Body body) {
       case ErrorCode::wrong_type: C10_THROW_ERROR(TypeError, error.what());
       case ErrorCode::unsupported: C10_THROW_ERROR(NotImplementedError, error.what());
       case ErrorCode::out_of_memory: C10_THROW_ERROR(OutOfMemoryError, error.what());
+      case ErrorCode::timeout: throw PythonTimeout(error.what());
       default: C10_THROW_ERROR(Error, error.what());
     }
   }
+}
+
+/// The same of something that was thrown.
+inline std::exception_ptr torch_error_of(const std::exception_ptr& thrown) {
+  try {
+    as_torch_error([&] { std::rethrow_exception(thrown); });
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 }  // namespace octavo

@@ -310,12 +310,15 @@ at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
 /// Room for what another rank sends of a bucket by whatever plan, so that one by another plan is told so.
 void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double);
-  std::uint64_t values = 0;
-  for (const Slot& slot : slots) {
-    const ParameterInfo& info = parameters_[slot.parameter].info;
-    values += info.ownership.share(info.count, wire_->world_size());
-  }
-  wire_->expect(kLongestHeader + sizeof(float) * slots.size() + kLongestValue * values);
+  std::uint64_t values = 0, tensors = 0;
+  const auto add = [&](const Parameter& parameter) {
+    values += parameter.info.ownership.share(parameter.info.count, wire_->world_size());
+    ++tensors;
+  };
+  for (const Slot& slot : slots) add(parameters_[slot.parameter]);
+  if (slots.empty())
+    std::ranges::for_each(parameters_, add);  // a sparse gradient, of which others may have a dense one
+  wire_->expect(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {

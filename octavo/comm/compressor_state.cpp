@@ -148,6 +148,11 @@ void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::str
 
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
+  if (scatters() && !momenta.empty()) {
+    fail(ErrorCode::unsupported, "comm.set_momentum",
+         "ranks of fully_shard have each a shard of the averages, and momenta are of whole parameters: use "
+         "DistributedDataParallel");
+  }
   if (!momenta.empty()) {
     require_magnitudes(*plan_, "comm.set_momentum");
     require_fits_momenta(*plan_, "comm.set_momentum");
@@ -260,11 +265,13 @@ Compressor::Sample Compressor::momentum_sample() const {
 }
 
 void Compressor::set_gradient_scale(double scale) {
-  if (!(scale > 0) || std::isinf(scale)) {
-    fail(ErrorCode::invalid_argument, "comm.set_gradient_scale", "the scale must be positive and finite, got ", scale);
+  const auto in_float = static_cast<float>(scale);
+  if (!(in_float * in_float > 0) || std::isinf(in_float * in_float)) {  // by the square powers are divided
+    fail(ErrorCode::invalid_argument, "comm.set_gradient_scale",
+         "the scale must be positive, finite, and so in float32 also squared, got ", scale);
   }
   const std::lock_guard lock(mutex_);
-  gradient_scale_ = static_cast<float>(scale);
+  gradient_scale_ = in_float;
 }
 
 void Compressor::drop_residuals() {
@@ -392,7 +399,7 @@ OwedByRange Compressor::owed(std::size_t parameter) {
 }
 
 OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
-                               int world_size) const {
+                                int world_size) const {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) {
     const auto found = residuals.find(key_of(role, parameters_[parameter].info.name));
@@ -402,7 +409,7 @@ OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::strin
 }
 
 OwedByRange Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
-                               int world_size) const {
+                                int world_size) const {
   const Parameter& one = parameters_[parameter];
   if (!one.plan->feedback || one.plan->map || one.info.exempt) return {};
   ParameterInfo info = one.info;

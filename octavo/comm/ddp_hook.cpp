@@ -32,8 +32,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 
   /// `delivered`: counts the backward passes whose averages have been delivered.
   DdpHook(std::shared_ptr<Compressor> compressor, const std::vector<at::Tensor>& parameters,
-          std::shared_ptr<Count> delivered)
-      : CppCommHookInterface(std::move(compressor)), delivered_(std::move(delivered)) {
+          std::shared_ptr<Count> delivered, AsTorchThrows as_torch_throws)
+      : CppCommHookInterface(std::move(compressor)),
+        delivered_(std::move(delivered)),
+        as_torch_throws_(std::move(as_torch_throws)) {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       known_[parameters[i].unsafeGetTensorImpl()] = {i, parameters[i].strides().vec()};
     }
@@ -85,8 +87,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     return true;
   }
 
-  void finish_oldest() {
+  /// `delivers`: it is the last one of its backward pass.
+  void finish_oldest(bool delivers = false) {
     state_->finish(std::move(in_flight_.front().job));
+    if (delivers) ++*delivered_;  // before backward can return, which waits for this bucket
     in_flight_.front().future->markCompleted(in_flight_.front().buffer);
     in_flight_.pop_front();
   }
@@ -97,8 +101,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       }
     }
     while (in_flight_.size() > 1) finish_oldest();
-    ++*delivered_;  // before backward can return, which waits for the last bucket
-    finish_oldest();
+    finish_oldest(/*delivers=*/true);
   }
 
   template <class Body>
@@ -109,6 +112,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     } catch (...) {
       // the ranks no longer agree on which collective is next: nothing may be sent any more
       failure_ = std::current_exception();
+      if (as_torch_throws_) failure_ = as_torch_throws_(failure_);
       for (InFlight& bucket : in_flight_) {
         if (!bucket.future->completed()) bucket.future->setError(failure_);
       }
@@ -155,6 +159,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   std::unordered_map<const c10::TensorImpl*, Known> known_;  // at octavo.compress
   std::unordered_set<const void*> buffers_;                  // seen so far
   std::shared_ptr<Count> delivered_;
+  const AsTorchThrows as_torch_throws_;
   SideStreams streams_;
   // of the queue's thread alone
   std::deque<InFlight> in_flight_;
@@ -166,9 +171,11 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
 }  // namespace
 
 std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer, std::shared_ptr<Compressor> compressor,
-                                                 const std::vector<at::Tensor>& parameters) {
+                                                 const std::vector<at::Tensor>& parameters,
+                                                 AsTorchThrows as_torch_throws) {
   auto delivered = std::make_shared<DdpHook::Count>(0);
-  reducer.register_comm_hook(std::make_unique<DdpHook>(std::move(compressor), parameters, delivered));
+  reducer.register_comm_hook(
+      std::make_unique<DdpHook>(std::move(compressor), parameters, delivered, std::move(as_torch_throws)));
   return [delivered] { return delivered->load(); };
 }
 

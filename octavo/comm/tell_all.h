@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <vector>
 
@@ -13,18 +14,24 @@
 namespace octavo {
 
 /// What each rank has for all others, from all of them, in rank order. All ranks call it together, with the same type.
-/// Throws what Wire throws.
+/// Throws what Wire throws. Where a rank makes another call, what came of it is the beginning of what that sent: let
+/// Told begin with a MessageHeader, or a digest, where that may be.
 template <class Told>
   requires std::is_trivially_copyable_v<Told>
 std::vector<Told> tell_all(Wire& wire, const Told& own) {
   std::vector<Told> told(static_cast<std::size_t>(wire.world_size()), own);
-  const auto bytes = static_cast<std::int64_t>(told.size() * sizeof(Told));
+  std::vector<std::uint64_t> rooms(told.size(), wire.room_for(sizeof(Told)));
+  rooms[static_cast<std::size_t>(wire.rank())] = sizeof(Told);
+  const std::uint64_t bytes = std::accumulate(rooms.begin(), rooms.end(), std::uint64_t{0});
   at::Tensor sent = at::empty({sizeof(Told)}, at::kByte);  // tensors: a transfer may outlive a throw
-  at::Tensor got = at::empty({bytes}, at::kByte);
+  at::Tensor got = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
   std::memcpy(sent.mutable_data_ptr(), &own, sizeof(Told));
   const std::vector<Parcel> to_all(told.size(), {0, sizeof(Told)});
-  wire.exchange(sent, to_all, got, std::vector<std::uint64_t>(told.size(), sizeof(Told))).wait();
-  std::memcpy(told.data(), got.const_data_ptr(), got.nbytes());
+  Transfer transfer = wire.exchange(sent, to_all, got, rooms);
+  transfer.wait();
+  for (std::size_t rank = 0; rank < told.size(); ++rank) {
+    std::memcpy(&told[rank], transfer.from(static_cast<int>(rank)), sizeof(Told));
+  }
   return told;
 }
 

@@ -29,7 +29,7 @@ struct EncodeInput {
   /// not for kernels.
   const float* estimate = nullptr;
 
-  EncodeInput from(std::uint64_t offset) const {
+  OCTAVO_RULE EncodeInput from(std::uint64_t offset) const {
     EncodeInput rest = *this;
     rest.gradient += offset;
     if (residual) rest.residual += offset;

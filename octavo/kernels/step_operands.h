@@ -37,7 +37,7 @@ struct StateView {
   float* scales = nullptr;  // null where there are no codes
   StateFormat format = StateFormat::float32;
 
-  StateView from(std::uint64_t offset) const {
+  OCTAVO_RULE StateView from(std::uint64_t offset) const {
     if (values == nullptr) return {};
     return {static_cast<char*>(values) + state_bytes(format, offset),
             scales == nullptr ? nullptr : scales + offset / state_block(format), format};
@@ -64,7 +64,7 @@ struct StepOperands {
   std::uint64_t rounding_key = 0;
   std::uint64_t first = 0;  // the number of the first element, by which it draws its random bits
 
-  StepOperands from(std::uint64_t offset) const {
+  OCTAVO_RULE StepOperands from(std::uint64_t offset) const {
     StepOperands rest = *this;
     rest.parameter = static_cast<char*>(parameter) + offset * bytes_of(parameter_format);
     rest.gradient = static_cast<const char*>(gradient) + offset * bytes_of(gradient_format);

@@ -306,6 +306,8 @@ TEST(Compressor, ResidualsAndMomentaAreInUnscaledUnits) {
       for (int step = 0; step < 4; ++step) expect_same_step(plain, scaled, rank, step);
       EXPECT_THROW(scaled.set_gradient_scale(0.0), Error);
       EXPECT_THROW(scaled.set_gradient_scale(INFINITY), Error);
+      EXPECT_THROW(scaled.set_gradient_scale(1e39), Error);  // infinite in float32, which would hide all gradients
+      EXPECT_THROW(scaled.set_gradient_scale(1e-30), Error);
     });
   }
 }

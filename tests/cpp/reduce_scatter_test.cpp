@@ -209,6 +209,16 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
   });
 }
 
+TEST(ReduceScatter, MomentaOfWholeParametersAreRefused) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    const auto compressor = make(backend, "sign+ef");
+    EXPECT_THROW(compressor->keep_own_momenta({"weight"}, {0.9, 0.9}), Error);
+    const at::Tensor whole = at::ones({kWeightRows * kWeightColumns});
+    EXPECT_THROW(compressor->set_momentum({{"weight", {whole, whole}}}, 0.9), Error);
+    compressor->set_momentum({}, 0);
+  });
+}
+
 TEST(ReduceScatter, AParameterWithoutAGradientHasNoPlace) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto compressor = make(backend, "int8");

@@ -239,6 +239,28 @@ TEST(HostRanks, RanksThatMakeDifferentCallsAreToldSo) {
   });
 }
 
+/// Where a rank's parcel lies is what it says in memory that all may write.
+TEST(HostRanks, AParcelOutsideOfItsRanksMemoryIsRefused) {
+  constexpr std::uint64_t kBytes = 123'457;  // by which its place is found
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    Wire wire(backend, kEnough);
+    at::Tensor nothing = at::zeros({1});
+    const auto ranks = HostRanks::meet(wire, kEnough).ranks;
+    ASSERT_TRUE(ranks);
+    const at::Tensor sent = ranks->room(kBytes);
+    const auto posting = ranks->post(sent, std::vector<Parcel>(2, {0, kBytes}), {kBytes, kBytes});
+    wire.all_reduce(nothing);  // both have posted
+    if (rank == 1) {
+      auto* word = reinterpret_cast<std::uint64_t*>(ranks->files()[0]->data());
+      while (word[1] != kBytes) ++word;
+      for (; word[1] == kBytes; word += 2) word[0] = std::uint64_t{1} << 45;
+      const std::string said = said_with(ErrorCode::communication, [&] { posting->await(kEnough); });
+      EXPECT_NE(said.find("which is not in its memory"), std::string::npos) << said;
+    }
+    wire.all_reduce(nothing);  // rank 0's memory stays until then
+  });
+}
+
 TEST(ReachBySharedMemory, NotWhereOneRankCannotOrNoneWants) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     const Reached reached = reach_by_shared_memory(backend, true, kEnough);

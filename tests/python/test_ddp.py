@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -218,6 +219,35 @@ def test_a_sparse_embedding_passes_as_it_is(two_ranks):
     first, second = two_ranks.run(sparse_embedding)
     assert torch.equal(first, second)
     assert first[5].abs().sum() > 0 and first[0].abs().sum() > 0 and first[2].abs().sum() == 0
+
+
+def unlike_embedding(rank: int) -> str:
+    """Sparse gradients on rank 0, dense ones on rank 1, whose message is longer than what rank 0 waits for."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Embedding(2000, 80, sparse=rank == 0))
+    octavo.compress(model, "int4+ef", timeout_s=10)
+    with pytest.raises(RuntimeError) as raised:
+        model(torch.tensor([rank, 5])).sum().backward()
+    return str(raised.value)
+
+
+def test_sparse_gradients_against_dense_ones_are_an_error_on_both_ranks(two_ranks):
+    for rank, said in enumerate(two_ranks.run(unlike_embedding)):
+        assert f"rank {rank} was sent a bucket of another step, plan or model by rank {1 - rank}" in said
+
+
+def a_rank_that_is_late(rank: int) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(80, 80))
+    octavo.compress(model, "int4+ef", timeout_s=1)
+    if rank == 0:
+        with pytest.raises(TimeoutError, match=r"\[comm.wire\] rank 0: a peer did not answer within 1000 ms"):
+            model(torch.ones(1, 80)).sum().backward()
+    dist.barrier()
+
+
+def test_a_deadline_of_a_backward_pass_is_a_timeout_error(two_ranks):
+    two_ranks.run(a_rank_that_is_late)
 
 
 def save_and_resume(rank: int, plan: str) -> None:

@@ -24,7 +24,7 @@ void AllReduceSum::begin(Bucket bucket) {
     on_host_ = gradients.cpu();  // waits for the stream
     if (gradients.is_sparse()) {
       watch.lap(seconds_.encode);
-      on_host_ = sum_of_sparse(wire_, on_host_);
+      on_host_ = sum_of_sparse(wire_, on_host_, bucket_.digest);
       watch.lap(seconds_.wait_up);
     } else {
       transfers_.push_back(wire_.start_all_reduce(powers_));

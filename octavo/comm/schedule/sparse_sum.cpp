@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <span>
 #include <vector>
 
 #include "octavo/comm/schedule/messages.h"
@@ -21,8 +20,9 @@ at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(
 
 /// What a rank tells the others of its tensor.
 struct Told {
-  std::uint64_t bytes;
-  std::uint64_t form;  // of its elements: dtype and sizes, as one number
+  MessageHeader header;
+  std::uint64_t bytes;  // of the message that has it
+  std::uint64_t form;   // of its elements: dtype and sizes, as one number
 };
 
 std::uint64_t form_of(const at::Tensor& sparse) {
@@ -32,47 +32,75 @@ std::uint64_t form_of(const at::Tensor& sparse) {
   return form;
 }
 
-void require_same_form(const Wire& wire, std::span<const Told> told) {
-  for (std::size_t rank = 0; rank < told.size(); ++rank) {
-    if (told[rank].form == told[static_cast<std::size_t>(wire.rank())].form) continue;
+std::vector<Told> told_by_all(Wire& wire, const at::Tensor& sparse, std::uint64_t bytes, std::uint64_t digest) {
+  Told own = {{}, bytes, form_of(sparse)};
+  seal(reinterpret_cast<std::uint8_t*>(&own), sizeof own, digest);
+  std::vector<Told> told = tell_all(wire, own);
+  for (int rank = 0; rank < wire.world_size(); ++rank) {
+    const Told& one = told[static_cast<std::size_t>(rank)];
+    require_sealed(reinterpret_cast<const std::uint8_t*>(&one), sizeof one, digest, rank, wire.rank());
+    if (one.form == own.form) continue;
     fail(ErrorCode::communication, "comm.sparse_sum", "rank ", rank, " has a sparse gradient of another dtype or of ",
          "other sizes than rank ", wire.rank(), ": all ranks must have the same model; the process group and its ",
          "handles must be rebuilt");
   }
+  return told;
 }
 
-/// What a rank has sent: its indices, then its values.
-at::Tensor sparse_of(std::uint8_t* sent, std::uint64_t sent_bytes, const at::Tensor& like) {
+/// A message: its header, the indices, the values.
+at::Tensor message_of(const at::Tensor& sparse) {
+  const at::Tensor header = at::zeros({sizeof(MessageHeader)}, at::kByte);
+  return at::cat({header, bytes_of(sparse._indices()), bytes_of(sparse._values())});
+}
+
+/// Throws Error communication unless `indices` [dimensions, count], of rank `sender`, are of elements of such a tensor:
+/// torch looks at none of them, and would write to where they say.
+void require_within(const at::Tensor& indices, at::IntArrayRef sizes, int sender) {
+  const at::Tensor limits = at::tensor(sizes.slice(0, static_cast<std::size_t>(indices.size(0)))).unsqueeze(1);
+  if (at::logical_and(indices.ge(0), indices.lt(limits)).all().item<bool>()) return;
+  fail(ErrorCode::communication, "comm.sparse_sum", "rank ", sender, " has a sparse gradient with an index that is ",
+       "out of the range of its sizes, ", sizes,
+       ": it was made, or has become, wrong there; the process group and its ", "handles must be rebuilt");
+}
+
+/// Of a message without its header, of rank `sender`, that is sealed.
+at::Tensor sparse_of(std::uint8_t* sent, std::uint64_t sent_bytes, const at::Tensor& like, int sender) {
   const at::Tensor bytes = at::from_blob(sent, {static_cast<std::int64_t>(sent_bytes)}, at::kByte);
   const std::int64_t of_indices = like.sparse_dim() * static_cast<std::int64_t>(sizeof(std::int64_t));
   auto shape = like._values().sizes().vec();
   shape.front() = 1;
   const std::int64_t of_values = c10::multiply_integers(shape) * static_cast<std::int64_t>(like.itemsize());
   const std::int64_t count = shape.front() = bytes.numel() / (of_indices + of_values);
-  const at::Tensor indices = bytes.narrow(0, 0, count * of_indices).clone().view(at::kLong);
+  const at::Tensor indices =
+      bytes.narrow(0, 0, count * of_indices).clone().view(at::kLong).view({like.sparse_dim(), count});
+  require_within(indices, like.sizes(), sender);
   const at::Tensor values = bytes.narrow(0, count * of_indices, count * of_values).clone().view(like.scalar_type());
-  return at::sparse_coo_tensor(indices.view({like.sparse_dim(), count}), values.view(shape), like.sizes(),
-                               like._values().options().layout(at::kSparse));
+  return at::sparse_coo_tensor(indices, values.view(shape), like.sizes(), like._values().options().layout(at::kSparse));
 }
 
 }  // namespace
 
-at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own) {
-  const at::Tensor coalesced = own.coalesce();
-  const at::Tensor bytes = at::cat({bytes_of(coalesced._indices()), bytes_of(coalesced._values())});
-  const auto told = tell_all(wire, Told{bytes.nbytes(), form_of(coalesced)});
-  require_same_form(wire, told);
+at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own, std::uint64_t digest) {
+  const at::Tensor coalesced = own.coalesce(), message = message_of(coalesced);
   std::vector<std::uint64_t> sizes;
-  for (const Told& one : told) sizes.push_back(one.bytes);
+  for (const Told& one : told_by_all(wire, coalesced, message.nbytes(), digest)) sizes.push_back(one.bytes);
   at::Tensor sent, received;
-  std::memcpy(wire.reserve_to_send(sent, bytes.nbytes(), at::kCPU), bytes.const_data_ptr(), bytes.nbytes());
-  Transfer transfer = send_to_others(wire, at::kCPU, sent, bytes.nbytes(), received, sizes);
+  std::uint8_t* const to_send = wire.reserve_to_send(sent, message.nbytes(), at::kCPU);
+  std::memcpy(to_send, message.const_data_ptr(), message.nbytes());
+  seal(to_send, message.nbytes(), digest);
+  Transfer transfer = send_to_others(wire, at::kCPU, sent, message.nbytes(), received, sizes);
   transfer.wait();
   at::Tensor sum = at::zeros_like(coalesced);
   for (int rank = 0; rank < wire.world_size(); ++rank) {
+    if (rank == wire.rank()) {
+      require_within(coalesced._indices(), coalesced.sizes(), rank);  // its error is that of the others
+      sum = sum.add(coalesced);
+      continue;
+    }
+    const std::uint64_t bytes = sizes[static_cast<std::size_t>(rank)];
+    require_sealed(transfer.from(rank), bytes, digest, rank, wire.rank());
     sum =
-        sum.add(rank == wire.rank() ? coalesced
-                                    : sparse_of(transfer.from(rank), sizes[static_cast<std::size_t>(rank)], coalesced));
+        sum.add(sparse_of(transfer.from(rank) + sizeof(MessageHeader), bytes - sizeof(MessageHeader), coalesced, rank));
   }
   return sum.coalesce();
 }

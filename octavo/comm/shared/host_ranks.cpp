@@ -187,8 +187,9 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
     parcel(rank_, posted_, peer) = {first + one.offset, one.bytes};
   }
   slot(rank_, posted_).readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
+  std::list<Kept> kept = {{sent, &slot(rank_, posted_).readers}};  // before the posting, which would lock to be undone
   auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
-  kept_.push_back({sent, &slot(rank_, posted_).readers});
+  kept_.splice(kept_.end(), kept);
   head(rank_).posted.store(++posted_, std::memory_order_release);
   wake_all(head(rank_).posted);
   return posting;
@@ -196,17 +197,25 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
 
 // ---- what others send
 
-void HostRanks::await_posted(int sender, std::uint32_t number, std::uint64_t expected, steady_clock::time_point end,
-                             milliseconds deadline) const {
+/// Where it lies.
+std::uint8_t* HostRanks::await_posted(int sender, std::uint32_t number, std::uint64_t expected,
+                                      steady_clock::time_point end, milliseconds deadline) const {
   const auto outcome = await_word(
       head(sender).posted, end, [&](std::uint32_t count) { return includes(count, number); },
       [&] { return has_gone(sender); });
   require(outcome, sender, "send", deadline);
-  const std::uint64_t bytes = parcel(sender, number, rank_).bytes;
-  if (bytes == expected) return;
-  fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, " expected ", expected, " bytes of rank ", sender,
-       ", which sends ", bytes, ": all ranks must make the same calls in the same order; the process group and its ",
-       "handles must be rebuilt");
+  const Parcel posted = parcel(sender, number, rank_);
+  const MemoryFile& memory = *files_[static_cast<std::size_t>(sender)];
+  if (posted.bytes != expected) {
+    fail(ErrorCode::communication, kOfSharedMemory, "rank ", rank_, " expected ", expected, " bytes of rank ", sender,
+         ", which sends ", posted.bytes, ": all ranks must make the same calls in the same order", kRebuild);
+  }
+  if (posted.bytes > memory.name().capacity || posted.offset > memory.name().capacity - posted.bytes) {
+    fail(ErrorCode::communication, kOfSharedMemory, "rank ", sender, " says that it has laid out ", posted.bytes,
+         " bytes for rank ", rank_, " at byte ", posted.offset, ", which is not in its memory: that was overwritten",
+         kRebuild);
+  }
+  return memory.data() + posted.offset;
 }
 
 void HostRanks::let_go(int sender, std::uint32_t number) const {
@@ -223,7 +232,7 @@ void HostRanks::abandon(std::uint32_t number) {
 }
 
 Posting::Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected)
-    : ranks_(std::move(ranks)), number_(number), expected_(std::move(expected)) {}
+    : ranks_(std::move(ranks)), number_(number), expected_(std::move(expected)), from_(expected_.size()) {}
 
 Posting::~Posting() {
   if (!ranks_->is_of_this_process()) return;
@@ -241,14 +250,10 @@ void Posting::await(milliseconds deadline) {
   const auto end = steady_clock::now() + deadline;
   for (int peer = 0; peer < ranks_->world_size(); ++peer) {
     if (peer == ranks_->rank()) continue;
-    ranks_->await_posted(peer, number_, expected_[static_cast<std::size_t>(peer)], end, deadline);
+    const auto index = static_cast<std::size_t>(peer);
+    from_[index] = ranks_->await_posted(peer, number_, expected_[index], end, deadline);
   }
   is_awaited_ = true;
-}
-
-std::uint8_t* Posting::from(int sender) const {
-  const Parcel& parcel = ranks_->parcel(sender, number_, ranks_->rank());
-  return ranks_->files_[static_cast<std::size_t>(sender)]->data() + parcel.offset;
 }
 
 }  // namespace octavo

@@ -35,15 +35,16 @@ class OCTAVO_API Posting {
   int rank() const;
   int world_size() const;
   /// Until all others have laid out theirs. Throws Error communication where one has left, or laid out another number
-  /// of bytes than expected, timeout after the deadline.
+  /// of bytes than expected or what is not in its memory, timeout after the deadline.
   void await(std::chrono::milliseconds deadline);
   /// What another rank has for this one, once it was waited for.
-  std::uint8_t* from(int sender) const;
+  std::uint8_t* from(int sender) const { return from_[static_cast<std::size_t>(sender)]; }
 
  private:
   std::shared_ptr<HostRanks> ranks_;
   std::uint32_t number_;
   std::vector<std::uint64_t> expected_;  // bytes by rank
+  std::vector<std::uint8_t*> from_;      // by rank
   bool is_awaited_ = false;
 };
 
@@ -118,8 +119,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   void require_free_slot();
   void require(Awaited outcome, int peer, const char* what, std::chrono::milliseconds deadline) const;
   bool has_gone(int rank) const;
-  void await_posted(int sender, std::uint32_t number, std::uint64_t expected, std::chrono::steady_clock::time_point end,
-                    std::chrono::milliseconds deadline) const;
+  std::uint8_t* await_posted(int sender, std::uint32_t number, std::uint64_t expected,
+                             std::chrono::steady_clock::time_point end, std::chrono::milliseconds deadline) const;
   void let_go(int sender, std::uint32_t number) const;
 
   const int rank_;

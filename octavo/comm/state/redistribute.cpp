@@ -167,8 +167,7 @@ at::Tensor in_their_places(Range range, const at::Tensor& sent, const at::Tensor
     const std::uint64_t begin = std::max(range.first, places.first);
     const std::uint64_t end = std::min(range.first + range.count, places.first + places.count);
     if (!kept.defined() || begin >= end) return;
-    part_of(values, begin - range.first, end - begin)
-        .copy_(part_of(kept, first + begin - places.first, end - begin));
+    part_of(values, begin - range.first, end - begin).copy_(part_of(kept, first + begin - places.first, end - begin));
   };
   put(sent, 0, around.before);
   put(sent, around.before.count, around.behind);

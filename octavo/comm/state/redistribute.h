@@ -36,8 +36,8 @@ bool is_usable(Extent extent, const std::vector<at::Tensor>& kept, std::uint64_t
 at::Tensor redistribute(Extent extent, const std::vector<at::Tensor>& kept, std::uint64_t count, int rank,
                         int world_size, Ownership ownership = Ownership::even());
 
-/// What a rank keeps of some elements of a tensor of `count`, each in its place: [range.count], float32, a new tensor on
-/// the device of `sent`, 0 where nothing is kept. `sent`: of the ranges of others (Extent::sent), `own`: of its own
+/// What a rank keeps of some elements of a tensor of `count`, each in its place: [range.count], float32, a new tensor
+/// on the device of `sent`, 0 where nothing is kept. `sent`: of the ranges of others (Extent::sent), `own`: of its own
 /// (Extent::own_contribution); one of them may be undefined.
 at::Tensor in_their_places(Range range, const at::Tensor& sent, const at::Tensor& own, std::uint64_t count, int rank,
                            int world_size, Ownership ownership = Ownership::even());

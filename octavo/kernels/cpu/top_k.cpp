@@ -116,7 +116,7 @@ void select_tile(float* tile_values, const rules::TopTile& tile, float* values, 
     values[j++] = tile_values[i];
   };
   const std::uint64_t count = whole_groups(tile.size);
-  if (kFew * tile.kept <= tile.size) {
+  if (kFew * tile.kept <= tile.size && tile.size <= UINT32_MAX) {  // the indices of candidates have 32 bits
     const Candidates few(tile_values, count, tile.kept, tile_values + count);
     if (few.fit()) {
       return for_each_largest(few.values(), few.count(), tile.kept, [&](std::uint64_t i) { take(few.index(i)); });
