@@ -11,10 +11,12 @@
 #include <array>
 #include <cstddef>
 #include <map>
+#include <mutex>
 #include <utility>
 
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/fork.h"
 
 namespace octavo {
 
@@ -44,7 +46,7 @@ ArenaKind kind_of(const ArenaOptions& options) {
        options.device.str(), ", got '", options.directory, "'");
 }
 
-/// All live allocations by address, and the figures of each kind. Thread-safe.
+/// All live allocations by address, and the figures of each kind. Whoever uses it holds its mutex.
 class Allocations {
  public:
   static Allocations& all() {
@@ -52,18 +54,17 @@ class Allocations {
     return *only;
   }
 
+  std::mutex mutex;  // also of the figures of each arena; held over forks, and by nobody while memory is allocated
+
   void add(const ManagedRange& range, std::uint64_t held) {
-    const std::lock_guard lock(mutex_);
     live_.emplace(static_cast<const std::byte*>(range.first), range);
     figures(range.kind).add(range.bytes, held);
   }
   void remove(const void* memory, std::uint64_t held) {
-    const std::lock_guard lock(mutex_);
     const auto range = live_.extract(static_cast<const std::byte*>(memory)).mapped();
     figures(range.kind).remove(range.bytes, held);
   }
-  std::optional<ManagedRange> find(const void* address) {
-    const std::lock_guard lock(mutex_);
+  std::optional<ManagedRange> find(const void* address) const {
     const auto* const at = static_cast<const std::byte*>(address);
     const auto next = live_.upper_bound(at);
     if (next == live_.begin()) return std::nullopt;
@@ -71,23 +72,24 @@ class Allocations {
     if (at >= first + range.bytes) return std::nullopt;
     return range;
   }
-
-  ArenaFigures figures_of(ArenaKind kind) {
-    const std::lock_guard lock(mutex_);
-    return figures(kind);
-  }
-  void reset_peak(ArenaKind kind) {
-    const std::lock_guard lock(mutex_);
-    figures(kind).reset_peak();
-  }
-
- private:
   ArenaFigures& figures(ArenaKind kind) { return figures_.at(static_cast<std::size_t>(kind)); }
 
-  std::mutex mutex_;
+ private:
+  Allocations() {
+    hold_over_forks<[]() -> std::mutex& { return all().mutex; }>();
+  }
+
   std::map<const std::byte*, ManagedRange> live_;
   std::array<ArenaFigures, 3> figures_;
 };
+
+/// Calls `body` with all allocations, which nobody else uses meanwhile.
+template <class Body>
+auto locked(const Body& body) {
+  Allocations& all = Allocations::all();
+  const std::lock_guard lock(all.mutex);
+  return body(all);
+}
 
 void move_pages(const at::Tensor& tensor, bool to_device) {
   const std::uint64_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.element_size());
@@ -186,16 +188,38 @@ at::Tensor Arena::make_tensor(at::IntArrayRef shape, at::IntArrayRef strides, at
 }
 
 void* Arena::allocate(Queue queue, std::uint64_t bytes) {
-  const std::uint64_t size = held(bytes), budget = options_.budget_bytes;
-  const std::lock_guard lock(mutex_);
-  if (budget > 0 && (size > budget || figures_.held_bytes > budget - size)) {
-    refuse(bytes, c10::str("the budget is ", budget));
+  const std::uint64_t size = held(bytes);
+  reserve(bytes);
+  void* memory = nullptr;
+  const auto settle = [&] {
+    locked([&](Allocations& all) {
+      reserved_bytes_ -= size;
+      if (memory == nullptr) return;
+      figures_.add(bytes, size);
+      all.add({memory, bytes, options_.device, kind_}, size);
+    });
+  };
+  try {
+    memory = allocate_pages(queue, bytes);
+  } catch (...) {
+    settle();
+    throw;
   }
-  void* const memory = allocate_pages(queue, bytes);
+  settle();
   if (memory == nullptr) refuse(bytes, "the system has no more to give");
-  figures_.add(bytes, size);
-  Allocations::all().add({memory, bytes, options_.device, kind_}, size);
   return memory;
+}
+
+/// Throws where the arena would hold more than its budget.
+void Arena::reserve(std::uint64_t bytes) {
+  const std::uint64_t size = held(bytes), budget = options_.budget_bytes;
+  const bool fits = locked([&](Allocations&) {
+    const std::uint64_t held = figures_.held_bytes + reserved_bytes_;
+    if (budget > 0 && (size > budget || held > budget - size)) return false;
+    reserved_bytes_ += size;
+    return true;
+  });
+  if (!fits) refuse(bytes, c10::str("the budget is ", budget));
 }
 
 void* Arena::allocate_pages(Queue queue, std::uint64_t bytes) const {
@@ -204,7 +228,10 @@ void* Arena::allocate_pages(Queue queue, std::uint64_t bytes) const {
 }
 
 void Arena::free(void* memory, std::uint64_t bytes) noexcept {
-  Allocations::all().remove(memory, held(bytes));  // before the addresses can be given to another allocation
+  locked([&](Allocations& all) {  // before the addresses can be given to another allocation
+    all.remove(memory, held(bytes));
+    figures_.remove(bytes, held(bytes));
+  });
   try {
     const LaunchScope scope(options_.device);
     // Any of its streams may use the memory; this happens when an optimizer dies, and not in a step.
@@ -214,8 +241,6 @@ void Arena::free(void* memory, std::uint64_t bytes) noexcept {
     memory_.free(scope.queue(), memory, bytes);
   } catch (...) {  // the device is lost, or belongs to the process that this one was forked from
   }
-  const std::lock_guard lock(mutex_);
-  figures_.remove(bytes, held(bytes));
 }
 
 std::uint64_t Arena::held(std::uint64_t bytes) const { return whole_pages(bytes, memory_.page_bytes()); }
@@ -225,31 +250,35 @@ void Arena::refuse(std::uint64_t bytes, const std::string& why) const {
       kind_ == ArenaKind::file ? c10::str("the files in '", options_.directory, "'") : options_.device.str();
   const std::string sentence =
       c10::str(bytes, " bytes (", held(bytes), " in whole pages) of managed memory on ", place,
-               " cannot be allocated: this arena holds ", figures_.held_bytes, " bytes, ", why);
+               " cannot be allocated: this arena holds ", figures().held_bytes, " bytes, ", why);
   if (options_.device.is_cpu()) fail(ErrorCode::out_of_memory, kArena, sentence);
   C10_THROW_ERROR(OutOfMemoryError, c10::str("[", kArena, "] ", sentence));
 }
 
 ArenaFigures Arena::figures() const {
-  const std::lock_guard lock(mutex_);
-  return figures_;
+  return locked([&](Allocations&) { return figures_; });
 }
 
 void Arena::reset_peak() {
-  const std::lock_guard lock(mutex_);
-  figures_.reset_peak();
+  locked([&](Allocations&) { figures_.reset_peak(); });
 }
 
 // ---- all of them
 
-ArenaFigures arena_figures(ArenaKind kind) { return Allocations::all().figures_of(kind); }
+ArenaFigures arena_figures(ArenaKind kind) {
+  return locked([&](Allocations& all) { return all.figures(kind); });
+}
 
-void reset_arena_peak(ArenaKind kind) { Allocations::all().reset_peak(kind); }
+void reset_arena_peak(ArenaKind kind) {
+  locked([&](Allocations& all) { all.figures(kind).reset_peak(); });
+}
 
-std::optional<ManagedRange> managed_range(const void* address) { return Allocations::all().find(address); }
+std::optional<ManagedRange> managed_range(const void* address) {
+  return locked([&](const Allocations& all) { return all.find(address); });
+}
 
 bool is_managed(const at::Tensor& tensor) {
-  return tensor.has_storage() && Allocations::all().find(tensor.storage().data()).has_value();
+  return tensor.has_storage() && managed_range(tensor.storage().data()).has_value();
 }
 
 void prefetch(const at::Tensor& tensor) { move_pages(tensor, /*to_device=*/true); }

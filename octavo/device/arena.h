@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -70,6 +69,7 @@ class OCTAVO_API Arena : public std::enable_shared_from_this<Arena> {
   explicit Arena(ArenaOptions options);
   at::Tensor make_tensor(at::IntArrayRef shape, at::IntArrayRef strides, at::ScalarType dtype, bool is_zero);
   void* allocate(Queue queue, std::uint64_t bytes);
+  void reserve(std::uint64_t bytes);
   void* allocate_pages(Queue queue, std::uint64_t bytes) const;
   void free(void* memory, std::uint64_t bytes) noexcept;
   std::uint64_t held(std::uint64_t bytes) const;
@@ -78,8 +78,9 @@ class OCTAVO_API Arena : public std::enable_shared_from_this<Arena> {
   const ArenaOptions options_;
   const ArenaKind kind_;
   const ManagedMemory& memory_;
-  mutable std::mutex mutex_;
+  // under the mutex of all arenas
   ArenaFigures figures_;
+  std::uint64_t reserved_bytes_ = 0;  // held by allocations that are being made
 };
 
 /// What all arenas of a kind hold together, on all devices.

@@ -1,7 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/pinned_regions.h"
 
+#include "octavo/kernels/fork.h"
+
 namespace octavo {
+
+PinnedRegions::PinnedRegions() {
+  hold_over_forks<[]() -> std::mutex& { return all().mutex_; }>();
+}
 
 PinnedRegions& PinnedRegions::all() {
   static auto* const regions = new PinnedRegions;

@@ -36,7 +36,9 @@ class PinnedRegions {
   std::size_t locked_bytes() const;
 
  private:
-  mutable std::mutex mutex_;
+  PinnedRegions();
+
+  mutable std::mutex mutex_;  // held over forks
   std::map<std::uintptr_t, void*> contexts_;
   std::unordered_map<void*, PinnedRegion> regions_;
   std::size_t locked_bytes_ = 0;

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/fork.h"
 
 namespace octavo {
 
@@ -147,6 +148,10 @@ class PageFiles::File {
   std::multimap<std::uint64_t, std::uint64_t> holes_;  // by size
   std::map<std::uint64_t, Window> windows_;            // by the range that comes first
 };
+
+PageFiles::PageFiles() {
+  hold_over_forks<[]() -> std::mutex& { return all().mutex_; }>();
+}
 
 PageFiles& PageFiles::all() {
   static auto* const files = new PageFiles;

@@ -39,7 +39,9 @@ class PageFiles {
   };
   Place find(const void* address);
 
-  std::mutex mutex_;
+  PageFiles();
+
+  std::mutex mutex_;  // held over forks
   std::map<std::string, std::weak_ptr<File>> files_;
   std::map<const std::byte*, Mapping> mappings_;  // by their start
 };

@@ -118,3 +118,33 @@ def test_the_c_symbols_of_the_seed() -> None:
     library.cfree_managed_ptr(pointer)
     library.cfree_managed_ptr(pointer)
     assert b"[kernels.managed] expected a pointer that cget_managed_ptr gave" in library.octavo_last_error()
+
+
+FORKING = """
+import os, sys, threading, torch
+from octavo import _C
+arena = _C.Arena(torch.device("cpu"), sys.argv[1])
+small = arena.zeros([1000], torch.float32)
+is_over = threading.Event()
+def allocate():
+    while not is_over.wait(0.001):
+        arena.zeros([25_000_000], torch.float32)  # 100 MB, for which the system takes its time
+threading.Thread(target=allocate).start()
+try:
+    for _ in range(8):
+        child = os.fork()
+        if child == 0:
+            del small
+            assert _C.Arena(torch.device("cpu"), sys.argv[1]).zeros([1000], torch.float32).count_nonzero() == 0
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+finally:
+    is_over.set()
+print("all children have ended")
+"""
+
+
+def test_a_forked_child_frees_and_makes_tensors_while_another_thread_of_its_parent_makes_some() -> None:
+    """Nobody in the child could unlock what that thread had locked."""
+    exit_code, said, complaint = run_code(FORKING, "/dev/shm", timeout_s=40)
+    assert (exit_code, said) == (0, "all children have ended\n"), complaint

@@ -7,11 +7,11 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <pthread.h>
 #include <utility>
 
 #include "octavo/device/sycl/streams.h"
 #include "octavo/kernels/error.h"
+#include "octavo/kernels/fork.h"
 
 namespace octavo::sycl_device {
 
@@ -41,9 +41,7 @@ MemoryPool& MemoryPool::instance() {
 }
 
 MemoryPool::MemoryPool() : first_limit_(limit_of_environment()) {
-  // a forked child frees tensors, too, and has no other thread that could unlock
-  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                 [] { instance().mutex_.unlock(); });
+  hold_over_forks<[]() -> std::mutex& { return instance().mutex_; }>();
 }
 
 // ---- allocating and freeing
