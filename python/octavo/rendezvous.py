@@ -20,11 +20,15 @@ def as_group(group: dist.ProcessGroup | None, where: str) -> dist.ProcessGroup:
     group = group if group is not None else dist.group.WORLD
     if group is None:
         raise ValueError(f"[{where}] there is no process group: call init_process_group() first")
-    if group == dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"[{where}] this process is no rank of the group: call it on those alone that are")
+    _require_member(group, where)
     if not isinstance(group, dist.ProcessGroup):
         raise TypeError(f"[{where}] expected group as a process group, such as new_group() returns, got {group!r}")
     return group
+
+
+def _require_member(group: dist.ProcessGroup, where: str) -> None:
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(f"[{where}] this process is no rank of the group: call it on those alone that are")
 
 
 def require_timeout(timeout_s: float, where: str) -> None:
@@ -46,7 +50,7 @@ class Rendezvous:
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
         """ValueError where this process is not in ``group``, or for a timeout that is none."""
-        group = as_group(group, purpose)
+        _require_member(group, purpose)
         require_timeout(timeout_s, purpose)
         self._rank, self._size = group.rank(), group.size()
         self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)

@@ -60,6 +60,14 @@ def test_an_interface_that_is_none_is_named(monkeypatch):
     assert exit_code(trouble) == EXIT_RANK
 
 
+def test_a_deadline_of_the_wire_is_a_peers_fault_and_any_other_is_not():
+    late = (
+        "[comm.wire] rank 0: a peer did not answer within 1000 ms (with rank 1: [gloo/transport/tcp/unbound_buffer.cc"
+    )
+    assert exit_code(TimeoutError(late)) == EXIT_PEER
+    assert exit_code(TimeoutError("a lock of the file system")) == EXIT_RANK
+
+
 def test_output_that_nobody_reads_ends_a_rank_with_a_sentence(play):
     script = """
         from octavo.train.config import TrainConfig

@@ -432,7 +432,7 @@ def disagree(rank: int) -> str:
     try:
         model(*gradients_of(rank, 0)).backward()
         dist.barrier()
-    except RuntimeError as error:
+    except TimeoutError as error:
         dist.barrier()
         return str(error)
     return ""

@@ -347,7 +347,7 @@ def _errors_in_a_sentence() -> Iterator[None]:
         yield
     except ValueError as error:
         _refuse(error)
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
 

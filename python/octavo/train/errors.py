@@ -46,7 +46,7 @@ def is_peer_loss(error: BaseException) -> bool:
         return True
     kind = type(error).__name__
     return kind.startswith("Dist") or (
-        isinstance(error, RuntimeError) and any(mark in str(error) for mark in _GLOO_MARKS)
+        isinstance(error, RuntimeError | TimeoutError) and any(mark in str(error) for mark in _GLOO_MARKS)
     )
 
 
