@@ -32,7 +32,8 @@ def test_the_fastest_plan_is_named_with_its_figures():
     assert advise.fastest(report).plan == "sign+ef"
     said = " ".join(advise.sentences(report))
     assert "sign+ef is the fastest on this link, which carries 1 Gbit/s with 0.1 ms of latency" in said
-    assert "8.33 times as fast as torch's" in said and "60.0 ms with it, 20.0 ms without" in said
+    assert "8.33 times as fast as torch's" in said
+    assert "A step of 4 tokens per rank takes 60.0 ms with it, 20.0 ms without" in said
 
 
 def test_local_steps_are_told_of_and_not_advised():

@@ -135,7 +135,10 @@ def sentences(report: Report) -> list[str]:
     else:
         times = by_name[TORCH].milliseconds / best.milliseconds
         said = f"{best.plan} is the fastest on {link}: {times:.2f} times as fast as torch's DistributedDataParallel."
-    hidden = f"A step takes {best.milliseconds:.1f} ms with it, {alone:.1f} ms without any communication."
+    hidden = (
+        f"A step of {best.rows:,} tokens per rank takes {best.milliseconds:.1f} ms with it, {alone:.1f} ms without any "
+        f"communication. The more tokens, the less there is to gain: --rows takes those of your step."
+    )
     return [said, hidden, *_rounds_sentences(report, best)]
 
 
