@@ -307,6 +307,7 @@ class OCTAVO_API Compressor {
   void forget_momenta();
   void begin_momentum_phase();
   void require_whole_gradients(const char* where) const;
+  void require_whole_averages(const char* where) const;
   static void require_momentum_of(const Parameter& parameter, const at::Tensor& tensor, const char* where);
   static const float* readable_on(c10::Device device, const at::Tensor& tensor, const char* what);
   void mix_own_momenta(const Job& job);

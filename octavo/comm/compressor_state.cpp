@@ -148,12 +148,8 @@ void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::str
 
 void Compressor::set_momentum(std::map<std::string, Momentum> momenta, double beta) {
   const std::lock_guard lock(mutex_);
-  if (scatters() && !momenta.empty()) {
-    fail(ErrorCode::unsupported, "comm.set_momentum",
-         "ranks of fully_shard have each a shard of the averages, and momenta are of whole parameters: use "
-         "DistributedDataParallel");
-  }
   if (!momenta.empty()) {
+    require_whole_averages("comm.set_momentum");
     require_magnitudes(*plan_, "comm.set_momentum");
     require_fits_momenta(*plan_, "comm.set_momentum");
   }
@@ -192,6 +188,13 @@ void Compressor::require_whole_gradients(const char* where) const {
        "ranks of fully_shard have each a shard of the averages: this is for DistributedDataParallel");
 }
 
+/// Momenta are of whole parameters.
+void Compressor::require_whole_averages(const char* where) const {
+  if (!scatters()) return;
+  fail(ErrorCode::unsupported, where,
+       "ranks of fully_shard have each a shard of the averages: keep momenta with DistributedDataParallel");
+}
+
 void Compressor::set_exchange(Exchange exchange) {
   const std::lock_guard lock(mutex_);
   if (exchange != Exchange::planned) require_whole_gradients("comm.set_exchange");
@@ -215,10 +218,7 @@ void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMome
     fail(ErrorCode::invalid_argument, "comm.keep_own_momenta", "betas must be at least 0 and below 1, got ", beta);
   }
   const std::lock_guard lock(mutex_);
-  if (scatters()) {
-    fail(ErrorCode::unsupported, "comm.keep_own_momenta",
-         "ranks of fully_shard have each a shard of the averages: keep momenta with DistributedDataParallel");
-  }
+  require_whole_averages("comm.keep_own_momenta");
   if (host_ && !names.empty()) {
     fail(ErrorCode::unsupported, "comm.keep_own_momenta",
          "with ranks_per_host the means of hosts are sent, and no rank's own update: leave ranks_per_host out");

@@ -649,7 +649,8 @@ def exemption(
         return is_exempt_by_default
     if callable(exempt):
         return exempt
-    patterns = [exempt] if isinstance(exempt, str) else list(exempt) if isinstance(exempt, Iterable) else [exempt]
+    are_many = isinstance(exempt, Iterable) and not isinstance(exempt, str)
+    patterns = list(exempt) if are_many else [exempt]
     if strangers := [pattern for pattern in patterns if not isinstance(pattern, str)]:
         raise TypeError(
             f"[{where}] expected exempt as patterns of parameters' names or as a function of name and parameter, got "

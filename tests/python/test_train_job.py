@@ -17,6 +17,7 @@ from train_runs import nano_config, read_curve, run_as_rank, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C
+from octavo.console import make_console
 from octavo.train import evaluate, job, trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
@@ -590,7 +591,7 @@ def test_answers_stay_on_one_line_and_in_their_cell():
 def test_tables_fit_a_file_and_take_any_character(monkeypatch):
     content = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="latin-1"))
-    console = tables.make_console()
+    console = make_console()
     tables.print_answers(console, [Answer("Say it.", "", "yes", "the end\u2026 \ufffd", False)])
     sys.stdout.flush()
     assert "the end? ?" in content.getvalue().decode("latin-1")

@@ -2,7 +2,6 @@
 """`octavo bench`."""
 
 import json
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import octavo
@@ -21,6 +19,7 @@ from octavo.bench.quality.cli import quality
 from octavo.bench.timing import has_one_of
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
+from octavo.console import make_console
 from octavo.train.config import check_local_ranks, usable_cores
 
 app = typer.Typer(
@@ -28,9 +27,6 @@ app = typer.Typer(
 )
 
 app.command()(quality)
-
-WIDTH_OF_A_FILE = 140
-"""In characters: output that no terminal shows is as wide as the tables need."""
 
 Nproc = Annotated[int, typer.Option(min=1, help="Local ranks; torchrun's own number counts instead.")]
 Links = Annotated[
@@ -380,7 +376,7 @@ def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str]
         table.add_column(heading, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for row in rows:
         table.add_row(*[_cell(name, row[name]) for name in headings])
-    Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE).print(table)
+    make_console().print(table)
     if json_file is not None:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -11,11 +11,11 @@ import signal
 import sys
 from typing import NoReturn
 
+from octavo.console import make_console
 from octavo.train import compare, errors
 from octavo.train.config import TrainConfig
 from octavo.train.job import run_job
 from octavo.train.launch import world
-from octavo.train.report.tables import make_console
 
 
 def run_rank(config: TrainConfig) -> NoReturn:

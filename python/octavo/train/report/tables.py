@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,6 @@ from rich.text import Text
 from octavo.train.evaluate import Answer
 
 _LONGEST_CELL = 160
-_WIDTH_OF_A_FILE = 140
-"""Where no terminal says how wide it is: the table of a comparison, with its words whole."""
-
-
-def make_console() -> Console:
-    """Prints to stdout, whatever characters that can take: an untrained model writes any."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    return Console(width=None if sys.stdout.isatty() else _WIDTH_OF_A_FILE)
 
 
 def print_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
