@@ -90,11 +90,15 @@ add_library(octavo SHARED
   comm/schedule/two_phase.cpp
   comm/schedule/linear_sum.cpp
   comm/schedule/hierarchical.cpp
+  comm/schedule/schedule_pool.cpp
   comm/verdict.cpp
   comm/measured_loss.cpp
   comm/compressor.cpp
-  comm/compressor_updates.cpp
+  comm/compressor_contributions.cpp
+  comm/compressor_plan.cpp
   comm/compressor_state.cpp
+  comm/compressor_stats.cpp
+  comm/sent_momenta.cpp
   comm/all_reduce.cpp
   comm/serial_queue.cpp
   comm/ddp_hook.cpp

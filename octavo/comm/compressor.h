@@ -10,27 +10,19 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "octavo/comm/auto_plan.h"
 #include "octavo/comm/measured_loss.h"
 #include "octavo/comm/plan.h"
-#include "octavo/comm/schedule/schedule.h"
+#include "octavo/comm/schedule/schedule_pool.h"
+#include "octavo/comm/sent_momenta.h"
 #include "octavo/comm/state/state_store.h"
 #include "octavo/comm/verdict.h"
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
 namespace octavo {
-
-/// Where a parameter's gradient lies in a bucket.
-struct Slot {
-  std::size_t parameter;  // index into the ParameterInfos
-  std::uint64_t offset;   // in elements of the bucket
-  /// Where it lies instead, in memory of its own, which belongs to the job; null: in the bucket.
-  void* apart = nullptr;
-};
 
 /// Who gets the averages.
 enum class Collective {
@@ -154,22 +146,15 @@ class OCTAVO_API Compressor {
   /// for a plan that votes where they are averaged, that keeps a momentum itself, or for `auto`.
   void set_plan(const Plan& plan);
 
-  struct Momentum {
-    at::Tensor mean;            // of preconditioned gradients
-    at::Tensor preconditioner;  // what a gradient is multiplied by
-  };
+  using Momentum = SentMomenta::Momentum;
   /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32 on the
   /// parameter's device, equal on all ranks, in the memory order of the parameter; shared, not copied: their owner
   /// updates them between steps. A parameter without one goes on with its gradient. Residuals of gradients say nothing
   /// of momenta, which are of another size: the next begin_step() drops those of the other kind. Throws Error
-  /// invalid_argument for an unknown name, a wrong size or a plan that votes.
-  void set_momentum(std::map<std::string, Momentum> momenta, double beta);
+  /// invalid_argument for an unknown name, a wrong size, a beta outside [0, 1) or a plan that votes.
+  void set_momentum(const std::map<std::string, Momentum>& momenta, double beta);
 
-  /// The betas of a momentum that a rank keeps of its own gradients (rules/lion.h).
-  struct OwnMomentum {
-    double update_beta;
-    double kept_beta;
-  };
+  using OwnMomentum = SentMomenta::OwnBetas;
   /// Begins (or, with no names, ends) the phase of Signum and Distributed Lion: each rank sends the update that its own
   /// momentum makes of its gradient, update_beta*m + (1-update_beta)*gradient, and keeps kept_beta*m +
   /// (1-kept_beta)*gradient as its next momentum. The result is what the plan makes of the updates: the majority's
@@ -180,19 +165,15 @@ class OCTAVO_API Compressor {
   /// plan that keeps a momentum itself.
   void keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas);
 
-  /// What a rank makes by itself of a parameter between the steps that are sent (rules/zero_one_adam.h).
-  struct OwnUpdate {
-    at::Tensor momentum;  // preconditioned
-    at::Tensor update;    // the sum of its updates since the last step that was sent
-  };
+  using OwnUpdate = SentMomenta::OwnUpdate;
   /// Begins (or, with no preconditioners, ends) the phase of 0/1 Adam: in a step whose exchange is planned each rank
   /// sends update + step_size*(beta*m + (1-beta)*(gradient*preconditioner)), and once the step has ended, finite,
   /// `update` is what came back, the same on all ranks. `preconditioners`: by parameter name, as in set_momentum. The
   /// momenta and updates are per-rank state, float32, zero at first, saved, loaded and redistributed with the
   /// residuals, as "momentum/NAME" and "update/NAME". All other ends, and errors, as for keep_own_momenta.
   void keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta);
-  /// Of the next steps, by parameter name; others keep theirs, which is 0 at first. Throws Error invalid_argument for
-  /// a parameter without a preconditioner.
+  /// Of the next steps, by parameter name; others keep theirs, which is 0 when the phase begins. Throws Error
+  /// invalid_argument for a parameter without a preconditioner.
   void set_step_sizes(const std::map<std::string, double>& step_sizes);
   /// By parameter name, flat, in the memory order and on the device of the preconditioner. This object's own, for the
   /// optimizer to change between steps: ask again after every step that was sent, and after a load.
@@ -201,14 +182,8 @@ class OCTAVO_API Compressor {
   /// bucket. Called on all ranks; returns whether it was finite, as end_step() does. Throws what Wire throws.
   bool exchange_updates();
 
-  /// Some elements of the last result for the largest parameter with a momentum, in the gradient's dtype, on the CPU:
-  /// every `stride`-th in the order of its memory. Where `.grad` has others, the gradients were changed since.
-  /// Undefined tensor: there is no such result yet.
-  struct Sample {
-    std::size_t parameter = 0;
-    std::uint64_t stride = 1;
-    at::Tensor values;
-  };
+  using Sample = SentMomenta::Sample;
+  /// Where `.grad` has other elements than the sample, the gradients were changed since the last step.
   Sample momentum_sample() const;
 
   /// From the next step on the gradients in the buckets are `scale` times the true ones, as a GradScaler makes them.
@@ -281,93 +256,76 @@ class OCTAVO_API Compressor {
     std::uint64_t remembered_count = 0;  // elements of which this rank remembers something: its range on a host, or all
     std::shared_ptr<Memory> memory = {};
     std::vector<Role> roles = {};  // of what may be kept of it under plan_
-    Momentum momentum = {};
-    bool keeps_momentum = false;     // of its own gradients
-    at::Tensor preconditioner = {};  // of its own updates
-    double step_size = 0;            // of the next one
     float power = 0;
     PackedFigures packed = {};  // in the last step (Outcome)
     MeasuredLoss loss = {};
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
-    bool keeps_updates() const { return preconditioner.defined(); }
-    bool sends_own() const { return keeps_momentum || keeps_updates(); }  // what it has made of its gradient
-    bool sends_momentum() const { return momentum.mean.defined() || sends_own(); }
     bool compares() const { return !info.exempt && plan->compares(); }
     bool has_sent_owed = false;  // in this step
   };
 
+  bool scatters() const { return collective_ != Collective::all_reduce; }
+  /// The ranks whose results are other ones; null: there are none.
+  Wire* unlike_ranks() const { return shards_ ? shards_.get() : scatters() ? wire_.get() : nullptr; }
+  int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
+
+  // compressor.cpp
+  void settle();
+  AutoPlan::Turn choose_plan(Job& job);
+  void tell(std::vector<std::int64_t>& numbers);
+  void keep_gradients(Job& job) const;
+  bool has_encoded(const std::vector<Slot>& slots) const;
+  bool takes_as_it_is(const Job& job) const;
+  at::Tensor result_of(const at::Tensor& bucket) const;
+
+  // compressor_contributions.cpp
+  std::vector<Contribution> contributions(const Job& job);
+  Contribution contribution(std::size_t index, void* values, c10::Device device);
+  std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
+  void expect_any_plan(const std::vector<Slot>& slots);
+  bool owes(std::size_t index);
+  ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
+  const LinearMap* map_of(const Parameter& parameter) const;
+  static Matrix shape_of(const Parameter& parameter);
+  Mapping mapping(std::size_t index);
+
+  // compressor_plan.cpp
   void use(const Plan& plan);
   void forget_unused();
   void require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const;
   static void require_magnitudes(const Plan& plan, const char* where);
   static void require_fits_momenta(const Plan& plan, const char* where);
-  void settle();
-  void forget_momenta();
-  void begin_momentum_phase();
   void require_whole_gradients(const char* where) const;
   void require_whole_averages(const char* where) const;
-  static void require_momentum_of(const Parameter& parameter, const at::Tensor& tensor, const char* where);
-  static const float* readable_on(c10::Device device, const at::Tensor& tensor, const char* what);
-  void mix_own_momenta(const Job& job);
-  void add_own_updates(const Job& job);
-  void keep_averages(const Job& job);
-  OwnUpdate own_update(std::size_t index);
-  void keep_gradients(Job& job) const;
-  AutoPlan::Turn choose_plan(Job& job);
-  bool owes(std::size_t index);
-  void tell(std::vector<std::int64_t>& numbers);
-  void take_sample(const Job& job);
-  bool has_encoded(const std::vector<Slot>& slots) const;
-  bool takes_as_it_is(const Job& job) const;
-  ParameterPlan::Codecs codecs_of(const Parameter& parameter) const;
-  const LinearMap* map_of(const Parameter& parameter) const;
-  static Matrix shape_of(const Parameter& parameter);
-  Mapping mapping(std::size_t index);
-  bool scatters() const { return collective_ != Collective::all_reduce; }
-  int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
-  std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
-  at::Tensor result_of(const at::Tensor& bucket) const;
-  void hear_others();
-  void measure(Job& job);
-  std::uint64_t wire_bytes(const Parameter& parameter) const;
+
+  // compressor_state.cpp, compressor_stats.cpp
   OwedByRange owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank, int world_size) const;
-  std::vector<Contribution> contributions(const Job& job);
-  void expect_any_plan(const std::vector<Slot>& slots);
-  std::uint64_t digest_of(const Job& job, const std::vector<Contribution>& tensors) const;
-  std::vector<std::unique_ptr<Schedule>>& idle(const Job& job);
-  std::unique_ptr<Schedule> take_schedule(const Job& job);
-  Contribution contribution(std::size_t index, void* values, c10::Device device);
+  void measure(Job& job);
+  std::uint64_t ring_bytes(std::uint64_t payload_bytes) const;
+  std::uint64_t wire_bytes(const Parameter& parameter) const;
+
   mutable std::mutex mutex_;
   std::unique_ptr<Wire> wire_, shards_, host_;
   Collective collective_;
-  std::optional<Verdict> verdict_;  // there where ranks have different results
-  PhaseSeconds seconds_;
-  /// Schedules keep their buffers from job to job.
-  using IdleSchedules = std::unordered_map<c10::Device, std::vector<std::unique_ptr<Schedule>>>;
-  IdleSchedules idle_encoding_, idle_dense_;
+  Verdict verdict_;
+  SchedulePool schedules_;
   std::shared_ptr<const Plan> plan_;
   std::optional<AutoPlan> auto_;               // there where plan_ has choices and there are several ranks
   Clock::time_point first_ready_, last_done_;  // of the step's buckets
   std::vector<Parameter> parameters_;
   StateStore state_;
-  bool in_momentum_phase_ = false;  // some parameter sends a momentum
+  SentMomenta momenta_;
   bool residuals_are_of_momenta_ = false;
   bool was_loaded_ = false;  // since the last begin_step()
-  double beta_ = 0;
-  OwnMomentum own_betas_ = {};
-  Sample sample_;
   float gradient_scale_ = 1.0F;
   float owed_share_ = 1.0F;
   Exchange exchange_ = Exchange::planned;
-  bool step_is_finite_ = true;
-  bool has_step_ = false;  // between begin_step() and settle()
-  bool last_step_was_finite_ = true;
   bool measures_next_ = false, measures_ = false;  // the next step, this one
   std::uint64_t step_ = 0;                         // as saved and restored
   std::uint64_t seed_ = 0;
-  std::uint64_t dense_bytes_ = 0, steps_ = 0, nonfinite_steps_ = 0;
+  std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, in all steps
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -40,6 +41,14 @@ struct ParameterInfo {
   bool exempt;             // is sent in float32
   std::uint64_t rows = 1;  // as a matrix: the first of its dimensions, where there are more
   Ownership ownership = Ownership::even();
+};
+
+/// Where a parameter's gradient lies in a bucket.
+struct Slot {
+  std::size_t parameter;  // index into the ParameterInfos
+  std::uint64_t offset;   // in elements of the bucket
+  /// Where it lies instead, in memory of its own, which belongs to the job; null: in the bucket.
+  void* apart = nullptr;
 };
 
 /// Of a tensor of these sizes as a matrix (ParameterInfo::rows); 1 where it has one dimension or no elements.

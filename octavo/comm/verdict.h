@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -10,22 +11,36 @@
 
 namespace octavo {
 
-/// Whether a step is finite on all ranks, where each sees the results of its own shard alone. Travels behind the
-/// buckets: nobody waits for it before the step ends. Not thread-safe; all ranks call tell() in the same order.
+/// Whether steps are finite, on all ranks alike. Where ranks see the results of their own shards alone they tell one
+/// another; that travels behind the buckets, and nobody waits for it before the step ends. Not thread-safe; all ranks
+/// make the same calls in the same order.
 class Verdict {
  public:
-  explicit Verdict(Wire& wire) : wire_(wire) {}
+  /// `others`: the ranks that have other results; null: all ranks have the same ones.
+  explicit Verdict(Wire* others) : others_(others) {}
 
-  /// Starts to tell the others whether this rank's results are finite.
+  void begin_step() { is_under_way_ = true; }
+  /// Of the results of a bucket.
   void tell(bool finite);
-  /// Whether all that the ranks told since the last call was finite. Throws what Wire throws; the step is then none.
-  bool hear();
-  /// Of a step that was broken off.
-  void forget() { told_.clear(); }
+  /// Waits for what the others have told so far. Throws what Wire throws; the step is then not finite.
+  void hear();
+  /// Ends the step and says whether it was finite. Without a step since the last end: of what was told since. Throws as
+  /// hear() does, before it has ended.
+  bool end_step();
+  /// Ends a step that was broken off, which counts as not finite.
+  void abandon_step();
+
+  bool last_step_was_finite() const { return last_was_finite_; }
+  /// With the step under way, as far as it was heard.
+  std::uint64_t nonfinite_steps() const { return nonfinite_steps_ + (is_finite_ ? 0 : 1); }
 
  private:
-  Wire& wire_;
+  Wire* others_;
   std::vector<std::pair<at::Tensor, Transfer>> told_;  // the number of ranks that found something else
+  bool is_under_way_ = false;
+  bool is_finite_ = true;  // what was told since the last step ended
+  bool last_was_finite_ = true;
+  std::uint64_t nonfinite_steps_ = 0;
 };
 
 }  // namespace octavo

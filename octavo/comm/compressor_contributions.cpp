@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the parameters of a bucket travel.
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/feedback/dgc.h"
+#include "octavo/comm/feedback/ef14.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+/// The codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are that in half of it.
+const Codec* without_loss(const Contribution& tensor) {
+  const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == Memory::none();
+  return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &exact_coding(tensor.dtype) : tensor.up;
+}
+
+/// Distinct for every step, parameter and rank of a run: what is added to it must not repeat.
+std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) {
+  return step << 32U | (parameter & 0xFFFFFU) << 12U | (static_cast<std::uint64_t>(rank) & 0xFFFU);
+}
+
+/// Of a map, of what it remembers only whether it does: that is the same on all ranks, and large.
+std::uint64_t mapping_digest(const Mapping& mapping) {
+  if (!mapping.map) return 0;
+  const bool remembers = mapping.memory->tensor().defined();
+  const std::uint64_t kept = 2 * (mapping.error_feedback ? 1 : 0) + (remembers ? 1 : 0);
+  return rules::derive_key(mapping.map->fingerprint(), std::uint64_t{rules::to_bits(mapping.momentum)} << 2 | kept);
+}
+
+}  // namespace
+
+Matrix Compressor::shape_of(const Parameter& parameter) {
+  return {parameter.info.rows, parameter.info.count / parameter.info.rows};
+}
+
+/// Room for what another rank sends of a bucket by whatever plan, so that one by another plan is told so.
+void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
+  constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double);
+  std::uint64_t values = 0, tensors = 0;
+  const auto add = [&](const Parameter& parameter) {
+    values += parameter.info.ownership.share(parameter.info.count, wire_->world_size());
+    ++tensors;
+  };
+  for (const Slot& slot : slots) add(parameters_[slot.parameter]);
+  if (slots.empty())
+    std::ranges::for_each(parameters_, add);  // a sparse gradient, of which others may have a dense one
+  wire_->expect(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
+}
+
+std::vector<Contribution> Compressor::contributions(const Job& job) {
+  std::vector<Contribution> tensors;
+  for (const Slot& slot : job.slots) {
+    std::byte* const in_bucket =
+        static_cast<std::byte*>(job.values.mutable_data_ptr()) + slot.offset * job.values.itemsize();
+    tensors.push_back(contribution(slot.parameter, slot.apart ? slot.apart : in_bucket, job.values.device()));
+    tensors.back().dtype = job.values.scalar_type();
+    if (collective_ == Collective::reduce_to_owners) tensors.back().up = without_loss(tensors.back());
+    if (collective_ != Collective::reduce_scatter) continue;
+    const std::uint64_t share = tensors.back().ownership.share(tensors.back().count, wire_->world_size());
+    tensors.back().share = std::max<std::uint64_t>(1, share);
+    tensors.back().stride = static_cast<std::uint64_t>(job.values.numel()) / static_cast<unsigned>(wire_->world_size());
+  }
+  return tensors;
+}
+
+std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contribution>& tensors) const {
+  std::uint64_t digest = rules::seeded_key(rules::derive_key(step_, momenta_.any() ? 1 : 0), seed_);
+  if (measures_) digest = rules::derive_key(digest, 1);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (momenta_.sends_own(job.slots[i].parameter)) {
+      digest = rules::derive_key(digest, momenta_.kind() == SentMomenta::Kind::own ? 1 : 2);
+    }
+    for (const Codec* codec : {tensors[i].up, tensors[i].down}) {
+      digest = rules::derive_key(digest, codec->fingerprint());
+    }
+    if (tensors[i].over_hits) digest = rules::derive_key(digest, 1);
+    digest = rules::derive_key(digest, mapping_digest(tensors[i].mapping));
+    digest = rules::derive_key(digest, job.slots[i].parameter);
+    digest = rules::derive_key(digest, tensors[i].memory->digest());
+  }
+  return digest;
+}
+
+/// Whether `auto` has gone from a plan with feedback to one without: the next step then sends what is owed, in float32.
+bool Compressor::owes(std::size_t index) {
+  const Parameter& parameter = parameters_[index];
+  if (!auto_ || parameter.plan->feedback || !plan_->of(parameter.info.name).choices) return false;
+  return state_.at(index, kWorkerResidual).tensor().defined() || state_.at(index, kOwnerResidual).tensor().defined();
+}
+
+ParameterPlan::Codecs Compressor::codecs_of(const Parameter& parameter) const {
+  if (parameter.info.exempt) return {&block_coding(BlockCodec::fp32), &block_coding(BlockCodec::fp32)};
+  return scatters() ? parameter.plan->kept_at(step_) : parameter.plan->at(step_);
+}
+
+/// Null for a parameter that travels as it is.
+const LinearMap* Compressor::map_of(const Parameter& parameter) const {
+  const LinearMap* const map = parameter.info.exempt ? nullptr : parameter.plan->map_at(step_);
+  return map && !map->image_sizes(shape_of(parameter), step_).empty() ? map : nullptr;
+}
+
+Mapping Compressor::mapping(std::size_t index) {
+  const Parameter& parameter = parameters_[index];
+  const LinearMap* const map = map_of(parameter);
+  if (!map) return {};
+  if (Versioned& of_warm_up = state_.at(index, kVelocity); of_warm_up.tensor().defined()) of_warm_up.clear();
+  const bool error_feedback = parameter.plan->feedback != nullptr;
+  Versioned* const residual = error_feedback && map->needs_residual() ? &state_.at(index, kResidual) : nullptr;
+  const auto momentum = static_cast<float>(parameter.plan->momentum().value_or(0));
+  return {map, shape_of(parameter), step_, error_feedback, residual, &state_.at(index, kMapMemory), seed_, momentum};
+}
+
+Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
+  Parameter& parameter = parameters_[index];
+  const bool owed = parameter.has_sent_owed = exchange_ == Exchange::planned && owes(index);
+  auto [up, down] = codecs_of(parameter);
+  if (owed) up = down = &block_coding(BlockCodec::fp32);
+  Contribution tensor{values, parameter.info.count, up, down};
+  tensor.owner_keeps_sum = scatters();
+  tensor.ownership = parameter.info.ownership;
+  momenta_.describe(index, device, gradient_scale_, tensor);
+  tensor.mapping = mapping(index);
+  tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
+  tensor.over_hits = parameter.over_hits();
+  tensor.codes_own = parameter.codes_own();
+  tensor.owed_share = owed_share_;
+  tensor.step = step_;
+  tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);
+  tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);
+  return tensor;
+}
+
+}  // namespace octavo

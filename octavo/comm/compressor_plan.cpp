@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a Compressor is told between steps: plan, momenta, what is exchanged.
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <utility>
+
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/feedback/ef14.h"
+#include "octavo/comm/feedback/packed_owed.h"
+#include "octavo/kernels/error.h"
+
+namespace octavo {
+
+namespace {
+
+void require_scatterable(const Plan& plan, const std::vector<std::string>& parameters) {
+  for (const std::string& parameter : parameters) {
+    const ParameterPlan& of_one = plan.of(parameter);
+    if (of_one.feedback && !of_one.feedback->fits_kept_sums()) {
+      fail(ErrorCode::invalid_argument, "comm.compressor", "in the plan ", plan.text(), ", +", of_one.feedback->text(),
+           " remembers what owners send to all, and ranks of fully_shard and ZeRO keep the sums of their shards to ",
+           "themselves: ", of_one.compares() ? "use the codec inside lsh with +ef" : "use +ef",
+           ", or compress between replicas of shards (octavo.compress, replicas)");
+    }
+    if (!of_one.map) continue;
+    fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ", parameter,
+         ", which gives all ranks the whole mean, and ranks of fully_shard and ZeRO keep a shard each: use a codec of ",
+         "values, such as int4+ef or topk:0.01+ef, or compress between replicas of shards (octavo.compress, replicas)");
+  }
+}
+
+}  // namespace
+
+Plan Compressor::plan() const {
+  const std::lock_guard lock(mutex_);
+  return *plan_;
+}
+
+void Compressor::set_plan(const Plan& plan) {
+  const std::lock_guard lock(mutex_);
+  if (momenta_.needs_magnitudes()) require_magnitudes(plan, "comm.set_plan");
+  if (momenta_.any()) require_fits_momenta(plan, "comm.set_plan");
+  settle();
+  use(plan);
+}
+
+/// Momenta that are averaged need their magnitudes.
+void Compressor::require_magnitudes(const Plan& plan, const char* where) {
+  if (!plan.votes()) return;
+  fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+       " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
+}
+
+/// Two momenta, one of another, are no momentum; and what is sent of momenta says nothing of gradients.
+void Compressor::require_fits_momenta(const Plan& plan, const char* where) {
+  if (plan.choices) {
+    fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+         " chooses among plans for gradients: momenta need a plan that stays the same (sign+ef, int4+ef)");
+  }
+  if (!plan.momentum()) return;
+  fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
+       " has a momentum of its own: send momenta by one that has none (sign+ef, topk:0.01+ef)");
+}
+
+void Compressor::use(const Plan& plan) {
+  std::vector<std::string> names;
+  for (const Parameter& parameter : parameters_) {
+    if (!parameter.info.exempt) names.push_back(parameter.info.name);
+  }
+  plan.require_rules_fit(names);
+  if (scatters()) require_scatterable(plan, names);
+  if (host_) require_fits_hosts(plan, names);
+  if (plan.choices && (scatters() || shards_ || host_)) {
+    fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
+         " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
+         "ranks_per_host name a plan, such as ", plan.choices->back().text());
+  }
+  // kept here: the parameters still point to it
+  const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
+  const auto map_text = [](const ParameterPlan* of_one) {
+    if (!of_one || !of_one->map) return std::string();
+    return of_one->map->text() + (of_one->feedback ? "+" + of_one->feedback->text() : "");
+  };
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& parameter = parameters_[i];
+    const ParameterPlan& of_this = plan_->of(parameter.info.name);
+    const ParameterPlan* const now = of_this.choices ? of_this.choices->data() : &of_this;
+    const ParameterPlan* const old = std::exchange(parameter.plan, now);
+    const FeedbackPtr& feedback = of_this.feedback;
+    const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
+    const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
+    parameter.packed = {};
+    parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
+    parameter.roles = {kOwnMomentum, kOwnUpdate};
+    for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
+      const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
+      if (parameter.codes_own() || !is_of_own) parameter.roles.push_back(role);
+    }
+    // What was loaded may be of this map: a map takes no memory of another size.
+    if (is_mapped && !same_map && !was_loaded_) state_.clear(i, parameter.roles);
+    if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
+  }
+  forget_unused();
+  auto_.reset();
+  if (plan_->choices && world_size() > 1) {
+    auto_.emplace(plan_->choices->size(), [this](std::vector<std::int64_t>& numbers) { tell(numbers); });
+  }
+}
+
+/// What the plan would not change: under a later one it would be added to gradients of another time.
+void Compressor::forget_unused() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, parameters_[i].roles);
+}
+
+/// Between hosts ranks exchange ranges of their hosts' means.
+void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const {
+  StateStore unused(remembered({{"", 0, false}}), feedback_roles(), wire_->rank(), wire_->world_size());
+  for (const std::string& parameter : parameters) {
+    const ParameterPlan& of_one = plan.of(parameter);
+    if (of_one.map) {
+      fail(ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(), " makes a linear map of ",
+           parameter,
+           ", which needs the whole tensor, and with ranks_per_host each rank exchanges a range of it: use a ",
+           "codec of values, such as int4+ef or topk:0.01+ef, or leave ranks_per_host out");
+    }
+    if (of_one.feedback && of_one.feedback->remember(unused, 0)->needs_whole_power()) {
+      fail(
+          ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
+          " clips each rank's gradient, and with ranks_per_host the mean of a host is sent: leave +clip out, or leave ",
+          "ranks_per_host out");
+    }
+  }
+}
+
+/// What ranks make of their own gradients they make of whole ones.
+void Compressor::require_whole_gradients(const char* where) const {
+  if (host_) {
+    fail(ErrorCode::unsupported, where,
+         "with ranks_per_host the means of hosts are sent, and nothing of a rank's own: leave ranks_per_host out");
+  }
+  if (!scatters() && !shards_) return;
+  fail(ErrorCode::unsupported, where,
+       "ranks of fully_shard have each a shard of the averages: this is for DistributedDataParallel");
+}
+
+/// Momenta are of whole parameters.
+void Compressor::require_whole_averages(const char* where) const {
+  if (!scatters()) return;
+  fail(ErrorCode::unsupported, where,
+       "ranks of fully_shard have each a shard of the averages: keep momenta with DistributedDataParallel");
+}
+
+void Compressor::set_exchange(Exchange exchange) {
+  const std::lock_guard lock(mutex_);
+  if (exchange != Exchange::planned) require_whole_gradients("comm.set_exchange");
+  settle();
+  exchange_ = exchange;
+}
+
+Exchange Compressor::exchange() const {
+  const std::lock_guard lock(mutex_);
+  return exchange_;
+}
+
+void Compressor::set_momentum(const std::map<std::string, Momentum>& momenta, double beta) {
+  const std::lock_guard lock(mutex_);
+  if (!momenta.empty()) {
+    require_whole_averages("comm.set_momentum");
+    require_magnitudes(*plan_, "comm.set_momentum");
+    require_fits_momenta(*plan_, "comm.set_momentum");
+  }
+  settle();
+  momenta_.share(momenta, beta);
+}
+
+void Compressor::keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas) {
+  const std::lock_guard lock(mutex_);
+  require_whole_averages("comm.keep_own_momenta");
+  if (host_ && !names.empty()) {
+    fail(ErrorCode::unsupported, "comm.keep_own_momenta",
+         "with ranks_per_host the means of hosts are sent, and no rank's own update: leave ranks_per_host out");
+  }
+  if (!names.empty()) require_fits_momenta(*plan_, "comm.keep_own_momenta");
+  settle();
+  momenta_.keep_own(names, betas);
+}
+
+void Compressor::keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta) {
+  const std::lock_guard lock(mutex_);
+  require_whole_gradients("comm.keep_own_updates");
+  if (!preconditioners.empty()) {
+    require_fits_momenta(*plan_, "comm.keep_own_updates");
+    require_magnitudes(*plan_, "comm.keep_own_updates");
+  }
+  settle();
+  momenta_.keep_updates(preconditioners, beta);
+}
+
+void Compressor::set_step_sizes(const std::map<std::string, double>& step_sizes) {
+  const std::lock_guard lock(mutex_);
+  momenta_.set_step_sizes(step_sizes);
+}
+
+std::map<std::string, Compressor::OwnUpdate> Compressor::own_updates() {
+  const std::lock_guard lock(mutex_);
+  settle();
+  return momenta_.own_updates();
+}
+
+Compressor::Sample Compressor::momentum_sample() const {
+  const std::lock_guard lock(mutex_);
+  return momenta_.sample();
+}
+
+void Compressor::set_gradient_scale(double scale) {
+  const auto in_float = static_cast<float>(scale);
+  if (!(in_float * in_float > 0) || std::isinf(in_float * in_float)) {  // by the square powers are divided
+    fail(ErrorCode::invalid_argument, "comm.set_gradient_scale",
+         "the scale must be positive, finite, and so in float32 also squared, got ", scale);
+  }
+  const std::lock_guard lock(mutex_);
+  gradient_scale_ = in_float;
+}
+
+void Compressor::set_owed_share(double share) {
+  const std::lock_guard lock(mutex_);
+  owed_share_ = static_cast<float>(share);
+}
+
+void Compressor::measure_next_step() {
+  const std::lock_guard lock(mutex_);
+  if (host_) {
+    fail(ErrorCode::unsupported, "comm.measure_next_step",
+         "with ranks_per_host a rank has no bucket's whole average to compare: measure without ranks_per_host");
+  }
+  measures_next_ = true;
+}
+
+}  // namespace octavo

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/schedule/schedule_pool.h"
+
+#include <utility>
+
+#include "octavo/comm/schedule/all_reduce_sum.h"
+#include "octavo/comm/schedule/hierarchical.h"
+#include "octavo/comm/schedule/linear_sum.h"
+#include "octavo/comm/schedule/one_phase.h"
+#include "octavo/comm/schedule/reduce_scatter_sum.h"
+
+namespace octavo {
+
+SchedulePool::SchedulePool(Wire& wire, Wire* host, bool owners_keep_sums)
+    : wire_(wire), host_(host), owners_keep_sums_(owners_keep_sums) {}
+
+std::unique_ptr<Schedule> SchedulePool::take(c10::Device device, bool is_encoded) {
+  auto& free = idle(is_encoded)[device];
+  if (free.empty()) return make(device, is_encoded);
+  std::unique_ptr<Schedule> schedule = std::move(free.back());
+  free.pop_back();
+  return schedule;
+}
+
+void SchedulePool::give_back(std::unique_ptr<Schedule> schedule, c10::Device device, bool is_encoded) {
+  idle(is_encoded)[device].push_back(std::move(schedule));
+}
+
+std::unique_ptr<Schedule> SchedulePool::make(c10::Device device, bool is_encoded) {
+  if (host_) return std::make_unique<Hierarchical>(*host_, wire_, seconds_, device);
+  if (owners_keep_sums_ && is_encoded) return std::make_unique<OnePhase>(wire_, seconds_, device);
+  if (owners_keep_sums_) return std::make_unique<ReduceScatterSum>(wire_, device);
+  if (is_encoded) return std::make_unique<LinearSum>(wire_, seconds_, device);
+  return std::make_unique<AllReduceSum>(wire_, seconds_, device);
+}
+
+}  // namespace octavo

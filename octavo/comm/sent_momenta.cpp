@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/comm/sent_momenta.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "octavo/device/dispatch.h"
+#include "octavo/device/host_alias.h"
+#include "octavo/device/scratch.h"
+#include "octavo/kernels/error.h"
+#include "octavo/optim/lion.h"
+#include "octavo/optim/zero_one_adam.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::uint64_t kSampleSize = 64;  // elements
+
+void require_beta(double beta, const char* where) {
+  if (beta >= 0 && beta < 1) return;
+  fail(ErrorCode::invalid_argument, where, "betas must be at least 0 and below 1, got ", beta);
+}
+
+/// The address at which kernels of the device read one of the optimizer's tensors.
+const float* readable_on(c10::Device device, const at::Tensor& tensor, const char* what) {
+  const c10::Device home = tensor.device();
+  if (home != device && !(device.is_cpu() && has_host_alias(home))) {
+    fail(ErrorCode::invalid_argument, "comm.compressor", what, " must be on the gradients' device: gradients are on ",
+         device.str(), ", it is on ", home.str());
+  }
+  return tensor.const_data_ptr<float>();
+}
+
+}  // namespace
+
+SentMomenta::SentMomenta(std::vector<ParameterInfo> parameters, StateStore& state)
+    : parameters_(std::move(parameters)), state_(state), parts_(parameters_.size()) {}
+
+void SentMomenta::share(const std::map<std::string, Momentum>& momenta, double beta) {
+  constexpr const char* kWhere = "comm.set_momentum";
+  require_beta(beta, kWhere);
+  std::vector<Part> parts(parameters_.size());
+  for (const auto& [name, momentum] : momenta) {
+    const std::size_t index = state_.find(name, kWhere);
+    for (const at::Tensor& tensor : {momentum.mean, momentum.preconditioner}) require_fits(index, tensor, kWhere);
+    parts[index] = {true, momentum.mean, momentum.preconditioner};
+  }
+  begin(Kind::shared, std::move(parts), {beta, beta});
+}
+
+void SentMomenta::keep_own(const std::vector<std::string>& names, OwnBetas betas) {
+  constexpr const char* kWhere = "comm.keep_own_momenta";
+  for (const double beta : {betas.update_beta, betas.kept_beta}) require_beta(beta, kWhere);
+  std::vector<Part> parts(parameters_.size());
+  for (const std::string& name : names) parts[state_.find(name, kWhere)].is_sent = true;
+  begin(Kind::own, std::move(parts), betas);
+}
+
+void SentMomenta::keep_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta) {
+  constexpr const char* kWhere = "comm.keep_own_updates";
+  require_beta(beta, kWhere);
+  std::vector<Part> parts(parameters_.size());
+  for (const auto& [name, preconditioner] : preconditioners) {
+    const std::size_t index = state_.find(name, kWhere);
+    require_fits(index, preconditioner, kWhere);
+    parts[index] = {true, {}, preconditioner};
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {  // what codes left of a gradient is not owed to an update
+    const bool sent_gradients = any() && !sends(i);
+    if (parts[i].is_sent && sent_gradients) state_.clear(i, {kOwnMomentum, kOwnUpdate});
+  }
+  begin(Kind::updates, std::move(parts), {beta, beta});
+}
+
+void SentMomenta::begin(Kind kind, std::vector<Part> parts, OwnBetas betas) {
+  const bool is_any = std::ranges::any_of(parts, &Part::is_sent);
+  kind_ = is_any ? kind : Kind::none;
+  parts_ = std::move(parts);
+  betas_ = betas;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (!sends_own(i)) state_.at(i, kOwnMomentum).clear();
+    if (kind_ != Kind::updates || !sends(i)) state_.at(i, kOwnUpdate).clear();
+  }
+  choose_sample();
+}
+
+void SentMomenta::choose_sample() {
+  const auto size_of = [&](std::size_t parameter) { return sends(parameter) ? parameters_[parameter].count : 0; };
+  sample_ = {};
+  for (std::size_t i = 1; i < parts_.size(); ++i) {
+    if (size_of(i) > size_of(sample_.parameter)) sample_.parameter = i;
+  }
+  if (parts_.empty()) return;
+  sample_.stride = std::max<std::uint64_t>(1, size_of(sample_.parameter) / kSampleSize);
+}
+
+void SentMomenta::require_fits(std::size_t parameter, const at::Tensor& tensor, const char* where) const {
+  const auto& [name, count, exempt, rows, ownership] = parameters_[parameter];
+  const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
+                    static_cast<std::uint64_t>(tensor.numel()) == count;
+  if (fits) return;
+  fail(ErrorCode::invalid_argument, where, "expected dense float32 with ", count, " elements for ", name, ", got ",
+       toString(tensor.scalar_type()), " on ", tensor.device().str(), " with ", tensor.numel(), " and strides ",
+       tensor.strides());
+}
+
+void SentMomenta::replace_gradients(const at::Tensor& values, std::span<const Slot> slots, float gradient_scale) {
+  for (const Slot& slot : slots) {
+    if (!sends_own(slot.parameter)) continue;
+    if (kind_ == Kind::own) {
+      mix_own(values, slot, gradient_scale);
+    } else {
+      add_updates(values, slot, gradient_scale);
+    }
+  }
+}
+
+void SentMomenta::mix_own(const at::Tensor& values, const Slot& slot, float gradient_scale) {
+  const c10::Device device = values.device();
+  const std::uint64_t count = parameters_[slot.parameter].count;
+  Versioned& momentum = state_.at(slot.parameter, kOwnMomentum);
+  mix_momentum(device, momentum_mix(betas_.update_beta, betas_.kept_beta, gradient_scale), count,
+               values.mutable_data_ptr<float>() + slot.offset, momentum.now_or_zeros<float>(count, device),
+               momentum.next<float>(count, device));
+}
+
+void SentMomenta::add_updates(const at::Tensor& values, const Slot& slot, float gradient_scale) {
+  const c10::Device device = values.device();
+  const Part& part = parts_[slot.parameter];
+  const float* const preconditioner = readable_on(device, part.preconditioner, "a preconditioner");
+  const OwnUpdate own = own_update(slot.parameter);
+  zero_one_send(device, zero_one_step(betas_.kept_beta, part.step_size, gradient_scale),
+                parameters_[slot.parameter].count, values.mutable_data_ptr<float>() + slot.offset, preconditioner,
+                own.momentum.const_data_ptr<float>(), own.update.const_data_ptr<float>());
+}
+
+void SentMomenta::describe(std::size_t parameter, c10::Device device, float gradient_scale,
+                           Contribution& contribution) const {
+  if (sends_own(parameter)) return;
+  if (sends(parameter)) {
+    const Part& part = parts_[parameter];
+    contribution.momentum = readable_on(device, part.mean, "a momentum");
+    contribution.preconditioner = readable_on(device, part.preconditioner, "a preconditioner");
+    contribution.gradient_weight = static_cast<float>(1.0 - betas_.kept_beta);
+    contribution.momentum_weight = static_cast<float>(betas_.kept_beta);
+  }
+  contribution.gradient_weight /= gradient_scale;
+}
+
+void SentMomenta::keep_averages(const at::Tensor& values, std::span<const Slot> slots) {
+  if (kind_ != Kind::updates) return;
+  for (const Slot& slot : slots) {
+    if (!sends(slot.parameter)) continue;
+    const std::uint64_t count = parameters_[slot.parameter].count;
+    const c10::Device home = preconditioner(slot.parameter).device();
+    auto* const next = state_.at(slot.parameter, kOwnUpdate).next<float>(count, home);
+    floats_at(next, count, values.device())
+        .copy_(values.narrow(0, static_cast<std::int64_t>(slot.offset), static_cast<std::int64_t>(count)));
+  }
+}
+
+void SentMomenta::take_sample(const at::Tensor& bucket, std::span<const Slot> slots) {
+  if (!any()) return;
+  for (const Slot& slot : slots) {
+    if (slot.parameter != sample_.parameter) continue;
+    const auto first = static_cast<std::int64_t>(slot.offset);
+    const auto count = static_cast<std::int64_t>(parameters_[slot.parameter].count);
+    const auto stride = static_cast<std::int64_t>(sample_.stride);
+    sample_.values = bucket.slice(0, first, first + count, stride).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  }
+}
+
+void SentMomenta::set_step_sizes(const std::map<std::string, double>& step_sizes) {
+  for (const auto& [name, step_size] : step_sizes) {
+    Part& part = parts_[state_.find(name, "comm.set_step_sizes")];
+    if (!part.preconditioner.defined() || kind_ != Kind::updates) {
+      fail(ErrorCode::invalid_argument, "comm.set_step_sizes", name,
+           " has no preconditioner: give it one by keep_own_updates");
+    }
+    part.step_size = step_size;
+  }
+}
+
+/// Zeros at first, where the preconditioner is.
+SentMomenta::OwnUpdate SentMomenta::own_update(std::size_t parameter) {
+  const c10::Device home = preconditioner(parameter).device();
+  OwnUpdate own;
+  for (auto [tensor, role] : {std::pair(&own.momentum, &kOwnMomentum), std::pair(&own.update, &kOwnUpdate)}) {
+    Versioned& kept = state_.at(parameter, *role);
+    kept.now_or_zeros<float>(parameters_[parameter].count, home);  // restored from a file it is on the CPU
+    *tensor = kept.tensor();
+  }
+  return own;
+}
+
+std::map<std::string, SentMomenta::OwnUpdate> SentMomenta::own_updates() {
+  std::map<std::string, OwnUpdate> all;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (kind_ == Kind::updates && sends(i)) all[parameters_[i].name] = own_update(i);
+  }
+  return all;
+}
+
+std::vector<std::size_t> SentMomenta::without_next_step() {
+  std::vector<std::size_t> sent;
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    if (kind_ != Kind::updates || !sends(i)) continue;
+    parts_[i].step_size = 0;
+    sent.push_back(i);
+  }
+  return sent;
+}
+
+}  // namespace octavo
