@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "octavo/comm/schedule/gradient_power.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
 #include "octavo/kernels/error.h"

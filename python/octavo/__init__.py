@@ -18,7 +18,7 @@ from octavo._C import Plan
 from octavo.accelerator import get_accelerator, pinned, set_accelerator
 from octavo.collectives import all_reduce
 from octavo.compression import compress
-from octavo.ddp import Handle
+from octavo.handle import Handle
 from octavo.ops.xpu_packbits import packbits, unpackbits
 from octavo.outer import Outer
 from octavo.sign_sgd import CompressedGradientAccumulator, ErrorFeedbackSignSGD, SignSGDCompressor

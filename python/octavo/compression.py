@@ -10,7 +10,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from octavo._C import Plan, StatePaging
-from octavo.ddp import Exempt, Handle, compress_ddp
+from octavo.ddp import compress_ddp
+from octavo.handle import Handle
+from octavo.parameters import Exempt
 from octavo.plan import as_plan, require_seed
 
 

@@ -20,17 +20,10 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.ddp import (
-    Exempt,
-    Handle,
-    exemption,
-    joined_optimizer,
-    plain_name,
-    require_no_momentum,
-    require_same_on_all_ranks,
-    rows_of,
-)
-from octavo.rendezvous import Rendezvous
+from octavo.handle import Handle
+from octavo.optim.joined import joined_optimizer, require_no_momentum
+from octavo.parameters import Exempt, exemption, plain_name, rows_of
+from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 
 _compressed: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 

@@ -3,8 +3,10 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
+from hashlib import sha256
+from json import dumps, loads
 
 import torch
 import torch.distributed as dist
@@ -157,6 +159,26 @@ class Rendezvous:
             f"[{self._purpose}] rank {rank} did not come within {self._timeout.total_seconds():g} s: "
             f"call it on all {self._size} ranks of the group"
         )
+
+
+def require_same_on_all_ranks(
+    rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str = "ddp.compress"
+) -> None:
+    """Ranks that disagree would read each other's bytes wrongly, or wait forever."""
+    digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
+    all_digests = [loads(text) for text in rendezvous.exchange(dumps(digests))]
+    for rank, theirs in enumerate(all_digests):
+        for what, digest in theirs.items():
+            if digest != all_digests[0][what]:
+                raise ValueError(
+                    f"[{where}] all ranks must have the same {what}; rank {rank} differs from rank 0 "
+                    f"(here, rank {our_rank}: {_short(ours[what])})"
+                )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else text[:97] + "..."
 
 
 @torch.no_grad()

@@ -37,7 +37,7 @@ def choose(rank: int) -> tuple[list, str, str]:
     for parameter in handle.parameter_stats():
         (bucket,) = (bucket for bucket in buckets if parameter["name"] in bucket["parameters"])
         name = parameter["name"]
-        exempt = octavo.ddp.is_exempt_by_default(name, model.module.get_parameter(name))
+        exempt = octavo.parameters.is_exempt_by_default(name, model.module.get_parameter(name))
         expected = "dense" if exempt else "int8+ef" if name == "narrow.weight" else bucket["plan"]
         assert parameter["plan"] == expected, name
     return [bucket["plan"] for bucket in buckets], digest(model), _reason(choice)

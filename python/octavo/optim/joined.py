@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from octavo._C import Plan
 from octavo.alive import while_alive
 from octavo.optim.checks import CheckedOptimizer
 
 if TYPE_CHECKING:
-    from octavo.ddp import Handle
+    from octavo.handle import Handle
 
 
 class JoinedOptimizer(CheckedOptimizer):
@@ -114,3 +115,27 @@ class JoinedOptimizer(CheckedOptimizer):
         wire."""
         if self._handle is not None and not self._handle.holds_momenta():
             raise RuntimeError(f"[optim.{type(self).__name__}] {function}: {words}")
+
+
+def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOptimizer | None:
+    """The optimizer that is to be joined, taken out of a wrapper such as Accelerate's; None for one that need not
+    be."""
+    if optimizer is not None and not isinstance(optimizer, Optimizer):
+        raise TypeError(f"[{where}] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
+    while not isinstance(optimizer, JoinedOptimizer) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = optimizer.optimizer
+    return optimizer if isinstance(optimizer, JoinedOptimizer) else None
+
+
+def require_no_momentum(optimizer: Optimizer | None, plan: Plan, where: str = "ddp.compress") -> None:
+    """Raises ValueError where the plan keeps a momentum, and a parameter group of the optimizer has one beside it."""
+    if plan.momentum is None or optimizer is None:
+        return
+    for group in optimizer.param_groups:
+        betas = group.get("betas", (0.0,))
+        if group.get("momentum", 0.0) or betas[0]:
+            raise ValueError(
+                f"[{where}] the plan {plan} keeps the momentum, of {plan.momentum:g}, and this "
+                f"{type(optimizer).__name__} has one of its own: build it with momentum=0 or betas=(0, beta2), or take "
+                f"a plan that keeps none, such as topk:0.01+ef"
+            )

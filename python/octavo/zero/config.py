@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from octavo._C import Plan
-from octavo.ddp import Exempt
+from octavo.parameters import Exempt
 from octavo.plan import as_plan
 from octavo.zero.compile_config import compile_config
 

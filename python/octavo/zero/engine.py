@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 from octavo import _C
 from octavo._C import Plan, StatePaging
 from octavo.alive import while_alive
-from octavo.ddp import Handle, exemption, require_same_on_all_ranks
 from octavo.finite import all_finite
+from octavo.handle import Handle
+from octavo.parameters import exemption
 from octavo.plan import as_plan
-from octavo.rendezvous import Rendezvous, as_group, send_around
+from octavo.rendezvous import Rendezvous, as_group, require_same_on_all_ranks, send_around
 from octavo.zero import export, optimizer_state
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local steps with a compressed outer loop (DiLoCo): ranks exchange not gradients, but now and then how far they have
-moved."""
+"""The optimizer of local steps."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,44 +11,17 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.ddp import Exempt, exemption, plain_name, require_same_on_all_ranks
-from octavo.optim.checks import has_base_named
-from octavo.optim.joined import JoinedOptimizer
-from octavo.plan import as_plan, require_seed
-from octavo.rendezvous import Rendezvous, as_group, send_around
-
-FEWEST_ROUNDS = 50
-"""Runs with fewer rounds than this end well behind a run that exchanges gradients in every step."""
-_SCHEMA = 2
-_AVERAGES = ("ranks", "hits")
-
-
-def outer_rates(
-    every: int, plan: Plan, lr: float | None, momentum: float | None, mix: float = 0.0
-) -> tuple[float, float]:
-    """`lr` and `momentum` of the outer optimizer; where one is None, what suits rounds of so many steps by that plan.
-
-    A momentum counts the same direction several times: the shorter a round, the more alike are the directions of one
-    and the next, and the more it overshoots. With rounds of 20 steps, which alone were measured, a learning rate of 1
-    did better than one of 0.7, and a momentum of 0.3 as well as or better than others (docs/quality.md); long rounds
-    take those of DiLoCo. Where most values are not sent, error feedback sends a direction over and over, as a momentum
-    does. A rank that keeps a share (`mix`) of its own progress sends that once more: delayed rounds of 2-bit codes
-    diverged so with a rate of 1.
-    """
-    own_lr, own_momentum = 1.0, 0.3
-    if plan.leaves_unsent or every <= 1:
-        own_momentum = 0.0
-    elif every >= 100:
-        own_lr, own_momentum = 0.7, 0.9
-    if mix > 0:
-        own_lr = 0.7
-    return own_lr if lr is None else lr, own_momentum if momentum is None else momentum
+from octavo.outer.checks import plan_of, require_moves, require_numbers, require_plain
+from octavo.outer.rates import few_rounds, outer_rates
+from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
+from octavo.parameters import Exempt, exemption, plain_name
+from octavo.plan import require_seed
+from octavo.rendezvous import Rendezvous, as_group, require_same_on_all_ranks, send_around
 
 
 class Outer(Optimizer):
@@ -117,32 +88,26 @@ class Outer(Optimizer):
         timeout_s: float = 300.0,
     ):
         # Not Optimizer's own __init__: parameters, groups and state are the inner optimizer's.
-        _require_plain(model)
-        _require_moves(inner_optimizer, model)
+        require_plain(model)
+        require_moves(inner_optimizer, model)
         require_seed(seed, "outer")
-        _require_numbers(
+        require_numbers(
             dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(steps, 0)),
             dict(lr=lr, momentum=momentum, mix=mix, decay=decay),
         )
-        self.inner, self._plan, self._seed = inner_optimizer, _plan_of(plan, decay, average), seed
+        self.inner, self._plan, self._seed = inner_optimizer, plan_of(plan, decay, average), seed
         lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
         self._options = dict(every=every, delay=delay, fragments=fragments, lr=lr, momentum=momentum, mix=mix)
         group = as_group(group, "outer")
-        rendezvous = Rendezvous(group, "outer", timeout_s)
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
+        self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's
         is_exempt = exemption(exempt, self._parameters, "outer")
         table = [(name, p, bool(is_exempt(name, p))) for name, p in self._parameters.items()]
-        self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's
-        ours = {
-            "plan": str(self._plan),
-            "options": self._options,
-            "seed": seed,
-            "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
-        }
-        require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
+        rendezvous = Rendezvous(group, "outer", timeout_s)
+        self._require_alike(rendezvous, table)
         options = _C.OuterOptions(**self._options)
         _C.Outer.require(self._plan, table, options)  # before the model changes
         send_around([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
@@ -151,6 +116,16 @@ class Outer(Optimizer):
         trouble = None if steps is None or self._rank else few_rounds(steps, every)
         if trouble:
             warnings.warn(f"[outer] {trouble}", stacklevel=2)
+
+    def _require_alike(self, rendezvous: Rendezvous, table: list[tuple[str, Tensor, bool]]) -> None:
+        """ValueError where ranks differ in what they must have alike."""
+        ours = {
+            "plan": str(self._plan),
+            "options": self._options,
+            "seed": self._seed,
+            "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
+        }
+        require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("[outer] an Outer has connections, which no copy can have: save state_dict()")
@@ -339,16 +314,16 @@ class Outer(Optimizer):
     def _forget_what_is_not_finite(self) -> None:
         """Of the inner optimizer's state and of buffers: with a NaN in it, the next step would make one again."""
         for of_one in self.inner.state.values():
-            if not all(_is_finite(value) for value in of_one.values()):
+            if not all(is_finite(value) for value in of_one.values()):
                 of_one.clear()
         for buffer, last in zip(self._buffers, self._last_buffers, strict=True):
-            if not _is_finite(buffer):
+            if not is_finite(buffer):
                 buffer.copy_(last)
 
     @torch.no_grad()
     def _remember_buffers(self) -> None:
         for buffer, last in zip(self._buffers, self._last_buffers, strict=True):
-            if _is_finite(buffer):
+            if is_finite(buffer):
                 last.copy_(buffer)
 
     # ---- state
@@ -369,7 +344,7 @@ class Outer(Optimizer):
         parameters = self._parameters if self._own is None else self._own
         own |= {f"parameter/{name}": p.detach().clone() for name, p in parameters.items()}
         return {
-            "schema": _SCHEMA,
+            "schema": SCHEMA,
             "rank": self._rank,
             "world_size": self._size,
             "options": self._saved_options(),
@@ -394,7 +369,10 @@ class Outer(Optimizer):
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
         states = [state_dict] if is_own else list(state_dict)
-        by_rank = self._checked(states, is_own)
+        groups = [len(group["params"]) for group in self.param_groups]
+        by_rank = states_by_rank(states, self._saved_options(), self._parameters, groups)
+        if is_own:
+            require_of_rank(state_dict, self._rank, self._size)
         size, first = int(states[0]["world_size"]), states[0]
         place = (first["positions"], int(first["step"]))
         own, added, before = by_rank.get(self._rank), {}, self.inner.state_dict()
@@ -417,72 +395,6 @@ class Outer(Optimizer):
     def _saved_parameters(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: own[f"parameter/{name}"] for name in self._parameters}
 
-    def _checked(self, states: list[Mapping[str, Any]], is_own: bool) -> dict[int, Mapping[str, Any]]:
-        where = "[outer.load_state_dict]"
-        if not states or any(one.get("schema") != _SCHEMA for one in states):
-            raise ValueError(
-                f"{where} expected what state_dict() of this version returned (schema {_SCHEMA}), on this rank or all"
-            )
-        by_rank = {int(one["rank"]): one for one in states}
-        size = int(states[0]["world_size"])
-        steps = {(int(one["world_size"]), int(one["step"])) for one in states}
-        if len(steps) > 1:
-            raise ValueError(
-                f"{where} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
-            )
-        if len(by_rank) < len(states):
-            raise ValueError(f"{where} expected one state of each rank, got ranks {[int(o['rank']) for o in states]}")
-        if is_own and (size, next(iter(by_rank))) != (self._size, self._rank):
-            raise ValueError(
-                f"{where} this is rank {self._rank} of {self._size}, the state is of rank {next(iter(by_rank))} of "
-                f"{size}: load what this rank saved, or a list of the states of all ranks"
-            )
-        for what, ours in self._saved_options().items():
-            theirs = states[0]["options"].get(what)
-            if theirs != ours:
-                raise ValueError(
-                    f"{where} the state was saved with {what} {theirs}, this outer loop has {what} {ours}: build it as "
-                    f"the one that was saved"
-                )
-        missing = [n for n in self._parameters if any(f"parameter/{n}" not in one["own"] for one in states)]
-        if missing:
-            raise ValueError(f"{where} the state is of another model: it has no {missing[0]}")
-        sizes = [[len(group["params"]) for group in self.param_groups]]
-        for one in states:
-            if "param_groups" in one["inner"]:
-                sizes.append([len(group["params"]) for group in one["inner"]["param_groups"]])
-        if any(one != sizes[0] for one in sizes):
-            raise ValueError(f"{where} the state is of another inner optimizer: its groups have other parameters")
-        return by_rank
-
-
-def few_rounds(steps: int, every: int) -> str | None:
-    """What to tell where a run of ``steps`` makes too few rounds to come near to one that exchanges gradients."""
-    rounds = steps // every
-    if rounds >= FEWEST_ROUNDS:
-        return None
-    shorter = steps // FEWEST_ROUNDS
-    return (
-        f"{steps} steps make {rounds} rounds of {every}, and what counts is the number of rounds: with fewer than "
-        f"{FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer"
-        f"{f', or exchange every {shorter} steps' if shorter > 1 else ', or exchange gradients'}"
-    )
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether nothing in it, nor in what it holds, is a NaN, or an infinity in a tensor."""
-    if isinstance(value, Tensor):
-        return not value.is_floating_point() or bool(torch.isfinite(value).all())
-    if isinstance(value, Mapping):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or not math.isnan(value)
-
-
-def _is_expanded(tensor: Tensor) -> bool:
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
 
 @contextmanager
 def _failed_rounds_explained(function: str) -> Iterator[None]:
@@ -496,85 +408,3 @@ def _failed_rounds_explained(function: str) -> Iterator[None]:
             f"[outer.{function}] a round failed: {error}. Ranks must make the same number of steps; start again from "
             f"a saved state"
         ) from error
-
-
-def _require_plain(model: nn.Module) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"[outer] expected model as a torch.nn.Module, got {type(model).__name__}")
-    if isinstance(model, DistributedDataParallel):
-        raise TypeError(
-            "[outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "
-            "wrapped in DistributedDataParallel (ddp.module), and train that"
-        )
-    for name, module in model.named_modules():
-        if isinstance(module, DistributedDataParallel):
-            raise TypeError(
-                f"[outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put the "
-                f"module that it wraps in its place"
-            )
-        if has_base_named(module, {"fullyshardeddataparallel"}):
-            raise NotImplementedError(
-                f"[outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every rank "
-                f"has all parameters"
-            )
-    for name, buffer in model.named_buffers():
-        if buffer.layout is not torch.strided or _is_expanded(buffer):
-            raise ValueError(
-                f"[outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it dense, as "
-                f"by contiguous()"
-            )
-    sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
-    if sharded:
-        raise NotImplementedError(
-            f"[outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer takes "
-            f"models of which every rank has all parameters"
-        )
-
-
-def _require_moves(optimizer: Optimizer, model: nn.Module) -> None:
-    if isinstance(optimizer, JoinedOptimizer):
-        raise ValueError(
-            f"[outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
-            f"themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
-        )
-    if has_base_named(optimizer, {"zeroredundancyoptimizer"}):
-        raise ValueError(
-            "[outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would be no "
-            "local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
-        )
-    moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
-    if moved.isdisjoint(model.parameters()):
-        raise ValueError(
-            f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
-            f"has none of them: build it from model.parameters()"
-        )
-    if others := {p for p in moved if p.requires_grad} - set(model.parameters()):
-        raise ValueError(
-            f"[outer] the inner optimizer has {len(others)} parameters that are not of this model, the first of shape "
-            f"{tuple(next(iter(others)).shape)}, and nobody would exchange them: put them into one module with it, "
-            f"such as a ModuleList, or give them an optimizer of their own"
-        )
-    if not isinstance(getattr(optimizer, "state", None), Mapping):
-        raise ValueError(
-            f"[outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: what it "
-            f"remembers with a NaN in it could not be forgotten"
-        )
-
-
-def _require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping[str, float | None]) -> None:
-    """`whole`: numbers with the least that each may be. None: not given."""
-    for name, (number, least) in whole.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
-    for name, share in others.items():
-        if share is not None and not (isinstance(share, (int, float)) and math.isfinite(share)):
-            raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")
-
-
-def _plan_of(plan: str | Plan, decay: float, average: str) -> Plan:
-    plan = as_plan(plan)
-    if average not in _AVERAGES:
-        raise ValueError(f"[outer] average must be 'ranks' or 'hits', got {average!r}")
-    if decay != 1.0:
-        plan = plan.with_decay(decay)
-    return plan.averaged_over_hits() if average == "hits" else plan

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Local steps with a compressed outer loop (DiLoCo): ranks exchange not gradients, but now and then how far they have
+moved."""
+
+from octavo.outer.outer import Outer
+from octavo.outer.rates import FEWEST_ROUNDS, few_rounds, outer_rates
+
+__all__ = ["FEWEST_ROUNDS", "Outer", "few_rounds", "outer_rates"]

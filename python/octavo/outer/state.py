@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What of the states of ``Outer.state_dict`` fits together, and what in them is finite."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SCHEMA = 2
+
+
+def states_by_rank(
+    states: Sequence[Mapping[str, Any]], options: Mapping[str, Any], parameters: Iterable[str], groups: Sequence[int]
+) -> dict[int, Mapping[str, Any]]:
+    """Of what ``Outer.state_dict`` returned on some ranks of one world: by rank. ``options``: those that a state is of.
+    ``groups``: how many parameters each group of the inner optimizer has. ValueError where a state does not fit."""
+    where = "[outer.load_state_dict]"
+    if not states or any(one.get("schema") != SCHEMA for one in states):
+        raise ValueError(
+            f"{where} expected what state_dict() of this version returned (schema {SCHEMA}), on this rank or all"
+        )
+    by_rank = {int(one["rank"]): one for one in states}
+    steps = {(int(one["world_size"]), int(one["step"])) for one in states}
+    if len(steps) > 1:
+        raise ValueError(
+            f"{where} expected states of one step, got those of (ranks, step) {', '.join(map(str, sorted(steps)))}"
+        )
+    if len(by_rank) < len(states):
+        raise ValueError(f"{where} expected one state of each rank, got ranks {[int(o['rank']) for o in states]}")
+    for what, ours in options.items():
+        theirs = states[0]["options"].get(what)
+        if theirs != ours:
+            raise ValueError(
+                f"{where} the state was saved with {what} {theirs}, this outer loop has {what} {ours}: build it as "
+                f"the one that was saved"
+            )
+    missing = [name for name in parameters if any(f"parameter/{name}" not in one["own"] for one in states)]
+    if missing:
+        raise ValueError(f"{where} the state is of another model: it has no {missing[0]}")
+    for one in states:
+        theirs = [len(group["params"]) for group in one["inner"].get("param_groups", [])]
+        if "param_groups" in one["inner"] and theirs != list(groups):
+            raise ValueError(f"{where} the state is of another inner optimizer: its groups have other parameters")
+    return by_rank
+
+
+def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> None:
+    """ValueError where it is not what that rank of such a world saved."""
+    saved_rank, saved_size = int(state["rank"]), int(state["world_size"])
+    if (saved_rank, saved_size) != (rank, world_size):
+        raise ValueError(
+            f"[outer.load_state_dict] this is rank {rank} of {world_size}, the state is of rank {saved_rank} of "
+            f"{saved_size}: load what this rank saved, or a list of the states of all ranks"
+        )
+
+
+def is_finite(value: Any) -> bool:
+    """Whether nothing in it, nor in what it holds, is a NaN, or an infinity in a tensor."""
+    if isinstance(value, Tensor):
+        return not value.is_floating_point() or bool(torch.isfinite(value).all())
+    if isinstance(value, Mapping):
+        return all(map(is_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or not math.isnan(value)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What plans know of a model's parameters: their names and sizes, and which are exempt."""
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from octavo import _C
+
+Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
+
+#: Below this a parameter's scales and latency cost more than its compression saves.
+SMALLEST_COMPRESSED = 2048
+
+
+def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
+    """Norms, biases (all that has one dimension or none) and tiny parameters are sent in float32.
+
+    They are well under 1 % of a model; exempting them removes most of the relative error of a compressed gradient.
+    """
+    return parameter.ndim <= 1 or parameter.numel() < SMALLEST_COMPRESSED
+
+
+def exemption(
+    exempt: Exempt, parameters: Mapping[str, nn.Parameter], where: str = "ddp.compress"
+) -> Callable[[str, nn.Parameter], bool]:
+    if exempt is None:
+        return is_exempt_by_default
+    if callable(exempt):
+        return exempt
+    are_many = isinstance(exempt, Iterable) and not isinstance(exempt, str)
+    patterns = list(exempt) if are_many else [exempt]
+    if strangers := [pattern for pattern in patterns if not isinstance(pattern, str)]:
+        raise TypeError(
+            f"[{where}] expected exempt as patterns of parameters' names or as a function of name and parameter, got "
+            f"{strangers[0]!r}"
+        )
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise ValueError(
+                f"[{where}] the exempt pattern '{pattern}' matches none of the {len(parameters)} parameters; "
+                f"their names are such as '{next(iter(parameters), '')}'"
+            )
+    return lambda name, parameter: parameter.numel() == 0 or any(fnmatchcase(name, p) for p in patterns)
+
+
+def plain_name(name: str) -> str:
+    """Of a parameter in a module that torch.compile has wrapped: its name in the module itself."""
+    return name.replace("_orig_mod.", "")
+
+
+def real_numbers(parameter: Tensor) -> int:
+    return parameter.numel() * (2 if parameter.is_complex() else 1)
+
+
+def rows_of(parameter: Tensor) -> int:
+    """Of the parameter as a matrix: its first dimension, and all others."""
+    return _C.rows_of(parameter.shape)
+
+
+def memory_orders(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    """The strides of those whose elements do not lie row by row, such as channels_last ones."""
+    return {
+        name: [stride for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1]
+        for name, p in parameters.items()
+        if not p.is_contiguous()
+    }
