@@ -107,6 +107,7 @@ add_library(octavo SHARED
   comm/host_work.cpp
   outer/fragment.cpp
   outer/outer.cpp
+  outer/outer_state.cpp
   deepcompile/default_engine.cpp
   deepcompile/engine.cpp
   deepcompile/engine_step.cpp

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an Outer saves and loads.
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "octavo/kernels/error.h"
+#include "octavo/outer/outer.h"
+
+namespace octavo {
+
+namespace {
+
+/// Float32, in the parameter's shape and memory order.
+at::Tensor zeros_as(const OuterParameter& parameter) {
+  parameter.require_as_at_first();
+  return at::zeros_like(parameter.tensor.detach(), at::kFloat);
+}
+
+/// "fragment 3/"
+std::string prefix_of(std::size_t fragment) { return "fragment " + std::to_string(fragment) + "/"; }
+
+/// What of `tensors` has keys that begin with the prefix, without it.
+std::map<std::string, at::Tensor> below(const std::string& prefix, const std::map<std::string, at::Tensor>& tensors) {
+  std::map<std::string, at::Tensor> found;
+  for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it) {
+    found[it->first.substr(prefix.size())] = it->second;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::map<std::string, at::Tensor> Outer::anchors() const {
+  Tensors all;
+  // also of those without elements, of which no fragment has a part
+  for (const OuterParameter& parameter : parameters_) all[parameter.name] = zeros_as(parameter);
+  for (const Round& round : rounds_) gather(all, "", round.fragment->anchors());
+  return all;
+}
+
+/// Into tensors of the parameters' shapes.
+void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views& views) const {
+  for (const auto& [part, values] : views) {
+    const OuterParameter& parameter = parameters_[part.parameter];
+    at::Tensor& whole = into[role + parameter.name];
+    if (!whole.defined()) whole = zeros_as(parameter);
+    elements_of(whole, part.range).copy_(values);
+  }
+}
+
+/// From tensors of the parameters' shapes, in any memory order.
+void Outer::scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const {
+  for (const auto& [part, values] : views) {
+    const OuterParameter& parameter = parameters_[part.parameter];
+    const at::Tensor ordered = zeros_as(parameter).copy_(from.at(role + parameter.name));
+    values.copy_(elements_of(ordered, part.range));
+  }
+}
+
+std::map<std::string, at::Tensor> Outer::common_state() {
+  throw_if_failed();
+  Tensors all;
+  for (Round& round : rounds_) {
+    wait_for(round);
+    gather(all, "anchor/", round.fragment->anchors());
+    gather(all, "momentum/", round.fragment->momenta());
+    if (round.waiting) gather(all, "arrived/", round.fragment->differences());
+  }
+  return all;
+}
+
+std::map<std::string, at::Tensor> Outer::own_state() {
+  throw_if_failed();
+  Tensors all;
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    wait_for(rounds_[f]);
+    for (const auto& [key, values] : rounds_[f].fragment->compressor().residuals()) {
+      all[prefix_of(f) + key] = values.clone();
+    }
+  }
+  return all;
+}
+
+std::vector<Outer::Position> Outer::positions() {
+  std::vector<Position> all;
+  for (Round& round : rounds_) {
+    wait_for(round);
+    const std::uint64_t waiting = !round.waiting ? 0 : round.waiting->finite ? 1 : 2;
+    const std::uint64_t wire_bytes = round.waiting ? round.waiting->wire_bytes : 0;
+    all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_start,
+                   round.fragment->starts_at_anchor()});
+  }
+  return all;
+}
+
+void Outer::require_fits(const Tensors& own, const std::vector<Position>& positions) const {
+  if (positions.size() != rounds_.size()) {
+    fail(ErrorCode::invalid_argument, "outer.load", "the state has ", positions.size(), " fragments, this outer loop ",
+         rounds_.size(), ": make it with as many");
+  }
+  const auto require_values = [&](const std::string& role, const Round& round) {
+    for (const FragmentPart& part : round.fragment->parts()) {
+      const OuterParameter& parameter = parameters_[part.parameter];
+      const auto found = own.find(role + parameter.name);
+      if (found != own.end() && found->second.sizes() == parameter.tensor.sizes()) continue;
+      fail(ErrorCode::invalid_argument, "outer.load", "expected ", role, parameter.name, " with the shape ",
+           parameter.tensor.sizes(),
+           found == own.end() ? ", which the state does not have" : ", the state has another shape");
+    }
+  };
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    require_values("anchor/", rounds_[f]);
+    if (options_.momentum > 0) require_values("momentum/", rounds_[f]);
+    if (positions[f].waiting != 0) require_values("arrived/", rounds_[f]);
+  }
+}
+
+void Outer::restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps) {
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    Round& round = rounds_[f];
+    scatter(own, "anchor/", round.fragment->anchors());
+    scatter(own, "momentum/", round.fragment->momenta());
+    round.waiting.reset();
+    round.is_at_start = positions[f].is_at_start;
+    round.fragment->set_starts_at_anchor(positions[f].starts_at_anchor);
+    if (positions[f].waiting != 0) {
+      scatter(own, "arrived/", round.fragment->differences());
+      round.waiting = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
+    }
+    round.fragment->compressor().set_step(positions[f].rounds);
+  }
+  steps_ = steps;
+}
+
+void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions,
+                 std::uint64_t steps) {
+  load_with(own, positions, steps,
+            [&](std::size_t f, Compressor& compressor) { compressor.load_residuals(below(prefix_of(f), own)); });
+}
+
+std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
+                                                    const std::vector<Position>& positions, std::uint64_t steps,
+                                                    std::optional<int> rank) {
+  load_with(world.at(0), positions, steps, [&](std::size_t f, Compressor& compressor) {
+    std::vector<Tensors> residuals;
+    for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
+    compressor.load_residuals_of(residuals);
+  });
+  const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is progress of its own
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    rounds_[f].fragment->set_starts_at_anchor(true);
+    if (keeps_owed && !positions[f].starts_at_anchor) rounds_[f].is_at_start = false;
+  }
+  return rank && !keeps_owed ? owed_in_values(world, positions, *rank) : Tensors();
+}
+
+/// What a rank of another world has in its parameters beside the anchor and its progress.
+Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions,
+                                     int rank) const {
+  Tensors all;
+  for (std::size_t f = 0; f < rounds_.size(); ++f) {
+    if (positions[f].starts_at_anchor) continue;
+    const Tensors residuals = below(prefix_of(f), world.at(static_cast<std::size_t>(rank)));
+    gather(all, "", rounds_[f].fragment->owed_of(residuals, rank, static_cast<int>(world.size())));
+  }
+  return all;
+}
+
+/// Where a fragment's residuals do not fit, those of the fragments before it are put back.
+void Outer::load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
+                      const std::function<void(std::size_t, Compressor&)>& load_residuals) {
+  throw_if_failed();
+  require_fits(own, positions);
+  std::vector<Tensors> before;
+  try {
+    for (std::size_t f = 0; f < rounds_.size(); ++f) {
+      wait_for(rounds_[f]);
+      Compressor& compressor = rounds_[f].fragment->compressor();
+      before.push_back(compressor.residuals());
+      load_residuals(f, compressor);
+    }
+  } catch (...) {
+    for (std::size_t f = 0; f < before.size(); ++f) {
+      rounds_[f].fragment->compressor().load_residuals(before[f]);
+    }
+    throw;
+  }
+  restore(own, positions, steps);
+}
+
+}  // namespace octavo
