@@ -22,7 +22,8 @@
 
 namespace dc = octavo::dc;
 
-/// Seed 003 names it without a namespace, as NCCL does. Include nccl.h before, or define the macro, where both meet.
+/// Seed 003 uses this name without a namespace, as NCCL does. Where both meet, include nccl.h before, or define the
+/// macro.
 #if !defined(NCCL_H_) && !defined(OCTAVO_NO_NCCL_NAMES)
 using octavo::dc::ncclDataType_t;
 #endif

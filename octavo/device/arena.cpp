@@ -24,7 +24,8 @@ namespace {
 
 constexpr const char* kArena = "device.arena";
 
-/// On the CPU the host's, whichever back end kernels come from: all of them read ordinary memory.
+/// Returns the managed memory of a device's back end. On the CPU it is the host's, whichever back end the kernels come
+/// from: all of them read ordinary memory.
 const ManagedMemory& managed_memory_of(c10::Device device) {
   if (device.is_cpu()) return host_managed;
   const KernelTable& table = kernels_for(device);
@@ -32,7 +33,8 @@ const ManagedMemory& managed_memory_of(c10::Device device) {
   fail(ErrorCode::unsupported, kArena, "the back end ", table.name, " of ", device.str(), " has no managed memory");
 }
 
-/// The device with its index. Throws, where it has no managed memory, before torch says that there is no such device.
+/// Returns the device with its index. Where it has no managed memory, throws before torch says that there is no such
+/// device.
 c10::Device with_index(c10::Device device) {
   managed_memory_of(device);
   if (device.is_cpu()) return c10::kCPU;
@@ -46,7 +48,7 @@ ArenaKind kind_of(const ArenaOptions& options) {
        options.device.str(), ", got '", options.directory, "'");
 }
 
-/// All live allocations by address, and the figures of each kind. Whoever uses it holds its mutex.
+/// All live allocations by address, and the figures of each kind. The user holds its mutex.
 class Allocations {
  public:
   static Allocations& all() {
@@ -54,7 +56,7 @@ class Allocations {
     return *only;
   }
 
-  std::mutex mutex;  // also of the figures of each arena; held over forks, and by nobody while memory is allocated
+  std::mutex mutex;  // guards the figures of each arena, too; held over forks, and by nobody while memory is allocated
 
   void add(const ManagedRange& range, std::uint64_t held) {
     live_.emplace(static_cast<const std::byte*>(range.first), range);
@@ -83,7 +85,7 @@ class Allocations {
   std::array<ArenaFigures, 3> figures_;
 };
 
-/// Calls `body` with all allocations, which nobody else uses meanwhile.
+/// Calls `body` with all allocations, while nobody else uses them.
 template <class Body>
 auto locked(const Body& body) {
   Allocations& all = Allocations::all();
@@ -176,7 +178,7 @@ at::Tensor Arena::make_tensor(at::IntArrayRef shape, at::IntArrayRef strides, at
   auto owner = std::make_unique<Allocation>(shared_from_this(), memory, bytes);
   if (is_zero && !memory_.is_zeroed) {
     memory_.fill(scope.queue(), memory, 0, 1, bytes);
-    // Away at once: state is made for all parameters before that of any is used.
+    // Evicted at once: the states of all parameters are made before that of any is used.
     memory_.prefetch(scope.queue(), memory, bytes, /*to_device=*/false);
   }
   return at::for_blob(memory, shape)
@@ -210,7 +212,7 @@ void* Arena::allocate(Queue queue, std::uint64_t bytes) {
   return memory;
 }
 
-/// Throws where the arena would hold more than its budget.
+/// Counts the bytes as reserved. Throws where the arena would hold more than its budget.
 void Arena::reserve(std::uint64_t bytes) {
   const std::uint64_t size = held(bytes), budget = options_.budget_bytes;
   const bool fits = locked([&](Allocations&) {
@@ -234,7 +236,8 @@ void Arena::free(void* memory, std::uint64_t bytes) noexcept {
   });
   try {
     const LaunchScope scope(options_.device);
-    // Any of its streams may use the memory; this happens when an optimizer dies, and not in a step.
+    // Any stream of the device may use the memory. The wait costs no step: memory is freed when an optimizer is
+    // destroyed.
     if (!options_.device.is_cpu()) {
       c10::impl::VirtualGuardImpl(options_.device.type()).synchronizeDevice(options_.device.index());
     }

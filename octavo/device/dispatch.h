@@ -10,23 +10,25 @@
 #include "octavo/export.h"
 #include "octavo/kernels/table.h"
 
-/// From a torch device to the kernels that run on it, on the caller's stream.
+/// Finds the kernels that run on a torch device, and launches them on the caller's stream.
 namespace octavo {
 
-/// The kernels for a device's memory. Throws Error unsupported where its back end is missing or the device has none.
+/// Returns the kernels for a device's memory. Throws Error unsupported where the device has no back end or its back end
+/// is missing.
 OCTAVO_API const KernelTable& kernels_for(c10::Device device);
 
-/// Whether a device is Octavo's `sycl`: torch's one type for devices from outside (PrivateUse1) may be another
+/// Whether a device is Octavo's `sycl`. Torch has one type for devices from outside (PrivateUse1), which may be another
 /// library's.
 OCTAVO_API bool is_sycl(c10::Device device);
 
-/// What kernels are launched with, made together: those of a device, the device's current stream, and the device as the
-/// thread's current one until the scope ends, without which CUDA launches nowhere else. Throws as kernels_for does.
+/// What kernels are launched with: the kernels of a device and the queue of the device's current stream. Until the
+/// scope ends the device is also the thread's current one, because CUDA launches on no other. Throws as kernels_for
+/// does.
 class OCTAVO_API LaunchScope {
  public:
   explicit LaunchScope(c10::Device device);
   const KernelTable& kernels() const { return kernels_; }
-  /// The calling thread on CPU.
+  /// The queue of the device's current stream; the empty queue, which is the calling thread, on CPU.
   Queue queue() const { return queue_; }
 
  private:
@@ -38,9 +40,9 @@ class OCTAVO_API LaunchScope {
 /// Blocks until the device's current stream has done what it was given: the host may then read what kernels wrote.
 OCTAVO_API void wait_for_current_stream(c10::Device device);
 
-/// The sycl::queue behind the current stream of `sycl` or `xpu`; on `cpu` the one behind the calling thread's own
-/// calls, which must be waited for before torch goes on. Throws Error unsupported where SYCL is missing,
-/// invalid_argument for another device.
+/// Returns the sycl::queue behind the current stream of `sycl` or `xpu`. On `cpu` it is the queue behind the calling
+/// thread's own calls, and the caller must wait for it before torch goes on. Throws Error unsupported where SYCL is
+/// missing, Error invalid_argument for another device.
 OCTAVO_API Queue sycl_queue(c10::Device device);
 
 /// Runs body(first, last) over disjoint parts of [0, count). On CPU the parts are at least `grain` long and run on

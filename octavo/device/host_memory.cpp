@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
 
-/// The number after `name` in a file of `name number` lines; none if there is no such file or line.
+/// Returns the number after `name` in a file of `name number` lines; none if there is no such file or line.
 std::optional<std::int64_t> field(const std::string& path, const std::string& name) {
   std::ifstream file(path);
   for (std::string word; file >> word;) {
@@ -25,7 +25,7 @@ std::optional<std::int64_t> field(const std::string& path, const std::string& na
   return std::nullopt;
 }
 
-/// The first number of a file; none where it says "max".
+/// Returns the first number of a file; none where the file says "max".
 std::optional<std::int64_t> number(const std::string& path) {
   std::ifstream file(path);
   std::int64_t value = 0;
@@ -49,7 +49,7 @@ struct ControlGroup {
   std::string path;
 };
 
-/// The group of this process: a line `hierarchy:controllers:path`, without controllers in version 2.
+/// Returns the group of this process, from a line `hierarchy:controllers:path`. In version 2 it has no controllers.
 std::optional<ControlGroup> group_of_process(const std::string& root) {
   std::ifstream file(root + "/proc/self/cgroup");
   std::optional<ControlGroup> found;
@@ -93,8 +93,8 @@ std::int64_t HostMemory::available_bytes() const {
   return std::min(kilobytes_field("/proc/meminfo", "MemAvailable:"), control_group().available_bytes);
 }
 
-/// The tightest limits from the process's group up to the root. In a container the path may be the host's: then only
-/// the last parts of the way up exist, and the mount's own folder is the container's group.
+/// Returns the tightest limits from the process's group up to the root. In a container the path may be the host's. Then
+/// only the last parts of the way up exist, and the mount's own folder is the container's group.
 HostMemory::Limit HostMemory::control_group() const {
   Limit tightest{kUnlimited, kUnlimited};
   const auto group = group_of_process(root_);

@@ -12,7 +12,7 @@
 /// tensors, on other devices and on other systems.
 namespace octavo {
 
-/// An uninitialized tensor [count] whose memory starts at a huge page, if it is as large as one.
+/// Makes an uninitialized tensor [count]. Its memory starts at a huge page if it is at least as large as one.
 OCTAVO_API at::Tensor empty_on_huge_pages(std::uint64_t count, at::ScalarType dtype);
 
 /// Asks for huge pages under a fresh tensor, before it is first written.

@@ -44,7 +44,7 @@ void* map_aligned(std::size_t bytes, std::size_t alignment_bytes) {
 
 LockedPages::LockedPages(std::size_t bytes, std::size_t alignment_bytes) {
   const auto page = static_cast<std::size_t>(page_bytes());
-  // pages of its own: mlock and munlock act on whole pages, whatever else lies on them
+  // these pages hold nothing else: mlock and munlock act on whole pages, whatever lies on them
   bytes_ = round_up(std::max<std::size_t>(bytes, 1), page);
   data_ = map_aligned(bytes_, std::max(alignment_bytes, page));
   if (mlock(data_, bytes_) == 0) return;

@@ -9,8 +9,8 @@ namespace octavo {
 /// Owns zeroed, aligned pages of memory, locked in RAM; the destructor unlocks and unmaps them. Not thread-safe.
 class LockedPages {
  public:
-  /// Whole pages for `bytes` bytes at a multiple of `alignment_bytes`, a power of two. Throws Error out_of_memory where
-  /// the system refuses, with its limit.
+  /// Maps and locks whole pages for `bytes` bytes at a multiple of `alignment_bytes`, a power of two. Throws Error
+  /// out_of_memory, with the system's limit, where the system refuses.
   LockedPages(std::size_t bytes, std::size_t alignment_bytes);
   ~LockedPages();
   LockedPages(const LockedPages&) = delete;

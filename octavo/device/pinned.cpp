@@ -52,8 +52,8 @@ c10::DataPtr lock_pages(std::size_t bytes, std::size_t alignment) {
 
 void free_by_driver(void* context) { PinnedRegions::all().remove(context).value().driver_free(context); }
 
-/// Memory of the device's own pinned allocator, with room to reach the alignment. Context and address stay the
-/// allocator's: by them it learns of copies in flight, and keeps the memory until they are done.
+/// Allocates memory of the device's own pinned allocator, with room to reach the alignment. Context and address stay
+/// the allocator's: it uses them to find copies in flight, and keeps the memory until they are done.
 c10::DataPtr allocate_by_driver(c10::DeviceType type, std::size_t bytes, std::size_t alignment) {
   at::HostAllocator* const allocator = at::getHostAllocator(type);
   std::size_t room = std::max<std::size_t>(bytes, 1);  // an empty tensor has a region, too

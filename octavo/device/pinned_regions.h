@@ -18,20 +18,20 @@ namespace octavo {
 struct PinnedRegion {
   std::uintptr_t first = 0, end = 0;
   std::size_t locked_bytes = 0;
-  LockedPages* pages = nullptr;             // ours, or null:
-  c10::DeleterFnPtr driver_free = nullptr;  // the device's allocator's
+  LockedPages* pages = nullptr;             // of memory that we have locked; otherwise null
+  c10::DeleterFnPtr driver_free = nullptr;  // of memory from a device's allocator; otherwise null
 };
 
 /// All live regions, by address and by the context of the storage that owns each. Thread-safe.
 class PinnedRegions {
  public:
-  /// Never destroyed: tensors may outlive every static object.
+  /// The only instance. It is never destroyed, because tensors may outlive every static object.
   static PinnedRegions& all();
 
   void add(void* context, const PinnedRegion& region);
-  /// Forgets the region of the context and returns it; none if it was forgotten before.
+  /// Forgets the region of the context and returns it; returns none if it was forgotten before.
   std::optional<PinnedRegion> remove(void* context);
-  /// The region that holds all of [first, end), with its context.
+  /// Returns the region that contains all of [first, end), with its context.
   std::optional<std::pair<void*, PinnedRegion>> find(std::uintptr_t first, std::uintptr_t end) const;
   std::size_t locked_bytes() const;
 

@@ -29,8 +29,8 @@ std::uint8_t* reserve_on_host(at::Tensor& buffer, std::uint64_t bytes, c10::Devi
   constexpr std::int64_t kAnyAlignment = 1;
   const auto size = static_cast<std::int64_t>(bytes);
   if (!has_room(buffer, size)) {
-    wait_for_current_stream(device);           // its kernels may be at the smaller one
-    const c10::DeviceGuard on_device(device);  // whose driver the pinned allocator asks
+    wait_for_current_stream(device);           // kernels may still use the smaller buffer
+    const c10::DeviceGuard on_device(device);  // the pinned allocator asks the current device's driver
     buffer = pinned_zeros({size}, at::kByte, kAnyAlignment, device.type());
   }
   return buffer.mutable_data_ptr<std::uint8_t>();

@@ -13,14 +13,14 @@
 
 namespace octavo {
 
-/// The streams of a thread that works on tensors beside the one that makes them: one for each device, none on the CPU.
-/// hand_over() is called by one thread, which may be another one than that.
+/// The streams of a thread that works on tensors beside the thread that makes them: one for each device, none on the
+/// CPU. Only one thread calls hand_over(); it need not be the thread that uses the streams.
 class OCTAVO_API SideStreams {
  public:
-  /// A point in the current stream's work, for the other thread to go on from.
+  /// A point in the current stream's work from which the other thread goes on.
   class Mark {
    public:
-    /// Makes the other stream of the device the current one until the guard ends; its work waits for the mark.
+    /// Makes the thread's own stream of the device the current one until the guard ends. Its work waits for the mark.
     c10::OptionalStreamGuard take() const;
 
    private:

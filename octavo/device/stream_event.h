@@ -10,13 +10,13 @@
 
 namespace octavo {
 
-/// A point in a stream's work, also on the CPU, where torch has none. Not thread-safe, as torch's own.
+/// A point in a stream's work. It exists also on the CPU, where torch has none. Not thread-safe, like torch's own.
 class OCTAVO_API StreamEvent {
  public:
   virtual ~StreamEvent() = default;
   /// Marks the work submitted to the stream so far; a later call moves the mark.
   virtual void record(c10::Stream stream) = 0;
-  /// Work submitted to the stream from now on waits for the mark.
+  /// Makes work that is submitted to the stream from now on wait for the mark.
   virtual void block(c10::Stream stream) const = 0;
   /// Whether the mark has been reached; true where none was set.
   virtual bool query() const = 0;
@@ -26,8 +26,8 @@ class OCTAVO_API StreamEvent {
   virtual double elapsed_ms(const StreamEvent& later) const = 0;
 };
 
-/// An event of the device type. On the CPU it is a time of the host's steady clock: operations there are finished when
-/// they return, so its mark has always been reached.
+/// Makes an event of the device type. On the CPU it is a time of the host's steady clock: operations there are finished
+/// when they return, so its mark has always been reached.
 OCTAVO_API std::unique_ptr<StreamEvent> make_event(c10::DeviceType type, bool timing);
 
 }  // namespace octavo

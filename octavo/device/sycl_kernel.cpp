@@ -28,7 +28,7 @@ void SyclKernel::launch(c10::Device device, std::uint64_t groups, std::uint64_t 
     fail(ErrorCode::unsupported, "device.sycl_kernel", "the back end of ", device.str(),
          " compiles no kernels from source");
   }
-  const Queue queue = device.is_cpu() ? Queue() : current;  // on the calling thread it returns when its kernel has run
+  const Queue queue = device.is_cpu() ? Queue() : current;  // on the empty queue launch() waits for its kernel
   runtime.launch(queue, compiled_for(device, queue, runtime), groups, group_size, arguments, argument_count);
 }
 

@@ -34,7 +34,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     const Queue queue = queue_of(current_stream(current_device()));
-    runtime().copy(queue, to, from, bytes);  // of any kind of memory, which the host may not read
+    runtime().copy(queue, to, from, bytes);  // by the queue: the host may be unable to read the memory
     runtime().wait(queue);
   }
 
@@ -66,7 +66,7 @@ class DeviceAllocator final : public c10::DeviceAllocator {
   void resetAccumulatedStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_sums(device, kHost); }
   void resetPeakStats(c10::DeviceIndex device) override { MemoryPool::instance().reset_peak(device, kHost); }
 
-  /// Free and total bytes: of the limit, where there is one. A block of all that is free can be allocated.
+  /// Returns free and total bytes, within the limit where there is one. One block of all free bytes can be allocated.
   std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
     require_device(device);
     return {MemoryPool::instance().free_bytes(device), MemoryPool::instance().total_bytes(device)};
@@ -136,7 +136,7 @@ class CpuAllocator final : public c10::Allocator {
     if (scope < 0) return ordinary->allocate(bytes);
     return sycl_device::allocate(scope, MemoryKind::shared, bytes, c10::kCPU);
   }
-  // Memory may be freed outside of the scope that it was allocated in: one deleter for both kinds.
+  // Memory may be freed outside of the scope in which it was allocated: there is one deleter for both kinds.
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override { ordinary->copy_data(to, from, bytes); }
 };
@@ -175,7 +175,7 @@ c10::DataPtr allocate(c10::DeviceIndex device, MemoryKind kind, std::size_t byte
   const c10::StreamId stream = is_pinned ? MemoryPool::kNoStream : current_stream(device).id();
   void* memory = bytes == 0 ? nullptr : MemoryPool::instance().allocate(device, kind, bytes, stream);
   c10::DataPtr data(memory, memory, &release, as);
-  // What another thread freed a moment ago the stream may still use; a CPU kernel does not wait for that.
+  // The stream may still use what another thread freed a moment ago, and a CPU kernel does not wait for the stream.
   if (scope >= 0) settle(device);
   return data;
 }

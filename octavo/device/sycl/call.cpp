@@ -46,7 +46,7 @@ std::optional<c10::DeviceIndex> device_of(const c10::IValue& value) {
   return first;
 }
 
-/// One call: the arguments' way to the CPU, the results' way back.
+/// One call: takes the arguments to the CPU and the results back to the device.
 class Call {
  public:
   Call(const c10::OperatorHandle& op, const OperatorTraits& traits, Stack* stack)
@@ -68,7 +68,7 @@ class Call {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
       if (traits_.is_sparse)
-        op_.callBoxed(stack_);  // with strided tensors among them: the twins decide which kernel
+        op_.callBoxed(stack_);  // strided tensors may be among them: the twins decide which kernel runs
       else
         op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack_);
     }

@@ -30,7 +30,7 @@ bool can_enqueue(const at::Tensor& to, const at::Tensor& from) {
          queue_reads(to) && queue_reads(from) && (!is_ours(to) || !is_ours(from) || to.device() == from.device());
 }
 
-/// The memory of a host tensor is not reused before the stream is done with it.
+/// Keeps the memory of a host tensor from being reused before the stream is done with it.
 void keep_for(const at::Tensor& tensor, c10::Stream stream) {
   if (is_ours(tensor)) return;
   const c10::DataPtr& memory = tensor.storage().data_ptr();
@@ -47,9 +47,9 @@ void enqueue(at::Tensor& to, const at::Tensor& from, bool is_waited_for) {
 
 // ---- by the host
 
-/// On the CPU, over the same memory, after what the streams have to do.
+/// Copies on the CPU, over the same memory, after the streams have done what they were given.
 void copy_by_host(const at::Tensor& to, const at::Tensor& from) {
-  Twins twins(0);  // no results: which device does not matter
+  Twins twins(0);  // there are no results, so the device does not matter
   const auto twin_of = [&](const at::Tensor& tensor) {
     if (!is_ours(tensor)) return tensor;
     settle(tensor.device().index());
@@ -69,10 +69,10 @@ void transfer(c10::DeviceIndex device, void* to, const void* from, std::uint64_t
   runtime().wait(queue);
 }
 
-/// An uninitialized CPU tensor in page-locked memory with a tensor's dtype, sizes, strides and flags; its storage
+/// Makes an uninitialized CPU tensor in page-locked memory with a tensor's dtype, sizes, strides and flags. Its storage
 /// covers what lies from the tensor's first element to its last.
 at::Tensor staging_for(const at::Tensor& tensor) {
-  const c10::OptionalDeviceGuard guard(tensor.device());  // whose driver knows the memory as page-locked
+  const c10::OptionalDeviceGuard guard(tensor.device());  // the memory is page-locked for this device's driver
   at::Tensor staged =
       at::detail::empty_strided_generic(tensor.sizes(), tensor.strides(), &pinned_allocator(),
                                         c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.scalar_type());
@@ -81,22 +81,23 @@ at::Tensor staging_for(const at::Tensor& tensor) {
   return staged;
 }
 
-/// The same with the tensor's bytes, those between its elements too. Returns when they are there.
+/// Makes such a tensor and copies the tensor's bytes to it, those between its elements too. Returns when they are
+/// there.
 at::Tensor download(const at::Tensor& tensor) {
   at::Tensor staged = staging_for(tensor);
   transfer(tensor.device().index(), staged.mutable_data_ptr(), tensor.const_data_ptr(), staged.storage().nbytes());
   return staged;
 }
 
-/// The way back, of the whole storage of `staged`: what was written between the tensor's elements since its download is
-/// overwritten. Returns when it is done.
+/// Copies the whole storage of `staged` back to the tensor: what was written between the tensor's elements since its
+/// download is overwritten. Returns when it is done.
 void upload(const at::Tensor& staged, const at::Tensor& tensor) {
   transfer(tensor.device().index(), tensor.mutable_data_ptr(), staged.const_data_ptr(), staged.storage().nbytes());
 }
 
-/// As copy_by_host where the host cannot read one of them, or both.
+/// Copies as copy_by_host does, where the host cannot read one of the tensors, or both.
 void copy_by_staging(const at::Tensor& to, const at::Tensor& from) {
-  at::assert_no_internal_overlap(to);  // as the host's copy does, which sees no two tensors of one memory here
+  at::assert_no_internal_overlap(to);  // the host's copy cannot see it: its tensors share no memory
   at::assert_no_partial_overlap(to, from);
   const at::Tensor source = is_private(from) ? download(from) : from;
   if (!is_private(to)) return copy_by_host(to, source);
@@ -129,7 +130,7 @@ void register_copy() {
   library->impl("copy_", copy_);
   static auto* sparse =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
-  sparse->impl("copy_", at::native::copy_sparse_wrapper_);  // copies indices and values by the above
+  sparse->impl("copy_", at::native::copy_sparse_wrapper_);  // copies indices and values with copy_ above
 }
 
 }  // namespace octavo::sycl_device

@@ -6,14 +6,15 @@
 #include "octavo/export.h"
 #include "octavo/kernels/runtime.h"
 
-/// The devices of the torch device `sycl`, by number from 0, and which is the thread's current one. Thread-safe.
+/// The devices of the torch device `sycl`, numbered from 0, and the thread's current one. Thread-safe.
 namespace octavo::sycl_device {
 
 inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 inline constexpr int kMostDevices = 64;
 
-/// Throws Error unsupported, with the reason, where SYCL is missing and in a process forked from one that used it. A
-/// call counts as a use of the device; counting devices does not: torch does so in a program that stays on the CPU.
+/// Returns the back end's runtime. Throws Error unsupported, with the reason, where SYCL is missing and in a process
+/// forked from one that used it. A call counts as a use of the device. Counting devices does not, because torch does so
+/// in a program that stays on the CPU.
 OCTAVO_API const DeviceRuntime& runtime();
 
 /// Whether this process, or the one that it was forked from, used the device.
@@ -21,14 +22,14 @@ OCTAVO_API bool is_initialized() noexcept;
 /// Whether this process was forked from one that had used the device: SYCL's threads do not exist there.
 OCTAVO_API bool is_forked() noexcept;
 
-/// 0 where SYCL is missing.
+/// Returns 0 where SYCL is missing.
 OCTAVO_API c10::DeviceIndex device_count() noexcept;
 
-/// The same number in torch's type. Throws Error: unsupported where SYCL is missing, invalid_argument where the device
-/// is not there.
+/// Returns the same number in torch's type. Throws Error unsupported where SYCL is missing, Error invalid_argument
+/// where there is no such device.
 OCTAVO_API c10::DeviceIndex require_device(int device);
 
-/// What SYCL tells of a device; throws as require_device does.
+/// Returns what SYCL tells about a device; throws as require_device does.
 OCTAVO_API DeviceFacts facts(int device);
 
 OCTAVO_API c10::DeviceIndex current_device() noexcept;

@@ -40,7 +40,7 @@ void fall_back_sparse(const c10::OperatorHandle& op, Stack* stack) {
   call_on_cpu(op, OperatorTraits(op, /*is_sparse=*/true), stack);
 }
 
-/// Gives `key` every operator that `cpu_key` has and `key` has not.
+/// Gives `key` every operator that `cpu_key` has and `key` lacks.
 void mirror(c10::DispatchKey cpu_key, c10::DispatchKey key, bool is_sparse) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getRegistrationsForDispatchKey(cpu_key)) {
@@ -63,8 +63,8 @@ void convolution(const c10::OperatorHandle&, Stack* stack) {
 void convolution_backward(const c10::OperatorHandle& overrideable, Stack* stack) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::convolution_backward", "");
   const std::size_t first = stack->size() - overrideable.schema().arguments().size();
-  const bool wants_bias = stack->back().toBoolList().get(2);  // of output_mask
-  const auto channels = (*stack)[first].toTensor().size(1);   // of grad_output
+  const bool wants_bias = stack->back().toBoolList().get(2);  // from output_mask
+  const auto channels = (*stack)[first].toTensor().size(1);   // from grad_output
   constexpr std::ptrdiff_t kBiasSizes = 3;                    // after grad_output, input and weight
   const c10::IValue bias_sizes = wants_bias ? c10::IValue(std::vector<std::int64_t>{channels}) : c10::IValue();
   stack->insert(stack->begin() + static_cast<std::ptrdiff_t>(first) + kBiasSizes, bias_sizes);
@@ -79,8 +79,8 @@ void register_cpu_operators() {
   library->impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   library->impl("convolution_backward_overrideable",
                 torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
-  // An operator that the CPU has is registered by itself: else one with a functional and an out= form goes through
-  // both.
+  // Each operator that the CPU has is registered by itself. Otherwise one with a functional and an out= form would go
+  // through both.
   mirror(c10::DispatchKey::CPU, c10::DispatchKey::PrivateUse1, /*is_sparse=*/false);
   mirror(c10::DispatchKey::SparseCPU, c10::DispatchKey::SparsePrivateUse1, /*is_sparse=*/true);
   auto& dispatcher = c10::Dispatcher::singleton();

@@ -21,8 +21,8 @@ class Generator final : public c10::GeneratorImpl {
   const at::Generator& cpu() const { return cpu_; }
 
  private:
-  /// Under the mutex that the CPU's kernels hold while they draw. torch holds this generator's own, which they do not
-  /// know.
+  /// Calls `body` under the mutex that the CPU's kernels hold while they draw. Torch holds this generator's own mutex,
+  /// which those kernels do not know.
   template <class Body>
   auto locked(Body body) const {
     c10::GeneratorImpl& cpu = *cpu_.unsafeGetGeneratorImpl();

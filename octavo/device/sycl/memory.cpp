@@ -26,7 +26,7 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
-/// The device of a new tensor, made current.
+/// Makes the device of a new tensor the current one.
 c10::OptionalDeviceGuard guard_for(std::optional<at::Device> device, std::optional<bool> pin_memory) {
   const c10::DeviceIndex index = device && device->has_index() ? device->index() : current_device();
   if (pin_memory.value_or(false)) {

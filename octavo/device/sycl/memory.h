@@ -12,21 +12,22 @@
 /// The memory of the device `sycl` as users choose it. Thread-safe.
 namespace octavo::sycl_device {
 
-/// An uninitialized contiguous tensor on `sycl` in memory of that kind; its storage does not grow. Of kind `device` on
-/// a GPU it is for kernels, copies and views alone: other operators run on the host, which cannot read it, and refuse.
-/// Throws Error unsupported where SYCL is missing, invalid_argument where the device is not there; torch's c10::Error
-/// for impossible sizes, its OutOfMemoryError.
+/// Makes an uninitialized contiguous tensor on `sycl` in memory of that kind; its storage does not grow. A tensor of
+/// kind `device` on a GPU is for kernels, copies and views alone: other operators run on the host, which cannot read
+/// it, and refuse. Throws Error unsupported where SYCL is missing, Error invalid_argument where there is no such
+/// device, torch's c10::Error for impossible sizes, and torch's OutOfMemoryError.
 OCTAVO_API at::Tensor empty_of_kind(at::IntArrayRef sizes, at::ScalarType dtype, MemoryKind kind, int device);
 
-/// The most bytes that may be reserved on the device, so that a large one can stand for a small one; nullopt: all that
-/// it has. OCTAVO_SYCL_MEMORY_BYTES sets it from outside, for every device. Cached memory beyond it is freed at the
-/// next allocation. Throws Error unsupported where SYCL is missing, invalid_argument where the device is not there, or
-/// the variable is no number.
+/// The most bytes that may be reserved on the device, so that a large device can stand for a small one; nullopt: all
+/// that it has. The environment variable OCTAVO_SYCL_MEMORY_BYTES sets it for every device. Cached memory beyond the
+/// limit is freed by the next allocation that needs new memory. Throws Error unsupported where SYCL is missing, Error
+/// invalid_argument where there is no such device or the variable is no number.
 OCTAVO_API void set_memory_limit(int device, std::optional<std::uint64_t> bytes);
 OCTAVO_API std::optional<std::uint64_t> memory_limit(int device);
 
-/// The largest tensor that can be made on the device, in bytes: of the limit, of what the driver has, and of what is
-/// cached, less what blocks are rounded up by. Throws as memory_limit does.
+/// Returns the size in bytes of the largest tensor that can be made on the device. It stays within the limit and within
+/// what the driver has left and the cache holds, and is rounded down to the size of a block. Throws as memory_limit
+/// does.
 OCTAVO_API std::uint64_t available_memory(int device);
 
 }  // namespace octavo::sycl_device

@@ -6,7 +6,7 @@
 
 namespace octavo::sycl_device {
 
-/// A figure: now, the most since reset_peak(), and the sums since reset_sums().
+/// A figure: its value now, the highest value since reset_peak(), and what was added and removed since reset_sums().
 struct Gauge {
   std::int64_t current = 0, peak = 0, added = 0, removed = 0;
 
@@ -23,7 +23,7 @@ struct Gauge {
   void reset_sums() { added = removed = 0; }
 };
 
-/// How many blocks, and their bytes together.
+/// The number of blocks, and their bytes together.
 struct Amount {
   Gauge bytes, blocks;
 
@@ -37,8 +37,9 @@ struct Amount {
   }
 };
 
-/// What tensors asked for is `allocated`, to the byte; what the driver gave is `reserved`: allocated memory rounded up,
-/// and memory kept for the next tensor. `active` is what is in use, or was freed while a stream may still use it.
+/// The figures of a memory. `allocated` is what tensors asked for, to the byte. `reserved` is what the driver gave:
+/// allocated memory rounded up, and memory kept for the next tensor. `active` is what is in use, or was freed while a
+/// stream may still use it.
 struct MemoryFigures {
   Amount allocated, reserved, active;
   std::int64_t retries = 0, refusals = 0;  // allocations that needed the cache emptied first, and those refused

@@ -17,7 +17,7 @@ namespace octavo::sycl_device {
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 64;  // of torch's CPU tensors
+constexpr std::uint64_t kAlignment = 64;  // as torch's CPU tensors have it
 constexpr const char* kLimitVariable = "OCTAVO_SYCL_MEMORY_BYTES";
 
 std::optional<std::uint64_t> limit_of_environment() {
@@ -105,7 +105,7 @@ bool MemoryPool::free(void* memory) noexcept {
       keep(memory, block);
     else
       pending_.add(memory, std::move(block));
-  } catch (...) {  // a deleter must not throw; a stream may use the block as long as it likes
+  } catch (...) {  // a deleter must not throw; the block stays active for good
   }
   return true;
 }
@@ -137,7 +137,7 @@ void MemoryPool::empty_cache(c10::DeviceIndex device, bool host) {
   release_cached({device, host});
 }
 
-// ---- of memory in use
+// ---- memory in use
 
 std::optional<MemoryKind> MemoryPool::kind_of(const void* memory) {
   const std::lock_guard lock(mutex_);
@@ -156,7 +156,9 @@ void MemoryPool::use_on(void* memory, c10::Stream stream) {
   const auto found = used_.find(memory);
   if (found == used_.end()) return;
   const Block& block = found->second;
-  if (block.device == stream.device_index() && block.stream == stream.id()) return;  // its own: in order
+  if (block.device == stream.device_index() && block.stream == stream.id())
+    return;  // the block's own stream: its work
+             // is in order
   auto& streams = found->second.other_streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }

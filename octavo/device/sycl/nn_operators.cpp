@@ -10,14 +10,15 @@
 #include "octavo/device/sycl/generator.h"
 #include "octavo/device/sycl/operators.h"
 
-// What torch's modules ask of every accelerator and the CPU does not have, or not so.
+// What torch's modules ask of every accelerator and the CPU does not have, or has in another form.
 namespace octavo::sycl_device {
 
 namespace {
 
 // ---- dropout
 
-/// By hand, since the CPU's draws from the CPU's default generator: output and the mask of what was kept.
+/// Returns the output and the mask of what was kept. Written by hand, because the CPU's dropout draws from the CPU's
+/// default generator.
 std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, double p, std::optional<bool> train) {
   const auto mask_like = input.options().dtype(at::kBool);
   if (!train.value_or(true) || input.numel() == 0) return {input.clone(), at::ones(input.sizes(), mask_like)};
@@ -29,8 +30,8 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
 
 // ---- LSTM and GRU
 
-// torch asks every accelerator for fused cells, which the CPU does not have. Gates come before their activation,
-// [batch, gates * hidden]; a workspace keeps what backward needs.
+// torch asks every accelerator for fused cells, which the CPU does not have. Gates are given before their activation,
+// [batch, gates * hidden]. A workspace keeps what backward needs.
 
 using Optional = std::optional<at::Tensor>;
 
@@ -92,16 +93,16 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> gru_cell_
 
 // ---- autocast
 
-/// Autocast as on torch's own accelerators: which operators run in bf16 or fp16 and which in fp32.
+/// Registers autocast as on torch's own accelerators: which operators run in bf16 or fp16, and which in fp32.
 void register_autocast() {
-  using namespace at;  // torch's macros name its types without
+  using namespace at;  // torch's macros name its types without a namespace
   static auto* others =
       new torch::Library(torch::Library::IMPL, "_", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
   others->fallback(torch::CppFunction::makeFallthrough());
 
   static auto* library =
       new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutocastPrivateUse1, __FILE__, __LINE__);
-  torch::Library& m = *library;  // as torch's macros name it
+  torch::Library& m = *library;  // the name in torch's macros
 #define OCTAVO_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
   AT_FORALL_LOWER_PRECISION_FP(OCTAVO_LOWER_PRECISION)
 #undef OCTAVO_LOWER_PRECISION

@@ -5,8 +5,8 @@
 
 #include <cstddef>
 
-/// The operators of the device. Each function registers those of a file; `register_cpu_operators` comes last, because
-/// it leaves alone what is there.
+/// The operators of the device. Each function registers those of one file. `register_cpu_operators` comes last, because
+/// it leaves alone what is registered already.
 namespace octavo::sycl_device {
 
 void register_memory_operators();  // memory.cpp: what makes tensors and views and changes their storage

@@ -39,7 +39,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { set_current_device(device.index()); }
   void synchronizeDevice(c10::DeviceIndex device) const override { synchronize(device); }
-  // every dtype, as the CPU's kernels take
+  // every dtype, because the CPU's kernels take all of them
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
 
   c10::Stream getStream(c10::Device device) const override { return current_stream(index_of(device)); }
@@ -82,7 +82,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 };
 
-/// What torch asks of an accelerator besides guards: its generators, pinned memory, whether it is there.
+/// What torch asks of an accelerator besides guards: its generators, its pinned memory and whether it is there.
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }

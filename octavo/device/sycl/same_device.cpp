@@ -7,9 +7,10 @@
 #include <string>
 #include <string_view>
 
-// torch checks devices where the CPU's kernels do not pass: in the wrapper that it generates for an operator on CUDA;
-// in TensorIterator, for operators without such a wrapper (`device_check: NoCheck` in its native_functions.yaml); by
-// hand, where indices are taken. tests/python/sycl/test_sycl_same_device.py holds the names here to that file.
+// torch checks devices in three places where the CPU's kernels do not pass: in the wrapper that it generates for an
+// operator on CUDA; in TensorIterator, for operators without such a wrapper (`device_check: NoCheck` in its
+// native_functions.yaml); and by hand, where indices are taken. tests/python/sycl/test_sycl_same_device.py checks the
+// names here against that file.
 namespace octavo::sycl_device {
 
 namespace {
@@ -44,7 +45,7 @@ c10::Device device_of(Arguments arguments) {
   return device;
 }
 
-/// As torch's wrappers: no tensor may be elsewhere.
+/// Throws, as torch's wrappers do, where a tensor is on another device.
 void require_one_device(const c10::OperatorHandle& op, Arguments arguments) {
   std::optional<c10::Device> common;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
@@ -55,7 +56,7 @@ void require_one_device(const c10::OperatorHandle& op, Arguments arguments) {
   }
 }
 
-/// As TensorIterator: inputs may be numbers on the CPU, `most` of them.
+/// Throws, as TensorIterator does, where a tensor is on another device. Up to `most` inputs may be numbers on the CPU.
 void require_one_device_but_numbers(Arguments arguments, const std::vector<std::size_t>& written, std::size_t most) {
   const c10::Device common = device_of(arguments);
   std::size_t numbers = 0;
@@ -80,7 +81,7 @@ void require_one_device_or_cpu(Arguments arguments) {
 
 // ---- indices: [tensor, indices, ...]
 
-/// Whether they are one mask, on that device.
+/// Whether the indices are one mask on that device.
 bool are_one_mask(const c10::IValue& indices, c10::Device device) {
   int count = 0;
   bool is_mask = true;
@@ -98,7 +99,7 @@ void require_device_of_indices(c10::Device tensor, const c10::IValue& indices) {
   });
 }
 
-/// tensor[indices] = values. Indices of the device into a tensor on the CPU are taken, too.
+/// Checks the devices of tensor[indices] = values. Indices of the device into a tensor on the CPU are allowed, too.
 void require_devices_to_put(Arguments arguments) {
   const at::Tensor &tensor = arguments[0].toTensor(), &values = arguments[2].toTensor();
   const c10::Device common = device_of(arguments);

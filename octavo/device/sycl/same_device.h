@@ -13,15 +13,15 @@ enum class CpuTensors {
   none,
   one_number,  // one 0-dim input: torch's element-wise operators
   numbers,     // any 0-dim inputs
-  indices,     // of any shape, into a tensor of the device
+  indices,     // indices of any shape into a tensor of the device
   put,         // indices, and a value of one element
   all,
 };
 
 CpuTensors cpu_tensors_of(const c10::OperatorHandle&);
 
-/// `arguments`: those of a call, of which the operator writes to those at the positions `written`. Throws c10::Error in
-/// torch's words where CUDA refuses the devices of the tensors, or where they lie on two devices sycl.
+/// Throws c10::Error in torch's words where CUDA refuses the devices of the tensors, or where they lie on two devices
+/// of sycl. `arguments` are those of a call; the operator writes to the ones at the positions `written`.
 void require_same_device(const c10::OperatorHandle&, CpuTensors, c10::ArrayRef<c10::IValue> arguments,
                          const std::vector<std::size_t>& written);
 

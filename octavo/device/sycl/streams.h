@@ -5,17 +5,17 @@
 
 #include "octavo/device/sycl/devices.h"
 
-/// The streams of the torch device `sycl`: torch's numbers upon the handles of the back end's DeviceRuntime. A device's
-/// stream 0 is its default, the others come from two pools of 32, one of them urgent; each is made at its first use and
-/// lives as long as the process. Current streams are the thread's own. Thread-safe.
+/// The streams of the torch device `sycl`: torch's numbers for the handles of the back end's DeviceRuntime. Stream 0 of
+/// a device is its default. The others come from two pools of 32, one of them urgent. Each is made at its first use and
+/// exists as long as the process. Each thread has current streams of its own. Thread-safe.
 namespace octavo::sycl_device {
 
-// All of these throw as `require_device` does, and Error invalid_argument for a stream that is not there.
+// All of these throw as `require_device` does, and Error invalid_argument for a stream that does not exist.
 c10::Stream current_stream(c10::DeviceIndex);
 c10::Stream default_stream(c10::DeviceIndex);
-/// The next of a pool; after 32 calls streams are shared.
+/// Returns the next stream of a pool; after 32 calls streams are shared.
 c10::Stream stream_from_pool(c10::DeviceIndex, bool is_urgent);
-/// Returns the one before.
+/// Makes the stream the current one and returns the one before.
 c10::Stream exchange_stream(c10::Stream);
 
 Queue queue_of(c10::Stream);

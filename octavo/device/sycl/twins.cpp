@@ -44,7 +44,7 @@ void require_readable(const c10::Storage& storage) {
 
 void release_storage(void* storage) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(storage)); }
 
-/// The storage's memory as the CPU's, which keeps the storage alive.
+/// Returns the storage's memory as memory of the CPU, which keeps the storage alive.
 c10::DataPtr host_view(c10::StorageImpl* storage) {
   void* memory = storage->mutable_data();
   c10::raw::intrusive_ptr::incref(storage);
@@ -73,7 +73,7 @@ c10::Storage TwinStorages::original_of(const c10::Storage& twin) {
     return known.original;
   }
   c10::StorageImpl* impl = twin.unsafeGetStorageImpl();
-  if (impl->device_type() == kType) return twin;  // of an earlier result of this call
+  if (impl->device_type() == kType) return twin;  // from an earlier result of this call
   if (impl->_mutable_data_ptr_no_checks().get_deleter() != &release) return {};
   impl->_mutable_data_ptr_no_checks().unsafe_set_device({kType, device_});
   impl->set_allocator(&allocator());
