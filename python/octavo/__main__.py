@@ -11,7 +11,8 @@ EXIT_FAILED = 1
 
 
 def main() -> None:
-    """Runs the command line of `octavo.cli`; ends in one sentence where a package of the extra is missing."""
+    """Runs the command line of `octavo.cli`. Where a package of the extra `train` is missing, it prints one sentence
+    that says so and exits with status 1."""
     try:
         with quick_imports():
             from octavo.cli import app
@@ -29,7 +30,8 @@ def main() -> None:
 
 
 def _packages_of_the_extra() -> set[str]:
-    """The names of the packages of `octavo[train]`, under which they are imported too."""
+    """Returns the names of the packages of the extra `octavo[train]`, which are also the names that they are imported
+    by."""
     named = [line for line in requires("octavo") or [] if re.search(r"extra == ['\"]train['\"]", line)]
     return {re.match(r"[A-Za-z0-9_]+", line)[0] for line in named}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that do not keep whose they are."""
+"""Hooks that do not keep the object alive whose method they call."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from weakref import WeakMethod
 
 
 def while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
-    """For hooks of parameters, modules and optimizers, and for what Dynamo keeps, which must not keep an engine or
-    optimizer that nobody else has: what autograd keeps in a parameter no collection of garbage sees. Nothing is done,
-    and None returned, when it is gone."""
+    """Returns a function that calls ``method`` as long as the object of the method is alive. Once the object is gone,
+    the function does nothing and returns None.
+
+    It is for hooks of parameters, modules and optimizers, and for what Dynamo keeps. Such a hook must not keep an
+    engine or an optimizer alive that nobody else refers to: the garbage collector does not see what autograd keeps in a
+    parameter.
+    """
     weak = WeakMethod(method)
 
     def call(*arguments: Any) -> Any:

@@ -8,9 +8,9 @@ or in a ``setup.py``, for a package that is installed:
 >>> from octavo.build import BuildExtension, extension
 >>> setup(ext_modules=[extension("gated_add", [...])], cmdclass={"build_ext": BuildExtension})
 
-A source ``NAME.sycl`` is the device's: it is compiled at run time, for the device at hand, by ``octavo::SyclKernel``
-(``<octavo/device.h>``). The build puts it into the library as ``extern const char* const NAME_sycl;``, so that the
-built file stands alone. ``examples/extension`` is a whole one.
+A source ``NAME.sycl`` is device code: ``octavo::SyclKernel`` (``<octavo/device.h>``) compiles it at run time, for the
+device at hand. The build puts its text into the library as ``extern const char* const NAME_sycl;``, so that the built
+library needs no file beside it. ``examples/extension`` is a complete example.
 """
 
 import os
@@ -27,15 +27,16 @@ from torch.utils import cpp_extension
 from octavo import _C
 
 _PACKAGE = Path(_C.__file__).parent
-_SYCL = Path(sys.prefix)  # its packages put themselves there
+_SYCL = Path(sys.prefix)  # SYCL's packages install their headers and libraries there
 _FLAGS = ["-std=c++20", "-DSYCL_DISABLE_FSYCL_SYCLHPP_WARNING"]
 _DELIMITER = "__octavo__"
 
 
 def include_dirs(sycl: bool = False) -> list[str]:
-    """Where ``<octavo/device.h>`` and the other headers are.
+    """Returns the folders of ``<octavo/device.h>`` and Octavo's other headers.
 
-    ``sycl``: SYCL's own too, which ``<octavo/sycl.h>`` needs. Raises NotImplementedError where they are not installed.
+    ``sycl``: whether to add the folder of SYCL's own headers, which ``<octavo/sycl.h>`` needs. Raises
+    NotImplementedError where they are not installed.
     """
     own = [str(_PACKAGE / "include")]
     if not sycl:
@@ -46,16 +47,20 @@ def include_dirs(sycl: bool = False) -> list[str]:
 
 
 def link_arguments(sycl: bool = False) -> list[str]:
-    """Link liboctavo, liboctavo_core and, with ``sycl``, libsycl, which are then found where they lie at run time."""
+    """Returns the linker's arguments for liboctavo, liboctavo_core and, with ``sycl``, libsycl. At run time the
+    libraries are found in the folders where they are now."""
     folders = [_PACKAGE / "lib", *([_SYCL / "lib"] if sycl else [])]
     libraries = ["-loctavo", "-loctavo_core", *(["-lsycl"] if sycl else [])]
     return [f"-L{folder}" for folder in folders] + libraries + [f"-Wl,-rpath,{folder}" for folder in folders]
 
 
 def extension(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = False, **options: Any) -> Extension:
-    """A setuptools Extension that is compiled and linked against torch and Octavo; ``options`` are Extension's.
+    """Returns a setuptools ``Extension`` that is compiled and linked against torch and Octavo.
 
-    ``sycl``: a source includes ``<octavo/sycl.h>``.
+    - ``name``: the name of the extension.
+    - ``sources``: paths of C++ files and ``.sycl`` files.
+    - ``sycl``: whether a source includes ``<octavo/sycl.h>``.
+    - ``options``: further options of ``Extension``.
     """
     ext = cpp_extension.CppExtension(name, [str(source) for source in sources], **options)
     ext.include_dirs = include_dirs(sycl) + list(ext.include_dirs)
@@ -65,7 +70,8 @@ def extension(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool =
 
 
 class BuildExtension(cpp_extension.BuildExtension):
-    """torch's ``build_ext``, with ``.sycl`` among the sources of what ``extension()`` gave."""
+    """torch's ``build_ext``, which also takes ``.sycl`` files among the sources of an Extension that ``extension()``
+    returned."""
 
     def build_extensions(self) -> None:
         """Builds every Extension of the package."""
@@ -75,11 +81,16 @@ class BuildExtension(cpp_extension.BuildExtension):
 
 
 def load(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = False, verbose: bool = False) -> None:
-    """Compiles the sources, where they changed since the last time, and loads them: their operators are there then.
+    """Compiles the sources, where they have changed since the last time, and loads the library, which registers its
+    operators.
 
-    ``name``: of the library, among all that this user builds. ``sycl``: a source includes ``<octavo/sycl.h>``. The
-    first time takes half a minute: torch's headers are large. Raises ValueError for a source that is not there,
-    RuntimeError with the compiler's message.
+    - ``name``: the name of the library, unique among all libraries that this user builds.
+    - ``sources``: paths of C++ files and ``.sycl`` files.
+    - ``sycl``: whether a source includes ``<octavo/sycl.h>``.
+    - ``verbose``: whether torch prints the commands of the build.
+
+    The first call takes half a minute, because torch's headers are large. Raises ValueError for a source that does not
+    exist, RuntimeError with the compiler's message.
     """
     if isinstance(sources, str | os.PathLike) or not sources:
         raise ValueError(f"[build.load] expected a list of source files, got {sources!r}")
@@ -100,7 +111,7 @@ def load(name: str, sources: Sequence[str | os.PathLike[str]], sycl: bool = Fals
 
 
 def _with_embedded(sources: Sequence[str], folder: Path) -> list[str]:
-    """The sources, with a C++ file in place of each ``.sycl``."""
+    """Returns the sources with a generated C++ file in place of each ``.sycl`` file."""
     stems = [Path(source).stem for source in sources if source.endswith(".sycl")]
     if len(set(stems)) < len(stems):
         raise ValueError(f"[build] two .sycl files have the same name, among {', '.join(sorted(stems))}: rename one")
@@ -117,7 +128,7 @@ def _embed(source: Path, folder: Path) -> str:
     content = f'// From {source.name}.\n{symbol}R"{_DELIMITER}({text}){_DELIMITER}";\n'
     target = folder / f"{name}_sycl.cpp"
     target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.exists() or target.read_text() != content:  # an old date spares a compilation
+    if not target.exists() or target.read_text() != content:  # a file that is not written is not compiled again
         target.write_text(content)
     return str(target)
 
@@ -125,12 +136,13 @@ def _embed(source: Path, folder: Path) -> str:
 def _add_flags(ext: Extension) -> None:
     flags = ext.extra_compile_args
     cxx = flags.setdefault("cxx", []) if isinstance(flags, dict) else flags
-    cxx[:0] = _FLAGS  # first: the user's own count
+    cxx[:0] = _FLAGS  # first, so that the user's own flags override them
 
 
 @contextmanager
 def _tools_on_path() -> Iterator[None]:
-    """Ninja as installed beside this Python, also where its environment is not activated."""
+    """Puts the folder of this Python's scripts first in PATH, so that the Ninja installed there is found also where the
+    environment is not activated."""
     before = os.environ.get("PATH", "")
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), before])
     try:

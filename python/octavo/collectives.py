@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives that send codes instead of numbers."""
+"""Collectives whose messages are codes instead of numbers."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +17,8 @@ from octavo.rendezvous import Rendezvous, as_group, require_timeout
 
 
 class PendingAllReduce:
-    """What ``all_reduce(async_op=True)`` returns; ``wait()`` blocks until the tensor holds the result."""
+    """The handle that ``all_reduce(async_op=True)`` returns. ``wait()`` blocks until the tensor holds the result, and
+    raises what the call has raised. ``is_completed()`` says whether the call has ended."""
 
     def __init__(self, future: "Future[None]"):
         self._future = future
@@ -40,16 +41,27 @@ def all_reduce(
     seed: int = 0,
     timeout_s: float = 300.0,
 ) -> PendingAllReduce | None:
-    """Adds ``tensor`` over the ranks of ``group``, in place, with the plan's codec on the wire.
+    """Replaces ``tensor`` by its sum over the ranks of ``group``, in place; the ranks send codes of the plan's codec.
+    All ranks of the group call it with tensors of the same shape.
 
-    ``op``: ``SUM`` or ``AVG``. ``sign-vote`` gives the majority's sign (0 for a tie) whatever ``op`` is. Plans with
-    ``+ef`` are refused: one call keeps no residual; ``octavo.compress`` does. The result has the same bits on every
-    rank. ``seed``: of the run, the same on all ranks, from which, with the number of the call on the group, is drawn
-    what the plan draws. Calls on one group run in their order; calls on different groups do not wait for each other.
-    Raises ValueError, TypeError, TimeoutError after ``timeout_s``, RuntimeError where a peer failed, or has another
-    plan, ``op``, ``seed`` or size of the tensor, which then stays as it was. After the other failures of the last two
-    kinds its content is undefined; once all ranks of the group have had such a failure, their next call connects them
-    anew.
+    - ``tensor``: a dense tensor of a real floating dtype with this rank's own values.
+    - ``plan``: an ``octavo.Plan`` or its text. Plans with ``+ef`` are refused, because one call keeps no residual; use
+      ``octavo.compress`` for them. ``sign-vote`` gives the majority's sign (0 for a tie), whatever ``op`` is.
+    - ``group``: the ranks; None: all ranks.
+    - ``async_op``: whether to return a ``PendingAllReduce`` at once. Otherwise the call returns None when the tensor
+      holds the result.
+    - ``op``: ``SUM``, or ``AVG`` for the average.
+    - ``seed``: the seed of the run, the same on all ranks. The random bits that a plan draws depend on it and on the
+      number of the call on the group.
+    - ``timeout_s``: how long to wait for the other ranks, in seconds.
+
+    The result has the same bits on every rank. Calls on one group run in the order in which they are made; calls on
+    different groups do not wait for each other.
+
+    Raises ValueError or TypeError for arguments that make no sense, TimeoutError after ``timeout_s``, and RuntimeError
+    where another rank failed, or where another rank called it with another plan, ``op``, ``seed`` or tensor size. Where
+    the ranks' arguments differ, the tensor stays as it was. After any other TimeoutError or RuntimeError its content is
+    undefined. Once all ranks of the group have had such a failure, their next call connects them anew.
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"[collectives.all_reduce] expected a tensor, got {type(tensor).__name__}")
@@ -70,21 +82,21 @@ def all_reduce(
 
 
 class _Channel:
-    """What ``all_reduce`` keeps for a process group: a thread and a Gloo back end.
+    """The thread and the Gloo back end that ``all_reduce`` keeps for a process group.
 
-    The thread runs the group's calls in their order, which is the same on all of its ranks. It connects the back end
-    at its first call, and again after a failure, which leaves connections in an unknown state.
+    The thread runs the group's calls in their order, which is the same on all of its ranks. It connects the back end at
+    its first call, and again after a failure, which leaves connections in an unknown state.
     """
 
     def __init__(self) -> None:
         self._queue = ThreadPoolExecutor(max_workers=1, thread_name_prefix="octavo_all_reduce")
         self._backend: dist.ProcessGroupGloo | None = None
-        self._calls = 0  # on this back end: the same on all ranks
+        self._calls = 0  # the number of calls on this back end: the same on all ranks
 
     def submit(
         self, group: dist.ProcessGroup, tensor: Tensor, plan: Plan, average: bool, seed: int, timeout_s: float
     ) -> "Future[None]":
-        # In a list, which the call empties: the queue holds its arguments for a moment after the call is done.
+        # The tensor is in a list, which the call empties: the queue holds its arguments for a moment after the call.
         return self._queue.submit(self._run, group, _mark(tensor), [tensor.detach()], plan, average, seed, timeout_s)
 
     def _run(
@@ -108,7 +120,7 @@ class _Channel:
             with torch.inference_mode(tensor.is_inference()):  # as on the caller's thread
                 _C.all_reduce(tensor, plan, self._backend, average, timeout_s, self._calls, seed)
         except (TimeoutError, RuntimeError) as error:
-            if not isinstance(error, NotImplementedError):  # says nothing about the connections, unlike the others
+            if not isinstance(error, NotImplementedError):  # this error alone leaves the connections as they were
                 self._backend = None
             raise
 
@@ -125,7 +137,8 @@ def _channel(group: dist.ProcessGroup) -> _Channel:
 
 
 def _mark(tensor: Tensor) -> torch.Event | None:
-    """An event after what the tensor's device must finish before its memory may be read; None on the CPU."""
+    """Returns an event that is recorded behind the work that the tensor's device must finish before the tensor's memory
+    may be read; None on the CPU."""
     if tensor.device.type == "cpu":
         return None
     event = torch.Event(tensor.device)

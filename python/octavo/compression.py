@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``octavo.compress``, whatever shares the model's gradients."""
+"""``octavo.compress``, for DDP and for FSDP2."""
 
 import sys
 
@@ -31,51 +31,60 @@ def compress(
     timeout_s: float = 300.0,
 ) -> Handle:
     """Compresses the gradients that a model's ranks exchange; everything else about training stays as it is. The model
-    is wrapped in ``DistributedDataParallel``, or sharded by ``torch.distributed.fsdp.fully_shard`` (FSDP2).
+    is wrapped in ``DistributedDataParallel`` (DDP), or sharded by ``torch.distributed.fsdp.fully_shard`` (FSDP2). Call
+    it once per model, on all ranks, with the same arguments.
 
-    ``plan``: see ``octavo.Plan``. ``optimizer``: one that decides what is sent must be passed, built before or after
-    the model was wrapped. With ``OneBitAdamW`` and ``OneBitLamb`` ``plan`` is that of their momentum, and their warm-up
-    sends gradients by its own ``warmup_plan``; with ``Signum`` and ``DistributedLion`` it is that of the ranks' updates
-    (``sign-vote``); with ``ZeroOneAdam`` that of what ranks have moved since they last exchanged it. Any other
-    optimizer need not be passed; under a plan with dgc, which keeps the momentum, it must have none of its own, and is
-    refused if it is passed and has one. ``scaler``: the ``GradScaler`` that scales the
-    loss, if one does; error-feedback residuals and momenta are then kept in unscaled units. ``exempt``: which
-    parameters are sent in float32: a function of name and parameter, or names with ``*`` (default:
-    ``is_exempt_by_default``). ``seed``: of the run, from which is drawn what plans draw, such as the places of
-    ``randomk`` and how residuals are rounded; with another one a run is another sample. ``timeout_s``: how long
-    backward waits for the peers before it raises RuntimeError.
+    - ``model``: the DDP model, or the model that ``fully_shard`` was applied to as a whole.
+    - ``plan``: how gradients are sent, an ``octavo.Plan`` or its text.
+    - ``optimizer``: must be given where the optimizer decides what is sent; it may be built before or after the model
+      was wrapped. With ``OneBitAdamW`` and ``OneBitLamb``, ``plan`` is the plan of their momentum, and in their warm-up
+      gradients are sent by their own ``warmup_plan``. With ``Signum`` and ``DistributedLion`` it is the plan of the
+      ranks' updates (``sign-vote``). With ``ZeroOneAdam`` it is the plan of how far ranks have moved since they last
+      exchanged it. Any other optimizer need not be given. Under a plan that keeps the momentum itself (``dgc``,
+      ``fetchsgd``) the optimizer must have none of its own; if it is given and has one, it is refused.
+    - ``scaler``: the ``GradScaler`` that scales the loss, if there is one. Error-feedback residuals and momenta are
+      then kept in unscaled units.
+    - ``exempt``: which parameters are sent in float32. Either a function of name and parameter that returns a bool, or
+      names with ``*``. Default: ``is_exempt_by_default`` (parameters of at most one dimension, and those of fewer than
+      2048 elements).
+    - ``replicas``: for hybrid sharding with FSDP2, the process group of the ranks that hold the same shard; see below.
+    - ``ranks_per_host``: with DDP, how many ranks each host has, or ``"auto"``; see below.
+    - ``is_paged``: whether what is remembered from step to step (residuals, ranks' own momenta, estimates) is kept in
+      managed memory, as paged optimizers keep their states. With a device this memory is on the device while a bucket
+      is exchanged, and on the host otherwise. On the CPU it is memory that the system may page out. The bits of results
+      do not depend on it, states are saved and loaded as without it, and ranks may differ in it.
+    - ``page_dir``: with ``is_paged`` on the CPU, the directory of files that hold this memory.
+    - ``seed``: the seed of the run. All that plans draw at random depends on it, such as the places of ``randomk`` and
+      the rounding of residuals. Runs with different seeds are different samples.
+    - ``timeout_s``: how long backward waits for the other ranks before it raises RuntimeError, in seconds.
 
-    With FSDP2 the reduce-scatter of gradients is compressed; parameters are gathered as they are. ``replicas`` is for
-    hybrid sharding: call ``fully_shard`` with ``mesh=mesh["shard"]``, one dimension of a mesh, and pass
-    ``replicas=mesh.get_group("replicate")``, the ranks that hold the same shard. Then the reduce-scatter among shards
-    stays dense, and gradients are averaged between replicas by a compressed all-reduce. Replicas must begin with the
-    same parameters, as with FSDP2's own hybrid sharding.
+    With DDP the work is done in C++ on a thread of its own, without the GIL, while backward goes on. FSDP2 needs the
+    result of each collective at once, and waits for it.
 
-    ``ranks_per_host`` (DDP): compress between hosts alone. The ranks of a host then exchange the exact values of a
-    range each, ranks of equal place on all hosts average their ranges by the plan, and the results go to all ranks of a
-    host. A number, or ``"auto"`` for the ``LOCAL_WORLD_SIZE`` of torchrun; ranks of a host have consecutive numbers,
-    and all hosts have equally many. It is for hosts whose ranks share memory or a fast link: a host then sends no more
-    than one rank would. Feedback keeps what hosts owe, of each rank's range. It takes neither linear maps, ``auto``,
-    sparse gradients nor optimizers that keep a momentum on each rank (``Signum``).
+    With FSDP2 the reduce-scatter of gradients is compressed; parameters are gathered as they are. For hybrid sharding,
+    call ``fully_shard`` with ``mesh=mesh["shard"]``, one dimension of a mesh, and pass
+    ``replicas=mesh.get_group("replicate")``. Then the reduce-scatter among shards stays dense, and gradients are
+    averaged between replicas by a compressed all-reduce. Replicas must begin with the same parameters, as with FSDP2's
+    own hybrid sharding.
 
-    ``is_paged`` keeps what is remembered from step to step, residuals, momenta of ranks and estimates, in managed
-    memory, as the optimizers of that option keep their states: on a device it lies there while a bucket is on its way,
-    and on the host otherwise; on the CPU in memory that the system may page out or, with ``page_dir``, in files in that
-    directory. No bit of a result depends on it, states are saved and loaded as those of other handles are, and ranks
-    may differ in it.
+    With ``ranks_per_host`` gradients are compressed only between hosts. The ranks of a host exchange exact values, and
+    each gets the sum of one range. Ranks of equal place on all hosts average their ranges by the plan. The results are
+    then sent to all ranks of a host. Ranks of a host have consecutive numbers, and all hosts have equally many;
+    ``"auto"`` takes the ``LOCAL_WORLD_SIZE`` of torchrun. It is for hosts whose ranks share memory or a fast link: a
+    host then sends no more than one rank would. What error feedback remembers is what a host owes, kept by each rank
+    for its range. Linear maps, ``auto``, sparse gradients and optimizers that keep a momentum on each rank (``Signum``)
+    are refused with it.
 
-    With DDP the hook runs in C++ on a thread of its own, without the GIL, while backward goes on; FSDP2 needs the
-    result of each collective at once, and waits for it. Call it once per model, on all ranks, with the same arguments:
-    where these differ, ValueError is raised on all ranks. The gradients are encoded by their own device's kernels:
-    NotImplementedError, with the reason, where it has none.
+    Raises ValueError for arguments that make no sense, and on all ranks where the ranks' arguments differ; TypeError
+    for another kind of model; NotImplementedError, with the reason, where the gradients' device has no kernels.
     """
     require_seed(seed, "compress")
     if page_dir is not None and not is_paged:
         raise ValueError(f"[compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too")
     paging = StatePaging(is_paged, page_dir or "")
-    model = getattr(model, "_orig_mod", model)  # what torch.compile has wrapped
+    model = getattr(model, "_orig_mod", model)  # the module that torch.compile has wrapped
     if _is_sharded(model):
-        from octavo.fsdp import compress_fsdp  # imports a second's worth of torch
+        from octavo.fsdp import compress_fsdp  # takes a second to import
 
         if ranks_per_host is not None:
             raise ValueError(
@@ -118,6 +127,6 @@ def compress(
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """By FSDP2, which is imported where a model is."""
+    """Whether FSDP2 shards the model. If it does, its module has been imported already."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)

@@ -30,7 +30,7 @@ def compress_ddp(
     seed: int,
     timeout_s: float,
 ) -> Handle:
-    """``octavo.compress`` for a DDP model."""
+    """Does what ``octavo.compress`` does, for a DDP model."""
     if getattr(model, "_use_python_reducer", False):
         raise ValueError(
             "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
@@ -90,7 +90,7 @@ def compress_ddp(
 
 
 def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> int:
-    """The number of the group's ranks that share a host; 1 where hosts are of no account."""
+    """Returns how many of the group's ranks share a host; 1 where ``ranks_per_host`` is None."""
     if ranks_per_host is None:
         return 1
     size = ranks_per_host
@@ -110,8 +110,9 @@ def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> in
 
 
 def _members_per_host(processes: int, members: list[int]) -> int:
-    """How many members of a group each host has, whose hosts have so many processes; as many where hosts differ, which
-    makes no hosts of the group."""
+    """Returns how many members of a group each host has. ``processes``: the number of processes on each host, which
+    have consecutive numbers; ``members``: the processes of the group. Where hosts have different numbers of members, or
+    the members of a host do not follow one another, it returns ``processes``."""
     hosts = [member // processes for member in members] if processes > 0 else []
     each = hosts.count(hosts[0]) if hosts else processes
     is_even = hosts == sorted(hosts) and all(hosts.count(host) == each for host in hosts)
@@ -127,7 +128,8 @@ def _compressor(
     timeout_s: float,
     paging: "_C.StatePaging",
 ) -> tuple["_C.Compressor", str]:
-    """That of this rank, and of what its states are."""
+    """Returns this rank's compressor, and the layout of its states: what the ranks hold copies of
+    (``Handle._layout``)."""
     if host_size == 1:
         return _C.Compressor(rendezvous.connect(), plan, table, timeout_s, paging), WHOLE_MODEL
     if group.size() % host_size:

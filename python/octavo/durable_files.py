@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are there after a power cut: written aside, fsynced, renamed, the folder fsynced."""
+"""Writes files that survive a power cut: each is written under another name, synced and renamed, and then its folder is
+synced."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Returns once the names in `path` are on the disk: a rename is not durable before."""
+    """Returns once the names in `path` are on the disk. Before that a rename may be lost. Raises OSError."""
     sync_file(path)
 
 
@@ -51,7 +52,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """The text that `write_json` writes."""
+    """Returns the text that `write_json` writes."""
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -65,7 +66,7 @@ def point_link(link: Path, target: str) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+    """Returns the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -10,7 +10,10 @@ from torch import Tensor
 
 
 def all_finite(tensors: Iterable[Tensor]) -> Tensor:
-    """Of all tensors together, a boolean on their device; True for none. The least and the greatest are NaN where any
-    value is, and are found at the speed of memory."""
+    """Returns a boolean tensor on the device of the tensors: whether all values of all of them are finite. It is True
+    where there are no values.
+
+    The least and the greatest value of a tensor are NaN where any value is, and are found at the speed of memory.
+    """
     bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(tensor)]
     return torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True)

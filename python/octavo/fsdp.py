@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed gradients for models of FSDP2 (``torch.distributed.fsdp.fully_shard``).
 
-FSDP2 reduces the gradients of one parameter group at a time, of the modules of one ``fully_shard``. On a mesh of shards
-its reduce-scatter is replaced. Where there are replicas of the shards too, that stays dense, and the all-reduce
-between replicas, which FSDP2 leaves to a hook, is compressed.
+FSDP2 reduces the gradients of one parameter group at a time. A parameter group has the parameters of the modules that
+were passed to one ``fully_shard``. On a mesh of shards its reduce-scatter is replaced. Where the shards have replicas,
+the reduce-scatter stays dense, and the all-reduce between replicas, which FSDP2 leaves to a hook, is compressed.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ _compressed: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
 
 
 class ShardedHandle(Handle):
-    """The handle of a model of FSDP2. Gradients are averaged, never momenta. Where there are replicas of shards,
-    statistics by parameter are those of this rank's shard."""
+    """The handle of a model of FSDP2. Gradients are averaged, never momenta. Where the shards have replicas, the
+    statistics of a parameter are those of this rank's shard."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class ShardedHandle(Handle):
     ):
         super().__init__(compressor, parameters, model)
         self._layout = layout
-        self._unmovable = unmovable  # by name: sharded by another dimension than the first
+        self._unmovable = unmovable  # names of parameters sharded by another dimension than the first
         weakref.finalize(self, _hear_the_last_step, compressor)
 
     def set_momentum(self, momenta: object, beta: float) -> None:
@@ -68,14 +68,14 @@ class ShardedHandle(Handle):
 
 
 def _hear_the_last_step(compressor: "_C.Compressor") -> None:
-    """Before a rank leaves: the others wait for what it tells them of its last step, behind the buckets. What failed
-    there concerns no step any more."""
+    """Ends the last step before this rank leaves: the other ranks wait for what it tells them of that step behind the
+    buckets. Errors are ignored, because no step follows."""
     with contextlib.suppress(RuntimeError, TimeoutError):
         compressor.stats()
 
 
 class _ReduceScatter:
-    """What FSDP2 calls for a parameter group: an implementation of its ``ReduceScatter``."""
+    """The reduce-scatter that FSDP2 calls for a parameter group, which implements FSDP2's ``ReduceScatter``."""
 
     def __init__(self, hook: "_C.FsdpHook", group: int):
         self._hook, self._group = hook, group
@@ -110,7 +110,8 @@ class _ParameterGroup:
         return list(self._places)
 
     def watch(self, on_gradient: Callable[[DTensor], None]) -> None:
-        """Calls ``on_gradient(parameter)`` whenever the gradient of the whole of a parameter was computed."""
+        """Calls ``on_gradient(parameter)``, with the sharded parameter, whenever backward has computed the gradient of
+        the whole parameter."""
         watched: dict[DTensor, Tensor] = {}
 
         def watch_whole_parameters(*_: object) -> None:
@@ -121,7 +122,7 @@ class _ParameterGroup:
                 whole.register_post_accumulate_grad_hook(lambda _, sharded=sharded: on_gradient(sharded))
                 watched[sharded] = whole
 
-        for module in self.modules:  # behind FSDP2's own hook, which gathers the parameters
+        for module in self.modules:  # called after FSDP2's own hook, which gathers the parameters
             module.register_forward_pre_hook(watch_whole_parameters)
 
 
@@ -137,7 +138,7 @@ def compress_fsdp(
     seed: int,
     timeout_s: float,
 ) -> ShardedHandle:
-    """``octavo.compress`` for a model of FSDP2."""
+    """Does what ``octavo.compress`` does, for a model of FSDP2."""
     joined = joined_optimizer(optimizer, "fsdp.compress")
     if joined is not None:
         raise ValueError(
@@ -211,7 +212,7 @@ def _attach(
                     module.set_all_reduce_hook(partial(hook.all_reduce, number))
                 else:
                     module.set_custom_reduce_scatter(_ReduceScatter(hook, number))
-            except ValueError as error:  # of several parameter groups
+            except ValueError as error:  # raised for a module of several parameter groups
                 raise ValueError(
                     f"[fsdp.compress] a module has parameters on several meshes, for which FSDP2 takes no collective "
                     f"of ours: let shard_placement_fn choose dimensions alone ({error})"
@@ -225,7 +226,8 @@ def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:
 
 
 def _parameter_groups(model: nn.Module) -> list[_ParameterGroup]:
-    """Modules that were passed to ``fully_shard`` together have one state."""
+    """Returns the parameter groups of a model. Modules that were passed to ``fully_shard`` together share one state of
+    FSDP2."""
     by_state: dict[object, list[nn.Module]] = {}
     for module in _fsdp_modules(model):
         by_state.setdefault(fully_shard.state(module), []).append(module)
@@ -233,8 +235,8 @@ def _parameter_groups(model: nn.Module) -> list[_ParameterGroup]:
 
 
 def _in_order(state: object, modules: list[nn.Module]) -> list[nn.Module]:
-    """Of several modules FSDP2 lays out the parameters in the order in which it was given them, which only its own
-    state tells."""
+    """Returns ``modules`` in the order in which ``fully_shard`` was given them. FSDP2 lays out their parameters in this
+    order, which only its own ``state`` tells."""
     if len(modules) == 1:
         return modules
     ordered = list(getattr(state, "_modules", ()))
@@ -247,7 +249,7 @@ def _in_order(state: object, modules: list[nn.Module]) -> list[nn.Module]:
 
 
 def _managed(modules: Sequence[nn.Module]) -> Iterable[nn.Module]:
-    """The modules whose parameters belong to one ``fully_shard``, in FSDP2's order: children first."""
+    """Yields the modules whose parameters belong to one ``fully_shard``, in FSDP2's order: children first."""
     seen: set[nn.Module] = set()
 
     def visit(module: nn.Module) -> Iterable[nn.Module]:
@@ -262,7 +264,8 @@ def _managed(modules: Sequence[nn.Module]) -> Iterable[nn.Module]:
 
 
 def _shard_group(parameters: dict[str, DTensor]) -> dist.ProcessGroup:
-    """The ranks over which all parameters are sharded."""
+    """Returns the process group of the ranks over which all parameters are sharded. Raises ValueError or TypeError for
+    parameters that cannot be compressed."""
     if not parameters:
         raise ValueError("[fsdp.compress] no parameter of the model is sharded and needs a gradient: call fully_shard")
     meshes = {parameter.device_mesh for parameter in parameters.values()}
@@ -292,13 +295,15 @@ def _shard_dim(parameter: DTensor) -> int | None:
 
 
 def _row(parameter: DTensor) -> int:
-    """Elements that always have one owner. Other dimensions than the first are cut into equal parts."""
+    """Returns the number of consecutive elements that always have one owner: a row of a parameter that is sharded by
+    its first dimension, otherwise 1, because FSDP2 cuts other dimensions into equal parts."""
     if _shard_dim(parameter) != 0:
         return 1
     return max(1, parameter.numel() // max(1, parameter.shape[0]))
 
 
 def _share(parameter: DTensor, shards: int) -> int:
-    """Elements of every rank's shard in FSDP2's flat tensors, padding included."""
+    """Returns the number of elements of a rank's shard in FSDP2's flat tensors, padding included. It is equal for all
+    ranks."""
     row = _row(parameter)
     return -(-parameter.numel() // (row * shards)) * row

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``Handle.state_dict`` returns, and what of it a handle can read."""
+"""The form of what ``Handle.state_dict`` returns, and the checks of what ``Handle.load_state_dict`` is given."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from json import loads
@@ -11,13 +11,14 @@ from octavo.parameters import memory_orders
 State = Mapping[str, Tensor | int | str]
 
 SCHEMA = 3
-#: What the ranks of a compressor hold copies of, where it is the model: states of another layout do not fit.
+#: The layout of states whose ranks hold copies of the whole model. A handle refuses states of another layout.
 WHOLE_MODEL = "the model"
 
 
 def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State]:
-    """Those among what ``Handle.load_state_dict`` is given that a handle of this layout can read: of different ranks of
-    one world. Raises what that does."""
+    """Returns those states that a handle of this ``layout`` can read, out of what ``Handle.load_state_dict`` was given.
+    They are states of different ranks of one world. Raises what ``load_state_dict`` raises for states that do not
+    fit."""
     states = [state] if isinstance(state, Mapping) else list(state) if isinstance(state, Iterable) else []
     if not states or not all(isinstance(one, Mapping) for one in states):
         raise TypeError("[ddp.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
@@ -53,7 +54,7 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
 
 
 def _require_complete(state: State) -> None:
-    """Raises ValueError where something is missing of what ``Handle.state_dict`` returned on a rank."""
+    """Raises ValueError where the state lacks something that ``Handle.state_dict`` returned on its rank."""
     for key in ("plan", "rank", "world_size", "step", "of_momenta"):
         if key not in state:
             raise ValueError(f"[ddp.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
@@ -76,7 +77,8 @@ def tensors_of(state: State) -> dict[str, Tensor]:
 
 
 def require_memory_orders(states: Iterable[State], parameters: Mapping[str, Tensor]) -> None:
-    """Raises ValueError where the elements of a parameter lie in another order than those of what was saved of it."""
+    """Raises ValueError where the elements of a parameter lie in memory in another order than where the state was
+    saved."""
     here = memory_orders(parameters)
     for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
         if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):

@@ -17,9 +17,9 @@ import octavo
 
 
 def collect() -> dict[str, Any]:
-    """Versions, this CPU, torch's devices and Octavo's back ends, as plain values for JSON.
+    """Returns versions, this CPU, torch's devices and Octavo's back ends, as plain values for JSON.
 
-    `backends` is a list of {name, available, reason}; the reason says why one is missing and is empty
+    `backends` is a list of {name, available, reason}. The reason says why a back end is missing, and is empty
     otherwise.
     """
     return {
@@ -51,7 +51,7 @@ def info(
 def _accelerator() -> str:
     try:
         return octavo.get_accelerator().current_device_name()
-    except (ValueError, NotImplementedError) as refused:  # what the environment asks for is not here
+    except (ValueError, NotImplementedError) as refused:  # the accelerator that the environment names is not here
         return str(refused)
 
 
@@ -60,7 +60,7 @@ def _devices() -> list[str]:
     for kind, module in (("cuda", torch.cuda), ("xpu", torch.xpu)):
         count = module.device_count() if module.is_available() else 0
         devices += [f"{kind}:{index} {module.get_device_name(index)}" for index in range(count)]
-    sycl = octavo._C.sycl  # not octavo.sycl, whose import makes the device
+    sycl = octavo._C.sycl  # not octavo.sycl, whose import makes the device sycl
     return devices + [f"sycl:{index} {sycl.facts(index).name}" for index in range(sycl.device_count())]
 
 

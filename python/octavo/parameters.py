@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What plans know of a model's parameters: their names and sizes, and which are exempt."""
+"""What plans know of a model's parameters: their names, their sizes, and which of them are exempt."""
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -10,12 +10,12 @@ from octavo import _C
 
 Exempt = Callable[[str, nn.Parameter], bool] | Iterable[str] | None
 
-#: Below this a parameter's scales and latency cost more than its compression saves.
+#: In elements. For smaller parameters scales and latency cost more than compression saves.
 SMALLEST_COMPRESSED = 2048
 
 
 def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
-    """Norms, biases (all that has one dimension or none) and tiny parameters are sent in float32.
+    """Whether a parameter is sent in float32 by default: norms and biases (at most one dimension), and tiny parameters.
 
     They are well under 1 % of a model; exempting them removes most of the relative error of a compressed gradient.
     """
@@ -46,7 +46,8 @@ def exemption(
 
 
 def plain_name(name: str) -> str:
-    """Of a parameter in a module that torch.compile has wrapped: its name in the module itself."""
+    """Returns the name that a parameter has in the module itself, where ``name`` is that in a module wrapped by
+    torch.compile."""
     return name.replace("_orig_mod.", "")
 
 
@@ -55,12 +56,14 @@ def real_numbers(parameter: Tensor) -> int:
 
 
 def rows_of(parameter: Tensor) -> int:
-    """Of the parameter as a matrix: its first dimension, and all others."""
+    """Returns the number of rows of a parameter as a matrix of its first dimension by all others; 1 where it has at
+    most one dimension or no elements."""
     return _C.rows_of(parameter.shape)
 
 
 def memory_orders(parameters: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    """The strides of those whose elements do not lie row by row, such as channels_last ones."""
+    """Returns the strides, by name, of the parameters whose elements do not lie row by row, such as channels_last
+    ones."""
     return {
         name: [stride for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1]
         for name, p in parameters.items()

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls are given: plans by name, seeds."""
+"""Reads the arguments ``plan`` and ``seed`` of public calls."""
 
 from octavo._C import Plan
 
 
 def as_plan(plan: str | Plan) -> Plan:
-    """``octavo.Plan`` of a plan or its text. Raises TypeError for anything else, ValueError for an unknown text."""
+    """Returns a plan as it is, and makes an ``octavo.Plan`` of its text. Raises TypeError for anything else, ValueError
+    for a text that is no plan."""
     if isinstance(plan, Plan):
         return plan
     if not isinstance(plan, str):
@@ -14,7 +15,7 @@ def as_plan(plan: str | Plan) -> Plan:
 
 
 def require_seed(seed: int, where: str) -> None:
-    """Raises ValueError for what is no seed of a run."""
+    """Raises ValueError for what is no seed: an integer from 0 to 2^64 - 1."""
     if isinstance(seed, int) and 0 <= seed < 2**64:
         return
     raise ValueError(f"[{where}] seed must be an integer from 0 to 2^64 - 1, the same on all ranks, got {seed!r}")

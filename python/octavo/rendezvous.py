@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the ranks of a process group meet for connections of Octavo's own."""
+"""The meeting of a process group's ranks, in which they make connections of Octavo's own."""
 
 import math
 import time
@@ -17,8 +17,8 @@ _HERE, _LEFT = "here", "left"
 
 
 def as_group(group: dist.ProcessGroup | None, where: str) -> dist.ProcessGroup:
-    """``group``, or for None that of all ranks. Raises TypeError for what is no process group, ValueError where there
-    is none yet or this process is not in it."""
+    """Returns ``group``, or for None the group of all ranks. Raises TypeError for what is no process group, ValueError
+    where there is none yet or where this process is not in it."""
     group = group if group is not None else dist.group.WORLD
     if group is None:
         raise ValueError(f"[{where}] there is no process group: call init_process_group() first")
@@ -34,7 +34,7 @@ def _require_member(group: dist.ProcessGroup, where: str) -> None:
 
 
 def require_timeout(timeout_s: float, where: str) -> None:
-    """Raises ValueError for a timeout that is none."""
+    """Raises ValueError unless ``timeout_s`` is a finite number of seconds above 0."""
     if not (isinstance(timeout_s, int | float) and math.isfinite(timeout_s) and timeout_s > 0):
         raise ValueError(f"[{where}] timeout_s must be a finite number of seconds above 0, got {timeout_s!r}")
 
@@ -42,27 +42,29 @@ def require_timeout(timeout_s: float, where: str) -> None:
 class Rendezvous:
     """A meeting of all ranks of ``group``, through the group's store; nothing is sent over the group itself.
 
-    Collectives of one group are matched by their order. Octavo's run on threads of its own while DDP and the user's
-    code issue others, so that on a shared group the orders would differ by rank. Every wait ends after ``timeout_s``
-    with TimeoutError. It may be made on any thread, but by one at a time per ``group`` and ``purpose``.
+    The ranks of a group match its collectives by their order. Octavo's collectives run on threads of their own while
+    DDP and the user's code issue others: on a shared group the order would differ from rank to rank. Every wait ends
+    after ``timeout_s`` seconds with TimeoutError. A rendezvous may be made on any thread, but for each ``group`` and
+    ``purpose`` by one thread at a time.
 
-    Rank 0 numbers the attempts, and the others follow its number: whatever each rank saw of an attempt that failed, the
-    next one finds all of them together.
+    Rank 0 numbers the attempts to meet, and the others follow its number: whatever each rank saw of an attempt that
+    failed, all of them are together in the next one.
     """
 
     def __init__(self, group: dist.ProcessGroup, purpose: str, timeout_s: float):
-        """ValueError where this process is not in ``group``, or for a timeout that is none."""
+        """Raises ValueError where this process is not in ``group``, or where ``timeout_s`` is no number of seconds
+        above 0."""
         _require_member(group, purpose)
         require_timeout(timeout_s, purpose)
         self._rank, self._size = group.rank(), group.size()
         self._purpose, self._timeout = purpose, timedelta(seconds=timeout_s)
-        # a store blocks its other callers while it waits
+        # a clone: a store blocks its other callers while it waits
         self._store = dist.PrefixStore(f"octavo/{purpose}", group.get_group_store().clone())
         self._attempt: dist.Store | None = None
         self._rounds = 0
 
     def exchange(self, text: str) -> list[str]:
-        """The ``text`` of every rank, by rank."""
+        """Returns the ``text`` of every rank, in the order of ranks."""
         if self._attempt is None:
             self._attempt = self._meet()
         self._rounds += 1
@@ -71,8 +73,9 @@ class Rendezvous:
         return [self._text(rank, key) for rank, key in enumerate(keys)]
 
     def connect(self, ranks: Sequence[int] | None = None) -> dist.ProcessGroupGloo:
-        """A Gloo back end for these ranks, which one thread at a time may use; or for some of them, in that order. Then
-        each rank names a set to which it belongs, and all of a set name the same."""
+        """Returns a Gloo back end for all ranks, which one thread at a time may use. With ``ranks`` it connects those
+        alone, in that order: each rank then names a set of ranks to which it belongs, and all ranks of a set name the
+        same one."""
         ranks = ranks if ranks is not None else range(self._size)
         self.exchange("")  # Gloo's own timeout does not name the missing rank
         store = dist.PrefixStore(f"gloo {self._rounds} from rank {ranks[0]}", self._attempt)
@@ -83,11 +86,11 @@ class Rendezvous:
             raise RuntimeError(
                 f"[{self._purpose}] a rank left while they were connecting ({reason}): call it again on all ranks"
             ) from error
-        self.exchange("")  # a rank that is done at once must not leave while another still connects
+        self.exchange("")  # a rank that is ready must not leave while another one still connects
         return backend
 
     def _meet(self) -> dist.Store:
-        """Waits until all ranks are here; returns the store of this attempt."""
+        """Waits until all ranks are here, and returns the store of this attempt."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         number = self._lead(deadline) if self._rank == 0 else self._follow(deadline)
         self._store.set(f"last of rank {self._rank}", str(number))
@@ -120,7 +123,8 @@ class Rendezvous:
         return joined
 
     def _leave(self, joined: int) -> int:
-        """Takes this rank out of the attempt that it joined; returns a rank that did not come to it."""
+        """Takes this rank out of the attempt that it joined, and returns the number of a rank that did not join the
+        attempt."""
         if joined == 0:
             return 0
         attempt = self._attempt_store(joined)
@@ -129,7 +133,8 @@ class Rendezvous:
         return absent
 
     def _absent(self, attempt: dist.Store) -> int:
-        """The first rank that did not come to the attempt; else one that has left it, else the one that leads it."""
+        """Returns the first rank that did not come to the attempt; otherwise one that has left it; otherwise 0, which
+        leads it."""
         keys = self._keys(0)
         missing = [rank for rank, key in enumerate(keys) if not attempt.check([key])]
         if missing:
@@ -164,7 +169,8 @@ class Rendezvous:
 def require_same_on_all_ranks(
     rendezvous: Rendezvous, our_rank: int, ours: Mapping[str, object], where: str = "ddp.compress"
 ) -> None:
-    """Ranks that disagree would read each other's bytes wrongly, or wait forever."""
+    """Raises ValueError on all ranks where one of the values in ``ours`` differs between ranks. Such ranks would read
+    each other's bytes wrongly, or wait forever."""
     digests = {what: sha256(repr(value).encode()).hexdigest() for what, value in ours.items()}
     all_digests = [loads(text) for text in rendezvous.exchange(dumps(digests))]
     for rank, theirs in enumerate(all_digests):
@@ -183,10 +189,11 @@ def _short(value: object) -> str:
 
 @torch.no_grad()
 def send_around(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
-    """Rank 0's values, in place; as bytes: Gloo sends not every dtype."""
+    """Replaces the tensors by those of rank 0, in place. They are sent as bytes, because Gloo does not send every
+    dtype."""
     source = dist.get_global_rank(group, 0)
     for tensor in tensors:
-        flat = tensor.detach().reshape(-1)  # a view, or a copy of what lies apart
+        flat = tensor.detach().reshape(-1)  # a view, or a copy where the elements lie apart
         dist.broadcast(flat.view(torch.uint8), source, group=group)
         if flat.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(flat.view(tensor.shape))

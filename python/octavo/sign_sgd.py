@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of signSGD that the packbits document sketches, made to work. ``octavo.compress`` is the fast way to the
-same end: these classes are for loops that handle gradients themselves."""
+"""The parts of signSGD that the packbits document sketches, as working classes. They are for loops that handle
+gradients themselves; ``octavo.compress`` is the faster way to the same end."""
 
 from collections.abc import Collection
 
@@ -12,27 +12,29 @@ from octavo.ops.xpu_packbits import packbits, unpackbits
 
 
 class SignSGDCompressor:
-    """Gradients to sign bits and back."""
+    """Packs gradients into sign bits, and unpacks them. ``rank`` is the device index that ``packbits`` takes; the
+    tensor's own device decides."""
 
     def __init__(self, rank: int = 0):
         self.rank = rank
 
     def compress(self, gradient: Tensor) -> tuple[Tensor, torch.Size]:
-        """Returns ``uint8[ceil(numel / 8)]`` and the gradient's shape."""
+        """Returns the sign bits, ``uint8[ceil(numel / 8)]``, and the gradient's shape."""
         return packbits(gradient, gradient.numel(), self.rank), gradient.shape
 
     def decompress(self, packed: Tensor, original_shape: torch.Size) -> Tensor:
-        """Returns float32 +1.0 and -1.0 of the given shape."""
+        """Returns a float32 tensor of the given shape whose values are +1.0 and -1.0."""
         shape = torch.Size(original_shape)
         return unpackbits(packed, shape.numel(), self.rank).view(shape)
 
 
 class CompressedGradientAccumulator:
-    """Accumulates the signs of several backward passes in a few bits an element.
+    """Accumulates the signs of several backward passes in a few bits per element.
 
-    ``accumulated[name]`` is a counter of positive signs, held as packed bit planes (plane k has the value 2^k), so that
-    n passes take ``ceil(log2(n + 1))`` bits an element instead of 32. (The document's sketch adds bits by XOR, which
-    forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie, or the mean.
+    ``accumulated[name]`` is a counter of positive signs per element, held as packed bit planes (plane k has the value
+    2^k). So n passes take ``ceil(log2(n + 1))`` bits per element instead of 32. (The document's sketch adds bits by
+    XOR, which forgets the first of two equal signs.) ``get_accumulated`` gives the majority's sign, 0 for a tie, or the
+    mean.
     """
 
     def __init__(self, model: nn.Module, rank: int = 0):
@@ -41,17 +43,17 @@ class CompressedGradientAccumulator:
         self._passes = dict.fromkeys(self.accumulated, 0)
 
     def accumulate(self, model: nn.Module) -> None:
-        """Adds the signs of ``model``'s gradients; a parameter without one does not vote."""
+        """Adds the signs of the gradients of ``model``. A parameter without a gradient does not vote."""
         for name, parameter in model.named_parameters():
             if parameter.grad is not None:
-                planes = self.accumulated.setdefault(name, [])  # it may have been frozen before
+                planes = self.accumulated.setdefault(name, [])  # a parameter that was frozen at first has none yet
                 _add_bits(planes, packbits(parameter.grad, parameter.grad.numel(), self.rank))
                 self._passes[name] = self._passes.get(name, 0) + 1
 
     def get_accumulated(self, model: nn.Module, mean: bool = False) -> None:
-        """Sets ``grad`` of each parameter that voted to the majority's sign: +1, -1 or 0.
+        """Sets ``grad`` of each parameter that has voted to the majority's sign: +1, -1, or 0 for a tie.
 
-        ``mean``: to the exact mean of the signs, from -1 to +1, which tells how many passes agreed.
+        ``mean``: sets it instead to the exact mean of the signs, from -1 to +1, which tells how many passes agreed.
         """
         for name, parameter in model.named_parameters():
             if self._passes.get(name, 0):
@@ -74,10 +76,10 @@ class CompressedGradientAccumulator:
 class ErrorFeedbackSignSGD:
     """Replaces gradients by their signs times their mean magnitude, averaged over the ranks, and feeds back the error.
 
-    ``error_buffer[name]`` is what could not be sent: gradient + error before, less what was sent. (The document's
-    sketch subtracts from the gradient alone, which loses the error it had added.) Where any rank's values are not
-    finite, the average is not finite either, and the errors of all ranks stay as they were. A gradient that some ranks
-    lack is zero there; one that all lack stays None.
+    ``error_buffer[name]`` is what could not be sent: the gradient plus the error before, less what was sent. (The
+    document's sketch subtracts from the gradient alone, which loses the error that it had added.) Where a value of any
+    rank is not finite, the average is not finite either, and the errors of all ranks stay as they were. A rank that
+    lacks a gradient which another rank has sends zeros for it; a gradient that all ranks lack stays None.
     """
 
     def __init__(self, model: nn.Module, rank: int = 0):
@@ -85,7 +87,8 @@ class ErrorFeedbackSignSGD:
         self.error_buffer = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
 
     def compress_and_communicate(self, model: nn.Module) -> None:
-        """Call it on all ranks, after backward; without a process group it works on this process alone."""
+        """Replaces the gradients of ``model``. Call it on all ranks, after backward. Without a process group it works
+        on this process alone."""
         parameters = dict(model.named_parameters())
         for (name, parameter), is_sent in zip(parameters.items(), _have_gradients(parameters.values()), strict=True):
             if is_sent:
@@ -98,7 +101,7 @@ class ErrorFeedbackSignSGD:
         packed = packbits(compensated, compensated.numel(), self.rank)
         scale = compensated.abs().mean().float().reshape(1)
         parameter.grad = self._average(packed, scale, compensated)
-        if parameter.grad.isfinite().all():  # which all ranks find alike
+        if parameter.grad.isfinite().all():  # all ranks find the same
             self.error_buffer[name] = compensated - self._decode(packed, scale, compensated)
 
     def _decode(self, packed: Tensor, scale: Tensor, like: Tensor) -> Tensor:
@@ -107,18 +110,18 @@ class ErrorFeedbackSignSGD:
     def _average(self, packed: Tensor, scale: Tensor, like: Tensor) -> Tensor:
         if not dist.is_initialized():
             return self._decode(packed, scale, like)
-        # the scale travels as the last four bytes: bits cannot be added on the wire, so all ranks get all messages
+        # The scale is the last four bytes of a message. Bits cannot be added on the way, so all ranks get all messages.
         message = torch.cat([packed, scale.view(torch.uint8)])
         messages = [torch.empty_like(message) for _ in range(dist.get_world_size())]
         dist.all_gather(messages, message)
         total = torch.zeros_like(like)
-        for other in messages:  # in rank order, so that every rank finds the same bits
+        for other in messages:  # in rank order, so that every rank computes the same bits
             total += self._decode(other[:-4], other[-4:].clone().view(torch.float32), like)
         return total / len(messages)
 
 
 def _have_gradients(parameters: Collection[nn.Parameter]) -> list[bool]:
-    """Of each, whether any rank has a gradient of it: all ranks must make the same calls."""
+    """Returns for each parameter whether any rank has a gradient of it, because all ranks must make the same calls."""
     here = [parameter.grad is not None for parameter in parameters]
     if not (here and dist.is_initialized()):
         return here
@@ -128,7 +131,7 @@ def _have_gradients(parameters: Collection[nn.Parameter]) -> list[bool]:
 
 
 def _add_bits(planes: list[Tensor], carry: Tensor) -> None:
-    """Adds one bit an element to a counter held as bit planes, lowest first."""
+    """Adds one bit per element to a counter that is held as bit planes, the lowest first."""
     for k, plane in enumerate(planes):
         planes[k], carry = plane ^ carry, plane & carry
     if carry.any():

@@ -13,11 +13,12 @@ Argument = Tensor | int | float | ctypes._SimpleCData
 
 
 class SyclKernel:
-    """Compiled at its first call, for the device of the tensors that it is called with: ``sycl``, ``xpu`` or ``cpu``.
+    """A SYCL kernel from source text, compiled at its first call for the device of the tensors that it is called with:
+    ``sycl``, ``xpu`` or ``cpu``.
 
-    ``source``: SYCL 2020 with free-function kernels; ``function``: the name of one that takes an nd_range of one
-    dimension. The source may include ``octavo/kernels/sycl/device.h``, whose ``OCTAVO_KERNEL`` declares such a
-    function, and the rules of ``octavo/rules``.
+    - ``source``: SYCL 2020 with free-function kernels. It may include ``octavo/kernels/sycl/device.h``, whose
+      ``OCTAVO_KERNEL`` declares such a function, and the rules of ``octavo/rules``.
+    - ``function``: the name of a function in it that takes an nd_range of one dimension.
 
     >>> scale = octavo.SyclKernel('''
     ... #include "octavo/kernels/sycl/device.h"
@@ -27,8 +28,8 @@ class SyclKernel:
     ... }''', "scale")
     >>> scale((x.numel() + 255) // 256, 256, x, 0.5, x.numel())
 
-    Compiling takes some two seconds, and 0.3 from SYCL's cache. Raises ValueError with the compiler's first error where
-    the source does not compile, NotImplementedError with the reason where SYCL is missing.
+    Compiling takes some two seconds, and 0.3 seconds where SYCL's cache has the result. Raises ValueError with the
+    compiler's first error where the source does not compile, NotImplementedError with the reason where SYCL is missing.
     """
 
     def __init__(self, source: str, function: str) -> None:
@@ -36,11 +37,13 @@ class SyclKernel:
         self._kernel = _C.sycl.Kernel(source, function)
 
     def __call__(self, groups: int, group_size: int, *arguments: Argument) -> None:
-        """Enqueues ``groups * group_size`` items on the current stream; on the CPU returns when they have run.
+        """Enqueues ``groups * group_size`` work-items on the current stream. On the CPU it returns when they have run.
 
-        A contiguous tensor is passed as the pointer to its first element, an int as ``std::int64_t``, a float as
-        ``float``, and a value of ``ctypes`` as it is. Nothing tells what the function's parameters are: types, the
-        tensors' too, must match them exactly. No groups: nothing is done.
+        ``arguments``: those of the function. A contiguous tensor is passed as the pointer to its first element, an int
+        as ``std::int64_t``, a float as ``float``, and a value of ``ctypes`` as it is. The function's parameter types
+        are not known here and not checked: the arguments' types, also the dtypes of tensors, must match them exactly.
+        With 0 groups nothing is done. Raises ValueError for other sizes, tensors on different devices and tensors that
+        are not contiguous; TypeError for an argument of another type.
         """
         self._check_range(groups, group_size)
         self._kernel.launch(self._device_of(arguments), groups, group_size, [_in_memory(value) for value in arguments])
@@ -61,7 +64,7 @@ class SyclKernel:
 
 
 def _in_memory(argument: Argument) -> tuple[bytes, bool]:
-    """The bytes of an argument, and whether they are a pointer."""
+    """Returns the bytes of an argument, and whether they are a pointer."""
     if isinstance(argument, Tensor):
         if not argument.is_contiguous():
             raise ValueError(f"[sycl_kernel] expected a contiguous tensor, got strides {argument.stride()}")

@@ -10,7 +10,7 @@ __version__ = version("octavo")
 
 
 def require_built_torch(found: str) -> None:
-    """Raises ImportError where ``found``, the version of the torch that is imported, is not the one of the build.
+    """Raises ImportError where ``found``, the version of the imported torch, is not the version that the build used.
 
     Octavo's libraries use torch's C++ classes, whose layout changes from release to release. CPU, CUDA and XPU builds
     of one release (``2.13.0+cpu``, ``2.13.0+cu126``) have the same classes.
@@ -29,7 +29,7 @@ def _release(torch_version: str) -> str:
 
 
 def cmake_dir() -> str:
-    """The folder for CMake's ``octavo_DIR``: ``find_package(octavo)`` finds its package file there."""
+    """Returns the folder for CMake's ``octavo_DIR``, where ``find_package(octavo)`` finds its package file."""
     from octavo import _C
 
     return str(Path(_C.__file__).parent / "share" / "cmake" / "octavo")
