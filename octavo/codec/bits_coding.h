@@ -8,9 +8,9 @@
 
 namespace octavo {
 
-/// Any bits, four bytes as one value, for what floats do not hold: the codecs of floats multiply, which changes the
-/// bits of some NaNs. Only to be gathered: without weights, and decoded by assignment, of which nobody asks whether all
-/// is finite (Error unsupported).
+/// The codec for bits that are not floats; four bytes are one value. The codecs of floats multiply, which changes the
+/// bits of some NaNs. For gathering only: values have no weights, decode() assigns, and nobody may ask whether all
+/// values are finite (Error unsupported).
 class OCTAVO_API BitsCoding final : public Codec {
  public:
   BitsCoding();

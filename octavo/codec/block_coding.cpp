@@ -15,7 +15,7 @@ namespace {
 constexpr std::uint64_t kSmallestBlock = 8, kLargestBlock = 1U << 24;
 constexpr std::string_view kStochastic = "stochastic";
 
-/// What a rule says of its codec.
+/// What a rule says about its codec.
 struct Facts {
   const char* name;
   std::uint64_t (*code_bytes)(std::uint64_t count);  // of one block
@@ -45,7 +45,7 @@ constexpr BlockCodec kAll[] = {OCTAVO_BLOCK_CODECS(OCTAVO_ITSELF)};
 
 const Facts& facts(BlockCodec codec) { return kFacts[static_cast<std::size_t>(codec)]; }
 
-/// Of a block only the size matters, and only where it has a scale of its own.
+/// Whether a plan may set the block's size. It matters only where the blocks' scales say something.
 bool may_set_block(BlockCodec codec) { return facts(codec).has_scale && facts(codec).keeps_magnitude; }
 
 std::uint64_t block_or_default(BlockCodec codec, std::uint64_t block) {

@@ -13,17 +13,18 @@
 #include "octavo/kernels/table.h"
 
 /// The codecs of rules/block_codecs.h. A payload of n values is one float32 scale per block (where the codec has
-/// scales), then the codes, each block from a byte of its own; little-endian, padded to a multiple of 4 bytes.
+/// scales), then the codes. The codes of each block begin at a byte. All is little-endian, and padded to a multiple of
+/// 4 bytes.
 namespace octavo {
 
 OCTAVO_API std::span<const BlockCodec> all_block_codecs();
-/// "dense" for fp32, which travels as it is.
+/// The codec's name in plans. It is "dense" for fp32, which is sent as it is.
 OCTAVO_API std::string plan_name(BlockCodec codec);
 
 class OCTAVO_API BlockCoding final : public Codec {
  public:
-  /// `block`: elements, a multiple of 8; 0: the codec's own. `stochastic`: codes are rounded without bias; the same
-  /// bytes mean the same.
+  /// `block` is the number of elements, a multiple of 8; 0: the codec's own. `stochastic`: codes are rounded without
+  /// bias, and the same bytes decode to the same values.
   explicit BlockCoding(BlockCodec codec, std::uint64_t block = 0, bool stochastic = false);
 
   BlockCodec codec() const { return codec_; }
@@ -36,7 +37,7 @@ class OCTAVO_API BlockCoding final : public Codec {
 
  private:
   std::uint64_t scale_bytes(std::uint64_t count) const;
-  /// The rest of a payload from a part on.
+  /// Where the payload of a part begins, up to the end of the whole payload.
   Payload payload(const PayloadPart& part) const;
 
   BlockCodec codec_;
@@ -44,17 +45,18 @@ class OCTAVO_API BlockCoding final : public Codec {
   bool stochastic_;
 };
 
-/// The codec with its own block size.
+/// Returns the codec with its own block size.
 OCTAVO_API const Codec& block_coding(BlockCodec codec);
 
-/// The least bytes in which values of a floating dtype travel as they are: bfloat16 in bfloat16, others in float32.
+/// Returns the codec with the fewest bytes that sends values of a floating dtype unchanged: bfloat16 for bfloat16,
+/// float32 for others.
 OCTAVO_API const Codec& exact_coding(at::ScalarType dtype);
 
-/// The block codec of that name, for the values that another codec selects. Refuses what is none, or keeps no
-/// magnitudes.
+/// Returns the block codec of that name for the values that another codec selects. Refuses a name that is none, and a
+/// codec that keeps no magnitudes.
 BlockCodec values_codec(const CodecText& text, std::string_view name);
 
-/// What a plan's text asks for: NAME[:BLOCK][:stochastic], or NAME:lossless (lossless.h).
+/// Makes what a plan's text asks for: NAME[:BLOCK][:stochastic], or NAME:lossless (lossless.h).
 CodecPtr make_block_coding(BlockCodec codec, const CodecText& text);
 
 }  // namespace octavo

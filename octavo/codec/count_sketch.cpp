@@ -27,7 +27,7 @@ std::string sketch_text(double ratio, double taken, bool is_exact) {
   return is_exact ? text + ":" + std::string(kExact) : text;
 }
 
-/// The largest of some values, of equal ones the first, and their indices.
+/// Finds the largest of some values, the first of equal ones, and their indices.
 void find_largest(const LaunchScope& scope, c10::Device device, const float* values, const rules::TopK& shape,
                   float* largest, std::uint32_t* indices) {
   static thread_local at::Tensor scratch_memory;
@@ -40,7 +40,7 @@ void find_largest(const LaunchScope& scope, c10::Device device, const float* val
 void insert_sketch(c10::Device device, const EncodeInput& input, std::uint64_t count, const rules::CountSketch& shape,
                    float* sketch) {
   if (count == 0) return;
-  // a thread has some of the blocks, and finds what is placed there
+  // each thread takes some blocks of the sketch, and finds the elements that are placed there
   const std::uint64_t grain = shape.blocks() * kGrainValues / (shape.rows * count);
   for_parts(device, static_cast<std::int64_t>(shape.blocks()),
             static_cast<std::int64_t>(std::clamp<std::uint64_t>(grain, 1, shape.blocks())),
@@ -111,7 +111,7 @@ void CountSketch::sketch_values(c10::Device device, const MapInput& tensor, floa
   is_read ? next.copy_(floats_at(tensor.memory, kept, device)) : next.zero_();
 }
 
-/// Own values where the mean's estimates are largest; NaNs where these are, which come first.
+/// Sends the rank's own values where the mean's estimates are largest, and NaNs where these are NaNs, which come first.
 void CountSketch::send_exact(c10::Device device, const MapInput& tensor, const float* sketch, float* image) const {
   static thread_local at::Tensor estimates_memory, largest_memory;
   const LaunchScope scope(device);
@@ -121,7 +121,7 @@ void CountSketch::send_exact(c10::Device device, const MapInput& tensor, const f
   estimate_sketch(device, sketch, sketch_of(tensor), taken.tile, estimates.data());
   find_largest(scope, device, estimates.data(), taken, largest.data(), indices);
   scope.kernels().gather_top(scope.queue(), tensor.values, indices, taken.tile, taken, image, nullptr);
-  // 0 times a NaN is one; estimates are not infinite
+  // 0 times a NaN is a NaN; estimates are never infinite
   floats_at(image, taken.kept, device).add_(floats_at(largest.data(), taken.kept, device), 0);
 }
 
@@ -167,7 +167,7 @@ void CountSketch::take_exact(c10::Device device, const MapInput& tensor, const f
   const LaunchScope scope(device);
   const rules::TopK taken = taken_of(tensor.shape);
   const auto* const indices = reinterpret_cast<const std::uint32_t*>(tensor.next_memory);
-  if (next_residual) {  // before `out`, which may lie where the gradient is
+  if (next_residual) {  // before `out` is written, which may lie where the gradient is
     const ScratchFloats own(device, taken.kept, own_memory);
     scope.kernels().gather_top(scope.queue(), tensor.values, indices, taken.tile, taken, own.data(), next_residual);
   }

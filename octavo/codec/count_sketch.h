@@ -8,34 +8,34 @@
 
 namespace octavo {
 
-/// Adds `count` values, whose numbers begin at input.first, to a sketch, on all threads. Memory is the device's.
+/// Adds `count` values to a sketch, on all threads. Their numbers begin at input.first. All memory is the device's.
 OCTAVO_API void insert_sketch(c10::Device device, const EncodeInput& input, std::uint64_t count,
                               const rules::CountSketch& shape, float* sketch);
-/// The estimates of the elements with numbers in [0, count), on all threads.
+/// Estimates the elements with numbers in [0, count), on all threads.
 OCTAVO_API void estimate_sketch(c10::Device device, const float* sketch, const rules::CountSketch& shape,
                                 std::uint64_t count, float* estimates);
 
 /// The image of a tensor is its count sketch of three rows. From the mean of the sketches all ranks estimate the
-/// largest elements of the mean tensor, of equal ones the first; all others are 0 in the result.
+/// largest elements of the mean tensor; among equal ones the first are taken. All other elements are 0 in the result.
 ///
-/// Either the result is the estimates (FetchSGD, Rothchild et al. 2020). With error feedback the error stays in the
-/// sketch, one for all ranks, and there is no residual for each element: sketches are added up from step to step, and
-/// the cells of what was taken are emptied. (To subtract what was taken, as the paper has it, diverges: what an
-/// estimate is wrong by is taken too.) All steps then hash alike. A momentum is kept there, too, before the error; what
-/// was taken begins anew in both, as in dgc.h.
+/// The result may be the estimates (FetchSGD, Rothchild et al. 2020). With error feedback the error then stays in the
+/// sketch, one for all ranks, and there is no residual for each element. Sketches are added up from step to step, and
+/// the cells of what was taken are emptied. (The paper subtracts what was taken, which diverges: the error of an
+/// estimate is subtracted too.) All steps then use the same hashes. A momentum is kept in a sketch, too, before the
+/// error; what was taken begins anew in both, as in dgc.h.
 ///
-/// Or, `exact`, each rank sends its own values of these elements in a second round (SketchedSGD, Ivkin et al. 2019): a
-/// top-k of the mean. Error feedback needs a residual for each element, and each step draws other hashes, so that no
-/// two elements disturb each other for ever.
+/// Or, with `exact`, each rank sends its own values of these elements in a second round (SketchedSGD, Ivkin et al.
+/// 2019): a top-k of the mean. Error feedback then needs a residual for each element, and each step draws other hashes,
+/// so that no two elements disturb each other for ever.
 class OCTAVO_API CountSketch final : public LinearMap {
  public:
-  /// `ratio`: cells for each element, at most 0.5; `taken`: the share of the elements that are taken.
+  /// `ratio` is the number of cells for each element, at most 0.5; `taken` is the share of the elements that are taken.
   CountSketch(double ratio, double taken, bool is_exact);
 
-  /// A tensor that would save less than half travels as it is.
+  /// A tensor of which less than half would be saved is sent as it is.
   std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
-  /// Of the estimates' feedback the sketch, and one of the momentum; `exact` keeps the indices here from one round to
-  /// the next.
+  /// With the estimates, the sketch of the error and the one of the momentum. `exact` keeps the indices in the memory
+  /// from one round to the next.
   std::uint64_t memory_size(const MapInput& tensor) const override;
   bool keeps_momentum() const override { return !is_exact_; }
   bool needs_residual() const override { return is_exact_; }
@@ -44,7 +44,7 @@ class OCTAVO_API CountSketch final : public LinearMap {
   void reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
                    rules::Residual* next_residual, std::uint32_t* nonfinite) const override;
 
-  static constexpr double kTakenOfCells = 0.125;  // where a plan does not say what is taken
+  static constexpr double kTakenOfCells = 0.125;  // the default for each cell of what is taken
 
  private:
   rules::CountSketch sketch_of(const MapInput& tensor) const;

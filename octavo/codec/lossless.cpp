@@ -26,11 +26,11 @@ CodecTraits packing(CodecTraits traits) {
 
 /// The blocks of a payload, and where the bytes of each begin.
 struct Blocks {
-  std::uint64_t count = 0;  // of words
+  std::uint64_t count = 0;  // in words
   std::vector<WordBlock> all;
-  std::vector<std::uint64_t> starts;  // after the last block the end
+  std::vector<std::uint64_t> starts;  // the last one is the end of the last block
 
-  /// Those of the calling thread, which keep their memory; what they were before is lost.
+  /// Returns the calling thread's blocks, which keep their memory; what they held before is lost.
   static Blocks& of(std::uint64_t words) {
     static thread_local Blocks blocks;
     blocks.count = words;
@@ -52,7 +52,7 @@ struct Blocks {
     return true;
   }
 
-  /// Calls body(number of the first block, its first word, words) for parts of them, on all threads.
+  /// Calls body(number of the first block, its first word, number of words) for parts of the blocks, on all threads.
   template <class Body>
   void for_each_part(Body body) const {
     constexpr auto kGrain = static_cast<std::int64_t>(kGrainValues / kWordBlock);
@@ -70,7 +70,7 @@ Lossless::Lossless(BlockCodec words)
     : Codec(plan_name(words) + ":" + std::string(kLossless), packing(block_coding(words).traits())), words_(words) {}
 
 std::uint64_t Lossless::payload_bytes(std::uint64_t count) const {
-  const std::uint64_t planes = count + 8 * rules::packed_sign_bytes(count);  // at worst 8 of them, of whole bytes
+  const std::uint64_t planes = count + 8 * rules::packed_sign_bytes(count);  // at worst 8 planes, each in whole bytes
   return std::max(words_.payload_bytes(count), (planes + 3) / 4 * 4) + rules::word_blocks(count) * sizeof(WordBlock);
 }
 

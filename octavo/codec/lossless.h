@@ -11,11 +11,12 @@ namespace octavo {
 
 inline constexpr std::string_view kLossless = "lossless";
 
-/// bf16 or fp16, of which less travels: the words of a payload are packed without loss (rules/lossless.h). Payloads are
-/// those of the block codec, on any device; packed they are a WordBlock for every 1024 words, then what these describe.
+/// bf16 or fp16 in fewer bytes: the words of a payload are packed without loss (rules/lossless.h). Payloads are those
+/// of the block codec, on any device. A packed payload is a WordBlock for every 1024 words, then the bytes that these
+/// describe.
 class Lossless final : public Codec {
  public:
-  /// `words`: bf16 or fp16.
+  /// `words` is bf16 or fp16.
   explicit Lossless(BlockCodec words);
 
   std::uint64_t payload_bytes(std::uint64_t count) const override;

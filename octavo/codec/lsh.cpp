@@ -23,7 +23,7 @@ using rules::kLshTile;
 
 constexpr std::uint64_t kWordBytes = sizeof(std::uint32_t);
 constexpr std::uint32_t kReusedTile = 0, kSentTile = 1;
-constexpr std::uint64_t kSketches = 2 * kLshBits;  // floats of a tile: of the estimates, then of the differences
+constexpr std::uint64_t kSketches = 2 * kLshBits;  // floats of a tile: for estimates, then for differences
 
 std::uint64_t padded_to_words(std::uint64_t bytes) { return (bytes + kWordBytes - 1) / kWordBytes * kWordBytes; }
 
@@ -40,7 +40,8 @@ CodecTraits lsh_traits(const Codec& inner) {
   return traits;
 }
 
-/// Two vectors of one size, at the angle at which this share of their hashes differs, are so far from one another.
+/// Returns the limit for a share of differing bits. Two vectors of one size whose hashes differ in this share are at a
+/// known angle, and their squared distance follows from it.
 rules::LshLimit lsh_limit(double bits) {
   const double half_angle = std::numbers::pi * bits / 2;
   return {bits, 4 * std::sin(half_angle) * std::sin(half_angle)};
@@ -79,7 +80,7 @@ void Lsh::for_each_tile(const PayloadPart& part, Body body) const {
   }
 }
 
-/// Each step and tile draws another hash, or changes that one hash does not see would never be seen.
+/// Each step and tile draws another hash. Otherwise changes that one hash does not see would never be seen.
 void Lsh::sketch(c10::Device device, const EncodeInput& input, const PayloadPart& part, float* cells) const {
   const LaunchScope scope(device);
   const std::uint64_t count = (part.part.count + kLshTile - 1) / kLshTile * kSketches;

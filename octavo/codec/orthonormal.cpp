@@ -14,7 +14,7 @@ namespace {
 
 using Row = std::vector<double>;
 
-/// By lanes, which the compiler may keep in a vector without changing the order of the sum.
+/// Sums in lanes, which the compiler may keep in a vector without changing the order of the sum.
 double dot(const Row& a, const Row& b) {
   constexpr std::size_t kLanes = 8;
   double lanes[kLanes] = {};
@@ -32,9 +32,9 @@ void draw(Row& row, std::uint64_t key) {
   for (std::size_t i = 0; i < row.size(); ++i) row[i] = static_cast<double>(rules::random_bits(key, i)) - 32767.5;
 }
 
-/// Takes from a row what lies in the directions of those before it. Returns whether something is left of it.
+/// Subtracts from a row what lies in the directions of those before it. Returns whether something is left of it.
 bool separate(Row& row, const std::vector<Row>& before) {
-  constexpr double kDependent = 1e-12;  // of the square: what remains is the rounding of floats
+  constexpr double kDependent = 1e-12;  // relative to the square: what remains below it is the rounding of floats
   const double size = dot(row, row);
   for (int pass = 0; pass < 2; ++pass) {
     for (const Row& other : before) {

@@ -27,11 +27,11 @@ void copy(float* to, const float* from, std::uint64_t count, c10::Device device)
   floats_at(to, count, device).copy_(floats_at(from, count, device));
 }
 
-/// Makes a factor orthonormal, whose rows have `length` elements; draws it where there is none yet.
+/// Makes a factor orthonormal, whose rows have `length` elements. Draws it where there is none yet.
 void prepare(float* factor, const rules::LowRank& shape, std::uint64_t length, bool is_there, std::uint64_t key,
              c10::Device device) {
   at::Tensor own = floats_at(factor, shape.rank * length, device);
-  at::Tensor rows = own.cpu();  // itself on the CPU
+  at::Tensor rows = own.cpu();  // no copy on the CPU
   (is_there ? make_orthonormal : draw_orthonormal)(rows.mutable_data_ptr<float>(), shape.rank, length, key);
   if (!device.is_cpu()) own.copy_(rows);
 }
@@ -60,7 +60,7 @@ std::uint64_t PowerSgd::factors_size(const Matrix& shape) const {
   return low_rank(shape).rank * (shape.rows + shape.columns);
 }
 
-/// Which factor a round sends.
+/// Whether a round sends the left factor, and not the right one.
 bool PowerSgd::is_left(std::uint64_t step, std::size_t round) const {
   return is_alternating_ ? step % 2 == 1 : round == 0;
 }

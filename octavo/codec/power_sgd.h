@@ -7,10 +7,11 @@
 
 namespace octavo {
 
-/// PowerSGD (Vogels, Karimireddy and Jaggi 2019): a matrix becomes the product of two factors of low rank, found by one
-/// step of the power method a step, which begins with the factors of the step before. The first round sends the left
-/// factor for the right one as it was; the second the right factor for the left one, made orthonormal. `alternating`
-/// (Cho et al. 2019, arXiv 2008.01425): one factor a step in turn, half of the bytes and of the latency.
+/// PowerSGD (Vogels, Karimireddy and Jaggi 2019): a matrix becomes the product of two factors of low rank. Each step
+/// makes one step of the power method, which begins with the factors of the step before. The first round sends the left
+/// factor, found with the right one of the step before. The second sends the right factor, found with that left one,
+/// made orthonormal. `alternating` (Cho et al. 2019, arXiv 2008.01425) sends one factor per step in turn, with half of
+/// the bytes and of the latency.
 class OCTAVO_API PowerSgd final : public LinearMap {
  public:
   PowerSgd(std::uint64_t rank, bool is_alternating);

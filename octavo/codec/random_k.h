@@ -9,18 +9,19 @@
 namespace octavo {
 
 /// One value of every stride, at places that all ranks draw alike from PayloadPart::key (rules/random_k.h). A payload
-/// is that of the values by a block codec.
+/// is that of these values by a block codec.
 class RandomK final : public Codec {
  public:
   /// `is_unbiased`: values are multiplied by the stride, and what is not sent is no error that could be fed back.
   RandomK(std::uint64_t stride, bool is_unbiased, BlockCodec values);
 
   std::uint64_t payload_bytes(std::uint64_t count) const override;
-  /// Values are multiplied once, by the owner: its own have not travelled.
+  /// The codec without weights. Only the owner multiplies, when it sends the sum: its own values have not been sent
+  /// before.
   const Codec& upward() const override { return unweighted_ ? *unweighted_ : static_cast<const Codec&>(*this); }
-  /// This one: there the owner's own values are all in the sum, and no codec follows that could weight the others'.
+  /// This codec: the owner's own values are all in the sum, and no codec follows that could weight the others' values.
   const Codec& upward_only() const override { return *this; }
-  /// One of 4 values, of 16, and so on.
+  /// Codecs that send one of 4 values, one of 16, and so on.
   std::vector<CodecPtr> warm_up() const override;
   void encode(c10::Device device, const EncodeInput& input, const PayloadPart& to,
               rules::Residual* next_residual) const override;
@@ -31,15 +32,16 @@ class RandomK final : public Codec {
   bool is_unbiased() const { return unweighted_ != nullptr; }
   std::uint64_t strides(std::uint64_t count) const { return count / stride_ + (count % stride_ != 0); }
   rules::RandomK shape(const PayloadPart& part) const;
-  /// Of the values that a part keeps.
+  /// The part of the payload that holds the values kept from a part.
   PayloadPart kept(const PayloadPart& part) const;
 
   std::uint64_t stride_;
-  CodecPtr unweighted_;  // there where this one is unbiased
+  CodecPtr unweighted_;  // null where this codec is biased
   BlockCoding values_;
 };
 
-/// randomk:RATIO[:unbiased][:CODEC]; 1/RATIO is rounded to the stride. CODEC: a block codec, dense where none is named.
+/// randomk:RATIO[:unbiased][:CODEC]. 1/RATIO is rounded to the stride. CODEC is a block codec, dense where none is
+/// named.
 CodecPtr make_random_k(const CodecText& text);
 
 }  // namespace octavo

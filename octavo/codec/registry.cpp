@@ -26,7 +26,7 @@ struct Entry {
   CodecFactory factory;
 };
 
-/// A codec is a line here; block codecs are one in rules/block_codecs.h.
+/// Each codec is a line here; block codecs are lines in rules/block_codecs.h.
 std::vector<Entry> own_codecs() {
   std::vector<Entry> entries;
   for (const BlockCodec codec : all_block_codecs()) {
@@ -44,7 +44,7 @@ struct Map {
   LinearMapPtr (*make)(const CodecText& text);
 };
 
-/// A linear map is a line here.
+/// Each linear map is a line here.
 constexpr Map kMaps[] = {{"powersgd", make_power_sgd}, {"sketch", make_count_sketch}};
 
 struct Registry {
@@ -52,7 +52,7 @@ struct Registry {
   std::vector<Entry> entries = own_codecs();
 
   static Registry& get() {
-    static auto* const registry = new Registry;  // lives as long as the process, and extensions after it
+    static auto* const registry = new Registry;  // exists as long as the process: extensions may use it late
     return *registry;
   }
   const Entry* find(std::string_view name) const {
@@ -120,7 +120,7 @@ std::string shortest(double number) {
 void register_codec(const std::string& name, CodecFactory factory) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
-  constexpr std::string_view kOfPlans[] = {"auto", "delta", "dgc"};  // which comm/plan.cpp reads itself
+  constexpr std::string_view kOfPlans[] = {"auto", "delta", "dgc"};  // comm/plan.cpp reads these itself
   const auto is_it = [&](std::string_view other) { return other == name; };
   const bool is_taken =
       std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return is_it(map.name); }) ||

@@ -12,7 +12,7 @@ namespace octavo {
 
 namespace {
 
-/// Bytes of packed signs that a thread takes at least: 512 KiB of floats.
+/// The fewest bytes of packed signs that a thread takes: those of 512 KiB of floats.
 constexpr std::int64_t kGrainBytes = 1 << 14;
 
 void require_signed_float(const at::Tensor& tensor) {

@@ -25,13 +25,13 @@ std::string text_of(double factor, BlockCodec values) {
   return values == BlockCodec::fp32 ? text : text + ":" + plan_name(values);
 }
 
-/// What kernels write to `count` words of the device, which the host then reads.
+/// Figures that kernels write to `count` words of the device and that the host then reads.
 class Figures {
  public:
   Figures(c10::Device device, std::uint64_t count, at::Tensor& kept_by_thread)
       : device_(device), count_(count), memory_(device, count, kept_by_thread) {}
   float* data() const { return memory_.data(); }
-  /// Waits for the kernels.
+  /// Waits for the kernels, and returns the words in the host's memory.
   const void* read() {
     if (device_.is_cpu()) return memory_.data();
     on_host_ = elements_at(memory_.data(), at::kInt, count_, device_).to(at::kCPU);
@@ -76,7 +76,7 @@ Threshold::Threshold(double factor, BlockCodec values)
     : Codec(text_of(factor, values), {.packs = true, .leaves_unsent = true}), factor_(factor), values_(values) {}
 
 std::uint64_t Threshold::most(std::uint64_t count) const {
-  constexpr std::uint64_t kGreatest = std::numeric_limits<std::uint32_t>::max();  // of the word that says how many
+  constexpr std::uint64_t kGreatest = std::numeric_limits<std::uint32_t>::max();  // the number of values is one word
   const double share = std::ceil(static_cast<double>(count) / (factor_ * factor_));
   return std::min({count, static_cast<std::uint64_t>(share), kGreatest});
 }
@@ -85,7 +85,7 @@ std::uint64_t Threshold::sent_bytes(std::uint64_t kept, std::uint64_t count) con
   return kWord + values_.payload_bytes(kept) + kWord * rules::IndexWords::of(count, kept).words;
 }
 
-/// Rounded up to words the indices of fewer values may take a word more.
+/// One word more, because the indices of fewer values, rounded up to words, may take one more.
 std::uint64_t Threshold::payload_bytes(std::uint64_t count) const { return sent_bytes(most(count), count) + kWord; }
 
 std::uint64_t Threshold::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {
