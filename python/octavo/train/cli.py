@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo train` on the command line: from options to a config, then the launcher or, as a rank, the job."""
+"""The command `octavo train`: makes a config of the options, then starts the launcher or, in a rank, the job."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def train(
         float, typer.Option(help="Seconds after which a rank stops waiting for another.")
     ] = _DEFAULT.timeout_s,
 ) -> None:
-    """Train a LLaMA with compressed gradients: starts its own ranks, or is one of torchrun's."""
+    """Train a LLaMA with compressed gradients. Starts its own ranks, or runs as one of the ranks of torchrun."""
     options = dict(locals())
     try:
         config = TrainConfig(**{**options, "compare": parse_compare(compare)})
@@ -156,7 +156,7 @@ def train(
 
 def _run(config: TrainConfig) -> int:
     for run in config.runs:
-        plan = octavo.Plan(run.resolved_plan)  # says in its own words what is wrong with it
+        plan = octavo.Plan(run.resolved_plan)  # raises an error that says what is wrong with the plan
         if run.outer:
             octavo._C.Outer.require_plan(plan)
     if config.gather is not None:

@@ -27,13 +27,14 @@ FIGURES = "compare.json"
 def run_comparison(config: TrainConfig, world: World, console: Console | None) -> dict[str, dict[str, Any]]:
     """Runs each plan into `out`/PLAN, one after the other, each resumable; returns the summaries by plan.
 
-    Of a run that has diverged the summary is that sentence; the others are compared without it. Writes compare.png and
-    compare.json into `out`. Raises JobError as `run_job` does, before the first step where a plan cannot be trained by.
+    The summary of a run that has diverged has the error's sentence under "diverged"; the others are compared without
+    that run. Writes compare.png and compare.json into `out`. Raises JobError as `run_job` does, and before the first
+    step of all runs where one of them cannot be trained.
     """
     data = load_data(config, world)
     for leg in config.runs:
         try_job(leg, world, data)
-    if config.fresh:  # all at once: a comparison that is broken off goes on without an older run among its own
+    if config.fresh:  # all at once, so that an interrupted comparison never resumes with an older run
         for leg in config.runs:
             clear_job(leg, world)
         config = dataclasses.replace(config, fresh=False)
@@ -43,7 +44,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
         if console:
             console.rule(plan)
         summaries[plan] = _run_leg(config.for_plan(plan), world, console, data, precision)
-        # Chosen once: the plans must differ in nothing else.
+        # The precision is chosen once: the runs must differ in the plan alone.
         precision = precision or summaries[plan].get("precision")
     finished = {plan: summary for plan, summary in summaries.items() if not _has_diverged(summary)}
     _require_comparable(finished)

@@ -27,17 +27,18 @@ ADAMS = {
     "paged-adamw8bit": "PagedAdamW8bit",
 }
 LIONS = {"lion8bit": "Lion8bit", "paged-lion": "PagedLion", "paged-lion8bit": "PagedLion8bit"}
-"""Optimizers of averaged gradients whose states take 8 or 4 bits, or are paged: their classes in octavo.optim."""
 FUSED = ADAMS | LIONS
+"""Optimizers of averaged gradients with fused steps, most of them with states of 8 or 4 bits or with paged states, and
+their classes in octavo.optim."""
 OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion", *FUSED)
 ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
 OF_EACH_ELEMENT = ("adamw", *FUSED)
-"""Optimizers that step each element by itself: a rank can have any part of a parameter, as --zero has it."""
+"""Optimizers that step each element by itself, so that a rank can step any part of a parameter, as with --zero."""
 OF_EACH_RANK = (*OF_EACH_ELEMENT, "muon")
 """Optimizers that a rank can step by itself, between the rounds of --outer."""
 OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
-"""What --outer has besides the steps of a round."""
+"""The options of --outer besides the steps of a round."""
 VOTED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 LR = {
@@ -49,11 +50,11 @@ LR = {
     **dict.fromkeys(("signum", "lion", *LIONS), 6e-4),
     **dict.fromkeys(ADAMS, 3e-3),
 }
-"""The default of --lr for each optimizer: with BETA1 the best, or nearly so, on all data sets of `octavo bench
-quality`. Not tuned there: 0/1 Adam has AdamW's; of those that step by signs it is a fifth, as the paper on Lion
-advises; LAMB's is a part of a tensor's own size."""
+"""The default of --lr for each optimizer. Together with BETA1 it is the best value, or nearly the best, on all data
+sets of `octavo bench quality`. Not tuned there are 0/1 Adam, which has AdamW's rate, and the optimizers that step by
+signs, which have a fifth of it, as the paper on Lion advises. LAMB's rate is relative to the size of each tensor."""
 DGC_MOMENTUM = 0.9
-"""The default of --beta1 under a plan with dgc or fetchsgd, which keep the momentum in the optimizer's place."""
+"""The default of --beta1 for a plan with dgc or fetchsgd, which keep the momentum in the optimizer's place."""
 BETA1 = {
     "adamw": 0.5,
     "onebit-adamw": 0.5,
@@ -80,14 +81,14 @@ PRECISIONS = ("auto", "fp32", "bf16")
 RANKS_PER_CORE = 4
 """More local ranks per core than this only wait for one another."""
 MOST_TIMEOUT_S = 365 * 24 * 3600
-"""Far more do not fit what torch counts them in."""
+"""The largest --timeout-s: much larger ones do not fit into the type in which torch counts them."""
 _HINTS = {"clip_norm": "; leave it out for no clipping"}
 LR_WARMUP_SHARE = 0.05
 ONEBIT_WARMUP_SHARE = 0.15
-"""Share of the steps that a 1-bit optimizer spends on int4+ef before it freezes the variance; of 0/1 Adam's steps, the
-share in which its variance learns."""
+"""The share of the steps that a 1-bit optimizer spends on int4+ef before it freezes the variance; for 0/1 Adam, the
+share of its steps in which its variance learns."""
 LOCAL_STEP_SHARE = 0.2
-"""Share of the steps after which 0/1 Adam sends half as often; one in LOCAL_STEPS at least."""
+"""After each such share of the steps 0/1 Adam sends half as often, but at least once in LOCAL_STEPS steps."""
 LOCAL_STEPS = 8
 
 
@@ -95,11 +96,13 @@ LOCAL_STEPS = 8
 class TrainConfig:
     """Everything that decides a run.
 
-    `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. `plan`, `lr`, `beta1` and `beta2`
-    None are the optimizer's own defaults, `clip_norm` None does not clip. `outer`: steps from one round of
-    `octavo.Outer` to the next, with its delay, fragments, learning rate and momentum (None: by its own rule); 0: ranks
-    exchange gradients in every step. `zero`: the stage of ZeRO, with the codec by which parameters travel, `gather`
-    (None: as they are); 0: each rank has all of the model and of the optimizer's state. `compile`: its graphs.
+    `batch_size` is in rows per rank and micro-batch, `seq_len` in tokens per row. Where `plan`, `lr`, `beta1` or
+    `beta2` is None, the optimizer's own default is used. Where `clip_norm` is None, gradients are not clipped. `outer`
+    is the number of steps from one round of `octavo.Outer` to the next, and the other `outer_…` are its delay,
+    fragments, learning rate and momentum (None: its own rule decides); with `outer` 0 ranks exchange gradients in every
+    step. `zero` is the stage of ZeRO and `gather` the codec by which it sends parameters (None: as they are); with
+    `zero` 0 each rank has all of the model and of the optimizer's state. `compile`: whether ZeRO compiles the model's
+    graphs.
     """
 
     data: str | None = None
@@ -157,7 +160,7 @@ class TrainConfig:
 
     @property
     def is_paged(self) -> bool:
-        """Whether states are in managed memory, those of the exchange, too."""
+        """Whether states are in managed memory, those that the exchange keeps included."""
         return self.optimizer_name.startswith("paged-")
 
     @property
@@ -166,7 +169,7 @@ class TrainConfig:
         if self.plan is not None:
             return self.plan
         if self.zero:
-            return "int4+ef"  # signs are for 1-bit optimizers, which ZeRO has not
+            return "int4+ef"  # sign plans are for 1-bit optimizers, which do not work with ZeRO
         return "sign-vote" if self.optimizer in VOTED else "sign+ef"
 
     @property
@@ -183,7 +186,8 @@ class TrainConfig:
 
     @property
     def resolved_beta2(self) -> float | None:
-        """`beta2`, or the default of the optimizer where it is not given; None where it has only one."""
+        """`beta2`, or the default of the optimizer where it is not given; None where the optimizer has only one
+        beta."""
         return BETA2.get(self.optimizer_name) if self.beta2 is None else self.beta2
 
     @property
@@ -198,7 +202,7 @@ class TrainConfig:
 
     @property
     def zero_one_schedule(self) -> dict[str, int]:
-        """When 0/1 Adam sends what (`octavo.optim.ZeroOneAdam`)."""
+        """The options of `octavo.optim.ZeroOneAdam` that decide what it sends in which step."""
         doubled_after = max(1, round(LOCAL_STEP_SHARE * self.steps))
         return dict(
             var_freeze_step=self._variance_steps, local_step_scaler=doubled_after, local_step_clipper=LOCAL_STEPS
@@ -209,7 +213,8 @@ class TrainConfig:
         return max(1, round(ONEBIT_WARMUP_SHARE * self.steps))
 
     def for_plan(self, plan: str) -> TrainConfig:
-        """The same run with another plan, or rounds (`Rounds`), in a folder of its own: one run of `--compare`."""
+        """Returns the same run with another plan, and with the rounds that `plan` names if it names any (`Rounds`), in
+        a folder of its own: one run of `--compare`."""
         rounds, plan_of_run = split_rounds(plan)
         own = dict(plan=plan_of_run, compare=(), out=str(Path(self.out) / plan.replace(":", "-")))
         if rounds:
@@ -221,11 +226,11 @@ class TrainConfig:
 
     @property
     def runs(self) -> list[TrainConfig]:
-        """Those of `--compare`, or this one."""
+        """The runs of `--compare`, or this one alone."""
         return [self.for_plan(plan) for plan in self.compare] or [self]
 
     def to_args(self) -> list[str]:
-        """The command line that gives this configuration again."""
+        """Returns the command line that gives this configuration again."""
         args: list[str] = []
         for field in dataclasses.fields(self):
             value, flag = getattr(self, field.name), "--" + field.name.replace("_", "-")
@@ -252,8 +257,8 @@ def keeps_momentum(plan: str) -> bool:
 
 @dataclass(frozen=True)
 class Rounds:
-    """Those of `octavo.Outer`, as a text names them: "outer:EVERY/PLAN", "outer:EVERY:DELAY:FRAGMENTS/PLAN". None:
-    not named."""
+    """Rounds of `octavo.Outer` as a text names them: "outer:EVERY/PLAN" or "outer:EVERY:DELAY:FRAGMENTS/PLAN". None:
+    the text does not name it."""
 
     every: int
     delay: int | None = None
@@ -261,7 +266,8 @@ class Rounds:
 
 
 def split_rounds(text: str) -> tuple[Rounds | None, str]:
-    """The rounds and the plan of "outer:20/sign+ef"; None and the plan of a plan alone. Raises ValueError."""
+    """Returns the rounds and the plan of "outer:20/sign+ef"; None and the plan where the text is a plan alone. Raises
+    ValueError."""
     if not text.startswith("outer:"):
         return None, text
     numbers, slash, plan = text.removeprefix("outer:").partition("/")
@@ -275,7 +281,7 @@ def split_rounds(text: str) -> tuple[Rounds | None, str]:
 
 
 def parse_compare(text: str | None) -> tuple[str, ...]:
-    """`"dense,sign+ef"` as a tuple of plans. Raises ValueError where a plan is empty or named twice."""
+    """Returns `"dense,sign+ef"` as a tuple of plans. Raises ValueError where a plan is empty or named twice."""
     if text is None:
         return ()
     plans = tuple(part.strip() for part in text.split(","))
@@ -288,14 +294,14 @@ def parse_compare(text: str | None) -> tuple[str, ...]:
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Returns the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def check_local_ranks(nproc: int, cores: int) -> None:
-    """Refuses more ranks on one machine than make sense. Raises ValueError."""
+    """Raises ValueError for more ranks on one machine than make sense."""
     if nproc > RANKS_PER_CORE * cores:
         _fail(
             f"--nproc must be at most {RANKS_PER_CORE * cores} here ({RANKS_PER_CORE} ranks per core, {cores} cores), "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that a rank trains on, and what is asked of it."""
+"""The device on which a rank trains, and what the job asks of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from octavo.train.launch.world import env_number
 
 
 def choose(name: str) -> torch.device:
-    """The device that `--device` means on this rank, which becomes the current one.
+    """Returns the device that `--device` means on this rank, and makes it the current one.
 
-    `auto` is the device of `octavo.get_accelerator()` where Octavo has kernels for it, else the CPU. Ranks of one
-    machine take turns over its devices. Raises NotImplementedError, with the reason, where there is none.
+    `auto` is the device of `octavo.get_accelerator()` where Octavo has kernels for it, else the CPU. The ranks of one
+    machine take its devices in turn. Raises NotImplementedError, with the reason, where there is none.
     """
     accelerator = octavo.accelerator.accelerator_named(_auto() if name == "auto" else name)
     local_rank = env_number("LOCAL_RANK", default=env_number("RANK", default=0))
@@ -25,13 +25,14 @@ def choose(name: str) -> torch.device:
 
 
 def describe(device: torch.device, name: str) -> str:
-    """The device in words, and why `auto` did not take the machine's accelerator."""
+    """Returns the device in words, with the reason where `auto` did not take the machine's accelerator."""
     present = octavo.get_accelerator().device_name() if name == "auto" else device.type
     return str(device) if present == device.type else f"{device} (Octavo has no kernels for {present} here)"
 
 
 def group_for(device: torch.device, timeout_s: float) -> dist.ProcessGroup | None:
-    """The group whose collectives take tensors of `device`; None: the default one. Called by all ranks together."""
+    """Returns the group whose collectives take tensors of `device`; None means the default group. All ranks call it
+    together."""
     if device.type == "cpu":
         return None
     backend = _accelerator_of(device).communication_backend_name()
@@ -45,17 +46,17 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most bytes that tensors held on the device at once; 0 where the CPU is the device."""
+    """Returns the most bytes that tensors held on the device at once; 0 where the CPU is the device."""
     return 0 if device.type == "cpu" else _accelerator_of(device).max_memory_allocated(device)
 
 
 def rng_state(device: torch.device) -> torch.Tensor | None:
-    """The state of the device's default generator; None where that is the CPU's."""
+    """Returns the state of the device's default generator; None where the CPU is the device."""
     return None if device.type == "cpu" else _accelerator_of(device).get_rng_state(device)
 
 
 def set_rng_state(device: torch.device, state: torch.Tensor | None) -> None:
-    """Goes on with the draws of `rng_state`; a run that changed its device begins them anew."""
+    """Continues the draws of `rng_state`; a run that changed its device begins them anew."""
     if device.type != "cpu" and state is not None:
         _accelerator_of(device).set_rng_state(state, device)
 

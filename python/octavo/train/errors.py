@@ -13,18 +13,18 @@ EXIT_USAGE = 2
 EXIT_RANK = 70
 """This rank alone failed; the sentence is its own."""
 EXIT_PEER = 75
-"""This rank is well but lost another one; the cause is to be found there."""
+"""This rank is well but lost another rank, where the cause is to be found."""
 
 ERROR_MARK = "error: "
-"""What the last line of a failed process begins with; the launcher looks for it."""
+"""The beginning of the last line of a failed process; the launcher looks for it."""
 DIVERGED = "the run has diverged"
-"""In the error of such a run, and of no other."""
+"""Words in the error of a run that has diverged, and in no other error."""
 
 _GLOO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
 class JobError(Exception):
-    """All ranks know of this failure; rank 0 prints it."""
+    """A failure that all ranks know of; rank 0 prints it."""
 
 
 class PeerLost(Exception):
@@ -32,7 +32,7 @@ class PeerLost(Exception):
 
 
 def sentence(error: BaseException) -> str:
-    """The one line that tells a person what went wrong."""
+    """Returns the one line that tells a person what went wrong."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
     # A bare KeyError('x') reads as "'x'": such messages need their type to make sense.
@@ -51,16 +51,16 @@ def is_peer_loss(error: BaseException) -> bool:
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of a rank that ends with `error`."""
+    """Returns the exit code of a rank that ends with `error`."""
     if isinstance(error, JobError):
         return EXIT_JOB
     return EXIT_PEER if is_peer_loss(error) else EXIT_RANK
 
 
 def show_traceback(error: BaseException) -> None:
-    """Prints the traceback of an error that does not explain itself; of every error where OCTAVO_DEBUG=1 asks for it.
+    """Prints the traceback of an error that does not explain itself, or of every error where OCTAVO_DEBUG=1 is set.
 
-    Our own errors begin with their place in brackets; OSErrors and the loss of a rank are no mistakes of the program.
+    Our own errors begin with their place in brackets. OSErrors and the loss of a rank are not mistakes of the program.
     """
     explained = isinstance(error, (JobError, OSError)) or is_peer_loss(error) or str(error).startswith("[")
     if not explained or tracebacks_wanted():

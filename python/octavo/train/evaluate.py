@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model has learnt: its loss on held-out rows, how often it answers exactly, and a few answers.
 
-Nothing here draws a random number or leaves a trace: a model that was training trains on.
+Nothing here draws a random number or changes a model: one that was in training mode is so again afterwards.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,14 +16,14 @@ from octavo.train.data.dataset import Example
 from octavo.train.data.tokenizer import answer, rounds, token_ids
 
 GROUP = 64
-"""Questions answered together."""
+"""How many questions are answered together."""
 OPENING = 16
-"""Tokens of a plain text that are given to the model to be continued."""
+"""How many tokens of a plain text are given to the model to be continued."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A question, what the data say, and what the model says; plain text is asked by its opening."""
+    """A question, the answer in the data, and the model's answer. For plain text the question is its opening."""
 
     instruction: str
     input: str
@@ -33,7 +33,7 @@ class Answer:
 
 
 def eval_loss(model: PreTrainedModel, batches: Batches, *, max_rows: int = 128) -> float:
-    """The mean loss in nats over the loss tokens of the first `max_rows` rows; every token weighs the same.
+    """Returns the mean loss in nats over the loss tokens of the first `max_rows` rows; every token weighs the same.
 
     Raises ValueError where there is no row.
     """
@@ -55,7 +55,7 @@ def exact_match(
     examples: Sequence[Example],
     max_items: int = 128,
 ) -> float:
-    """The share, 0 to 1, of the first `max_items` questions that are answered exactly, outer spaces aside.
+    """Returns the share, 0 to 1, of the first `max_items` questions that are answered exactly, outer spaces aside.
 
     Raises ValueError where there is no question.
     """
@@ -76,7 +76,7 @@ def sample_answers(
     *,
     max_new_tokens: int = 48,
 ) -> list[Answer]:
-    """The model's most likely answers to the first `n` different examples, in their order."""
+    """Returns the model's most likely answers to the first `n` different examples, in their order."""
     return _answers(model, tokenizer, list(dict.fromkeys(examples))[:n], max_new_tokens)
 
 
@@ -99,7 +99,7 @@ def _answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_new_tokens: int
 ) -> list[Answer]:
     questions = [_question(tokenizer, example) for example in examples]
-    # Questions of like length go together, so that little of a group is padding.
+    # Questions of similar length are in one group, so that little of a group is padding.
     order = sorted(range(len(examples)), key=lambda i: len(questions[i]))
     answers: dict[int, Answer] = {}
     with _evaluating(model):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run, as every rank goes through it: claim `--out`, build, resume, step, report."""
+"""One run, as every rank executes it: claim `--out`, build, resume, step, report."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class _Run:
     disk: Disk
     identity: dict[str, Any]
     precision: str | None
-    """Where it is chosen already."""
+    """None where it is not chosen yet."""
     found: Found | None
 
     @property
     def step(self) -> int | None:
-        """The step to go on after."""
+        """The step after which the run continues; None for a new run."""
         return self.found.step if self.found else None
 
     @property
@@ -70,11 +70,11 @@ def run_job(
     data: Data | None = None,
     precision: str | None = None,
 ) -> dict[str, Any]:
-    """Trains, or goes on training, and returns the summary (on every rank). `console` is rank 0's, else None.
+    """Trains, or continues to train, and returns the summary (on every rank). `console` is None on ranks other than 0.
 
-    `data`: those of `config`, where they are loaded already. `precision`: what another run has chosen, for one that has
-    not yet and whose options leave it open. Raises JobError with one sentence, the same on all ranks; the last
-    checkpoint stays good whatever happens.
+    `data`: the data of `config`, where they are loaded already. `precision`: the choice of another run, which counts
+    where this run has not made one and its options leave it open. Raises JobError with one sentence, the same on all
+    ranks; the last checkpoint stays good whatever happens.
     """
     memory.reset_peak()
     data = data or load_data(config, world)
@@ -90,7 +90,7 @@ def try_job(config: TrainConfig, world: World, data: Data) -> None:
         _claim(config, world, disk, data, model.config.to_dict())
         build_engine(config, world, data, model, None, resumed=False)
     del model
-    gc.collect()  # engines are in cycles
+    gc.collect()  # engines are in reference cycles
 
 
 def clear_job(config: TrainConfig, world: World) -> None:
@@ -102,7 +102,7 @@ def clear_job(config: TrainConfig, world: World) -> None:
 
 @contextmanager
 def _locked(out: Path, world: World) -> Iterator[Disk]:
-    """The disks that hold `out`; one rank per disk locks it against other runs."""
+    """Yields the disk that holds `out`. One rank per disk locks `out` against other runs."""
     disk = find_disk(world, out)
     lock = world.agree(lambda: run_folder.lock(out) if disk.is_leader else None)
     try:
@@ -136,7 +136,7 @@ def _open(
 def _claim(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Who this run is, and what an earlier one of the same identity has chosen by itself."""
+    """Returns the identity of this run, and what an earlier run of the same identity has chosen by itself."""
     whose = run_folder.identity_of(config, data.corpus, model)
     out = Path(config.out)
     resolved = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
@@ -144,7 +144,8 @@ def _claim(
 
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
-    """The summary of a run that has nothing left to do; one killed before writing it still has."""
+    """Returns the summary of a run that has nothing left to do, else None. A run that was killed before it wrote its
+    summary still has to write it."""
 
     def read() -> dict[str, Any] | None:
         path = run.out / run_folder.SUMMARY
@@ -168,14 +169,16 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
 
 
 def _take_over(run: _Run, precision: str) -> None:
-    """Makes `--out` this run's, now that nothing refuses it any more: an earlier one is removed by `--fresh` alone."""
+    """Makes `--out` this run's folder, now that nothing can refuse the run any more. An earlier run in it is removed by
+    `--fresh` alone."""
     if run.config.fresh:
         run_folder.remove_run(run.out)
     run_folder.write_record(run.out, run.identity, {"precision": precision})
 
 
 def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
-    """On rank 0 fills `model` and returns what else it keeps for all; DDP will send the weights around."""
+    """Fills `model` on rank 0 and returns what else rank 0 keeps for all ranks. The engine sends the weights to the
+    others."""
     if run.step is None or not run.world.is_main:
         return Totals(), None
     training_state.load_weights(model, step_folder(run.checkpoints, run.step))

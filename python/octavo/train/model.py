@@ -19,12 +19,12 @@ LEAST_POSITIONS = {"tiny": 512, "small": 512, "220m": 256}
 
 
 def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> LlamaConfig:
-    """The configuration of `tiny`, `small`, `220m` or of a CONFIG.json in transformers' format.
+    """Returns the configuration of `tiny`, `small`, `220m` or of a CONFIG.json in transformers' format.
 
-    `220m` has a vocabulary of 32000 where the tokenizer's is smaller, and so 217,342,976 parameters.
-    `token_ids` are pad_token_id, bos_token_id and eos_token_id. A file's own vocabulary must hold the
-    tokenizer's and its positions the row length: ValueError otherwise, as for a file that is missing or not
-    a LLaMA.
+    `220m` has a vocabulary of 32000 where the tokenizer's is smaller, and so 217,342,976 parameters. `token_ids` are
+    pad_token_id, bos_token_id and eos_token_id. A file's own vocabulary must be at least as large as the tokenizer's,
+    and its positions at least the row length. Raises ValueError otherwise, and for a file that is missing or not a
+    LLaMA's.
     """
     if name in SIZES:
         shape = SIZES[name]
@@ -41,11 +41,11 @@ def model_config(name: str, vocab_size: int, seq_len: int, **token_ids: int) -> 
 
 
 def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """A freshly initialised model: the same seed gives the same bits on every rank."""
+    """Returns a freshly initialised model. The same seed gives the same bits on every rank."""
     torch.manual_seed(seed)
     config._attn_implementation = "sdpa"
     model = LlamaForCausalLM(config).float()
-    # As save_pretrained says them, for engines that write the weights by themselves.
+    # The values that save_pretrained would set, for engines that write the weights by themselves.
     config.architectures, config.dtype = [type(model).__name__], "float32"
     return model
 
@@ -63,7 +63,7 @@ def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, i
     options.setdefault("vocab_size", vocab_size)
     try:
         config = LlamaConfig(**{**options, **token_ids})
-    except Exception as error:  # transformers has types of its own for what it refuses
+    except Exception as error:  # transformers raises error types of its own
         raise ValueError(f"[train.model] {path} is no config of a LLaMA: {' '.join(str(error).split())}") from error
     if config.num_attention_heads % config.num_key_value_heads:
         raise ValueError(

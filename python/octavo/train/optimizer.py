@@ -17,10 +17,11 @@ ADAM_EPS = 1e-8
 
 
 def learning_rate(step: int, steps: int, warmup_steps: int, peak: float) -> float:
-    """The rate of `step`, from 1 to `steps`. A pure function: a resumed run needs no scheduler state."""
+    """Returns the rate of `step`, from 1 to `steps`. It depends on nothing else, so a resumed run needs no scheduler
+    state."""
     if step <= warmup_steps:
         return peak * step / warmup_steps
-    # One more in the divisor, so that the last step still learns.
+    # The divisor has one more, so that the last step still learns.
     progress = (step - warmup_steps) / (steps - warmup_steps + 1)
     return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
 
@@ -32,11 +33,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.Optimizer:
-    """The optimizer that the options ask for; all of them spare norms and biases from weight decay.
+    """Returns the optimizer that the options ask for. Norms and biases have no weight decay in any of them.
 
-    ``--beta1`` is the momentum: of Adam and AdamW; of 1-bit AdamW and LAMB before and after their freeze; of 0/1 Adam;
-    of Muon, whose AdamW part keeps AdamW's default; of Signum; of the update of Lion. ``--beta2`` is that of the
-    variance, and Lion's.
+    ``--beta1`` is the momentum of Adam and AdamW, of 1-bit AdamW and LAMB before and after their freeze, of 0/1 Adam,
+    of Muon (whose AdamW part keeps AdamW's default), of Signum, and of the update of Lion. ``--beta2`` is the decay of
+    the variance, and in Lion that of the momentum that it keeps.
     """
     name, lr, beta1 = config.optimizer_name, config.resolved_lr, config.resolved_beta1
     if name == "muon":
@@ -60,13 +61,14 @@ def build_optimizer(config: TrainConfig, model: PreTrainedModel) -> torch.optim.
 
 
 def plan_of(config: TrainConfig) -> octavo.Plan:
-    """``--plan``, with ``--beta1`` as its momentum where it keeps one and the option is given."""
+    """Returns the plan of ``--plan``. Where that plan keeps a momentum and ``--beta1`` is given, ``--beta1`` is its
+    momentum."""
     plan = octavo.Plan(config.resolved_plan)
     return plan if plan.momentum is None or config.beta1 is None else plan.with_momentum(config.beta1)
 
 
 def optimizer_options(config: TrainConfig) -> dict[str, Any]:
-    """What metrics.jsonl and summary.json say about the optimizer, its defaults resolved."""
+    """Returns what metrics.jsonl and summary.json say about the optimizer, with its defaults resolved."""
     return dict(
         beta1=config.resolved_beta1,
         beta2=config.resolved_beta2,
@@ -78,8 +80,9 @@ def optimizer_options(config: TrainConfig) -> dict[str, Any]:
 class MuonWithAdamW:
     """Muon for the hidden matrices, AdamW for everything else: embeddings, the output layer, norms and biases.
 
-    Muon's update is scaled to the root mean square of AdamW's ("match_rms_adamw", Liu et al. 2025), so that both obey
-    the same learning rate. It has what a training loop uses of ``torch.optim.Optimizer``; the state is that of both.
+    Muon's update is scaled to the root mean square of AdamW's ("match_rms_adamw", Liu et al. 2025), so that one
+    learning rate suits both. The class has what a training loop uses of ``torch.optim.Optimizer``; its state is that of
+    both.
     """
 
     def __init__(self, model: PreTrainedModel, config: TrainConfig) -> None:
@@ -104,16 +107,16 @@ class MuonWithAdamW:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both."""
+        """The parameter groups of both."""
         return [group for part in self._parts.values() for group in part.param_groups]
 
     @property
     def state(self) -> dict[torch.nn.Parameter, dict[str, Any]]:
-        """What each parameter's optimizer remembers of it: their own dicts, in a new one."""
+        """The state of each parameter, in a new dict. Its values are the optimizers' own dicts."""
         return {parameter: state for part in self._parts.values() for parameter, state in part.state.items()}
 
     def step(self) -> None:
-        """One step of both."""
+        """Makes one step of both."""
         for part in self._parts.values():
             part.step()
 
@@ -123,11 +126,11 @@ class MuonWithAdamW:
             part.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of both, by name."""
+        """Returns the state of both, by name."""
         return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes back `state_dict`. Raises ValueError where it is that of another optimizer."""
+        """Takes back what `state_dict` returned. Raises ValueError for the state of another optimizer."""
         if state.keys() != self._parts.keys():
             raise ValueError(f"[train.optimizer] the saved state is not that of muon: it has the parts {sorted(state)}")
         for name, part in self._parts.items():
@@ -137,7 +140,7 @@ class MuonWithAdamW:
 def clip_gradient(optimizer: Any, parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
     """Scales the averaged gradient down to the global L2 norm `max_norm`; returns the norm that it had.
 
-    An optimizer for which `parameter.grad` is not always a gradient has a method of its own for it.
+    An optimizer for which `parameter.grad` is not always a gradient clips by its own `clip_grad_norm_`.
     """
     own = getattr(optimizer, "clip_grad_norm_", None)
     norm = own(max_norm) if own else torch.nn.utils.clip_grad_norm_(list(parameters), max_norm)
@@ -145,13 +148,14 @@ def clip_gradient(optimizer: Any, parameters: Iterable[torch.nn.Parameter], max_
 
 
 def _hidden_matrices(model: PreTrainedModel) -> list[torch.nn.Parameter]:
-    """The matrices between the embeddings and the output layer."""
+    """Returns the matrices between the embeddings and the output layer."""
     outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
     return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in outer]
 
 
 def _groups(parameters: Iterable[torch.nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:
-    """Two parameter groups: with weight decay, and without it where a parameter has fewer than two dimensions."""
+    """Returns two parameter groups: one with weight decay, and one without it for parameters of fewer than two
+    dimensions."""
     decayed: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
     for parameter in parameters:
         decayed[parameter.ndim >= 2].append(parameter)

@@ -41,11 +41,11 @@ class Trainer:
     def step(self) -> dict[str, Any]:
         """Makes the next step; returns its record for metrics.jsonl. Raises JobError on divergence."""
         start, step, before = time.perf_counter(), self.totals.step + 1, self.engine.sent()
-        late = getattr(self.engine.optimizer, "frozen", True)  # what this step sends is of the phase before it
+        late = getattr(self.engine.optimizer, "frozen", True)  # read before the step: it sends by that phase
         rate = learning_rate(step, self.config.steps, self.config.lr_warmup_steps, self.config.resolved_lr)
         set_learning_rate(self.engine.optimizer, rate)
         loss = self._backward(step)
-        if not self.engine.steps_alone:  # else rank 0's own is what is reported
+        if not self.engine.steps_alone:  # where ranks step alone, rank 0 reports its own loss
             loss = self.world.mean(loss)
         skipped = not self.engine.has_finite_gradients()
         norm = None
@@ -66,8 +66,8 @@ class Trainer:
         return step == self.config.steps or step % self.config.checkpoint_every == 0
 
     def evaluate(self) -> float | None:
-        """The mean loss over the held-out rows, each rank having done its share of them; None where it is not
-        finite."""
+        """Returns the mean loss over the held-out rows, or None where it is not finite. Each rank evaluates a share of
+        the rows."""
         share = _Share(self.data.held_out, self.world, EVAL_ROWS)
         with self.engine.whole_model():
             mean = evaluate.eval_loss(self.engine.model, share, max_rows=EVAL_ROWS) if share.batches else 0.0
@@ -76,7 +76,8 @@ class Trainer:
         return self.totals.eval_loss
 
     def accuracy(self) -> float | None:
-        """The share of held-out questions answered exactly; None where the data cannot be checked."""
+        """Returns the share of held-out questions that are answered exactly, or None where the data cannot be
+        checked."""
         if not self.data.corpus.checkable:
             return None
         asked = self.data.corpus.held_out[:EXACT_ITEMS][self.world.rank :: self.world.size]
@@ -87,8 +88,9 @@ class Trainer:
         return right / count
 
     def _backward(self, step: int) -> float:
-        """Forward and backward of all micro-batches, the last of which sends. Returns this rank's part of the loss,
-        which is the mean over ranks; where ranks step alone, the loss of its own tokens.
+        """Runs the forward and backward passes of all micro-batches. Gradients are sent with the last one. Returns this
+        rank's part of the loss: the loss is the mean of the parts over ranks. Where ranks step alone it returns the
+        loss of the rank's own tokens.
 
         Every answer token of the step, whichever rank and micro-batch it is in, has the same weight in the gradient:
         it is the average over ranks of what each has summed over its tokens and divided by the mean number of tokens
@@ -104,11 +106,12 @@ class Trainer:
         return part * tokens_per_rank / own_tokens if self.engine.steps_alone else part
 
     def _update(self, step: int) -> float | None:
-        """The optimizer's step, of whose factors all ranks have the same. Raises JobError on divergence."""
+        """Makes the optimizer's step. Its factors are the same on all ranks, and so is a divergence. Raises JobError
+        then."""
         try:
             return self.engine.update()
         except RuntimeError as error:
-            if "without overflow" not in str(error):  # of torch, where a factor is too large for float32
+            if "without overflow" not in str(error):  # torch says so where a factor is too large for float32
                 raise
             raise JobError(
                 f"[train.trainer] the optimizer's step {step} is too large for float32: {DIVERGED}; try a smaller --lr"
@@ -117,7 +120,7 @@ class Trainer:
     def _account(
         self, step: int, loss: float, rate: float, skipped: bool, late: bool, before: Sent, seconds: float
     ) -> dict[str, Any]:
-        """Adds a step to the totals and makes its record. `before`: what was sent before it."""
+        """Adds a step to the totals and returns its record. `before`: what had been sent before the step."""
         totals, sent = self.totals, self.engine.sent()
         wire, dense = sent.wire_bytes - before.wire_bytes, sent.dense_bytes - before.dense_bytes
         tokens = self.config.batch_size * self.config.seq_len * self.config.grad_accum * self.world.size
@@ -130,7 +133,7 @@ class Trainer:
 
     def _stop_if_diverged(self) -> None:
         skipped, step = self.totals.skipped_in_a_row, self.totals.step
-        if self.engine.steps_alone:  # the others do not know of it: they are asked where they meet anyway
+        if self.engine.steps_alone:  # others do not know of it, so ranks ask where they meet anyway
             skipped = max(self.world.gather(skipped)) if self.is_evaluated(step) or self.is_saved(step) else 0
         if skipped >= MOST_SKIPPED:
             raise JobError(
@@ -140,7 +143,7 @@ class Trainer:
 
 
 class _Share:
-    """This rank's every W-th batch of the held-out rows; counts the loss tokens that went through."""
+    """This rank's share of the held-out batches: every W-th one in a world of W ranks. It counts their loss tokens."""
 
     def __init__(self, batches: Batches, world: World, max_rows: int) -> None:
         self._all, self._world, self.tokens = batches, world, 0
@@ -148,7 +151,7 @@ class _Share:
         self.batches = len(range(world.rank, count, world.size))
 
     def in_order(self, max_rows: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
-        """As `Batches.in_order`, this rank's part."""
+        """Yields this rank's share of what `Batches.in_order` yields."""
         for index, batch in enumerate(self._all.in_order(max_rows)):
             if index % self._world.size == self._world.rank:
                 self.tokens += answer_tokens(batch)
@@ -156,7 +159,7 @@ class _Share:
 
 
 def _sum(*values: float) -> list[float]:
-    """The sums over ranks, in fp64, the same on all of them."""
+    """Returns the sums over ranks, in fp64, the same on all of them."""
     total = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(total)
     return total.tolist()

@@ -37,7 +37,7 @@ class Manifest:
 
 
 def write(folder: Path, step: int, world_size: int, fingerprint: str) -> None:
-    """Lists every file of `folder` in a manifest and fsyncs them, it and the folder."""
+    """Lists every file of `folder` in a manifest, and fsyncs these files, the manifest and the folder."""
     blobs = {}
     for path in sorted(folder.iterdir()):
         durable_files.sync_file(path)
@@ -47,7 +47,7 @@ def write(folder: Path, step: int, world_size: int, fingerprint: str) -> None:
 
 
 def verify(folder: Path) -> Manifest:
-    """Reads the manifest of `folder` and checks every byte it speaks of. Raises Corrupt."""
+    """Reads the manifest of `folder` and checks every byte of the files that it lists. Raises Corrupt."""
     manifest = _read(folder / NAME)
     for name, blob in manifest.blobs.items():
         _check_blob(folder / name, blob)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding the checkpoint to resume from, and reading it: the newest step that the ranks together hold whole."""
+"""Finds the checkpoint to resume from, and reads it: the newest step that the ranks together hold whole."""
 
 from __future__ import annotations
 
@@ -36,14 +36,15 @@ class Found:
 def newest_checkpoint(
     world: World, disk: Disk, folder: Path, fingerprint: str, warn: Callable[[str], None]
 ) -> Found | None:
-    """The newest step of which every file is there and as its manifest says; None where none was ever completed.
+    """Returns the newest step with every file there and as its manifest says; None where none was ever completed.
 
-    A corrupt step is passed over with one line to `warn`. Raises JobError where there are checkpoints but none that is
+    A corrupt step is skipped with one line to `warn`. Raises JobError where there are checkpoints but none that is
     whole: starting over would then throw away work that can perhaps be rescued.
     """
-    # Every rank lists: a network disk may show the leader an old listing. It then looks a step up by name.
+    # Every rank lists, because a network disk may show the leader an old listing. The leader then looks a step up by
+    # name.
     listed = world.gather(world.agree(lambda: saved_steps(folder)))
-    # A disk may be a step ahead of another that was killed before its first; two steps ahead means a loss.
+    # One disk may have one step where another was killed before its first. More than one step means a loss.
     lost = max(map(len, listed)) > 1
     leaders = world.gather(disk.leader)
     for step in sorted({step for steps in listed for step in steps}, reverse=True):
@@ -51,7 +52,7 @@ def newest_checkpoint(
         if trouble:
             warn(f"skipped a checkpoint: {trouble}")
         parts, troubles = zip(*world.gather((part, trouble)), strict=True)
-        # Saved by another number of ranks and not whole: some of their disks are not here.
+        # A step of another number of ranks that is not whole: some of their disks are not here.
         lost = lost or any(troubles) or any(p and p.world_size != world.size for p in parts)
         holders = _holders(parts, leaders)
         if holders:
@@ -65,22 +66,22 @@ def newest_checkpoint(
 
 
 def load_trainer(folder: Path, step: int) -> dict[str, Any]:
-    """Rank 0's trainer state of a verified step."""
+    """Returns rank 0's trainer state of a verified step."""
     return json.loads((step_folder(folder, step) / TRAINER).read_text())
 
 
 def load_optimizer(folder: Path, step: int) -> Any:
-    """Rank 0's optimizer state of a verified step."""
+    """Returns rank 0's optimizer state of a verified step."""
     return state_file.load_tree(step_folder(folder, step) / OPTIMIZER)
 
 
 def load_rank_states(
     world: World, folder: Path, found: Found, *, of_all: bool = False
 ) -> dict[str, Any] | Iterator[dict[str, Any]]:
-    """This rank's own state where the number of ranks is the same; else, or where those `of_all` are asked for, the
-    states of all ranks that saved, in order, each of them read and sent when it is asked for.
+    """Returns this rank's own state where the number of ranks is the same. Otherwise, or with `of_all`, returns the
+    states of all ranks that saved, in order; each of them is read and sent when it is asked for.
 
-    Called, and gone through, by all ranks together. Raises JobError.
+    All ranks call it, and go through the states, together. Raises JobError.
     """
 
     def load(rank: int) -> Any:
@@ -98,7 +99,8 @@ def _each_rank_state(world: World, found: Found, load: Callable[[int], Any]) -> 
 
 
 def broadcast_tree(world: World, value: Any, source: int) -> Any:
-    """Rank `source`'s tree of tensors and plain values on every rank; tensors travel as bytes, one at a time."""
+    """Returns rank `source`'s tree of tensors and plain values on every rank. Tensors are sent as bytes, one at a
+    time."""
     tensors, skeleton = state_file.pack(value) if world.rank == source else ({}, None)
     shapes = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
     skeleton, shapes = world.from_rank((skeleton, shapes), source)
@@ -113,7 +115,8 @@ def broadcast_tree(world: World, value: Any, source: int) -> Any:
 def _verified_part(
     world: World, disk: Disk, folder: Path, step: int, fingerprint: str
 ) -> tuple[Manifest | None, str | None]:
-    """What this disk holds of a step, on its leader; and what is wrong with it."""
+    """Returns what this disk holds of a step, and what is wrong with it, on the disk's leader. Returns None twice on
+    other ranks, and where the step has no folder here."""
     path = step_folder(folder, step)
     if not disk.is_leader or not path.is_dir():
         return None, None
@@ -133,12 +136,12 @@ def _verified_part(
 
 
 def _holders(parts: Sequence[Manifest | None], leaders: Sequence[int]) -> tuple[int, ...] | None:
-    """For each rank that saved, a leader whose disk has its file; None where the parts do not make a whole.
+    """Returns for each rank that saved a leader whose disk has its file; None where the parts do not make a whole.
 
-    With the same number of ranks each of them reads its own file, from its own disk.
+    With the same number of ranks each rank reads its own file, from its own disk.
     """
     sizes = {part.world_size for part in parts if part}
-    if parts[0] is None or len(sizes) != 1:  # rank 0's disk has model and optimizer
+    if parts[0] is None or len(sizes) != 1:  # rank 0's disk must have its part: model and optimizer are in it
         return None
     size, holders = sizes.pop(), []
     for rank in range(size):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose `--out` it is: `run.json` holds the options that decide the loss curve; no other run writes there."""
+"""The owner of `--out`: `run.json` holds the options that decide the loss curve, and no other run writes there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
 _SCHEMA = 4
-# These change how often a run reports, where it lives or how fast it is, not what it learns.
+# These change how often a run reports, where its files are or how fast it is, not what it learns.
 _FREE = (
     *("nproc", "zero", "compile", "device", "eval_every", "checkpoint_every"),
     *("out", "fresh", "compare", "port", "timeout_s"),
@@ -34,12 +34,12 @@ _OF_ZERO = "gather"
 
 
 def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
-    """The options of a run by name. Data and a model's CONFIG.json count by content, not by path or name, and what only
-    ZeRO has, between runs with it alone: `key_of` and `claim` see to both.
+    """Returns the options of a run by name. Data and a model's CONFIG.json count by content, not by path or name. An
+    option of ZeRO alone counts only between two runs with ZeRO. `key_of` and `claim` apply both rules.
 
-    The number of ranks is not among them: a run may resume with another one. Step number and learning rates then
+    The number of ranks is not among the options: a run may resume with another one. Step number and learning rates then
     continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that
-    within the current epoch some rows come twice and others not at all. Nor is the stage of ZeRO.
+    within the current epoch some rows come twice and others not at all. The stage of ZeRO is not among them either.
     """
     options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
     options["optimizer"] = config.optimizer_name
@@ -58,16 +58,16 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
 
 
 def key_of(identity: dict[str, Any]) -> str:
-    """The same for all runs that may go on from one another's checkpoints."""
+    """Returns a key that is the same for all runs that may continue from one another's checkpoints."""
     return _fingerprint({name: _content(value) for name, value in identity.items() if name != _OF_ZERO})
 
 
 def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """What an earlier run of the same identity resolved here, or None where `out` is free.
+    """Returns what an earlier run of the same identity resolved here, or None where `out` is free.
 
-    With `fresh` an earlier run of any identity counts for nothing: `remove_run` makes room, once all else is known to
-    be well. Nothing is touched. Raises ValueError where `out` belongs to another configuration or holds such files of
-    somebody else.
+    With `fresh` an earlier run of any identity is ignored: `remove_run` removes it later, once all else is known to be
+    well. This function changes nothing in `out`. Raises ValueError where `out` belongs to another configuration, or
+    where files with the names of a run's are there without a `run.json`.
     """
     record = _read(out / RUN)
     if record is None:
@@ -85,7 +85,8 @@ def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | 
 
 
 def lock(out: Path) -> IO[str]:
-    """Keeps other runs out of `out` until the file is closed or its process gone. ValueError where one is in."""
+    """Locks `out` against other runs until the file is closed or its process is gone. Raises ValueError where another
+    run has the lock."""
     durable_files.make_folder(out)
     file = (out / LOCK).open("w")
     try:
@@ -102,7 +103,7 @@ def lock(out: Path) -> IO[str]:
 def remove_run(out: Path) -> None:
     """Removes what a run has written to `out`, and nothing else."""
     shutil.rmtree(out / CHECKPOINT, ignore_errors=True)
-    # The record goes last: a run killed in between can still be recognised and removed.
+    # The record is removed last: a run killed in between can still be recognised and removed.
     for name in (METRICS, SUMMARY, PLOT, RUN):
         (out / name).unlink(missing_ok=True)
 
@@ -132,7 +133,7 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    # Both have the same names but for _OF_ZERO, which is no matter between a run with ZeRO and one without.
+    # Both have the same names except for _OF_ZERO, which does not count between a run with ZeRO and one without.
     pairs = {name: (there[name], here[name]) for name in sorted(there.keys() & here.keys())}
     differing = [
         f"{name} {_shown(old)} there and {_shown(new)} here"
@@ -147,7 +148,7 @@ def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> Non
 
 
 def _content(value: Any) -> Any:
-    """What counts of an option: of a file not its name."""
+    """Returns the part of an option that is compared: for a file its content, not its name."""
     return value["content"] if isinstance(value, dict) else value
 
 
@@ -156,5 +157,5 @@ def _shown(value: Any) -> Any:
 
 
 def _fingerprint(value: Any) -> str:
-    """The SHA-256 of any JSON value, in hex."""
+    """Returns the SHA-256 of any JSON value, in hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -14,7 +14,7 @@ from octavo.train.launch.world import World
 
 @dataclass(frozen=True)
 class Disk:
-    """The ranks that share this rank's `--out`. The lowest, the leader, does what is done once per disk."""
+    """The ranks that share this rank's `--out`. The lowest of them, the leader, does what is done once per disk."""
 
     rank: int
     members: tuple[int, ...]
@@ -36,10 +36,11 @@ class Disk:
 
 
 def find_disk(world: World, folder: Path) -> Disk:
-    """Creates `folder` and finds who else sees it: each rank leaves a mark, then looks. Raises JobError.
+    """Creates `folder` and returns the ranks that see it: each rank creates a marker file, then looks for the others'.
+    Raises JobError.
 
-    A network disk may show a rank an old state of the folder. So marks are looked up by name, not in a listing, and
-    the views of all ranks are joined: a mark that one rank has seen is there. Two ranks that each took themselves for
+    A network disk may show a rank an old state of the folder. So markers are looked up by name, not in a listing, and
+    the views of all ranks are joined: a marker that one rank has seen is there. Two ranks that each took themselves for
     the leader of one disk would remove what the other wrote.
     """
     nonce = world.from_main(uuid.uuid4().hex)
@@ -51,7 +52,8 @@ def find_disk(world: World, folder: Path) -> Disk:
 
 
 def _joined(views: Sequence[Sequence[int]], rank: int) -> tuple[int, ...]:
-    """All ranks that `rank` sees, or that see it, directly or through others. `views[r]`: the ranks that r has seen."""
+    """Returns all ranks that `rank` sees, or that see it, directly or through others. `views[r]`: the ranks that r has
+    seen."""
     members = {rank}
     while True:
         seen = {other for member in members for other in views[member]}

@@ -20,13 +20,14 @@ Tensors = dict[str, torch.Tensor]
 
 
 def pack(value: Any, root: str = "") -> tuple[Tensors, Any]:
-    """`value` as tensors named `root`/PATH and a skeleton for JSON. Raises TypeError for what neither can hold."""
+    """Returns `value` as tensors named `root`/PATH and a skeleton for JSON. Raises TypeError for what neither can
+    hold."""
     tensors: Tensors = {}
     return tensors, _pack(value, root, tensors)
 
 
 def unpack(tensors: Tensors, skeleton: Any) -> Any:
-    """The value that `pack` took apart."""
+    """Returns the value that `pack` took apart."""
     if isinstance(skeleton, list):
         return [unpack(tensors, item) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -41,12 +42,12 @@ def save_tree(path: Path, value: Any, root: str = "") -> None:
     tensors, skeleton = pack(value, root)
     try:
         save_file(tensors, path, metadata={"tree": json.dumps(skeleton)})
-    except SafetensorError as error:  # a full disk, as one example
+    except SafetensorError as error:  # a full disk, for example
         raise OSError(f"[train.state_file] {path} cannot be written: {error}") from error
 
 
 def load_tree(path: Path) -> Any:
-    """The value in `path`. Raises ValueError where the file is not one of `save_tree`'s."""
+    """Returns the value in `path`. Raises ValueError where `save_tree` did not write the file."""
     try:
         with safe_open(path, framework="pt") as file:
             skeleton = json.loads((file.metadata() or {})["tree"])
@@ -59,7 +60,7 @@ def load_tree(path: Path) -> Any:
 def _pack(value: Any, path: str, tensors: Tensors) -> Any:
     if isinstance(value, torch.Tensor):
         name = path or "value"
-        # A copy: safetensors refuses tensors that share memory, as views into one bucket do.
+        # It is copied, because safetensors refuses tensors that share memory, as views into one bucket do.
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
     if isinstance(value, dict):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of a running job, and how it comes back: rank 0's part and each rank's own part."""
+"""What a checkpoint holds of a running job, and how it is restored: rank 0's part and each rank's own part."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from octavo.train.report.metrics import Totals
 
 
 def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: Totals) -> Callable[[Path], None]:
-    """A function that all ranks call together, by which rank 0 writes its files into a folder: model, tokenizer,
-    optimizer, totals."""
+    """Returns a function that all ranks call together and by which rank 0 writes its files into a folder: model,
+    tokenizer, optimizer, totals."""
 
     def write(folder: Path) -> None:
         engine.save_model(folder)
@@ -37,8 +37,8 @@ def shared_writer(engine: Engine, tokenizer: PreTrainedTokenizerFast, totals: To
 
 
 def rank_state(engine: Engine) -> dict[str, Any]:
-    """This rank's own state: its error-feedback residuals, with local steps its parameters and its optimizer, with ZeRO
-    its part of the optimizer's, and its random streams."""
+    """Returns this rank's own state: its error-feedback residuals and its random streams; with local steps also its
+    parameters and its optimizer's state, with ZeRO also its part of the optimizer's state."""
     rng = {"rng": torch.get_rng_state(), "device_rng": device.rng_state(engine.device)}
     return {"handle": engine.own_state(), **rng}
 
@@ -49,12 +49,12 @@ def load_weights(model: LlamaForCausalLM, folder: Path) -> None:
 
 
 def restore(engine: Engine, world: World, optimizer_state: Any, folder: Path, found: Found) -> str | None:
-    """Puts a checkpoint into a freshly built engine: rank 0's `optimizer_state`, and what ranks kept for themselves.
-    Returns a sentence on what was lost, if anything was.
+    """Loads a checkpoint into a freshly built engine: rank 0's `optimizer_state`, and what each rank saved of its own.
+    Returns a sentence about what was lost, if anything was.
 
-    With as many ranks as saved it the run goes on bit by bit. Where their number was another, the mean of their
-    error-feedback residuals is redistributed, and a rank without a predecessor keeps the random streams that it was
-    seeded with.
+    With the number of ranks that saved it the run continues with the same bits as an unbroken one. With another number,
+    the mean of their error-feedback residuals is redistributed, and a rank without a predecessor keeps the random
+    streams with which it was seeded.
     """
     common = broadcast_tree(world, optimizer_state, source=0)
     states = load_rank_states(world, folder, found, of_all=engine.needs_all_ranks(common))
@@ -72,7 +72,7 @@ def restore(engine: Engine, world: World, optimizer_state: Any, folder: Path, fo
     else:
         of_all = handles(states)
         lost = engine.load(common, of_all)
-        for _ in of_all:  # random streams, where the engine has not asked
+        for _ in of_all:  # reads the random streams where the engine has not gone through the states
             pass
     if own:
         torch.set_rng_state(own["rng"])

@@ -9,7 +9,7 @@
     out/checkpoint/latest         -> step-000100
     out/checkpoint/config.json …  -> latest/…, so that from_pretrained("out/checkpoint") works too
 
-A step is written aside in a hidden folder, every file fsynced, the manifest last, then the folder is
+A step is written to a hidden folder beside the others, every file fsynced, the manifest last. Then the folder is
 renamed and its parent fsynced. A step folder is never written to again. At least two good steps are kept.
 
 With several machines `--out` may be one network disk or separate local disks. On separate disks every
@@ -48,17 +48,17 @@ _ASIDE = ".aside-"
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of `step` lies."""
+    """Returns the folder of the checkpoint of `step`."""
     return folder / f"step-{step:06d}"
 
 
 def rank_file(rank: int, size: int) -> str:
-    """The name of a rank's own state in a step folder."""
+    """Returns the name of the file with a rank's own state in a step folder."""
     return f"rank-{rank:05d}-of-{size:05d}.safetensors"
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps that have a folder, newest first, good or not."""
+    """Returns the steps that have a folder, newest first, good or not."""
     if not folder.is_dir():
         return []
     found = (_STEP.fullmatch(path.name) for path in folder.iterdir())
@@ -74,7 +74,7 @@ class CheckpointWriter:
         world.agree(self._sweep)
 
     def save(self, step: int, write_shared: Callable[[Path], None], rank_state: Any) -> None:
-        """Commits `step`. Raises JobError; the older steps are then untouched.
+        """Writes the checkpoint of `step`. Raises JobError; the older steps are then untouched.
 
         `write_shared(folder)` runs on all ranks together; rank 0 writes model, optimizer and trainer state.
         `rank_state` is any tree of tensors and plain values.
@@ -88,7 +88,8 @@ class CheckpointWriter:
             lambda: self._on_leader(lambda: _publish(aside, step_folder(self._folder, step))),
             lambda: self._on_leader(lambda: self._point_to(step)),
         )
-        # A phase begins once all ranks have ended the one before: no disk publishes what another failed at.
+        # A phase begins once all ranks have ended the one before: no disk publishes a step at which another disk
+        # failed.
         for phase in phases:
             self._world.agree(phase)
         self._good.append(step)
@@ -122,7 +123,7 @@ class CheckpointWriter:
                 shutil.rmtree(step_folder(self._folder, step))
 
     def _sweep(self) -> None:
-        """Clears away what a killed run had not finished writing."""
+        """Removes what a killed run had not finished writing."""
         if not self._disk.is_leader:
             return
         durable_files.make_folder(self._folder)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a run: reading, splitting, tokenizing, packing, and dealing rows to ranks."""
+"""The data of a run: reading, splitting, tokenizing, packing, and giving rows to ranks."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens for training: encoded, cut, packed, and dealt to the ranks.
+"""Rows of tokens for training: encoded, cut, packed, and given to the ranks.
 
-A row of `seq_len` tokens holds several short samples that cannot see one another. Which rows a rank gets in
-which step is a pure function of the arguments: a resumed run goes on with the very batches of the broken one.
+A row of `seq_len` tokens holds several short samples that cannot see one another. Which rows a rank gets in which step
+is a pure function of the arguments, so a resumed run continues with exactly the batches of the interrupted one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from octavo.train.data.tokenizer import rounds, token_ids
 IGNORE = -100
 """The label that transformers' loss leaves out."""
 OPEN_ROWS = 32
-"""Rows that packing keeps open: enough for over 95 % of full rows, few enough to stay linear."""
+"""How many rows packing keeps open: enough for over 95 % of full rows, few enough to stay linear."""
 
 Sample = tuple[list[int], list[int]]
 """Token ids and their labels, of equal length."""
 
 
 class Batches:
-    """The rows of one split. Packing happens once, here; `batch` only picks rows.
+    """The rows of one split. They are packed once, when this is made; `batch` only picks rows.
 
     `seq_len` is in tokens, `batch_size` in rows per rank and micro-step, `grad_accum` in micro-steps per step.
     Raises ValueError for an empty split or sizes that hold no sample.
@@ -64,15 +64,15 @@ class Batches:
         return len(self._rows)
 
     def batch(self, step: int, micro_step: int = 0, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:
-        """The rows of one rank in one micro-step, as keyword arguments of a transformers model.
+        """Returns the rows of one rank in one micro-step, as keyword arguments of a transformers model.
 
-        Always: input_ids, labels (-100 where no loss) and position_ids, int64 [batch_size, seq_len]. If rows
-        of the split hold several samples, also attention_mask, bool [batch_size, 1, seq_len, seq_len], true
-        where a token sees another (sdpa attention reads it so).
+        There are always input_ids, labels (-100 where there is no loss) and position_ids, int64 [batch_size, seq_len].
+        If rows of the split hold several samples, there is also attention_mask, bool [batch_size, 1, seq_len, seq_len],
+        true where a token sees another (as sdpa attention reads it).
 
-        Within a step no row comes twice, unless the data have fewer rows than a step takes. The rows that do
-        not fill an epoch's last step are left out of that epoch; the next one is shuffled anew.
-        Raises ValueError for a place that does not exist.
+        Within a step no row comes twice, unless the data have fewer rows than a step takes. The rows that do not fill
+        an epoch's last step are left out of that epoch; the next one is shuffled anew. Raises ValueError for a step,
+        micro-step or rank that does not exist.
         """
         if not (step >= 0 and 0 <= micro_step < self.grad_accum and 0 <= rank < world_size):
             raise ValueError(
@@ -84,18 +84,19 @@ class Batches:
         return self._rows.batch(self._step_rows(step, first, self.batch_size, step_rows))
 
     def answer_tokens(self, step: int, world_size: int = 1) -> int:
-        """How many tokens the loss of a step is over, those of all ranks and micro-batches together."""
+        """Returns how many tokens are in the loss of a step, those of all ranks and micro-batches together."""
         step_rows = self.grad_accum * world_size * self.batch_size
         return self._rows.answer_tokens(self._step_rows(step, 0, step_rows, step_rows))
 
     def in_order(self, max_rows: int | None = None) -> Iterator[dict[str, Tensor]]:
-        """The rows as they were packed, each once and at most `max_rows`, in batches of the same form."""
+        """Yields the rows in the order in which they were packed, each once and at most `max_rows`, in batches of the
+        same form as `batch`."""
         count = len(self) if max_rows is None else min(max_rows, len(self))
         for start in range(0, count, self.batch_size):
             yield self._rows.batch(list(range(start, min(start + self.batch_size, count))))
 
     def _step_rows(self, step: int, first: int, count: int, step_rows: int) -> list[int]:
-        """`count` rows from the `first` on, of the `step_rows` that a step takes."""
+        """Returns the numbers of `count` rows, from the `first` on, among the `step_rows` that a step takes."""
         epoch, turn = divmod(step, max(1, len(self) // step_rows))
         order, start = self._order(epoch), turn * step_rows + first
         return [order[i % len(self)] for i in range(start, start + count)]
@@ -112,22 +113,22 @@ class _Table:
         return len(self._rows)
 
     def answer_tokens(self, indices: list[int]) -> int:
-        """The tokens in the loss of these rows: the first of a row is nobody's prediction."""
+        """Returns how many tokens are in the loss of these rows: the first token of a row is predicted from nothing."""
         return int((self._rows[indices, 1, 1:] != IGNORE).sum())
 
     def batch(self, indices: list[int]) -> dict[str, Tensor]:
         ids, labels, positions, parts = self._rows[indices].long().unbind(1)
         rows = {"input_ids": ids, "labels": labels, "position_ids": positions}
         if self._packed:
-            # transformers finds packed samples by position_ids only while no KV cache is in use, which is not
-            # its default: a mask of our own cannot be lost that way.
+            # transformers finds packed samples by position_ids only while no KV cache is in use, which is not its
+            # default. A mask of our own does not depend on that.
             past = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
             rows["attention_mask"] = ((parts[:, :, None] == parts[:, None, :]) & past)[:, None]
         return rows
 
 
 def _row(samples: list[Sample], seq_len: int, pad_id: int) -> Tensor:
-    """One row, int32 [4, seq_len]. Padding counts as the end of the last sample: nothing looks back at it."""
+    """Returns one row, int32 [4, seq_len]. Padding counts as the end of the last sample: nothing looks back at it."""
     ids, labels, positions, parts = [], [], [], []
     for part, (sample_ids, sample_labels) in enumerate(samples):
         ids += sample_ids
@@ -143,15 +144,15 @@ def _row(samples: list[Sample], seq_len: int, pad_id: int) -> Tensor:
 
 
 def answer_tokens(batch: dict[str, Tensor]) -> int:
-    """How many tokens the loss of a batch is over: the first of a row is nobody's prediction."""
+    """Returns how many tokens are in the loss of a batch: the first token of a row is predicted from nothing."""
     return int((batch["labels"][:, 1:] != IGNORE).sum())
 
 
 def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_len: int) -> list[Sample]:
-    """The samples, each of 2 to `seq_len` tokens with at least one in the loss.
+    """Returns the samples, each of 2 to `seq_len` tokens with at least one in the loss.
 
-    The loss is on every answer and its <eos>, or on the whole of a plain text, every token once. A question that
-    leaves its answer less than half of the row loses its front.
+    The loss is on every answer and its <eos>, or on the whole of a plain text, every token once. A question that does
+    not fit into the row with its answer loses its front, but keeps at least half of the row.
     """
     all_rounds = [rounds(example) for example in examples]
     prompts = iter(token_ids(tokenizer, [asked for chat in all_rounds for asked, _ in chat]))
@@ -170,7 +171,8 @@ def encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, seq_
 
 
 def _windows(ids: list[int], labels: list[int], seq_len: int) -> list[Sample]:
-    """One sample, or several where it is longer than a row; each next one repeats some of the last one.
+    """Returns one sample, or several where it is longer than a row; each next one begins with the end of the one
+    before.
 
     A part of a chat in which the assistant says nothing teaches nothing and is left out.
     """
@@ -183,7 +185,8 @@ def _windows(ids: list[int], labels: list[int], seq_len: int) -> list[Sample]:
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
-    """The samples of each row: sample i, of `lengths[i]` tokens, goes to the fullest open row with room."""
+    """Returns the samples of each row. Sample i, of `lengths[i]` tokens, goes to the fullest open row with room for
+    it."""
     done: list[list[int]] = []
     open_rows: list[tuple[int, list[int]]] = []  # free tokens, samples
     for sample, length in enumerate(lengths):

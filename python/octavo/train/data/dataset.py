@@ -17,7 +17,7 @@ HELD_OUT_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data set, split: no question of `held_out` (with all that precedes it) is in `train`.
+    """A data set in two splits: no question of `held_out` (with all that precedes it) is in `train`.
 
     `checkable`: each question has one short right answer, so exact match means something.
     `fingerprint`: SHA-256 of the content, with its kind, in hex; it depends neither on the name nor on the seed of the
@@ -32,10 +32,10 @@ class Corpus:
 
 
 def load_corpus(path: Path | None, *, seed: int) -> Corpus:
-    """The data set at `path`, or the bundled tasks where it is None or such as `tasks.named` reads; `seed` decides
-    what is held out.
+    """Returns the data set at `path`, or the bundled tasks where it is None or a name that `tasks.named` reads. `seed`
+    decides what is held out.
 
-    Raises FileNotFoundError, another OSError or ValueError, with one sentence that names file and place.
+    Raises FileNotFoundError, another OSError or ValueError, with one sentence that names the file and the place in it.
     """
     drawn = (tasks.DRAW, tasks.COUNT) if path is None else tasks.named(str(path))
     if drawn:
@@ -47,7 +47,7 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
         content, name, place, kind = read_file(path), path.name, str(path), path.suffix.lower()
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
-    # The same bytes are other examples in another kind of file.
+    # The kind is in the hash, because the same bytes are other examples in another kind of file.
     return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(kind.encode() + content).hexdigest())
 
 

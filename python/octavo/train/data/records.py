@@ -32,7 +32,7 @@ class Example:
     """One sample: a question with its answer, the last one of a chat, or plain text.
 
     `history` has the earlier questions of a chat, each with its answer; `system` is what precedes them all. Plain text
-    is in `output`, everything else is then empty.
+    is in `output`; everything else is then empty.
     """
 
     instruction: str
@@ -48,12 +48,12 @@ class Example:
 
 
 def failure(problem: str, place: str) -> ValueError:
-    """The error for a data file, to be raised: `problem` is the rest of a sentence that begins with the place."""
+    """Returns the error to raise for a data file: `problem` is the rest of a sentence that begins with the place."""
     return ValueError(f"[train.records] {place}: {problem}")
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file. Raises FileNotFoundError, ValueError, or the system's own OSError."""
+    """Returns the content of a regular file. Raises FileNotFoundError, ValueError, or the system's own OSError."""
     try:
         if path.is_file():
             return path.read_bytes()
@@ -68,7 +68,7 @@ def read_file(path: Path) -> bytes:
 
 
 def parse(content: bytes, path: Path) -> list[Example]:
-    """The examples in `content`, in the format that the extension of `path` names. Raises ValueError."""
+    """Returns the examples in `content`, in the format that the extension of `path` names. Raises ValueError."""
     parsers: dict[str, Callable[[str, str], list[Example]]]
     parsers = {".json": _parse_json, ".jsonl": _parse_jsonl, ".txt": _parse_text}
     parser = parsers.get(path.suffix.lower())
@@ -151,7 +151,7 @@ def _alpaca(record: dict[str, object], place: str) -> Example:
 
 
 def _chat(turns: object, name: str, role_key: str, content_key: str, place: str) -> Example:
-    """The chat up to the assistant's last turn: nothing is learnt from what follows it."""
+    """Returns the chat up to the assistant's last turn: nothing is learnt from what follows it."""
     if not isinstance(turns, list):
         raise failure(f"'{name}' is {_json_type(turns)}; it must be a list of turns", place)
     said = [_turn(turn, role_key, content_key, f"{place}, turn {i}") for i, turn in enumerate(turns, start=1)]
@@ -173,7 +173,7 @@ def _chat(turns: object, name: str, role_key: str, content_key: str, place: str)
 
 
 def _turn(turn: object, role_key: str, content_key: str, place: str) -> tuple[str, str]:
-    """The role, by its first name in `ROLES`, and the text of a turn."""
+    """Returns the role of a turn, by its first name in `ROLES`, and the text of the turn."""
     if not isinstance(turn, dict) or not {role_key, content_key} <= turn.keys():
         got = f"an object with {', '.join(sorted(turn)) or 'no keys'}" if isinstance(turn, dict) else _json_type(turn)
         raise failure(f"the turn is {got}; it must be an object with {role_key} and {content_key}", place)
@@ -199,7 +199,7 @@ def _text(record: dict[str, object], name: str, place: str, *, may_be_blank: boo
 
 
 def _parse_text(text: str, place: str) -> list[Example]:
-    """Blocks of whole lines; only a line longer than a block is cut."""
+    """Cuts a text into blocks of whole lines; only a line longer than a block is cut."""
     low, high = BLOCK_CHARACTERS
     target = max(low, min(high, len(text) // TEXT_BLOCKS))
     blocks, block = [], ""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bundled data set: short instruction tasks whose one right answer can be checked.
 
-The records are drawn, not stored: the same count gives the same records on every machine. They run from what
-a model of a million parameters learns in a minute (copying, choosing, case) to what is beyond it (products of
-three digits): the answers become right one kind after another, and the loss does not end at nothing, where
-small differences between two runs would look large.
+The records are drawn, not stored: the same count gives the same records on every machine. They range from what a model
+of a million parameters learns in a minute (copying, choosing, case) to what it cannot learn (products of numbers of
+three digits). So the answers become right one kind after another, and the loss does not end near 0, where small
+differences between two runs would look large.
 """
 
 import re
@@ -33,10 +33,10 @@ Draw = Callable[[Rng], tuple[Blanks, str]]
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of task: the ways to put it, and how its blanks and its answer are drawn.
+    """One kind of task: the ways to word it, and how its blanks and its answer are drawn.
 
     `templates` are "instruction | input", or the instruction alone, with the blanks in braces; `draw` gives
-    the blanks and the answer; `share` is how many times as often as another task it comes.
+    the blanks and the answer; a task comes `share` times as often as one with share 1.
     """
 
     name: str
@@ -54,7 +54,7 @@ def _two_numbers(low: int, high: int, answer: Callable[[int, int], int]) -> Draw
 
 
 def _items(pool: Sequence[str], count: int, answer: Callable[[list[str]], object]) -> Draw:
-    """Different items of the pool; where the answer is a list, its items stand apart."""
+    """Returns a draw of different items of the pool. In an answer that is a list, its items are separated by spaces."""
 
     def draw(rng: Rng) -> tuple[Blanks, str]:
         items = rng.sample(pool, count)
@@ -194,14 +194,14 @@ TASKS = (
 
 
 def named(name: str) -> tuple[int, int] | None:
-    """The draw and the count of `tasks:DRAW` or `tasks:DRAW:COUNT`, the bundled tasks drawn anew; None of any other
-    name."""
+    """Returns the draw and the count of `tasks:DRAW` or `tasks:DRAW:COUNT`, the bundled tasks drawn anew; None for any
+    other name."""
     found = re.fullmatch(r"tasks:([0-9]+)(?::([0-9]+))?", name)
     return (int(found[1]), int(found[2] or COUNT)) if found else None
 
 
 def records(count: int = COUNT, draw: int = DRAW) -> list[dict[str, str]]:
-    """`count` Alpaca records (instruction, input, output); the same question may come more than once.
+    """Returns `count` Alpaca records (instruction, input, output); the same question may come more than once.
 
     Each `draw` gives other records of the same kinds.
     """
@@ -211,7 +211,7 @@ def records(count: int = COUNT, draw: int = DRAW) -> list[dict[str, str]]:
 
 
 def record(task: Task, rng: Rng) -> dict[str, str]:
-    """One record of `task`, drawn from `rng`."""
+    """Returns one record of `task`, drawn from `rng`."""
     template = rng.choice(task.templates)
     blanks, answer = task.draw(rng)
     instruction, _, given = template.format(**blanks).partition(" | ")

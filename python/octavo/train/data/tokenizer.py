@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A byte-level BPE tokenizer trained on the data set itself, and the Alpaca prompt, also for chats.
 
-Any text can be encoded (bytes are the alphabet), digits stand alone so that numbers can be computed with, and
-each heading of the prompt is one token, which keeps short tasks short.
+Any text can be encoded, because bytes are the alphabet. Each digit is a token of its own, so that a model can compute
+with numbers. Each heading of the prompt is one token, which keeps short tasks short.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,8 @@ MIN_VOCAB_SIZE = 256 + 3 + len(HEADINGS)
 
 
 def rounds(example: Example) -> list[tuple[str, str]]:
-    """The prompts of an example, each with its answer: one, or as many as a chat has. <eos> follows each answer."""
+    """Returns the prompts of an example, each with its answer: one, or as many as a chat has. <eos> follows each
+    answer."""
     if example.is_text:
         return [("", example.output)]
     asked = [(question, "", said) for question, said in example.history]
@@ -31,20 +32,20 @@ def rounds(example: Example) -> list[tuple[str, str]]:
 
 
 def prompt(example: Example) -> str:
-    """What precedes the answer: the Alpaca headings with their text, or nothing before plain text.
+    """Returns what precedes the answer: the Alpaca headings with their text, or nothing for plain text.
 
-    Of a chat, the last of its `rounds`.
+    For a chat it is the last prompt of its `rounds`.
     """
     return rounds(example)[-1][0]
 
 
 def answer(example: Example) -> str:
-    """What the model is to say after the prompt, its leading space included."""
+    """Returns what the model is to say after the prompt, its leading space included."""
     return rounds(example)[-1][1]
 
 
 def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer of at most `vocab_size` tokens (fewer where the data are small), from the train split.
+    """Returns a tokenizer of at most `vocab_size` tokens (fewer where the data are small), trained on the train split.
 
     The same data give the same tokenizer. Calling it on a text puts <bos> in front.
     Raises ValueError where `vocab_size` cannot hold the 256 bytes, the special tokens and the headings.
@@ -81,12 +82,12 @@ def train_tokenizer(corpus: Corpus, vocab_size: int | None = None) -> PreTrained
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
-    """The tokens of data, nothing put in front; a "<eos>" that stands in the data is text, not an end."""
+    """Returns the tokens of each text, with nothing put in front. A "<eos>" in the data is text, not an end."""
     return tokenizer(texts, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
 
 def default_vocab_size(corpus: Corpus) -> int:
-    """384 for the bundled tasks, which are learnt sooner from small pieces; 2048 for other data."""
+    """Returns 384 for the bundled tasks, which are learnt sooner from small pieces, and 2048 for other data."""
     return 384 if corpus.checkable else 2048
 
 
@@ -98,7 +99,8 @@ def _texts(corpus: Corpus) -> Iterator[str]:
 
 
 def _headed(question: str, given: str) -> str:
-    """A space follows each heading, so that a word is the same token wherever it stands and can be copied."""
+    """Returns a question under its headings. A space follows each heading, so that a word is the same token wherever it
+    is and can be copied."""
     instruction, heading, response = HEADINGS
     middle = f"{heading} {given}" if given else ""
     return f"{instruction} {question}{middle}{response}"

@@ -26,7 +26,7 @@ class Data:
 
 
 def load_data(config: TrainConfig, world: World) -> Data:
-    """Reads, splits, tokenizes and packs. Raises JobError for bad data, or data that differ by rank."""
+    """Reads, splits, tokenizes and packs the data set. Raises JobError for bad data, or data that differ by rank."""
     corpus = world.agree(lambda: load_corpus(None if config.data is None else Path(config.data), seed=config.seed))
     world.agree(lambda: _check_same_data(corpus, world.from_main(corpus.fingerprint)))
     return world.agree(lambda: _tokenize(config, world, corpus))

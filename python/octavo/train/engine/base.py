@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the training loop asks of the way in which ranks work together."""
+"""The interface between the training loop and the way in which ranks work together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that this rank has handed to c10d so far, and what dense gradients in float32 would have been."""
+    """The bytes that this rank has handed to c10d so far, and the bytes that dense gradients in float32 would have
+    had."""
 
     wire_bytes: int
     dense_bytes: int
@@ -31,8 +32,8 @@ class Sent:
 
 @dataclass
 class Engine(ABC):
-    """What turns batches into steps. Methods are called by all ranks together, in the same order, but where a step is a
-    rank's own matter."""
+    """Turns batches into steps. All ranks call its methods together and in the same order, except for the methods of a
+    step where each rank steps alone."""
 
     config: TrainConfig
     world: World
@@ -40,22 +41,23 @@ class Engine(ABC):
     precision: str
     device: torch.device
 
-    #: Whether a rank's step is a matter of its own, of which the others do not hear.
+    #: Whether each rank steps by itself, without the others' knowledge.
     steps_alone = False
 
-    optimizer: Any  # has param_groups; a class of torch's, but for muon
+    optimizer: Any  # has param_groups; a torch.optim.Optimizer, except for muon
     handle: Any  # has stats() of the exchange
 
     # ---- a step
 
     @abstractmethod
     def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
-        """Forward and backward of a micro-batch. Returns its answer tokens' losses, summed and divided by `tokens`. The
-        gradients of a step are there after its last one, averaged over ranks unless steps are alone."""
+        """Runs the forward and backward passes of a micro-batch. Returns the losses of its answer tokens, summed and
+        divided by `tokens`. After a step's last micro-batch its gradients are there, averaged over ranks unless ranks
+        step alone."""
 
     @abstractmethod
     def has_finite_gradients(self) -> bool:
-        """The same on all ranks, unless steps are alone."""
+        """Whether all gradients are finite. The answer is the same on all ranks, unless they step alone."""
 
     @abstractmethod
     def update(self) -> float | None:
@@ -63,11 +65,12 @@ class Engine(ABC):
 
     @abstractmethod
     def skip_step(self) -> None:
-        """In the place of `update`."""
+        """Is called in place of `update` in a step that is not made."""
 
     @abstractmethod
     def end_step(self, is_last: bool) -> None:
-        """After one of both: forgets the gradients. `is_last`: of the run, after which ranks have one model."""
+        """Is called after `update` or `skip_step`, and forgets the gradients. `is_last`: this is the last step of the
+        run, after which all ranks have the same model."""
 
     @abstractmethod
     def sent(self) -> Sent: ...
@@ -75,13 +78,14 @@ class Engine(ABC):
     # ---- the model
 
     def whole_model(self) -> AbstractContextManager[None]:
-        """Inside, the parameters of `model` are whole, and those that all ranks have alike. To look at them leaves no
-        trace in what is trained."""
+        """Returns a context in which the parameters of `model` are whole, and the same on all ranks. Reading them there
+        does not change what is trained."""
         return nullcontext()
 
     @abstractmethod
     def common_parameters(self) -> Iterator[Tensor]:
-        """What is inside, one parameter after another: no more than one needs to be whole."""
+        """Yields the parameters that `whole_model` shows, one after another. No more than one needs to be whole at a
+        time."""
 
     @abstractmethod
     def save_model(self, folder: Path) -> None:
@@ -91,32 +95,32 @@ class Engine(ABC):
 
     @abstractmethod
     def common_state(self) -> State:
-        """Of what is saved besides the model, that which all ranks have alike."""
+        """Returns the part of the saved state that all ranks have alike, besides the model."""
 
     @abstractmethod
     def own_state(self) -> State:
-        """What this rank alone has."""
+        """Returns the part of the saved state that only this rank has."""
 
     def needs_all_ranks(self, common: State) -> bool:
-        """Whether `load` needs the states of all ranks, be they as many as these."""
+        """Whether `load` needs the states of all ranks even where as many ranks saved them as there are now."""
         return False
 
     @abstractmethod
     def load(self, common: State, own: State | Iterable[State]) -> str | None:
-        """Takes back both; `own`: this rank's, or one after another those of all ranks that saved. Returns a sentence
-        on what was lost, if anything was."""
+        """Takes back both states. `own`: this rank's, or one after another the states of all ranks that saved. Returns
+        a sentence about what was lost, if anything was."""
 
     @abstractmethod
     def state_bytes(self) -> tuple[int, int]:
-        """On this rank: of the optimizer's state, and of what the exchange remembers."""
+        """Returns the bytes on this rank of the optimizer's state, and of what the exchange keeps from step to step."""
 
     def options(self) -> dict[str, Any]:
-        """What is said of the engine in summary.json besides the options of the run."""
+        """Returns what summary.json says of the engine besides the options of the run."""
         return {}
 
 
 def loss_of(forward: Any, batch: dict[str, Tensor], tokens: float, precision: str, device: torch.device) -> Tensor:
-    """The losses of the batch's answer tokens, summed and divided by `tokens`, with a graph for backward."""
+    """Returns the losses of the batch's answer tokens, summed and divided by `tokens`, with a graph for backward."""
     moved = {name: value.to(device) for name, value in batch.items()}
     with autocast(precision, device):
         return forward(**moved, use_cache=False, num_items_in_batch=tokens).loss

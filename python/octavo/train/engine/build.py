@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the options of a run to its model, and to the engine that trains it."""
+"""Builds the model of a run, and the engine that trains it, from the options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from octavo.train.model import build_model, model_config
 
 
 def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
-    """The untrained model, the same bits on every rank. Raises ValueError for a bad CONFIG.json."""
+    """Returns the untrained model, the same bits on every rank. Raises ValueError for a bad CONFIG.json."""
     names = ("pad_token_id", "bos_token_id", "eos_token_id")
     ids = {name: getattr(data.tokenizer, name) for name in names}
     return build_model(model_config(config.model, len(data.tokenizer), config.seq_len, **ids), config.seed)
@@ -27,9 +27,10 @@ def build_replica(config: TrainConfig, data: Data) -> LlamaForCausalLM:
 def build_engine(
     config: TrainConfig, world: World, data: Data, model: LlamaForCausalLM, kept: str | None, *, resumed: bool
 ) -> Engine:
-    """Takes `model`, whose rank-0 bits go to all ranks. `kept`: the precision that this run chose before.
+    """Returns the engine that trains `model`. All ranks get rank 0's bits of the model. `kept`: the precision that this
+    run chose before, or None.
 
-    Raises JobError for what an engine refuses, in its words.
+    Raises JobError, in the engine's words, for what an engine refuses.
     """
     device = world.agree(lambda: devices.choose(config.device))
     devices.reset_peak(device)

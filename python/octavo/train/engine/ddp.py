@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DistributedDataParallel with a compressed wire: ranks exchange gradients in each step."""
+"""DistributedDataParallel with compressed messages: ranks exchange gradients in each step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DdpEngine(ReplicaEngine):
         group: dist.ProcessGroup | None,
         rehearsed: Data | None,
     ):
-        """`rehearsed`: what a resumed run trains on."""
+        """`rehearsed`: the data of a resumed run; None for a new one."""
         self._ddp = DistributedDataParallel(model, process_group=group)
         device = next(model.parameters()).device
         if rehearsed is not None:
@@ -86,8 +86,9 @@ class DdpEngine(ReplicaEngine):
 @contextmanager
 @torch.no_grad()
 def _at_last_sync(optimizer: Any) -> Iterator[None]:
-    """Inside, the model of a 0/1 Adam between two syncs is that of the last one, which all ranks have. A sync in its
-    place would send, round and forget what is under way: a run would learn something else the more often it is seen."""
+    """Inside this context the model of a 0/1 Adam between two syncs is that of its last sync, which is the same on all
+    ranks. A sync instead would send, round and forget the updates since then. The more often a run was evaluated, the
+    more it would then differ from one that was not."""
     anchors = {p: state["anchor"] for p, state in optimizer.state.items() if "anchor" in state}
     own = {parameter: parameter.detach().clone() for parameter in anchors}
     for parameter, anchor in anchors.items():
@@ -100,7 +101,7 @@ def _at_last_sync(optimizer: Any) -> Iterator[None]:
 
 
 def _rehearse(ddp: DistributedDataParallel, data: Data, precision: str, device: torch.device) -> None:
-    """One uncompressed pass before a resumed run's first step; its gradients are thrown away.
+    """Makes one uncompressed pass before a resumed run's first step and drops its gradients.
 
     DDP sorts its buckets anew after the first backward pass. Without a rehearsal the resumed run would make
     a step with the unsorted buckets where the unbroken run had the sorted ones: sums and blocks would round

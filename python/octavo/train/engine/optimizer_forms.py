@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizer's state with ZeRO and without it: parts by parameter's name, or torch's ``state_dict``. A run may go on
-in the other way, because a whole state is the part of a rank that has all."""
+"""The two forms of the optimizer's state: with ZeRO parts by the parameter's name, without it torch's ``state_dict``.
+Each can be made of the other, because a whole state is the part of a rank that has everything. So a run may change from
+one to the other."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from octavo.train.engine.base import State
 from octavo.zero.optimizer_state import States, redistributed
 
 IS_SHARED_OUT = "is_shared_out"
-"""In the common state of a run with ZeRO."""
+"""A key that the common state has in a run with ZeRO, and only there."""
 LOST = (
     "what --plan owed to later steps is dropped, because it was kept with ZeRO and now goes on without, or the reverse"
 )
@@ -22,7 +23,8 @@ _CODES = "_codes"
 
 
 def as_parts(saved: State, parameters: Mapping[str, nn.Parameter], order: Iterable[str]) -> States:
-    """Of one rank that has everything. `order`: the names of the optimizer's parameters in the order of its groups."""
+    """Returns a whole state as the parts of one rank that has everything. `order`: the names of the optimizer's
+    parameters in the order of its groups."""
     names = iter(order)
     states: States = {}
     for group in saved["param_groups"]:
@@ -36,7 +38,8 @@ def as_parts(saved: State, parameters: Mapping[str, nn.Parameter], order: Iterab
 def as_state_dict(
     options: list[State], ranks: Iterable[States], parameters: Mapping[str, nn.Parameter], groups: list[list[str]]
 ) -> State:
-    """The parts of all ranks, in their order, together. `groups`: the names of the optimizer's parameters."""
+    """Returns one ``state_dict`` made of the parts of all ranks, given in rank order. `options`: the saved parameter
+    groups. `groups`: the names of the optimizer's parameters in each group."""
     whole = redistributed({name: (0, p.numel()) for name, p in parameters.items()}, ranks)
     places = {name: place for place, name in enumerate(name for group in groups for name in group)}
     state = {
@@ -56,7 +59,7 @@ def names_by_group(optimizer: Any, model: nn.Module) -> list[list[str]]:
 
 
 def _decoded(state: State, bits: int, parameter: nn.Parameter) -> State:
-    """With floats in the place of codes and scales."""
+    """Returns the state with floats in place of codes and scales."""
     moments = [key.removesuffix(_CODES) for key in state if key.endswith(_CODES)]
     floats = {moment: floats_of(state, moment, bits, parameter.shape) for moment in moments}
     scaled = {f"{moment}{ending}" for moment in moments for ending in (_CODES, "_scale")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local steps: ranks step by themselves, and octavo.Outer exchanges now and then how far they have moved."""
+"""Local steps: ranks step by themselves, and octavo.Outer exchanges in rounds how far they have moved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from octavo.train.report.memory import tensor_bytes
 
 
 class OuterEngine(ReplicaEngine):
-    """Handle and optimizer are the same octavo.Outer."""
+    """An engine whose handle and optimizer are the same octavo.Outer."""
 
     steps_alone = True
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fp32 or bf16: what the forward pass computes in."""
+"""The precision of the forward pass: fp32 or bf16."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from octavo.train.config import TrainConfig
 from octavo.train.launch.world import World
 
 BF16_WIDTH = 256
-"""From this hidden size on bf16 pays on a CPU that multiplies it in hardware.
+"""The hidden size from which bf16 is faster on a CPU that multiplies it in hardware.
 
-A rule rather than a stopwatch, so that equal runs choose alike. Measured on a Xeon with AMX, one thread, forward and
-backward of 8 x 128 tokens: at width 128 autocast costs 10 % (its casts outweigh the small products), at width 384 it
-saves 40 %.
+It is a rule rather than a measurement at the start, so that equal runs choose alike. Measured on a Xeon with AMX, one
+thread, forward and backward of 8 x 128 tokens: at width 128 autocast costs 10 % (its casts outweigh the small
+products), at width 384 it saves 40 %.
 """
 
 
 def choose_precision(config: TrainConfig, world: World, hidden_size: int) -> str:
-    """That of the options; for auto the one that is faster on rank 0's machine."""
+    """Returns the precision of the options; for auto, the one that is faster on rank 0's machine."""
     if config.precision != "auto":
         return config.precision
     return world.from_main("bf16" if hidden_size >= BF16_WIDTH and _has_bf16_units() else "fp32")
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context of the forward pass: bf16 where chosen, plain fp32 otherwise."""
+    """Returns the context of the forward pass: bf16 where chosen, plain fp32 otherwise."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines share whose ranks have the whole model, its gradients in `.grad`, and an optimizer of all of it."""
+"""What the engines share in which each rank has the whole model, its gradients in `.grad`, and an optimizer for all of
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ class ReplicaEngine(Engine):
         return norm
 
     def skip_step(self) -> None:
-        """Nothing: the gradients are forgotten when the step ends."""
+        """Does nothing: the gradients are forgotten when the step ends."""
 
     def end_step(self, is_last: bool) -> None:
         if is_last and hasattr(self.optimizer, "synchronize"):
@@ -43,6 +44,6 @@ class ReplicaEngine(Engine):
 
     def save_model(self, folder: Path) -> None:
         if self.world.is_main:
-            disable_progress_bar()  # a bar for one file of a second
+            disable_progress_bar()  # for one file that takes a second
             with self.whole_model():
                 self.model.save_pretrained(folder)

@@ -40,7 +40,7 @@ class ZeroEngine(Engine):
             "zero_stage": config.zero,
             "plan": plan_of(config),
             "gather": config.gather,
-            # Inductor has no code for sycl
+            # Inductor generates no code for sycl
             "compile": "aot_eager" if config.compile and device.type == "sycl" else config.compile,
             "accumulation_steps": config.grad_accum,
             "clip_norm": config.clip_norm,
@@ -53,7 +53,7 @@ class ZeroEngine(Engine):
 
     def backward(self, batch: dict[str, Tensor], tokens: float, is_last: bool) -> float:
         loss = loss_of(self._zero, batch, tokens, self.precision, self.device)
-        self._zero.backward(loss * self.config.grad_accum)  # which it divides by, and the tokens are of all of them
+        self._zero.backward(loss * self.config.grad_accum)  # it divides by grad_accum, and `tokens` does already
         return loss.item()
 
     def has_finite_gradients(self) -> bool:
@@ -70,7 +70,8 @@ class ZeroEngine(Engine):
         self._steps += 1
 
     def sent(self) -> Sent:
-        """Gradients and parameters; beside what DDP would have sent, whose ring sends all gradients once a step."""
+        """Returns the bytes of gradients and parameters, and those that DDP would have sent: its ring sends all
+        gradients once per step."""
         ring = 2 * (self.world.size - 1) * 4 * self._parameters // self.world.size
         return Sent(self._zero.sent_bytes(), self._steps * ring)
 
@@ -96,7 +97,7 @@ class ZeroEngine(Engine):
         return {"optimizer": self._zero.optimizer_state(), "exchange": self.handle.state_dict()}
 
     def load(self, common: State, own: State | Iterable[State]) -> str | None:
-        self._zero.take_own_parts()  # which were saved; an unbroken run has gathered them by the codec
+        self._zero.take_own_parts()  # the file has exact values; an unbroken run has them after the codec of `gather`
         options = [{k: v for k, v in group.items() if k != "params"} for group in common["param_groups"]]
         if IS_SHARED_OUT not in common:
             parts = as_parts(common, dict(self.model.named_parameters()), self._order)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Becomes another program, which the kernel kills together with its parent process.
+"""Becomes another program that the kernel kills together with its parent process.
 
     python -I -S die_with_parent.py PARENT_PID PROGRAM [ARGUMENT ...]
 
 The ranks that torch.distributed.elastic starts go on running when their launcher is killed by SIGKILL. A `preexec_fn`
-would run Python between fork and exec, where a lock that another thread of the launcher held stays locked for ever.
-So each rank begins as this file: it imports nothing of Octavo and takes 20 ms of processor time; what it asks of the
+would run Python between fork and exec, where a lock that another thread of the launcher held stays locked for ever. So
+each rank begins as this file. It imports nothing of Octavo and takes 20 ms of processor time, and what it asks of the
 kernel survives exec. On systems other than Linux a rank only notices a launcher that died before this point.
 """
 
@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent_pid: int, program: str, *arguments: str) -> None:
-    """Does not return. Exits with 1 where the parent is gone already."""
+    """Becomes `program` and does not return. Exits with 1 where the parent is gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:

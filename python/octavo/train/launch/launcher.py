@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the ranks of a job on this machine, watches them, and ends them all with the first that fails.
+"""Starts the ranks of a job on this machine, watches them, and ends them all when one fails.
 
 torch.distributed.elastic starts and ends the processes (`local_ranks`). Its agent (`torchrun`, `elastic_launch`) is not
-used, for it cannot keep what a job of `octavo train` promises: it blames the rank whose failure it sees first, which is
-often one that only lost its peer; it waits 30 s for a stopped rank; ranks outlive its SIGKILL (`die_with_parent`).
+used, because it cannot keep what a job of `octavo train` promises: it blames the rank whose failure it sees first,
+which is often one that only lost its peer; it waits 30 s for a stopped rank; ranks outlive its SIGKILL
+(`die_with_parent`).
 
-The store where the ranks meet lives in this process, on a port that the system picks while binding it: there is no
-moment in which another program could take it.
+The store where the ranks meet is in this process, on a port that the system picks while binding it. So there is no
+moment in which another program could take the port.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from octavo.train.launch.world import PARENT_STORE, env_number
 HOST = "127.0.0.1"
 POLL_S = 0.05
 GATHER_S = 1.0
-"""How long after the first failure the others may take to fail too: the cause is then picked among them."""
+"""How long after the first failure other ranks may fail too: the cause is then picked among all failures."""
 
 
 def launch(config: TrainConfig) -> int:
     """Runs `config` on `config.nproc` local ranks; returns the exit status of the job, 0 where all went well.
 
-    Raises ValueError for more ranks than make sense, RuntimeError for a port in use; nothing is started then.
-    Call it in the main thread.
+    Raises ValueError for more ranks than make sense and RuntimeError for a port in use; nothing is started then. Must
+    be called in the main thread.
     """
     check_local_ranks(config.nproc, usable_cores())
     store = _serve_store(config)
@@ -87,10 +88,10 @@ def _watch(ranks: LocalRanks) -> dict[int, int]:
 
 
 def _report(failed: dict[int, int], ranks: LocalRanks) -> None:
-    """What the failed ranks wrote, then the sentence of the job as the last line."""
+    """Prints what the failed ranks wrote, then the sentence of the job as the last line."""
     _leave_bar()
     for rank, code in sorted(failed.items()):
-        # Rank 0 has been shown while it ran; who only lost its peer has nothing to tell.
+        # Rank 0's output has been shown already. A rank that only lost its peer has nothing to tell.
         if rank and (code != EXIT_PEER or tracebacks_wanted()):
             for line in ranks.stderr(rank):
                 if not line.startswith(ERROR_MARK):
@@ -99,7 +100,7 @@ def _report(failed: dict[int, int], ranks: LocalRanks) -> None:
 
 
 def _leave_bar() -> None:
-    """Puts a terminal right in which a progress bar was killed: on a new line, with the cursor shown."""
+    """Repairs a terminal in which a progress bar was killed: begins a new line and shows the cursor."""
     if sys.stdout.isatty():
         print("\x1b[?25h", flush=True)
 
@@ -142,7 +143,7 @@ def _environment(config: TrainConfig, rank: int, port: int) -> dict[str, str]:
     env.update({"MASTER_ADDR": HOST, "MASTER_PORT": str(port), PARENT_STORE: "1"})
     env.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // config.nproc)))
     env.setdefault("TOKENIZERS_PARALLELISM", "false")
-    env.setdefault("PYTHONSAFEPATH", "1")  # else `python -m` takes modules from the user's folder, from Python 3.11 on
+    env.setdefault("PYTHONSAFEPATH", "1")  # from Python 3.11 on: `python -m` ignores modules in the user's folder
     if "lo" in (name for _, name in socket.if_nameindex()):
         # Gloo otherwise looks up this machine's own name, which not every network can answer.
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")

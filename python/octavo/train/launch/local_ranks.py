@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a job as processes of this machine: their exit codes, what they wrote to stderr, and their end.
+"""The ranks of a job as processes of this machine: their start, their exit codes, what they wrote to stderr, their end.
 
-torch.distributed.elastic starts them, each in a session of its own, with its output in files, and ends them.
+torch.distributed.elastic starts each in a session of its own, with its output in files, and ends them.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from octavo.train.launch import die_with_parent
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 GRACE_S = 3
-"""How long the ranks have to end after SIGTERM, before SIGKILL."""
+"""How many seconds the ranks have to end after SIGTERM, before SIGKILL."""
 _SHOWN_LINES = 60
-"""A traceback of Python and torch takes 20 to 40."""
+"""How many last lines of a rank are shown: a traceback of Python and torch takes 20 to 40."""
 _TAIL_BYTES = 1 << 16
 
 
 class LocalRanks:
-    """Running ranks. Rank 0 writes to our stdout and, but for its error sentence, to our stderr; the others to files.
+    """Running ranks. Rank 0 writes to our stdout and, except for its error sentence, to our stderr; the others to
+    files.
 
     Must be made in the main thread: the kernel kills the ranks when the thread that started them ends. elastic's
-    handlers are in place afterwards: STOP_SIGNALS raise its SignalException in the main thread, but for those that were
-    ignored before, as SIGHUP is under nohup.
+    handlers are in place afterwards: STOP_SIGNALS raise its SignalException in the main thread, except for those that
+    were ignored before, as SIGHUP is under nohup.
     """
 
     def __init__(self, command: list[str], environments: list[dict[str, str]], folder: Path) -> None:
         """Starts one rank for each of `environments`, which add to our own. `folder` takes their output."""
-        # elastic reports to this logger what our caller says in one sentence.
+        # elastic would report to this logger what our caller says in one sentence.
         logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
         start = ("-I", "-S", die_with_parent.__file__, str(os.getpid()), *command)
         count = len(environments)
@@ -62,21 +63,21 @@ class LocalRanks:
         )
 
     def show_rank_0(self) -> None:
-        """Begins to pass on rank 0's stderr; `end` ends it."""
+        """Begins to copy rank 0's stderr to ours, until `end`."""
         self._rank_0_stderr.start()
 
     def exit_codes(self) -> dict[int, int | None]:
-        """By rank: the exit code, minus the signal where one killed the rank, None while it runs."""
-        # Not `wait()`: it ends all ranks with the first failure, before the others can say what went wrong.
+        """Returns the exit code of each rank: minus the signal where one killed the rank, None while it runs."""
+        # `wait()` would end all ranks with the first failure, before the others can say what went wrong.
         return {rank: handler.proc.poll() for rank, handler in self._processes.subprocess_handlers.items()}
 
     def end(self) -> None:
-        """Ends those that still run: SIGTERM, a grace period, SIGKILL. Returns once all are gone."""
+        """Ends the ranks that still run: SIGTERM, a grace period, SIGKILL. Returns once all are gone."""
         self._processes.close(signal.SIGTERM, timeout=GRACE_S)
         self._rank_0_stderr.stop()
 
     def stderr(self, rank: int) -> list[str]:
-        """The last lines that `rank` wrote to stderr, without blank ones."""
+        """Returns the last lines that `rank` wrote to stderr, without blank ones."""
         with open(self._processes.stderrs[rank], "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
@@ -84,7 +85,8 @@ class LocalRanks:
 
 
 def blame(failed: Mapping[int, int], ranks: LocalRanks) -> str:
-    """The sentence for a failed job, from the exit codes of the ranks that ended badly: which is at fault, and why."""
+    """Returns the sentence for a failed job: which rank is at fault, and why. `failed`: the exit codes of the ranks
+    that ended badly."""
     rank = min(failed, key=lambda rank: _blame_order(rank, failed[rank]))
     code = failed[rank]
     if code < 0:
@@ -96,7 +98,8 @@ def blame(failed: Mapping[int, int], ranks: LocalRanks) -> str:
 
 
 def _blame_order(rank: int, code: int) -> tuple[int, int]:
-    """Ranks that a signal killed come first, then those that failed, then those that only lost another rank."""
+    """Returns the sort key of a rank: those that a signal killed come first, then those that failed, then those that
+    only lost another rank."""
     return (0 if code < 0 else 2 if code == EXIT_PEER else 1), rank
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The life of a rank: meet the others, run the job, leave; a failure is a sentence and an exit code."""
+"""What a rank does: it meets the others, runs the job and leaves. It reports a failure by a sentence and an exit
+code."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def run_rank(config: TrainConfig) -> NoReturn:
     faulthandler.enable()  # a crash in native code then shows where Python was
     try:
         here = world.join(config.timeout_s)
-        if world.attempt():  # the first one has removed an earlier run, and this one goes on from its checkpoints
+        if world.attempt():  # the first attempt removed an earlier run, and this one continues from its checkpoints
             config = dataclasses.replace(config, fresh=False)
         console = make_console() if here.is_main else None
         if config.compare:
@@ -33,7 +34,7 @@ def run_rank(config: TrainConfig) -> NoReturn:
         world.leave()
     except KeyboardInterrupt:
         os._exit(128 + signal.SIGINT)
-    except SystemExit:  # of rich, whose output nobody reads
+    except SystemExit:  # rich raises it where nobody reads its output any more
         _fail(RuntimeError("[train.rank_main] what reads this command's output is gone"))
     except Exception as error:
         _fail(error)
@@ -54,8 +55,8 @@ def _fail(error: Exception) -> NoReturn:
 def _end(code: int) -> NoReturn:
     """Ends the process without tearing the interpreter down.
 
-    A thread of Gloo may still be about to release a tensor that Python made, for which it takes the GIL: an interpreter
-    that is being torn down ends that thread inside of a destructor, and with it the process by SIGABRT. After a failure
+    A thread of Gloo may still be about to release a tensor that Python made, and takes the GIL for it. An interpreter
+    that is being torn down ends that thread inside of a destructor, which ends the process by SIGABRT. After a failure
     the process group would also wait for peers that are gone.
     """
     sys.stdout.flush()

@@ -18,7 +18,8 @@ import torch.distributed as dist
 from octavo.train.errors import JobError, is_peer_loss, sentence, show_traceback
 
 PARENT_STORE = "OCTAVO_PARENT_STORE"
-"""Set to 1 by `octavo train` for its ranks: the parent serves the store at MASTER_ADDR:MASTER_PORT."""
+"""The environment variable that `octavo train` sets to 1 for its ranks: the parent serves the store at
+MASTER_ADDR:MASTER_PORT."""
 
 T = TypeVar("T")
 
@@ -36,29 +37,29 @@ class World:
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """`value` of every rank, in rank order, on every rank. Values are small Python objects."""
+        """Returns the `value` of every rank, in rank order, on every rank. Values are small Python objects."""
         values: list[T | None] = [None] * self.size
         dist.all_gather_object(values, value)
         return values  # type: ignore[return-value]
 
     def from_main(self, value: T | None) -> T:
-        """Rank 0's `value` on every rank; what the others pass is ignored."""
+        """Returns rank 0's `value` on every rank; what the others pass is ignored."""
         return self.from_rank(value, 0)
 
     def from_rank(self, value: T | None, source: int) -> T:
-        """Rank `source`'s `value` on every rank; what the others pass is ignored."""
+        """Returns rank `source`'s `value` on every rank; what the others pass is ignored."""
         box = [value]
         dist.broadcast_object_list(box, src=source)
         return box[0]  # type: ignore[return-value]
 
     def mean(self, value: float) -> float:
-        """The mean over ranks, identical on all of them (summed in fp64)."""
+        """Returns the mean over ranks, identical on all of them (summed in fp64)."""
         total = torch.tensor(value, dtype=torch.float64)
         dist.all_reduce(total)
         return total.item() / self.size
 
     def agree(self, work: Callable[[], T]) -> T:
-        """Runs `work` on every rank; if it fails on any, raises the same JobError on all.
+        """Runs `work` on every rank and returns its result; if it fails on any rank, raises the same JobError on all.
 
         Without this a rank that cannot read its data would leave the others waiting in the next collective.
         """
@@ -80,7 +81,8 @@ class World:
 
 
 def env_number(name: str, default: int | None = None) -> int:
-    """The whole number in the environment variable `name`, or `default` without one. Raises ValueError."""
+    """Returns the whole number in the environment variable `name`, or `default` where it is not set. Raises
+    ValueError."""
     text = os.environ.get(name) or ("" if default is None else str(default))
     if not text.lstrip("-").isdigit():
         raise ValueError(f"[train.world] {name} must be a whole number, got '{text}'")
@@ -101,14 +103,14 @@ def launched_outside() -> bool:
 
 
 def attempt() -> int:
-    """How often torchrun has started this job before (`--max-restarts`)."""
+    """Returns how often torchrun has started this job before (`--max-restarts`)."""
     return env_number("TORCHELASTIC_RESTART_COUNT", default=0)
 
 
 def join(timeout_s: float) -> World:
     """Meets the other ranks over Gloo. A later collective fails after `timeout_s` seconds without an answer.
 
-    Raises ValueError for a rank outside of its world, RuntimeError where the ranks cannot meet.
+    Raises ValueError for a rank outside of its world and RuntimeError where the ranks cannot meet.
     """
     rank, size = env_number("RANK"), env_number("WORLD_SIZE")
     if not 0 <= rank < size:
@@ -120,9 +122,10 @@ def join(timeout_s: float) -> World:
         if os.environ.get(PARENT_STORE) == "1":
             store = dist.TCPStore(host, port, size, False, timeout)
         elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # torchrun's own, which outlives its ranks: those of an attempt must not find the addresses of the last one.
+            # torchrun's own store outlives its ranks: those of an attempt must not find the addresses of the one
+            # before.
             store = dist.PrefixStore(f"attempt {attempt()}", dist.TCPStore(host, port, size, False, timeout))
-        # Without a store, the way of the launcher that set the variables.
+        # Without a store, the ranks meet in the way of the launcher that set the variables.
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(_meeting_trouble(error, host, port)) from error

@@ -22,7 +22,8 @@ def reset_peak() -> None:
 
 
 def peak_host_bytes() -> int:
-    """The most memory this process has held since `reset_peak`, or since it began where that is not known."""
+    """Returns the most memory that this process has held since `reset_peak`, or since its start where the system does
+    not know the former."""
     with contextlib.suppress(OSError, StopIteration, ValueError):
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
@@ -31,13 +32,13 @@ def peak_host_bytes() -> int:
 
 
 def peak_managed_bytes() -> int:
-    """The most bytes that tensors in managed memory, on any device or in files, have had since `reset_peak`: at most so
-    much, as the kinds of memory have their peaks each for itself."""
+    """Returns the most bytes that tensors in managed memory, on any device or in files, can have had at once since
+    `reset_peak`. It is an upper bound, because it adds up the peaks of each kind of memory."""
     return sum(kind["peak_bytes"] for kind in _C.arena_stats().values())
 
 
 def tensor_bytes(tree: Any) -> int:
-    """The bytes of all tensors in nested dicts and lists."""
+    """Returns the bytes of all tensors in nested dicts and lists."""
     if isinstance(tree, torch.Tensor):
         return tree.numel() * tree.element_size()
     if isinstance(tree, dict):

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def finite(value: float | None) -> float | None:
-    """`value`, or None where it is a NaN or an infinity, which JSON does not know."""
+    """Returns `value`, or None where it is a NaN or an infinity, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -43,7 +43,8 @@ class Totals:
         self.last_loss = loss
 
     def add_bytes(self, wire: int, dense: int, late: bool) -> None:
-        """Counts what a step sent and what fp32 would have; `late` means after the optimizer's warm-up."""
+        """Counts the bytes that a step sent and those that fp32 would have; `late` means after the optimizer's
+        warm-up."""
         self.wire_bytes += wire
         self.dense_bytes += dense
         if late:
@@ -52,11 +53,11 @@ class Totals:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Totals:
-        """The totals of a checkpoint. Raises TypeError for unknown names."""
+        """Returns the totals of a checkpoint. Raises TypeError for unknown names."""
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Returns the totals as plain values for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -84,12 +85,12 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a log, in order; a torn last line is left out."""
+    """Returns the whole records of a log, in order; a torn last line is left out."""
     return [record for record, _ in _records(path)]
 
 
 def _length_up_to(path: Path, step: int) -> int:
-    """The bytes of `path` that hold whole records of steps 1 … `step`."""
+    """Returns how many bytes of `path` hold whole records of steps 1 … `step`."""
     length = 0
     for record, end in _records(path):
         if record["step"] > step:
@@ -99,7 +100,7 @@ def _length_up_to(path: Path, step: int) -> int:
 
 
 def _records(path: Path):
-    """(record, offset of its end) up to the first line that is torn or is no record."""
+    """Yields (record, offset of its end) up to the first line that is torn or is not a record."""
     end = 0
     with open(path, "rb") as file:
         for line in file:

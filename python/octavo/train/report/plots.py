@@ -10,7 +10,7 @@ from typing import Any
 _WINDOW_SHARE = 0.04
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
 _STYLES = ("-", "--", ":", "-.")
-"""One for each round of all colours."""
+"""Line styles. Once all colours are used they are used again, with the next style."""
 
 
 def plot_loss(records: list[dict[str, Any]], path: Path) -> None:
@@ -43,13 +43,13 @@ def plot_comparison(runs: dict[str, list[dict[str, Any]]], path: Path) -> None:
 
 
 def _look(index: int) -> dict[str, str]:
-    """That of the lines of one run among several."""
+    """Returns the colour and the style of the lines of run `index`."""
     turn, colour = divmod(index, len(_COLOURS))
     return {"color": _COLOURS[colour], "linestyle": _STYLES[turn % len(_STYLES)]}
 
 
 def _draw_loss(axis: Any, x: list[float], records: list[dict[str, Any]], label: str, look: dict[str, str]) -> None:
-    """One run in one panel: the raw loss faintly, its moving mean over it."""
+    """Draws one run in one panel: the raw loss faintly, and its moving mean over it."""
     points = [(at, r["loss"]) for at, r in zip(x, records, strict=True) if r["loss"] is not None]
     places, losses = [p[0] for p in points], [p[1] for p in points]
     axis.plot(places, losses, color=look["color"], alpha=0.25, linewidth=0.8)
@@ -57,7 +57,7 @@ def _draw_loss(axis: Any, x: list[float], records: list[dict[str, Any]], label: 
 
 
 def _smooth(values: list[float]) -> list[float]:
-    """Means over a window around each value, so that the curve does not lag behind."""
+    """Returns means over a window around each value, so that the curve does not lag behind."""
     reach = max(1, round(_WINDOW_SHARE * len(values) / 2))
     windows = (values[max(0, at - reach) : at + reach + 1] for at in range(len(values)))
     return [sum(window) / len(window) for window in windows]

@@ -21,20 +21,20 @@ from octavo.train.report.metrics import Totals
 _LINES_PER_RUN = 20
 _SECONDS_BETWEEN_LINES = 10.0
 _STEADY = 0.9
-"""Weight of the earlier steps in the speed shown: that of single steps varies too much to be read."""
+"""The weight of the earlier steps in the speed shown: the speed of single steps varies too much to be read."""
 
 
 class Display(Protocol):
     """Follows a run. `update` takes the line of metrics.jsonl and the totals so far."""
 
     def note(self, text: str) -> None:
-        """A line that stays."""
+        """Shows a line that stays."""
 
     def update(self, record: dict[str, Any], totals: Totals) -> None:
-        """A step is done."""
+        """Is called after each step."""
 
     def close(self) -> None:
-        """The run is over, well or not."""
+        """Is called when the run is over, whether it succeeded or failed."""
 
 
 class Bar:
@@ -114,14 +114,14 @@ class Silence:
 
 
 def make_display(console: Console | None, steps: int, done: int) -> Display:
-    """The display for this rank: `console` is None on all ranks but the first."""
+    """Returns the display for this rank: `console` is None on all ranks but the first."""
     if console is None:
         return Silence()
     return Bar(console, steps, done) if console.is_terminal else Lines(console, steps)
 
 
 def wire_text(totals: Totals) -> str:
-    """Bytes sent so far and how many times fewer than in fp32, as `1.2 MB (22.1x)`."""
+    """Returns the bytes sent so far and how many times fewer they are than in fp32, as `1.2 MB (22.1x)`."""
     ratio = totals.dense_bytes / totals.wire_bytes if totals.wire_bytes else 1.0
     return f"{totals.wire_bytes / 1e6:,.1f} MB ({ratio:.1f}x)"
 

@@ -17,12 +17,12 @@ from octavo.train.trainer import Trainer
 
 
 def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
-    """The options and figures of a run after its last step. Called by all ranks together.
+    """Returns the options and figures of a run after its last step. All ranks call it together.
 
-    Bytes are those that rank 0 handed to c10d for gradients, and for parameters with ZeRO; `dense_…` what fp32
-    gradients would have been, with ZeRO those of DDP. Rates are of the whole job. State is rank 0's, with ZeRO its
-    share. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are the largest rank's; the second is 0 where
-    the CPU is the device, and counts no managed memory.
+    Bytes are those that rank 0 handed to c10d for gradients and, with ZeRO, for parameters. `dense_…` are the bytes
+    that fp32 gradients would have had, with ZeRO those of DDP. Rates are those of the whole job. State bytes are those
+    of rank 0, with ZeRO those of its share. `peak_host_bytes`, `peak_device_bytes` and `peak_managed_bytes` are those
+    of the rank with the most. `peak_device_bytes` is 0 where the CPU is the device, and leaves out managed memory.
     """
     config, engine, totals, world = trainer.config, trainer.engine, trainer.totals, trainer.world
     parameters = sum(p.numel() for p in engine.model.parameters())
@@ -69,7 +69,8 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
 
 
 def check_replicas(trainer: Trainer) -> str:
-    """The SHA-256 of the parameters that all ranks have. Raises JobError where a rank's bits differ from rank 0's."""
+    """Returns the SHA-256 of the parameters, which all ranks have alike. Raises JobError where a rank's bits differ
+    from rank 0's."""
     digest = hashlib.sha256()
     for parameter in trainer.engine.common_parameters():
         digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy())
@@ -81,5 +82,5 @@ def check_replicas(trainer: Trainer) -> str:
 
 
 def _ratio(dense_bytes: int, wire_bytes: int) -> float | None:
-    """None where nothing was sent, as by a single rank."""
+    """Returns the compression ratio, or None where nothing was sent, for example by a single rank."""
     return dense_bytes / wire_bytes if wire_bytes else None

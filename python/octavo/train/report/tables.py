@@ -16,7 +16,7 @@ _LONGEST_CELL = 160
 
 
 def print_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
-    """The closing table of a run."""
+    """Prints the closing table of a run."""
     table = Table(title=f"{summary['model']} on {summary['data']}", show_header=False)
     for name, value in _rows(summary):
         table.add_row(name, value)
@@ -25,7 +25,7 @@ def print_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
 
 
 def print_answers(console: Console, answers: list[Answer]) -> None:
-    """The trained model's answers to a few held-out questions."""
+    """Prints the trained model's answers to a few held-out questions."""
     table = Table(title="answers to held-out questions", show_lines=False)
     for heading in ("question", "model", "expected"):
         table.add_column(heading, overflow="fold", max_width=60)
@@ -37,7 +37,7 @@ def print_answers(console: Console, answers: list[Answer]) -> None:
 
 
 def _line(text: str) -> str:
-    """`text` on one line and not too long: an untrained model repeats line breaks by the dozen."""
+    """Returns `text` on one line and shortened if it is long: an untrained model repeats line breaks by the dozen."""
     words = " ".join(text.split())
     return words if len(words) <= _LONGEST_CELL else words[: _LONGEST_CELL - 1] + "…"
 
@@ -66,7 +66,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def ratio_text(summary: dict[str, Any]) -> str:
-    """How many times fewer bytes than fp32, over the whole run and after the warm-up."""
+    """Returns how many times fewer bytes than fp32 were sent, over the whole run and after the warm-up."""
     whole, late = summary["compression_ratio"], summary["compression_ratio_after_warmup"]
     if whole is None:
         return "nothing sent"
@@ -74,12 +74,12 @@ def ratio_text(summary: dict[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """A loss as text."""
+    """Returns a loss as text."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def size(count: float) -> str:
-    """Bytes as text, in powers of 1000."""
+    """Returns bytes as text, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
