@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local steps with a compressed outer loop (DiLoCo): ranks exchange not gradients, but now and then how far they have
-moved."""
+"""Local steps with a compressed outer loop (DiLoCo): ranks do not exchange gradients in each step, but now and then how
+far they have moved."""
 
 from octavo.outer.outer import Outer
 from octavo.outer.rates import FEWEST_ROUNDS, few_rounds, outer_rates

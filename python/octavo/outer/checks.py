@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``Outer`` can be made of."""
+"""Checks of the arguments of ``Outer``."""
 
 import math
 from collections.abc import Mapping
@@ -81,7 +81,9 @@ def require_moves(optimizer: Optimizer, model: nn.Module) -> None:
 
 
 def require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping[str, float | None]) -> None:
-    """`whole`: numbers with the least that each may be. None: not given."""
+    """Raises ValueError for arguments that are no numbers or out of range. ``whole``: integers by name, each with the
+    least value that it may have; ``others``: floats by name, which must be finite. None stands for an argument that was
+    not given."""
     for name, (number, least) in whole.items():
         if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
             raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")

@@ -34,37 +34,46 @@ class Outer(Optimizer):
     ...     outer.zero_grad()
     >>> outer.synchronize()              # at the end: the same parameters on all ranks
 
-    ``step()`` is that of ``inner_optimizer``, on this rank's own gradient, and counts. In a round the ranks average, by
-    ``plan``, how far each has moved from the anchor, which is the same on all of them (float32), and Nesterov's step of
-    ``lr`` and ``momentum`` along that average moves the anchor, from which they go on (DiLoCo, Douillard et al. 2023).
-    With a plan that has error feedback both ways, from ranks to owners and back, make up later for what codes leave
-    out; what a rank owes by ``+ef`` of values stays in its own parameters until then, where its gradients know of it.
-    Norms, biases and tiny parameters travel in float32 (``exempt``, as of ``octavo.compress``), with their round.
+    ``step()`` makes a step of ``inner_optimizer`` with this rank's own gradient, and counts it. In a round the ranks
+    average, by ``plan``, how far each of them has moved from the anchor: the parameters that all ranks have in common,
+    in float32. A step of Nesterov's method along that average, with ``lr`` and ``momentum``, moves the anchor, and the
+    ranks go on from there (DiLoCo, Douillard et al. 2023). Under a plan with error feedback, what codes leave out is
+    made up for later, on both ways, from ranks to owners and back. What a rank owes by ``+ef`` of values stays in its
+    own parameters until it is sent, so that its gradients know of it.
 
-    ``model``: a plain module, not wrapped in ``DistributedDataParallel``, on one device; rank 0's parameters and
-    buffers become those of all. Buffers are each rank's own afterwards. ``inner_optimizer``: any that moves parameters
-    from where they are; not one that keeps them in its state as well, such as float32 copies of them, because a round
-    moves them, too. Its state stays on its rank. A schedule and a ``GradScaler`` take this object as any optimizer.
-    Parameters that require gradients now are exchanged: a step is refused (ValueError) in which the inner optimizer
-    would move others, which would differ between ranks. Load weights before, not after.
+    - ``model``: a plain module on one device, not wrapped in ``DistributedDataParallel``. The parameters and buffers of
+      rank 0 become those of all ranks. Afterwards each rank has buffers of its own. The parameters that require
+      gradients now are exchanged. A step in which the inner optimizer would move others is refused (ValueError),
+      because they would differ between ranks. Load weights before, not after.
+    - ``inner_optimizer``: any optimizer that moves parameters from where they are. It must not keep them in its state
+      as well (such as float32 copies), because a round moves them, too. Its state stays on its rank. Schedules of the
+      learning rate and a ``GradScaler`` take this object as they take any optimizer.
+    - ``plan``: how ranks send how far they have moved, an ``octavo.Plan`` or its text.
+    - ``every``: the number of steps from one round to the next.
+    - ``lr`` and ``momentum``: the rates of the outer step; by default those of ``outer_rates``.
+    - ``delay``: the number of steps for which a round is under way while the rank goes on (Streaming DiLoCo, 2025).
+    - ``mix``: the share of its own values that a rank keeps when a round arrives. The only error feedback that can be
+      used with it is ``+ef``, which knows that what is kept need not be sent. ``synchronize`` gives up what was kept.
+    - ``fragments``: the number of parts of equal size into which the model is cut. Their rounds follow one another at
+      equal distances, so that less is sent at a time.
+    - ``decay``: the share of the ranks' error feedback that is kept from round to round; 0.9 to 0.95 suit plans that
+      leave most values unsent.
+    - ``average``: ``"ranks"`` for averages over all ranks; for plans that leave most values unsent also ``"hits"``, for
+      averages over the ranks that have sent the value.
+    - ``group``: the ranks; None: all ranks.
+    - ``exempt``: the parameters that are sent in float32, as in ``octavo.compress``: by default norms, biases and tiny
+      parameters.
+    - ``seed``: the seed of the run, the same on all ranks.
+    - ``steps``: the number of steps of the whole run, if it is known: a warning tells where it makes too few rounds.
+    - ``timeout_s``: how long a round waits for the other ranks, in seconds.
 
-    ``every``: steps from one round to the next. ``fragments``: parts of equal size into which the model is cut, whose
-    rounds follow one another at equal distances, so that less is sent at a time. ``delay``: steps for which a round
-    travels while the rank goes on (Streaming DiLoCo, 2025); ``mix``: the share of its own values that the rank then
-    keeps when the round arrives; of error feedback ``+ef`` alone knows that what is kept need not be sent, and
-    ``synchronize`` gives up what was kept. ``lr`` and ``momentum``: by default those of ``outer_rates``. ``decay``:
-    what is kept of the error feedback of ranks from round to round; 0.9 to 0.95 suit plans that leave most values
-    unsent. ``average``: over all ``ranks``, or for such plans over ``hits``, the ranks that have sent the value.
-    ``group``: the ranks. ``steps``: of the whole run, if it is known: a warning tells where it makes too few rounds.
-    ``timeout_s``: how long a round waits for the peers.
+    All ranks skip a round in which some rank has a NaN or an infinity, with a warning that names the rank. That rank
+    goes back to where its round began, and the state that its inner optimizer keeps of a parameter is dropped where it
+    has one. A buffer with a NaN, such as one of a batch norm, becomes again what it was at the end of the last round.
 
-    A round in which some rank has a NaN or an infinity is skipped by all, with a warning that names the rank; that rank
-    goes back to where its round began, and forgets what its inner optimizer remembers with a NaN in it; a buffer with
-    one, as of a batch norm, is again what it was at the end of the last round.
-
-    The parameters of ranks differ between rounds: evaluate, and save the model, ``with outer.at_anchor():``. Call all
-    methods on all ranks. ValueError for arguments that make no sense or differ between ranks; ``step`` and
-    ``synchronize`` raise TimeoutError and RuntimeError where a peer is lost: start again from a saved state.
+    Between rounds the ranks' parameters differ: evaluate, and save the model, ``with outer.at_anchor():``. Call all
+    methods on all ranks. Raises ValueError for arguments that make no sense or differ between ranks. ``step`` and
+    ``synchronize`` raise TimeoutError or RuntimeError where another rank is lost: start again from a saved state.
     """
 
     def __init__(
@@ -87,7 +96,7 @@ class Outer(Optimizer):
         steps: int | None = None,
         timeout_s: float = 300.0,
     ):
-        # Not Optimizer's own __init__: parameters, groups and state are the inner optimizer's.
+        # Optimizer's own __init__ is not called: parameters, groups and state are the inner optimizer's.
         require_plain(model)
         require_moves(inner_optimizer, model)
         require_seed(seed, "outer")
@@ -103,7 +112,7 @@ class Outer(Optimizer):
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
-        self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's
+        self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
         is_exempt = exemption(exempt, self._parameters, "outer")
         table = [(name, p, bool(is_exempt(name, p))) for name, p in self._parameters.items()]
         rendezvous = Rendezvous(group, "outer", timeout_s)
@@ -118,7 +127,7 @@ class Outer(Optimizer):
             warnings.warn(f"[outer] {trouble}", stacklevel=2)
 
     def _require_alike(self, rendezvous: Rendezvous, table: list[tuple[str, Tensor, bool]]) -> None:
-        """ValueError where ranks differ in what they must have alike."""
+        """Raises ValueError where ranks differ in what must be the same on all of them."""
         ours = {
             "plan": str(self._plan),
             "options": self._options,
@@ -150,7 +159,7 @@ class Outer(Optimizer):
 
     @property
     def lr(self) -> float:
-        """Of the outer optimizer, as ``momentum``; the inner one's is in ``param_groups``."""
+        """The learning rate of the outer optimizer. That of the inner optimizer is in ``param_groups``."""
         return self._options["lr"]
 
     @property
@@ -159,12 +168,12 @@ class Outer(Optimizer):
 
     # ---- an optimizer
 
-    #: A GradScaler leaves it to ``step`` to divide by the scale, and to leave out the steps of gradients with a NaN.
+    #: Tells a GradScaler that ``step`` divides gradients by the scale, and leaves out steps whose gradients have a NaN.
     _step_supports_amp_scaling = True
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the inner optimizer, as ``state`` and ``defaults`` are."""
+        """The parameter groups of the inner optimizer; ``state`` and ``defaults`` are the inner optimizer's, too."""
         return self.inner.param_groups
 
     @property
@@ -176,8 +185,9 @@ class Outer(Optimizer):
         return self.inner.defaults
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> Any:
-        """The inner optimizer's step, and a round where one is due. Under a ``GradScaler``, whose ``step`` takes this
-        object, a step that it leaves out on this rank counts, too."""
+        """Makes a step of the inner optimizer, and a round where one is due. Returns what the inner optimizer's
+        ``step`` returns. Under a ``GradScaler``, whose ``step`` takes this object, a step that the scaler leaves out on
+        this rank counts, too."""
         self._require_own("step")
         self._require_exchanged("step")
         result = None
@@ -188,8 +198,8 @@ class Outer(Optimizer):
 
     @torch.no_grad()
     def _takes_scaled_gradients(self) -> bool:
-        """Divides gradients by the scale of a GradScaler that calls ``step``; False where it says that one is not
-        finite."""
+        """Divides gradients by the scale of a GradScaler, where one has called ``step``. Returns False, and changes
+        nothing, where the scaler has found gradients that are not finite."""
         if float(getattr(self, "found_inf", 0.0)):
             return False
         scale = getattr(self, "grad_scale", None)
@@ -202,14 +212,15 @@ class Outer(Optimizer):
         return True
 
     def count_step(self) -> None:
-        """Counts a step that was made, or left out, by the inner optimizer itself; ``step()`` does both. Ranks must
-        count alike, also one that leaves out a step. What it refuses, the step has moved already."""
+        """Counts a step that the caller made with the inner optimizer, or left out; ``step()`` makes a step and counts
+        it. All ranks must count the same steps, also a rank that leaves a step out. Raises ValueError where a parameter
+        that is not exchanged has a gradient; the inner optimizer has moved it by then."""
         self._require_own("count_step")
         self._require_exchanged("count_step")
         self._count_step()
 
     def _count_step(self) -> None:
-        self._opt_called = True  # a schedule asks for it before its own step
+        self._opt_called = True  # which schedules of the learning rate ask for
         with _failed_rounds_explained("step"):
             skipped = self._outer.after_step()
         self._tell(skipped, "step", "where its round began")
@@ -235,7 +246,7 @@ class Outer(Optimizer):
                     )
 
     def synchronize(self) -> None:
-        """Makes a round at once, so that all ranks have the same parameters: the anchor's."""
+        """Makes a round at once. Afterwards all ranks have the same parameters: the anchor's. Call it on all ranks."""
         self._require_own("synchronize")
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
@@ -245,7 +256,8 @@ class Outer(Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def register_step_pre_hook(self, hook: Callable) -> RemovableHandle:
-        """Around the inner optimizer's step, as ``register_step_post_hook``."""
+        """Registers a hook that is called before the inner optimizer's step, as ``register_step_post_hook`` does after
+        it."""
         return self.inner.register_step_pre_hook(hook)
 
     def register_step_post_hook(self, hook: Callable) -> RemovableHandle:
@@ -267,8 +279,9 @@ class Outer(Optimizer):
 
     @contextmanager
     def at_anchor(self) -> Iterator[None]:
-        """Inside, the model's parameters are the anchor, the same on all ranks; afterwards this rank's own again.
-        ``state_dict`` may be called inside; ``step``, ``synchronize`` and ``load_state_dict`` raise RuntimeError."""
+        """A context in which the model's parameters are the anchor, the same on all ranks; afterwards they are this
+        rank's own again. ``state_dict`` may be called inside; ``step``, ``synchronize`` and ``load_state_dict`` raise
+        RuntimeError there."""
         self._require_own("at_anchor")
         self._own = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
         try:
@@ -288,14 +301,18 @@ class Outer(Optimizer):
             parameter.copy_(values[name])
 
     def wait(self) -> None:
-        """Waits for rounds that travel; they arrive at their steps all the same."""
+        """Waits until the rounds under way have been exchanged. They still arrive at their own steps."""
         self._outer.positions()
 
     def stats(self) -> dict[str, Any]:
-        """``wire_bytes`` sent by this rank, ``dense_bytes`` that ring all-reduces of a gradient in each step would have
-        sent, ``steps``, ``rounds``, ``skipped_rounds``; in seconds ``waited_s`` for rounds in ``step``, and of the
-        exchanges ``encode_s``, ``reduce_s``, ``decode_s``, ``wait_up_s`` and ``wait_down_s``. Since this object was
-        made."""
+        """Returns figures since this object was made:
+
+        - ``wire_bytes``: bytes sent by this rank, in rounds that have arrived.
+        - ``dense_bytes``: bytes that ring all-reduces of a gradient in each step would have sent.
+        - ``steps``, ``rounds`` and ``skipped_rounds``: their numbers.
+        - ``waited_s``: seconds that ``step`` and ``synchronize`` have waited for rounds.
+        - ``encode_s``, ``reduce_s``, ``decode_s``, ``wait_up_s`` and ``wait_down_s``: seconds of the exchanges.
+        """
         return self._outer.stats()
 
     def _tell(self, skipped: list[tuple[int, int, list[int], bool]], function: str, back_to: str) -> None:
@@ -312,7 +329,8 @@ class Outer(Optimizer):
 
     @torch.no_grad()
     def _forget_what_is_not_finite(self) -> None:
-        """Of the inner optimizer's state and of buffers: with a NaN in it, the next step would make one again."""
+        """Drops the inner optimizer's state of each parameter where it is not finite, and restores such buffers: the
+        next step would make values that are not finite again."""
         for of_one in self.inner.state.values():
             if not all(is_finite(value) for value in of_one.values()):
                 of_one.clear()
@@ -329,17 +347,18 @@ class Outer(Optimizer):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank needs to go on exactly where it is, also inside of a round: save one per rank. ``shared``, the
-        anchor, the momentum and what has arrived, is the same on all ranks; ``own`` are this rank's residuals and
-        parameters, and ``inner`` its inner optimizer's state. The tensors are copies, but for ``inner``'s."""
+        """Returns all that this rank needs to go on exactly where it is, also inside a round: save one state per rank.
+        ``shared`` (the anchor, the momentum and what has arrived) is the same on all ranks. ``own`` has this rank's
+        residuals and parameters, and ``inner`` the state of its inner optimizer. The tensors are copies, except those
+        of ``inner``."""
         return {**self.own_state(), "shared": self.shared_state()}
 
     def shared_state(self) -> dict[str, Tensor]:
-        """``shared`` of ``state_dict``, for who saves it once for all ranks."""
+        """Returns ``shared`` of ``state_dict``, for callers that save it once for all ranks."""
         return self._outer.common_state()
 
     def own_state(self) -> dict[str, Any]:
-        """All else of ``state_dict``."""
+        """Returns all of ``state_dict`` but ``shared``."""
         own = self._outer.own_state()
         parameters = self._parameters if self._own is None else self._own
         own |= {f"parameter/{name}": p.detach().clone() for name, p in parameters.items()}
@@ -355,17 +374,23 @@ class Outer(Optimizer):
         }
 
     def _saved_options(self) -> dict[str, Any]:
-        """Those that a state is of. The rates of the outer optimizer may change."""
+        """Returns the options that a state belongs to. The rates of the outer optimizer may change, and are not among
+        them."""
         options = {name: self._options[name] for name in ("every", "delay", "fragments", "mix")}
         return options | dict(momentum=self.momentum > 0, seed=self._seed, plan=str(self.plan))
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Restores what this rank saved, and goes on to the last digit; or a list of what the ranks of any world saved,
-        in any order and the same list on all ranks. With all states of a world of this size that is the same. Else what
-        they still owed is redistributed, and is in their parameters no longer; a rank that goes on alone sends nothing,
-        and keeps it there. A rank beyond those that saved begins at the anchor, with the inner optimizer's state of one
-        of them. States may be missing, as that of a host that was lost, and with it what it owed. ValueError where a
-        state does not fit; nothing has changed then."""
+        """Restores what this rank saved, or a list of what the ranks of any world saved: in any order, but the same
+        list on all ranks.
+
+        - With its own state, or with all states of a world of as many ranks, a rank goes on to the last digit.
+        - Otherwise what the ranks still owed is redistributed, and is removed from their parameters. A rank that goes
+          on alone sends nothing, and keeps it there. A rank beyond those that saved begins at the anchor, with the
+          state of one of their inner optimizers.
+        - States may be missing, such as those of a host that was lost. What their ranks owed is then lost, too.
+
+        Raises ValueError where a state does not fit; nothing has changed then.
+        """
         self._require_own("load_state_dict")
         is_own = isinstance(state_dict, Mapping)
         states = [state_dict] if is_own else list(state_dict)
@@ -398,7 +423,7 @@ class Outer(Optimizer):
 
 @contextmanager
 def _failed_rounds_explained(function: str) -> Iterator[None]:
-    """What an exchange raises, as what it means here."""
+    """A context that raises the errors of an exchange again, with what they mean for ``Outer``."""
     try:
         yield
     except (TimeoutError, RuntimeError) as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What suits a run of so many steps, in rounds of so many."""
+"""The rates of the outer optimizer that suit a run, and how many rounds a run should have."""
 
 from octavo._C import Plan
 
@@ -10,14 +10,15 @@ FEWEST_ROUNDS = 50
 def outer_rates(
     every: int, plan: Plan, lr: float | None, momentum: float | None, mix: float = 0.0
 ) -> tuple[float, float]:
-    """`lr` and `momentum` of the outer optimizer; where one is None, what suits rounds of so many steps by that plan.
+    """Returns `lr` and `momentum` of the outer optimizer. Where one of them is None, it is the one that suits rounds of
+    `every` steps by that plan.
 
-    A momentum counts the same direction several times: the shorter a round, the more alike are the directions of one
-    and the next, and the more it overshoots. With rounds of 20 steps, which alone were measured, a learning rate of 1
-    did better than one of 0.7, and a momentum of 0.3 as well as or better than others (docs/quality.md); long rounds
-    take those of DiLoCo. Where most values are not sent, error feedback sends a direction over and over, as a momentum
-    does. A rank that keeps a share (`mix`) of its own progress sends that once more: delayed rounds of 2-bit codes
-    diverged so with a rate of 1.
+    A momentum counts the same direction several times: the shorter rounds are, the more alike are the directions of one
+    round and the next, and the more a momentum overshoots. With rounds of 20 steps, for which alone rates were
+    measured, a learning rate of 1 did better than one of 0.7, and a momentum of 0.3 as well as others or better
+    (docs/quality.md). Long rounds take the rates of DiLoCo. Where most values are not sent, error feedback sends a
+    direction over and over, as a momentum does. A rank that keeps a share (`mix`) of its own progress sends that share
+    once more: delayed rounds of 2-bit codes diverged because of it with a rate of 1.
     """
     own_lr, own_momentum = 1.0, 0.3
     if plan.leaves_unsent or every <= 1:
@@ -30,7 +31,8 @@ def outer_rates(
 
 
 def few_rounds(steps: int, every: int) -> str | None:
-    """What to tell where a run of ``steps`` makes too few rounds to come near to one that exchanges gradients."""
+    """Returns a warning where a run of ``steps`` makes too few rounds to come near to a run that exchanges gradients,
+    otherwise None."""
     rounds = steps // every
     if rounds >= FEWEST_ROUNDS:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the states of ``Outer.state_dict`` fits together, and what in them is finite."""
+"""Checks whether states of ``Outer.state_dict`` fit together, and whether values are finite."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +14,14 @@ SCHEMA = 2
 def states_by_rank(
     states: Sequence[Mapping[str, Any]], options: Mapping[str, Any], parameters: Iterable[str], groups: Sequence[int]
 ) -> dict[int, Mapping[str, Any]]:
-    """Of what ``Outer.state_dict`` returned on some ranks of one world: by rank. ``options``: those that a state is of.
-    ``groups``: how many parameters each group of the inner optimizer has. ValueError where a state does not fit."""
+    """Returns the states, which ``Outer.state_dict`` returned on some ranks of one world, by rank.
+
+    - ``options``: what the states must have been saved with.
+    - ``parameters``: the names of the model's parameters.
+    - ``groups``: how many parameters each group of the inner optimizer has.
+
+    Raises ValueError where a state does not fit.
+    """
     where = "[outer.load_state_dict]"
     if not states or any(one.get("schema") != SCHEMA for one in states):
         raise ValueError(
@@ -47,7 +53,7 @@ def states_by_rank(
 
 
 def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> None:
-    """ValueError where it is not what that rank of such a world saved."""
+    """Raises ValueError unless the state was saved by rank ``rank`` of a world of ``world_size`` ranks."""
     saved_rank, saved_size = int(state["rank"]), int(state["world_size"])
     if (saved_rank, saved_size) != (rank, world_size):
         raise ValueError(
@@ -57,7 +63,7 @@ def require_of_rank(state: Mapping[str, Any], rank: int, world_size: int) -> Non
 
 
 def is_finite(value: Any) -> bool:
-    """Whether nothing in it, nor in what it holds, is a NaN, or an infinity in a tensor."""
+    """Whether a value, and all that it holds, is finite: no NaN in numbers, no NaN or infinity in tensors."""
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool(torch.isfinite(value).all())
     if isinstance(value, Mapping):
