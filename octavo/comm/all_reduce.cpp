@@ -66,7 +66,7 @@ Mapping mapping(const Plan& plan, const at::Tensor& tensor) {
   return {plan.map.get(), shape, kOnlyStep};
 }
 
-/// Drawn from alike on all ranks.
+/// Returns the key from which all ranks draw alike.
 std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
   std::uint64_t key = rules::derive_key(call, plan.map ? plan.map->fingerprint() : plan.codec->fingerprint());
   if (plan.down) key = rules::derive_key(key, plan.down->fingerprint());
@@ -74,7 +74,7 @@ std::uint64_t key_of(const Plan& plan, std::uint64_t call, std::uint64_t seed) {
   return rules::seeded_key(key, seed);
 }
 
-/// Of all on which the ranks must agree. Of the dtype where it is what travels.
+/// Returns a digest of all that the ranks must agree on. It has the dtype in it where values are sent in their dtype.
 std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& tensor, ReduceOp op) {
   std::uint64_t digest = rules::derive_key(key, static_cast<std::uint64_t>(op));
   if (plan.dense()) digest = rules::derive_key(digest, static_cast<std::uint64_t>(tensor.scalar_type()));
@@ -82,8 +82,8 @@ std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& t
   return rules::derive_key(digest, rows_of(tensor.sizes()));
 }
 
-/// Before anything is sent: messages of other sizes than they expect would end the ranks' processes (Wire::room_for),
-/// and an average is as large as a sum.
+/// Throws where the ranks disagree. It is called before anything is sent: messages of other sizes than they expect
+/// would end the ranks' processes (Wire::room_for), and the sizes alone do not tell an average from a sum.
 void require_same(Wire& wire, std::uint64_t digest) {
   const std::vector<std::uint64_t> told = tell_all(wire, digest);
   const auto other = std::ranges::find_if(told, [&](std::uint64_t one) { return one != digest; });

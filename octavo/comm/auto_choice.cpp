@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kSameTime = 1.01, kWorthTrying = 1.5, kDenseWorthTrying = 3, kWorthIt = 1.03;
 
-/// The thread and the link on which buckets are exchanged, as DdpHook does it.
+/// The thread and the link that exchange buckets, as DdpHook uses them.
 class Pipeline {
  public:
   void begin(double ready_s, const PhaseSeconds& cost) {
@@ -37,7 +37,7 @@ class Pipeline {
     bool is_summed = false;
   };
 
-  /// When a message arrives that is sent now. What takes no time is not sent: a dense bucket has one transfer.
+  /// Returns when a message arrives that is sent now. What takes no time is not sent: a dense bucket has one transfer.
   double send(double seconds) {
     if (seconds == 0) return thread_;
     link_ = std::max(link_, thread_) + seconds;
@@ -77,7 +77,7 @@ BucketPlans best_of_the_same(const std::vector<BucketFigures>& buckets) {
   return best;
 }
 
-/// How much the values are changed: the sum of their plans' numbers.
+/// Returns how much the plans change the values: the sum of the numbers of all values' plans.
 double change(const std::vector<BucketFigures>& buckets, const BucketPlans& plans) {
   double sum = 0;
   for (std::size_t b = 0; b < buckets.size(); ++b) {

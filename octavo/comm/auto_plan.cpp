@@ -74,7 +74,7 @@ void AutoPlan::start() {
   ++measurements_;
 }
 
-/// What the step that ended took.
+/// Records what the step that ended took.
 void AutoPlan::note(double exchange_s) {
   if (phase_ == Phase::trying && at_ % kTurnSteps > 0) {
     const std::uint64_t turn = at_ / kTurnSteps;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps and buckets.
+// Compressor: steps and buckets.
 #include "octavo/comm/compressor.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +44,7 @@ Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector
   use(plan);
 }
 
-/// Parameters as what is remembered has them.
+/// Returns the parameters with as many elements as are remembered of them: with hosts, this rank's range on its host.
 std::vector<ParameterInfo> Compressor::remembered(std::vector<ParameterInfo> parameters) const {
   for (ParameterInfo& info : parameters) {
     if (host_) info.count = owned_range(info.count, host_->rank(), host_->world_size()).count;
@@ -156,7 +156,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   return job;
 }
 
-/// Under `auto`: makes its choice for a bucket that of the bucket's parameters.
+/// Lets `auto` choose the plan of a bucket, which becomes the plan of the bucket's parameters.
 AutoPlan::Turn Compressor::choose_plan(Job& job) {
   if (!auto_) return {0, false};
   std::vector<std::size_t> indices;
@@ -188,7 +188,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
     parameter.power = outcome.power[i] == 0 ? 0.0F : std::max(power, rules::kLeastPower);
     parameter.packed = outcome.packed.empty() ? PackedFigures() : outcome.packed[i];
     if (parameter.compares()) compared_ += parameter.packed;
-    state_.keep(index, outcome.power[i] != 0);  // else nothing was sent
+    state_.keep(index, outcome.power[i] != 0);  // at power 0 nothing was sent
   }
   if (job->is_planned) {
     momenta_.keep_averages(job->values, job->slots);
@@ -237,7 +237,7 @@ bool Compressor::exchange_updates() {
   return end_step();
 }
 
-/// A bucket of which nothing is sent. The powers that ranks would have to agree on are 0.
+/// Makes the outcome of a bucket of which nothing is sent. Powers are 0, because ranks would have to agree on them.
 void Compressor::keep_gradients(Job& job) const {
   const at::Tensor& bucket = job.bucket;
   wait_for_current_stream(bucket.device());
@@ -245,16 +245,17 @@ void Compressor::keep_gradients(Job& job) const {
   job.outcome = Outcome{finite, std::vector<float>(job.slots.size())};
 }
 
-/// The part of a bucket where the averages are.
+/// Returns the part of a bucket that holds the averages.
 at::Tensor Compressor::result_of(const at::Tensor& bucket) const {
   if (collective_ != Collective::reduce_scatter) return bucket;
   const std::int64_t part = bucket.numel() / wire_->world_size();
   return bucket.narrow(0, wire_->rank() * part, part);
 }
 
-/// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, others
-/// part by part. What looks at a whole tensor at a time needs all of it as float32, and so does what would lose digits
-/// of results that are scaled afterwards or compared, or of hosts' means.
+/// Whether the gradients of a bucket, of whatever dtype, are read and written where they lie: float32 always, other
+/// dtypes part by part. A codec or a map that looks at a whole tensor at a time needs all of it as float32. Results
+/// that are scaled afterwards or compared, and hosts' means, need float32, too, because they would lose digits in
+/// another dtype.
 bool Compressor::takes_as_it_is(const Job& job) const {
   if (job.bucket.scalar_type() == at::kFloat || !job.is_encoded) return true;
   return !host_ && !measures_ && job.gradient_scale == 1.0F &&
@@ -277,13 +278,13 @@ bool Compressor::takes_apart(at::ScalarType dtype) const {
          });
 }
 
-/// Whether a bucket's parameters are sent encoded, exempt ones too: where the plan of any is not dense.
+/// Whether a bucket's parameters are sent encoded, exempt ones too: this is so where the plan of any is not dense.
 bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
   return std::any_of(slots.begin(), slots.end(),
                      [&](const Slot& slot) { return !parameters_[slot.parameter].plan->dense(); });
 }
 
-/// Replaces numbers by rank 0's.
+/// Replaces the numbers by rank 0's.
 void Compressor::tell(std::vector<std::int64_t>& numbers) {
   at::Tensor sum = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kLong);
   auto* const values = sum.mutable_data_ptr<std::int64_t>();

@@ -26,31 +26,33 @@ namespace octavo {
 
 /// Who gets the averages.
 enum class Collective {
-  all_reduce,      // every rank, all of them
-  reduce_scatter,  // each the part that it owns (ParameterInfo::ownership), of buckets of W equal parts: what they own
-  reduce_to_owners,  // the same of buckets of whole tensors, in their place there; the rest of a bucket is undefined
+  all_reduce,  // every rank gets all of them
+  /// Each rank gets the part that it owns (ParameterInfo::ownership); a bucket has W equal parts, one for each owner.
+  reduce_scatter,
+  /// The same for buckets of whole tensors; results stay in their place, the rest of a bucket is undefined.
+  reduce_to_owners,
 };
 
 /// What ranks exchange in a step.
 enum class Exchange {
-  planned,    // what plan and phase say
-  gradients,  // the gradients as they are; the plan, and what it remembers, wait
+  planned,    // what the plan and the phase say
+  gradients,  // the gradients as they are; the plan, and what it remembers, are not used
   nothing,    // every rank keeps its own gradients
 };
 
 struct CompressorStats {
-  std::uint64_t wire_bytes;   // sent by this rank to others; where there are hosts, to those of other hosts
-  std::uint64_t host_bytes;   // sent to others of this rank's host, where there are hosts
+  std::uint64_t wire_bytes;   // sent by this rank to others; with ranks_per_host to those of other hosts
+  std::uint64_t host_bytes;   // sent to others of this rank's host, with ranks_per_host
   std::uint64_t dense_bytes;  // what a ring would have sent for the same gradients in their own dtype
   std::uint64_t steps;
-  std::uint64_t nonfinite_steps;  // rolled back
-  PhaseSeconds seconds;           // of all buckets, on the thread that they are worked on
-  /// Of the values sent by codecs that compare them with what was sent before (CodecTraits::needs_estimate), the share
-  /// that others were told to reuse; none where there were no such values.
+  std::uint64_t nonfinite_steps;  // steps that were rolled back
+  PhaseSeconds seconds;           // of all buckets, on the thread that works on them
+  /// The share of values that others were told to reuse, among those sent by codecs that compare values with what was
+  /// sent before (CodecTraits::needs_estimate); none where there were no such values.
   std::optional<double> reused_share;
 };
 
-/// What `auto` has measured and chosen, and the names of its numbers.
+/// What `auto` has measured and chosen, with the names of its numbers.
 struct AutoStats {
   AutoPlan::Report report;
   std::vector<std::string> plans, parameters;
@@ -59,190 +61,203 @@ struct AutoStats {
 /// What a plan does to one parameter.
 struct ParameterStats {
   std::string name;
-  std::string plan;     // in force; that of an exempt parameter is dense
+  std::string plan;     // in force; dense for an exempt parameter
   std::uint64_t count;  // real numbers
-  // about what this rank sends of it in a step: of a dense gradient in float32; what it sent in the last one where that
-  // depends on the values
+  // What this rank sends of it in a step, approximately: for a dense gradient its bytes in float32; where that depends
+  // on the values, what it sent in the last step.
   std::uint64_t wire_bytes;
   std::uint64_t dense_bytes;           // what a ring sends for it in float32
-  float gradient_rms;                  // in the last step, over ranks
+  float gradient_rms;                  // in the last step, over all ranks
   float residual_rms;                  // of what this rank still owes, as a sender and as an owner; 0 without feedback
-  std::optional<double> reused_share;  // in the last step, as of CompressorStats
+  std::optional<double> reused_share;  // in the last step, as in CompressorStats
   MeasuredLoss loss;                   // of the last step that was measured (Compressor::measure_next_step)
 };
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
 ///
-/// A step is all the buckets between two begin_step(): a NaN or an infinity anywhere in it makes all of its residuals
-/// stay as they were. Thread-safe; the steps of jobs must come in the same order on all ranks, and what is set, loaded
-/// or dropped between steps alone, when no job is under way.
+/// A step is all the buckets between two calls of begin_step(): a NaN or an infinity anywhere in it makes all of its
+/// residuals stay as they were. Thread-safe. The steps of jobs must come in the same order on all ranks. State may be
+/// set, loaded or dropped only between steps, when no job is under way.
 class OCTAVO_API Compressor {
  public:
   /// `shards`: where the ranks of `wire` are replicas of one shard of the model, the ranks that hold the other shards.
   /// `host`: where gradients are to be compressed between hosts alone, the ranks of this rank's host (Hierarchical);
-  /// those of `wire` have then the same number on their hosts, and what is remembered is that of this rank's range of
-  /// each tensor. `paging`: of what is kept from step to step; ranks may differ. Throws Error invalid_argument where a
-  /// rule of the plan fits no parameter, or the plan not the ranks, and what StateMemory throws.
+  /// the ranks of `wire` are then those that have the same number on their hosts, and what is remembered of each tensor
+  /// is that of this rank's range. `paging`: where state is stored from step to step; ranks may differ. Throws Error
+  /// invalid_argument where a rule of the plan fits no parameter, or the plan does not fit the ranks, and what
+  /// StateMemory throws.
   Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
              Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr,
              std::unique_ptr<Wire> host = nullptr, StatePaging paging = {});
   ~Compressor();
 
   /// Ends the previous step (commits or rolls back its residuals) and begins one. Under `auto` the ranks may exchange a
-  /// few numbers here: throws what Wire throws.
+  /// few numbers here. Throws what Wire throws.
   void begin_step();
-  /// Ends the step that was begun now, not at the next begin_step(), and says whether it was finite: on all ranks
-  /// alike, but for one in which nothing was sent, where a rank knows its own gradients alone. Until the next
-  /// begin_step() asking again gives the same answer. Throws what Wire throws.
+  /// Ends the current step now, not at the next begin_step(), and returns whether it was finite. The answer is the same
+  /// on all ranks, unless nothing was sent in the step: each rank then knows its own gradients alone. Until the next
+  /// begin_step() further calls return the same answer. Throws what Wire throws.
   bool end_step();
-  /// Ends a step that was broken off: its residuals are rolled back.
+  /// Ends a step that was broken off and rolls back its residuals.
   void abandon_step();
 
-  /// Of the steps from the next one on; the same on all ranks. Ranks that differ wait for one another until the
-  /// deadline. Residuals, momenta and what else is remembered stay as they are where it is not `planned`, and
-  /// gradient_powers() are 0 where it is `nothing`. Throws Error unsupported for fully_shard unless it is `planned`.
+  /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
+  /// another until the deadline. Unless it is `planned`, residuals, momenta and what else is remembered stay as they
+  /// are; where it is `nothing`, gradient_powers() are 0. Throws Error unsupported for fully_shard and for
+  /// ranks_per_host unless it is `planned`.
   void set_exchange(Exchange exchange);
   Exchange exchange() const;
 
-  /// A bucket of gradients (floating or complex, dense or sparse) on its way to be replaced by the average over all
-  /// ranks; while momenta are set, by that of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
+  /// A bucket of gradients (floating or complex, dense or sparse) while it is replaced by the average over all ranks;
+  /// while momenta are set, by the average of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
   /// do the work, on the current stream; the residuals are kept on the device.
   class Job {
     friend class Compressor;
     at::Tensor bucket;  // real numbers
-    at::Tensor values;  // what schedules read and write: the bucket, or a copy in float32; undefined where it is sparse
+    /// What schedules read and write: the bucket, or a copy in float32; undefined for a sparse bucket.
+    at::Tensor values;
     std::vector<Slot> slots;
-    std::shared_ptr<const Plan> plan;  // keeps the codecs
+    std::shared_ptr<const Plan> plan;  // owns the codecs
     double divisor = 1;
     float gradient_scale = 1.0F;
     bool is_encoded = false;
-    bool is_planned = true;  // as its step's exchange
+    bool is_planned = true;  // its step's exchange is Exchange::planned
     bool is_owed = false;    // it sends residuals of an earlier plan
     std::unique_ptr<Schedule> schedule;
     std::optional<ContributedBucket> contributed;  // in a step that is measured
-    std::optional<Outcome> outcome;                // where begin() has done all
+    std::optional<Outcome> outcome;                // where begin() has done everything
   };
   using Clock = std::chrono::steady_clock;
-  /// Starts the bucket's first transfer; advance(), transfers() - 1 times, and finish() then complete it. Several jobs
-  /// may be under way. `divisor`: of the sum over ranks; their number where it is not given. For a reduce-scatter the
-  /// offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the result. `ready`:
-  /// when the bucket was handed over, from which `auto` sees what is hidden behind backward. Where `auto` measures a
-  /// bucket alone, all of it is done here. Throws Error unsupported for a device without kernels.
+  /// Starts the bucket's first transfer. advance(), called transfers() - 1 times, and finish() then complete it.
+  /// Several jobs may be under way. `divisor`: of the sum over ranks; the number of ranks where it is not given. For a
+  /// reduce-scatter the offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the
+  /// result. `ready`: when the bucket was handed over, from which `auto` sees what is hidden behind backward. Where
+  /// `auto` measures a bucket alone, all of the work is done here. Throws Error unsupported for a device without
+  /// kernels.
   std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt,
                              Clock::time_point ready = Clock::now());
   void advance(Job& job);
   void finish(std::unique_ptr<Job> job);
-  /// Whether slots of this step's next buckets may lie apart: gradients on the CPU, of a floating dtype, whose averages
-  /// owners get (reduce_to_owners). Not while more is done with a bucket than to send it.
+  /// Whether slots of this step's next buckets may lie apart (Slot::apart): gradients on the CPU, of a floating dtype,
+  /// whose averages owners get (reduce_to_owners), as long as a bucket is only sent and nothing else is done with it.
   bool takes_apart(at::ScalarType dtype) const;
   static int transfers(const Job& job) { return job.outcome ? 1 : job.schedule->transfers(); }
-  /// All of the above.
+  /// Does all of the above for one bucket.
   void reduce(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt);
 
   Plan plan() const;
-  /// From the next step on. What is remembered is kept by kind (state/state_store.h: Role), where the new plan has the
-  /// same, and of a linear map where that stays the same; else it is dropped. `auto` sends residuals. Throws Error
-  /// invalid_argument where a rule fits no parameter, for `auto` elsewhere than with DDP, or, while momenta are sent,
-  /// for a plan that votes where they are averaged, that keeps a momentum itself, or for `auto`.
+  /// Sets the plan from the next step on. What is remembered is kept where the new plan has the same kind of it
+  /// (state/state_store.h: Role), and for a linear map where that stays the same; all else is dropped. `auto` sends the
+  /// residuals that it finds. Throws Error invalid_argument where a rule fits no parameter, for `auto` elsewhere than
+  /// with DDP, and, while momenta are sent, for a plan that votes where they are averaged, that keeps a momentum
+  /// itself, or that is `auto`.
   void set_plan(const Plan& plan);
 
   using Momentum = SentMomenta::Momentum;
-  /// Begins (or, with no momenta, ends) the momentum phase of 1-bit Adam. `momenta`: by parameter name, float32 on the
-  /// parameter's device, equal on all ranks, in the memory order of the parameter; shared, not copied: their owner
-  /// updates them between steps. A parameter without one goes on with its gradient. Residuals of gradients say nothing
-  /// of momenta, which are of another size: the next begin_step() drops those of the other kind. Throws Error
-  /// invalid_argument for an unknown name, a wrong size, a beta outside [0, 1) or a plan that votes.
+  /// Begins the momentum phase of 1-bit Adam, or ends it where there are no momenta. `momenta`: by parameter name,
+  /// float32 on the parameter's device, equal on all ranks, in the memory order of the parameter. They are shared, not
+  /// copied: their owner updates them between steps. A parameter without a momentum continues with its gradient.
+  /// Residuals of gradients say nothing of momenta, which have another magnitude: the next begin_step() drops those of
+  /// the other kind. Throws Error invalid_argument for an unknown name, a wrong size, a beta outside [0, 1) or a plan
+  /// that votes.
   void set_momentum(const std::map<std::string, Momentum>& momenta, double beta);
 
   using OwnMomentum = SentMomenta::OwnBetas;
-  /// Begins (or, with no names, ends) the phase of Signum and Distributed Lion: each rank sends the update that its own
-  /// momentum makes of its gradient, update_beta*m + (1-update_beta)*gradient, and keeps kept_beta*m +
+  /// Begins the phase of Signum and Distributed Lion, or ends it where there are no names. Each rank sends the update
+  /// that its own momentum makes of its gradient, update_beta*m + (1-update_beta)*gradient, and keeps kept_beta*m +
   /// (1-kept_beta)*gradient as its next momentum. The result is what the plan makes of the updates: the majority's
-  /// signs, of a plan that votes, else their average. Powers are then the updates'. The momenta are per-rank state,
-  /// float32, zero at first, committed, rolled back, saved and loaded with the residuals, as "momentum/NAME"; those of
-  /// parameters that are not named are dropped. A parameter that is not named goes on with its gradient. Ends the phase
-  /// of set_momentum, and is ended by it. Throws Error invalid_argument for an unknown name, a beta outside [0, 1) or a
-  /// plan that keeps a momentum itself.
+  /// signs under a plan that votes, else their average. Powers are then those of the updates. The momenta are per-rank
+  /// state, float32, zero at first. They are committed, rolled back, saved and loaded with the residuals, as
+  /// "momentum/NAME"; those of parameters that are not named are dropped. A parameter that is not named continues with
+  /// its gradient. This phase ends that of set_momentum, and is ended by it. Throws Error invalid_argument for an
+  /// unknown name, a beta outside [0, 1) or a plan that keeps a momentum itself.
   void keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas);
 
   using OwnUpdate = SentMomenta::OwnUpdate;
-  /// Begins (or, with no preconditioners, ends) the phase of 0/1 Adam: in a step whose exchange is planned each rank
-  /// sends update + step_size*(beta*m + (1-beta)*(gradient*preconditioner)), and once the step has ended, finite,
-  /// `update` is what came back, the same on all ranks. `preconditioners`: by parameter name, as in set_momentum. The
-  /// momenta and updates are per-rank state, float32, zero at first, saved, loaded and redistributed with the
-  /// residuals, as "momentum/NAME" and "update/NAME". All other ends, and errors, as for keep_own_momenta.
+  /// Begins the phase of 0/1 Adam, or ends it where there are no preconditioners. In a step whose exchange is planned
+  /// each rank sends update + step_size*(beta*m + (1-beta)*(gradient*preconditioner)). Once the step has ended and was
+  /// finite, `update` is what came back, the same on all ranks. `preconditioners`: by parameter name, as in
+  /// set_momentum. The momenta and updates are per-rank state, float32, zero at first. They are saved, loaded and
+  /// redistributed with the residuals, as "momentum/NAME" and "update/NAME". What ends the phase, and the errors, are
+  /// those of keep_own_momenta.
   void keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta);
-  /// Of the next steps, by parameter name; others keep theirs, which is 0 when the phase begins. Throws Error
-  /// invalid_argument for a parameter without a preconditioner.
+  /// Sets the step sizes of the next steps, by parameter name. Other parameters keep theirs, which is 0 when the phase
+  /// begins. Throws Error invalid_argument for a parameter without a preconditioner.
   void set_step_sizes(const std::map<std::string, double>& step_sizes);
-  /// By parameter name, flat, in the memory order and on the device of the preconditioner. This object's own, for the
-  /// optimizer to change between steps: ask again after every step that was sent, and after a load.
+  /// Returns the momenta and updates by parameter name, flat, in the memory order and on the device of the
+  /// preconditioner. The tensors are this object's own, for the optimizer to change between steps: call it again after
+  /// every step that was sent, and after a load.
   std::map<std::string, OwnUpdate> own_updates();
-  /// A step without gradients, outside of backward: the ranks average `update` of all parameters, by the plan, in one
-  /// bucket. Called on all ranks; returns whether it was finite, as end_step() does. Throws what Wire throws.
+  /// Makes a step without gradients, outside of backward: the ranks average `update` of all parameters by the plan, in
+  /// one bucket. All ranks must call it. Returns whether the step was finite, as end_step() does. Throws what Wire
+  /// throws.
   bool exchange_updates();
 
   using Sample = SentMomenta::Sample;
-  /// Where `.grad` has other elements than the sample, the gradients were changed since the last step.
+  /// Returns the sample. If `.grad` has other elements than the sample, the gradients were changed since the last step.
   Sample momentum_sample() const;
 
-  /// From the next step on the gradients in the buckets are `scale` times the true ones, as a GradScaler makes them.
-  /// Then results are `scale` times the average (or the momentum), while residuals, momenta and powers stay those of
-  /// the true gradients, so that the scale may change between steps. Throws Error invalid_argument unless it is
-  /// positive and finite.
+  /// Says that from the next step on the gradients in the buckets are `scale` times the true ones, as a GradScaler
+  /// makes them. Results are then `scale` times the average (or the momentum), while residuals, momenta and powers stay
+  /// those of the true gradients, so that the scale may change between steps. Throws Error invalid_argument unless the
+  /// scale is positive and finite.
   void set_gradient_scale(double scale);
 
   void drop_residuals();
 
-  /// The mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in the order
-  /// of the ParameterInfos; the same on all ranks. 0 for a sparse gradient.
+  /// Returns the mean square of each parameter's gradient in the last step, averaged over ranks (Outcome::power), in
+  /// the order of the ParameterInfos. It is the same on all ranks, and 0 for a sparse gradient.
   std::vector<float> gradient_powers() const;
 
-  /// From now on gradients are taken to hold a part of what is owed already, all but this share of it
-  /// (Contribution::owed_share): for who keeps a part of what it has not sent.
+  /// Sets the share of what is owed that is added to gradients from now on; they are taken to hold the rest of it
+  /// already (Contribution::owed_share). It is for a caller that keeps a part of what it has not sent.
   void set_owed_share(double share);
 
-  /// In the next step the results are compared with the exact means of what the ranks contribute: their gradients, or
-  /// their momenta and own updates where these are sent. All ranks must call it before the same step, in which the
-  /// contributions to encoded buckets travel once more, in float32. What is not encoded loses nothing but a rounding
+  /// Makes the next step compare its results with the exact means of what the ranks contribute: their gradients, or
+  /// their momenta and own updates where these are sent. All ranks must call it before the same step. In that step the
+  /// contributions to encoded buckets are sent once more, in float32. What is not encoded loses nothing but a rounding
   /// and is not measured. Where the plan keeps a momentum there are no figures, because results are then velocities;
-  /// where it votes or averages over hits, no relative error. What error feedback owes of earlier steps is part of a
-  /// result, and what it owes to later ones is missing from it: both count as an error of this step.
+  /// where it votes or averages over hits, there is no relative error. What error feedback owes of earlier steps is
+  /// part of a result, and what it owes to later steps is missing from it: both count as an error of this step.
   void measure_next_step();
 
   CompressorStats stats();
-  /// Nothing under another plan than `auto`, or with one rank.
+  /// Returns nothing under another plan than `auto`, or with one rank.
   std::optional<AutoStats> auto_stats() const;
-  /// By parameter, in the order of the ParameterInfos. Reads all residuals: not for every step.
+  /// Returns the figures by parameter, in the order of the ParameterInfos. It reads all residuals, so it is not for
+  /// every step.
   std::vector<ParameterStats> parameter_stats();
 
-  /// All that is remembered by key, "worker/NAME", "momentum/NAME" and so on: "ROLE/NAME" of feedback_roles(),
-  /// kResidual, kMapMemory, kOwnMomentum and kOwnUpdate, where they were last used. The tensors are this object's own:
-  /// copy them before the next step.
+  /// Returns all that is remembered, by keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of
+  /// feedback_roles(), kResidual, kMapMemory, kOwnMomentum and kOwnUpdate. The tensors are on the device where they
+  /// were last used. They are this object's own: copy them before the next step.
   std::map<std::string, at::Tensor> residuals();
-  /// What the plan in force at the next begin_step() does not use is dropped there. Throws Error invalid_argument for a
-  /// key or a size that this model does not have; the state is then unchanged.
+  /// Replaces all that is remembered. What the plan in force at the next begin_step() does not use is dropped there.
+  /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
   void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);
-  /// The residuals of all ranks of another world, by old rank, redistributed over this one
-  /// (state/redistribute.h). Throws as above.
+  /// Loads the residuals of all ranks of another world, indexed by old rank, and redistributes them over this one
+  /// (state/redistribute.h). Throws as load_residuals() does.
   void load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
-  /// What this rank still owes of a parameter (Feedback::owed), of which it remembers something, as its next step will
-  /// add it. That of a step under way does not count until it has ended. To be asked before the next step begins.
+  /// Returns what this rank still owes of a parameter (Feedback::owed), as its next step will add it, for those
+  /// elements of which it remembers something. What a step under way leaves out does not count until the step has
+  /// ended. Call it before the next step begins.
   OwedByRange owed(std::size_t parameter);
-  /// The same from what rank `rank` of a world of `world_size` had as residuals().
+  /// Returns the same from the residuals() that rank `rank` of a world of `world_size` ranks had.
   OwedByRange owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
                       int world_size) const;
   /// Whether the residuals belong to momenta, not to gradients.
   bool residuals_are_of_momenta() const;
 
-  /// Number of the current step, from which the rounding of residuals is drawn: saved and restored with them, so that a
-  /// resumed run rounds as the unbroken one. CompressorStats::steps counts the steps of this object alone.
+  /// Returns the number of the current step, from which the rounding of residuals is drawn. It is saved and restored
+  /// with them, so that a resumed run rounds as the unbroken one. CompressorStats::steps counts the steps of this
+  /// object alone.
   std::uint64_t step() const;
   void set_step(std::uint64_t step);
 
-  /// From which, with step, parameter and rank, all is drawn that a run draws: the rounding of residuals and codes, the
-  /// places of randomk, the hashes of sketches, the first factors of powersgd. The same on all ranks, or the next step
-  /// throws Error communication; 0 where it was not set. To be set before the first step, and restored with residuals.
+  /// Returns the seed from which, with step, parameter and rank, everything is drawn that a run draws: the rounding of
+  /// residuals and codes, the places of randomk, the hashes of sketches, the first factors of powersgd. It must be the
+  /// same on all ranks, or the next step throws Error communication; it is 0 where it was not set. Set it before the
+  /// first step, and restore it with the residuals.
   std::uint64_t seed() const;
   void set_seed(std::uint64_t seed);
 
@@ -252,12 +267,12 @@ class OCTAVO_API Compressor {
  private:
   struct Parameter {
     ParameterInfo info;
-    const ParameterPlan* plan = nullptr;  // of plan_; under `auto` that of the bucket, from bucket to bucket
-    std::uint64_t remembered_count = 0;  // elements of which this rank remembers something: its range on a host, or all
+    const ParameterPlan* plan = nullptr;  // of plan_; under `auto` the plan of the current bucket
+    std::uint64_t remembered_count = 0;   // elements that this rank remembers something of: its range on a host, or all
     std::shared_ptr<Memory> memory = {};
-    std::vector<Role> roles = {};  // of what may be kept of it under plan_
+    std::vector<Role> roles = {};  // what may be kept of it under plan_
     float power = 0;
-    PackedFigures packed = {};  // in the last step (Outcome)
+    PackedFigures packed = {};  // of the last step (Outcome)
     MeasuredLoss loss = {};
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
@@ -266,7 +281,7 @@ class OCTAVO_API Compressor {
   };
 
   bool scatters() const { return collective_ != Collective::all_reduce; }
-  /// The ranks whose results are other ones; null: there are none.
+  /// Returns the wire to the ranks whose results are other ones; null: there are none.
   Wire* unlike_ranks() const { return shards_ ? shards_.get() : scatters() ? wire_.get() : nullptr; }
   int all_ranks() const { return wire_->world_size() * (host_ ? host_->world_size() : 1); }
   std::vector<ParameterInfo> remembered(std::vector<ParameterInfo> parameters) const;
@@ -312,7 +327,7 @@ class OCTAVO_API Compressor {
   Verdict verdict_;
   SchedulePool schedules_;
   std::shared_ptr<const Plan> plan_;
-  std::optional<AutoPlan> auto_;               // there where plan_ has choices and there are several ranks
+  std::optional<AutoPlan> auto_;               // only where plan_ has choices and there are several ranks
   Clock::time_point first_ready_, last_done_;  // of the step's buckets
   std::vector<Parameter> parameters_;
   StateStore state_;
@@ -322,11 +337,11 @@ class OCTAVO_API Compressor {
   float gradient_scale_ = 1.0F;
   float owed_share_ = 1.0F;
   Exchange exchange_ = Exchange::planned;
-  bool measures_next_ = false, measures_ = false;  // the next step, this one
-  std::uint64_t step_ = 0;                         // as saved and restored
+  bool measures_next_ = false, measures_ = false;  // for the next step, for this one
+  std::uint64_t step_ = 0;                         // saved and restored
   std::uint64_t seed_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
-  PackedFigures compared_;  // of parameters whose codecs need an estimate, in all steps
+  PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps
 };
 
 }  // namespace octavo

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the parameters of a bucket travel.
+// Compressor: how the parameters of a bucket are sent.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -15,18 +15,21 @@ namespace octavo {
 
 namespace {
 
-/// The codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are that in half of it.
+/// Returns the codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are sent exactly
+/// in half of its bytes.
 const Codec* without_loss(const Contribution& tensor) {
   const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == Memory::none();
   return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &exact_coding(tensor.dtype) : tensor.up;
 }
 
-/// Distinct for every step, parameter and rank of a run: what is added to it must not repeat.
+/// Returns a key that is distinct for every step, parameter and rank of a run: the random bits that rounding adds must
+/// not repeat.
 std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) {
   return step << 32U | (parameter & 0xFFFFFU) << 12U | (static_cast<std::uint64_t>(rank) & 0xFFFU);
 }
 
-/// Of a map, of what it remembers only whether it does: that is the same on all ranks, and large.
+/// Returns a digest of a mapping. Of what the map remembers it says only whether there is any, because the memory is
+/// the same on all ranks, and large.
 std::uint64_t mapping_digest(const Mapping& mapping) {
   if (!mapping.map) return 0;
   const bool remembers = mapping.memory->tensor().defined();
@@ -40,7 +43,8 @@ Matrix Compressor::shape_of(const Parameter& parameter) {
   return {parameter.info.rows, parameter.info.count / parameter.info.rows};
 }
 
-/// Room for what another rank sends of a bucket by whatever plan, so that one by another plan is told so.
+/// Makes room for what another rank may send of a bucket under whatever plan, so that a rank under another plan is told
+/// so.
 void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   constexpr std::uint64_t kLongestHeader = 4096, kLongestValue = sizeof(double);
   std::uint64_t values = 0, tensors = 0;
@@ -49,8 +53,7 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
     ++tensors;
   };
   for (const Slot& slot : slots) add(parameters_[slot.parameter]);
-  if (slots.empty())
-    std::ranges::for_each(parameters_, add);  // a sparse gradient, of which others may have a dense one
+  if (slots.empty()) std::ranges::for_each(parameters_, add);  // a sparse gradient, which may be dense on other ranks
   wire_->expect(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
 }
 
@@ -100,7 +103,7 @@ ParameterPlan::Codecs Compressor::codecs_of(const Parameter& parameter) const {
   return scatters() ? parameter.plan->kept_at(step_) : parameter.plan->at(step_);
 }
 
-/// Null for a parameter that travels as it is.
+/// Returns null for a parameter that is sent as it is.
 const LinearMap* Compressor::map_of(const Parameter& parameter) const {
   const LinearMap* const map = parameter.info.exempt ? nullptr : parameter.plan->map_at(step_);
   return map && !map->image_sizes(shape_of(parameter), step_).empty() ? map : nullptr;

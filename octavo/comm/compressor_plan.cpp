@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Compressor is told between steps: plan, momenta, what is exchanged.
+// Compressor: what is set between steps (plan, momenta, what is exchanged).
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -45,14 +45,15 @@ void Compressor::set_plan(const Plan& plan) {
   use(plan);
 }
 
-/// Momenta that are averaged need their magnitudes.
+/// Throws for a plan that votes, because momenta that are averaged need their magnitudes.
 void Compressor::require_magnitudes(const Plan& plan, const char* where) {
   if (!plan.votes()) return;
   fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
        " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
 }
 
-/// Two momenta, one of another, are no momentum; and what is sent of momenta says nothing of gradients.
+/// Throws for a plan with a momentum of its own, because a momentum of a momentum is none, and for `auto`, because what
+/// is sent of momenta says nothing of gradients.
 void Compressor::require_fits_momenta(const Plan& plan, const char* where) {
   if (plan.choices) {
     fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
@@ -76,7 +77,7 @@ void Compressor::use(const Plan& plan) {
          " measures the exchanges of DistributedDataParallel between all ranks: with fully_shard, ZeRO and ",
          "ranks_per_host name a plan, such as ", plan.choices->back().text());
   }
-  // kept here: the parameters still point to it
+  // kept here, because the parameters still point to it
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
     if (!of_one || !of_one->map) return std::string();
@@ -97,7 +98,7 @@ void Compressor::use(const Plan& plan) {
       const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);
       if (parameter.codes_own() || !is_of_own) parameter.roles.push_back(role);
     }
-    // What was loaded may be of this map: a map takes no memory of another size.
+    // What was loaded is kept, because it may be of this map: a map takes no memory of another size.
     if (is_mapped && !same_map && !was_loaded_) state_.clear(i, parameter.roles);
     if (is_mapped) parameter.roles.insert(parameter.roles.end(), {kResidual, kMapMemory});
   }
@@ -108,12 +109,13 @@ void Compressor::use(const Plan& plan) {
   }
 }
 
-/// What the plan would not change: under a later one it would be added to gradients of another time.
+/// Drops what the plan would not change: under a later plan it would be added to gradients of another time.
 void Compressor::forget_unused() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, parameters_[i].roles);
 }
 
-/// Between hosts ranks exchange ranges of their hosts' means.
+/// Throws for plans that need whole tensors, or one rank's gradients: between hosts ranks exchange ranges of their
+/// hosts' means.
 void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const {
   StateStore unused(remembered({{"", 0, false}}), feedback_roles(), wire_->rank(), wire_->world_size());
   for (const std::string& parameter : parameters) {
@@ -133,7 +135,7 @@ void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::str
   }
 }
 
-/// What ranks make of their own gradients they make of whole ones.
+/// Throws unless each rank has whole gradients of its own, because what a rank makes of its gradients needs whole ones.
 void Compressor::require_whole_gradients(const char* where) const {
   if (host_) {
     fail(ErrorCode::unsupported, where,
@@ -144,7 +146,7 @@ void Compressor::require_whole_gradients(const char* where) const {
        "ranks of fully_shard have each a shard of the averages: this is for DistributedDataParallel");
 }
 
-/// Momenta are of whole parameters.
+/// Throws where each rank gets a shard of the averages, because momenta are of whole parameters.
 void Compressor::require_whole_averages(const char* where) const {
   if (!scatters()) return;
   fail(ErrorCode::unsupported, where,
@@ -215,7 +217,7 @@ Compressor::Sample Compressor::momentum_sample() const {
 
 void Compressor::set_gradient_scale(double scale) {
   const auto in_float = static_cast<float>(scale);
-  if (!(in_float * in_float > 0) || std::isinf(in_float * in_float)) {  // by the square powers are divided
+  if (!(in_float * in_float > 0) || std::isinf(in_float * in_float)) {  // powers are divided by the square
     fail(ErrorCode::invalid_argument, "comm.set_gradient_scale",
          "the scale must be positive, finite, and so in float32 also squared, got ", scale);
   }

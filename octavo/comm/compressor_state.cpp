@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Compressor remembers from step to step.
+// Compressor: what is remembered from step to step.
 #include <ATen/ATen.h>
 
 #include "octavo/comm/compressor.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Compressor says of itself.
+// Compressor: its statistics.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ CompressorStats Compressor::stats() {
           reused_share(compared_)};
 }
 
-/// Of a payload that a ring sends for the same result.
+/// Returns how many bytes a ring sends for the same result, for a payload of `payload_bytes` bytes.
 std::uint64_t Compressor::ring_bytes(std::uint64_t payload_bytes) const {
   return octavo::ring_bytes(payload_bytes, all_ranks()) / (scatters() ? 2 : 1);
 }
@@ -55,9 +55,9 @@ std::vector<float> Compressor::gradient_powers() const {
   return powers;
 }
 
-/// Before results are scaled as the gradients are.
+/// Measures the loss of a bucket. It is called before results are scaled as the gradients are.
 void Compressor::measure(Job& job) {
-  std::vector<MeasuredLoss> losses(job.slots.size(), {0.0F, 1.0F});  // of what travels as it is
+  std::vector<MeasuredLoss> losses(job.slots.size(), {0.0F, 1.0F});  // for what is sent as it is
   if (job.contributed) losses = job.contributed->compare(*wire_, job.divisor, job.values);
   for (std::size_t i = 0; i < job.slots.size(); ++i) {
     Parameter& parameter = parameters_[job.slots[i].parameter];
@@ -78,7 +78,7 @@ std::uint64_t Compressor::wire_bytes(const Parameter& parameter) const {
     return codec.traits().packs ? 0 : codec.payload_bytes(owned);
   };
   std::uint64_t bytes = parameter.packed.bytes;
-  const auto receivers = static_cast<std::uint64_t>(scatters() ? 0 : world - 1);  // of a sum
+  const auto receivers = static_cast<std::uint64_t>(scatters() ? 0 : world - 1);  // of an owner's sum
   for (const std::uint64_t sent : map ? map->image_sizes(shape_of(parameter), step_) : std::vector{count}) {
     for (int owner = 0; owner < world; ++owner) {
       const std::uint64_t owned = owned_range(sent, owner, world, parameter.info.ownership).count;

@@ -44,7 +44,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-    // backward's stream has been given by now what fills the bucket
+    // by now, what fills the bucket has been enqueued on backward's stream
     queue_.push([this, future, filled = streams_.hand_over(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
                  slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
                  ready = Compressor::Clock::now()] {
@@ -64,12 +64,13 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     int transfers_begun = 1;
   };
 
-  /// Buckets that are under way at once at least: the results of one are awaited while others travel.
+  /// Buckets that are under way at once, at least: the results of one are awaited while others are sent.
   static constexpr int kDepth = 2;
 
-  /// A pipeline: with each bucket that begins, those under way make one step on. While a bucket's codes travel up, the
-  /// sums of the one before travel down, and the one before that is decoded. What is done when follows from the
-  /// sequence of buckets alone, never from which message came first: all ranks make the same calls in the same order.
+  /// Makes a step of the pipeline: with each bucket that begins, those under way advance by one step. While a bucket's
+  /// codes are sent up, the sums of the one before are sent down, and the one before that is decoded. What is done when
+  /// follows from the sequence of buckets alone, never from which message came first, so that all ranks make the same
+  /// calls in the same order.
   void advance(const FuturePtr& future, const at::Tensor& buffer, const std::vector<Slot>& slots,
                Compressor::Clock::time_point ready, bool is_first, bool is_last) {
     if (is_first) state_->begin_step();
@@ -87,10 +88,10 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     return true;
   }
 
-  /// `delivers`: it is the last one of its backward pass.
+  /// `delivers`: the bucket is the last one of its backward pass.
   void finish_oldest(bool delivers = false) {
     state_->finish(std::move(in_flight_.front().job));
-    if (delivers) ++*delivered_;  // before backward can return, which waits for this bucket
+    if (delivers) ++*delivered_;  // before backward, which waits for this bucket, can return
     in_flight_.front().future->markCompleted(in_flight_.front().buffer);
     in_flight_.pop_front();
   }
@@ -122,7 +123,8 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     }
   }
 
-  /// A bucket's memory is DDP's, and stays the same from step to step.
+  /// Moves a bucket's memory to huge pages when it is seen first: it belongs to DDP and stays the same from step to
+  /// step.
   void prepare(const at::Tensor& buffer) {
     if (buffers_.insert(buffer.const_data_ptr()).second) move_to_huge_pages(where_kernels_run(buffer));
   }
@@ -156,16 +158,16 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     std::size_t index;
     std::vector<std::int64_t> strides;
   };
-  std::unordered_map<const c10::TensorImpl*, Known> known_;  // at octavo.compress
+  std::unordered_map<const c10::TensorImpl*, Known> known_;  // as they were at octavo.compress
   std::unordered_set<const void*> buffers_;                  // seen so far
   std::shared_ptr<Count> delivered_;
   const AsTorchThrows as_torch_throws_;
   SideStreams streams_;
-  // of the queue's thread alone
+  // only the queue's thread uses these
   std::deque<InFlight> in_flight_;
   std::exception_ptr failure_;
 
-  SerialQueue queue_;  // last: its jobs use all of the above
+  SerialQueue queue_;  // last, because its jobs use all of the above
 };
 
 }  // namespace

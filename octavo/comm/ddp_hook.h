@@ -18,16 +18,17 @@ class Reducer;
 
 namespace octavo {
 
-/// A translation of errors; null: they stay as they are.
+/// A function that translates errors; null: they stay as they are.
 using AsTorchThrows = std::function<std::exception_ptr(const std::exception_ptr&)>;
 
 /// Registers `compressor` as the communication hook of a DDP model's reducer. `parameters[i]` is the model's parameter
 /// that the compressor knows as number i. The hook runs on a thread of its own, without the GIL, while backward goes
-/// on. A failure reaches the caller of backward(), as what `as_torch_throws` makes of it: torch's engine knows no
-/// octavo::Error. After one, every later bucket fails with the same sentence.
-/// DDP accepts a single hook: to change the plan, change it in the compressor. Returns what tells, from any thread, of
-/// how many backward passes the averages have been delivered: a backward pass that returns is counted, unless DDP did
-/// not synchronise it, which its forward pass decides.
+/// on. A failure reaches the caller of backward(), translated by `as_torch_throws`, because torch's engine knows no
+/// octavo::Error. After a failure every later bucket fails with the same message.
+///
+/// DDP accepts a single hook: to change the plan, change it in the compressor. Returns a function that tells, from any
+/// thread, for how many backward passes the averages have been delivered. A backward pass that has returned is counted,
+/// unless DDP did not synchronise it, which its forward pass decides.
 OCTAVO_API std::function<std::uint64_t()> register_ddp_hook(c10d::Reducer& reducer,
                                                             std::shared_ptr<Compressor> compressor,
                                                             const std::vector<at::Tensor>& parameters,

@@ -62,7 +62,7 @@ void FsdpHook::reduce(std::size_t group, const at::Tensor& bucket, std::uint64_t
   }
 }
 
-/// Most groups come whole. Where one does not, its parameters must have been marked.
+/// Returns the slots of a group. Most groups come whole. Where one does not, its parameters must have been marked.
 std::vector<Slot> FsdpHook::slots_of(std::size_t group, std::uint64_t shard) {
   const std::vector<Member>& members = groups_[group];
   std::uint64_t whole = 0;

@@ -14,33 +14,34 @@
 
 namespace octavo {
 
-/// Stands in for the collectives of FSDP2 (torch.distributed.fsdp.fully_shard), one of which carries the gradients of a
+/// Replaces the collectives of FSDP2 (torch.distributed.fsdp.fully_shard), one of which carries the gradients of a
 /// parameter group: the reduce-scatter of its set_custom_reduce_scatter, or the all-reduce between replicas of its
 /// set_all_reduce_hook.
 ///
-/// FSDP2 uses the result as soon as the call returns, and so each call returns when the result is there, on the
-/// device's current stream. A step of the Compressor is what comes after begin_pass(), until a group comes again. After
-/// a failure every later call throws the same sentence. Thread-safe; all ranks make the calls in the same order.
+/// FSDP2 uses the result as soon as the call returns, so each call returns when the result is there, on the device's
+/// current stream. A step of the Compressor begins with the first group after begin_pass(), and where a group comes
+/// again that the step has had. After a failure every later call throws the same error. Thread-safe. All ranks make the
+/// calls in the same order.
 class OCTAVO_API FsdpHook {
  public:
   struct Member {
     std::size_t parameter;  // index into the compressor's ParameterInfos
-    std::uint64_t share;    // elements that each rank's shard of it has in FSDP2's flat tensors, padding included
+    std::uint64_t share;    // elements of each rank's shard of it in FSDP2's flat tensors, padding included
   };
 
-  /// `groups`: the parameters that need gradients of each parameter group, in the order in which FSDP2 lays them out.
+  /// `groups`: for each parameter group, the parameters that need gradients, in the order in which FSDP2 lays them out.
   FsdpHook(std::shared_ptr<Compressor> compressor, std::vector<std::vector<Member>> groups);
 
-  /// The model begins a forward pass.
+  /// Says that the model begins a forward pass.
   void begin_pass();
-  /// The gradient of a parameter was computed: it is part of its group's next call. Without a gradient a parameter has
-  /// no place in FSDP2's flat tensors.
+  /// Says that the gradient of a parameter was computed: it is then part of its group's next call. A parameter without
+  /// a gradient has no place in FSDP2's flat tensors.
   void mark(std::size_t parameter);
 
-  /// `input`: [W, shard], the rank-th row of which becomes the averages; `output`: [shard]. Both flat, of one real
-  /// floating dtype. `divisor`: of the sum over ranks.
+  /// Averages the gradients of a group. `input`: [W, shard], the rank-th row of which becomes the averages, too;
+  /// `output`: [shard], the averages. Both are flat, of one real floating dtype. `divisor`: of the sum over ranks.
   void reduce_scatter(std::size_t group, at::Tensor output, at::Tensor input, double divisor);
-  /// `shard`: this rank's, flat, which becomes the average over its replicas.
+  /// Averages `shard`, this rank's flat shard of a group, over its replicas, in place.
   void all_reduce(std::size_t group, at::Tensor shard);
 
  private:

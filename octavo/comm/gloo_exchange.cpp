@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// One for all: messages of a pair of ranks are then matched in their order, so that ranks which begin different
+/// One tag for all exchanges: messages of a pair of ranks are then matched in their order. Ranks that begin different
 /// exchanges read each other's messages, which begin with a digest, and do not wait for what never comes.
 constexpr int kTag = 1;
 
@@ -26,8 +26,9 @@ at::Tensor part_of(const at::Tensor& buffer, std::span<const Parcel> parcels, in
 
 }  // namespace
 
-/// Behind each message goes an empty one, the word that it is there. Gloo tells of a lost peer only who waits for a
-/// message that has not begun to arrive: that is what this word is for, for which wait() waits first.
+/// Sends an empty message after each message, to say that the message is there. Gloo reports a lost peer only to a rank
+/// that waits for a message that has not begun to arrive. The empty message is such a one, and wait() waits for it
+/// first.
 GlooExchange::GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels,
                            const at::Tensor& receive, std::span<const Parcel> received, milliseconds deadline)
     : deadline_(deadline) {
@@ -63,7 +64,7 @@ GlooExchange::~GlooExchange() {
   while (!is_over()) {
     try {
       wait(left());
-    } catch (const std::exception&) {  // the peer is lost, or late: so is what travelled
+    } catch (const std::exception&) {  // the peer is lost, or late, and so is what was sent
     }
   }
 }
@@ -71,14 +72,14 @@ GlooExchange::~GlooExchange() {
 bool GlooExchange::wait(milliseconds timeout) {
   const TimeLeft left(timeout);
   while (!is_over()) {
-    const Peer peer = std::move(peers_.back());  // where it fails Gloo has closed the connection: nothing is under way
+    const Peer peer = std::move(peers_.back());  // if it fails, Gloo has closed the connection: nothing is under way
     peers_.pop_back();
     try {
       if (peer.failure) std::rethrow_exception(peer.failure);
       for (const WorkPtr& work : {peer.heard, peer.received, peer.sent, peer.told}) {
         if (!work->wait(left())) throw std::runtime_error("the back end was told to give up");
       }
-    } catch (const std::exception& error) {  // which tells the peer's address at most
+    } catch (const std::exception& error) {  // which tells at most the peer's address
       throw std::runtime_error(c10::str("with rank ", peer.rank, ": ", said_by(error)));
     }
   }

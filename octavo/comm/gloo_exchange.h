@@ -16,38 +16,38 @@ namespace octavo {
 /// An all-to-all of bytes over Gloo, by messages from rank to rank.
 ///
 /// Gloo's own all-to-all begins to send to a peer that is ready before it says that it is ready itself, on the same
-/// connection. The peer reads that only behind the whole message, so that two large messages travel one after the
+/// connection. The peer reads this only after the whole message, so that two large messages are sent one after the
 /// other: two hosts that exchange 4 MB at 1 Gbit/s reach 0.55 Gbit/s each way (torch 2.13). Here a rank is ready to
 /// receive from all others before it sends to any: 0.9 Gbit/s.
 ///
-/// Not thread-safe. As of collectives, all ranks begin the exchanges of one back end in the same order.
+/// Not thread-safe. As with collectives, all ranks begin the exchanges of one back end in the same order.
 class GlooExchange final : public c10d::Work {
  public:
-  /// Begins it: parcels[r] of `send` goes to rank r, what rank r sends to received[r] of `receive`; both are uint8.
-  /// A peer that is lost already is told by wait(), and the others get their messages.
+  /// Begins the exchange: parcels[r] of `send` goes to rank r, and what rank r sends goes to received[r] of `receive`.
+  /// Both are uint8. A peer that is lost already is reported by wait(), and the others get their messages.
   GlooExchange(c10d::Backend& gloo, const at::Tensor& send, std::span<const Parcel> parcels, const at::Tensor& receive,
                std::span<const Parcel> received, std::chrono::milliseconds deadline);
-  /// Waits, for `deadline` at most, for messages that nobody has waited for: a connection on which one ends halfway is
-  /// of no more use.
+  /// Waits, for `deadline` at most, for messages that nobody has waited for: a connection on which a message ends
+  /// halfway cannot be used any more.
   ~GlooExchange() override;
 
   /// Throws what Gloo throws where a peer is lost or late. Messages of other peers are then still under way.
   bool wait(std::chrono::milliseconds timeout) override;
 
-  /// Whether no message is under way, of ranks that are not lost.
+  /// Whether no message is under way, apart from those of lost ranks.
   bool is_over() const { return peers_.empty(); }
 
  private:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  /// One rank's messages, with what was thrown when they were begun.
+  /// One rank's messages, and what was thrown when they were begun.
   struct Peer {
     int rank;
     WorkPtr received, heard, sent, told;
     std::exception_ptr failure;
   };
 
-  std::vector<Peer> peers_;  // that are not done with
+  std::vector<Peer> peers_;  // those with whom messages are under way
   std::chrono::milliseconds deadline_;
 };
 

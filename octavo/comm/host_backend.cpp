@@ -14,7 +14,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// The memory as the CPU back end takes it, after the device's current stream has finished its work.
+/// Returns the memory as the CPU back end takes it, after the device's current stream has finished its work.
 at::Tensor on_host(const at::Tensor& tensor) {
   wait_for_current_stream(tensor.device());
   return host_alias(tensor);
@@ -161,7 +161,7 @@ HostBackend::WorkPtr HostBackend::work_of(WorkPtr on_cpu, const Tensors& results
 
 void HostBackend::startCoalescing() {
   const std::lock_guard lock(mutex_);
-  coalesced_ = Coalesced{};  // what an exception left there is forgotten
+  coalesced_ = Coalesced{};  // forgets what an exception left there
 }
 
 HostBackend::WorkPtr HostBackend::endCoalescing() {

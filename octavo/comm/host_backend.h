@@ -11,9 +11,10 @@
 
 namespace octavo {
 
-/// Collectives on tensors of a device whose memory the host reads (host_alias), done by a CPU back end such as Gloo on
-/// that memory: no copies. A call first waits for what the device's current stream was given; the tensors are ready
-/// when the work is. What the CPU back end refuses is refused in its words. Thread-safe where the CPU back end is.
+/// Collectives on tensors of a device whose memory the host reads (host_alias). A CPU back end such as Gloo does them
+/// on that memory, without copies. A call first waits for what the device's current stream was given; the tensors are
+/// ready when the returned work is done. What the CPU back end refuses is refused with its message. Thread-safe where
+/// the CPU back end is.
 class OCTAVO_API HostBackend final : public c10d::Backend {
  public:
   explicit HostBackend(c10::intrusive_ptr<c10d::Backend> on_cpu);
@@ -29,8 +30,9 @@ class OCTAVO_API HostBackend final : public c10d::Backend {
   void shutdown() override { on_cpu_->shutdown(); }
 
   bool supportsCoalescing() const override { return true; }
-  /// Calls between the two run at once and return works of their own, as they do otherwise; the work of endCoalescing
-  /// covers all calls since startCoalescing. endCoalescing throws Error invalid_argument without startCoalescing.
+  /// Calls between startCoalescing() and endCoalescing() run at once and return works of their own, as they do
+  /// otherwise. The work of endCoalescing() covers all calls since startCoalescing(). endCoalescing() throws Error
+  /// invalid_argument without startCoalescing().
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
@@ -61,7 +63,8 @@ class OCTAVO_API HostBackend final : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  /// The CPU back end's work with the caller's tensors as its result, remembered between start- and endCoalescing.
+  /// Returns the CPU back end's work with the caller's tensors as its result, and remembers it between
+  /// startCoalescing() and endCoalescing().
   WorkPtr work_of(WorkPtr on_cpu, const Tensors& results);
 
   struct Coalesced {
@@ -70,7 +73,7 @@ class OCTAVO_API HostBackend final : public c10d::Backend {
   };
   const c10::intrusive_ptr<c10d::Backend> on_cpu_;
   std::mutex mutex_;
-  std::optional<Coalesced> coalesced_;  // the calls since startCoalescing
+  std::optional<Coalesced> coalesced_;  // the calls since startCoalescing()
 };
 
 }  // namespace octavo

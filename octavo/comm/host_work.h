@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-/// The works of a CPU back end as one, with the caller's tensors as its result: of one call or of several. Done when
-/// all are; the first failure counts, in the order of the calls. Thread-safe where the works are.
+/// The works of a CPU back end, of one call or of several, as one work with the caller's tensors as its result. It is
+/// done when all of them are; the first failure counts, in the order of the calls. Thread-safe where the works are.
 class HostWork final : public c10d::Work {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -20,14 +20,15 @@ class HostWork final : public c10d::Work {
   bool isCompleted() override;
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
-  /// Of the one call; -1 where there are more or none.
+  /// Returns the source of the only call; -1 where there are several or none.
   int sourceRank() const override;
   Tensors result() override { return results_; }
   void synchronize() override;
-  /// The timeout is for all of them together. Throws what a work throws; works that come later go on.
+  /// Waits for all works; the timeout is for all of them together. Throws what a work throws; later works continue.
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
-  /// Of the results. Throws the back end's error for messages between two ranks, whose works have no future.
+  /// Returns a future of the results. Throws the back end's error for messages between two ranks, whose works have no
+  /// future.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:

@@ -37,7 +37,7 @@ std::vector<Message> cut(std::span<const EncodedTensor> tensors, int world_size,
       const Range range = owned_range(count, owner, world_size, ownership);
       if (range.count == 0) continue;
       message.pieces.push_back({tensor, range, codec, message.bytes});
-      message.bytes += (codec->payload_bytes(range.count) + 3) / 4 * 4;  // the next one lies at a multiple of 4
+      message.bytes += (codec->payload_bytes(range.count) + 3) / 4 * 4;  // the next one begins at a multiple of 4
     }
   }
   return messages;

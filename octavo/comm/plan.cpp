@@ -13,12 +13,12 @@ namespace octavo {
 
 namespace {
 
-/// What `auto` chooses from, as far as the text's option goes, and how far that is without one. One bit is for those
-/// who ask for it: unlike these it does not train as dense does under every optimizer (docs/quality.md).
+/// The plans that `auto` chooses from, and the last of them that it takes where the text has no option. Only those who
+/// ask for it get sign+ef: unlike the others it does not train as dense does under every optimizer (docs/quality.md).
 constexpr std::string_view kAuto = "auto", kAutoLast = "int4";
 constexpr std::array<std::string_view, 5> kAutoChoices = {"dense", "bf16", "int8+ef", "int4+ef", "sign+ef"};
 
-/// A codec of Octavo's own that lives as long as the process.
+/// Returns a pointer that does not own the codec, for Octavo's own codecs, which exist as long as the process.
 CodecPtr unowned(const Codec& codec) { return {CodecPtr(), &codec}; }
 
 struct Split {
@@ -98,7 +98,7 @@ void ParameterPlan::complete(const CodecText& text) {
     text.refuse("there is nothing that this codec could begin with");
 }
 
-/// Of both ways together, by what their codecs say of themselves.
+/// Checks both ways together, by the traits of their codecs.
 void ParameterPlan::require_legal(const CodecText& text) const {
   const CodecTraits& up_traits = codec->traits();
   const CodecTraits& down_traits = down ? down->traits() : up_traits;
@@ -143,7 +143,7 @@ ParameterPlan ParameterPlan::automatic(const CodecText& text) {
   if (!is_last || choices.empty())
     text.refuse("after auto there may be :bf16, :int8, :int4 (what auto means) or :sign");
   ParameterPlan plan;
-  plan.feedback = std::make_shared<Ef14>();  // also of a choice without it, which first sends what is owed
+  plan.feedback = std::make_shared<Ef14>();  // also for a choice without feedback, which first sends what is owed
   plan.choices = std::make_shared<const std::vector<ParameterPlan>>(std::move(choices));
   return plan;
 }
@@ -188,7 +188,7 @@ std::string ParameterPlan::text() const {
   return warm_up ? text + "+warmup:" + std::to_string(warm_up->steps) : text;
 }
 
-/// The codec of a way: of the warm-up, as long as that lasts, or `after` it.
+/// Returns the codec of one way: that of the warm-up as long as it lasts, and `after` from then on.
 const Codec& ParameterPlan::way_at(std::uint64_t step, std::vector<CodecPtr> WarmUp::* stages,
                                    const CodecPtr& after) const {
   const std::uint64_t done = step > 0 ? step - 1 : 0;
@@ -197,7 +197,7 @@ const Codec& ParameterPlan::way_at(std::uint64_t step, std::vector<CodecPtr> War
   return *codecs[done * codecs.size() / warm_up->steps];
 }
 
-/// With a codec of its own for the way down, nothing there completes what the other one sends up.
+/// Where the way down has a codec of its own, it does not complete what the other codec sends up.
 ParameterPlan::Codecs ParameterPlan::at(std::uint64_t step) const {
   const Codec& own = way_at(step, &WarmUp::codecs, codec);
   if (down) return {&own.upward_only(), &way_at(step, &WarmUp::down, down)};

@@ -24,7 +24,7 @@ void require_beta(double beta, const char* where) {
   fail(ErrorCode::invalid_argument, where, "betas must be at least 0 and below 1, got ", beta);
 }
 
-/// The address at which kernels of the device read one of the optimizer's tensors.
+/// Returns the address at which kernels of the device read one of the optimizer's tensors.
 const float* readable_on(c10::Device device, const at::Tensor& tensor, const char* what) {
   const c10::Device home = tensor.device();
   if (home != device && !(device.is_cpu() && has_host_alias(home))) {
@@ -68,7 +68,7 @@ void SentMomenta::keep_updates(const std::map<std::string, at::Tensor>& precondi
     require_fits(index, preconditioner, kWhere);
     parts[index] = {true, {}, preconditioner};
   }
-  for (std::size_t i = 0; i < parts.size(); ++i) {  // what codes left of a gradient is not owed to an update
+  for (std::size_t i = 0; i < parts.size(); ++i) {  // what codes left out of a gradient is not owed to an update
     const bool sent_gradients = any() && !sends(i);
     if (parts[i].is_sent && sent_gradients) state_.clear(i, {kOwnMomentum, kOwnUpdate});
   }
@@ -184,13 +184,13 @@ void SentMomenta::set_step_sizes(const std::map<std::string, double>& step_sizes
   }
 }
 
-/// Zeros at first, where the preconditioner is.
+/// Returns the momentum and update, which are zeros at first and lie where the preconditioner is.
 SentMomenta::OwnUpdate SentMomenta::own_update(std::size_t parameter) {
   const c10::Device home = preconditioner(parameter).device();
   OwnUpdate own;
   for (auto [tensor, role] : {std::pair(&own.momentum, &kOwnMomentum), std::pair(&own.update, &kOwnUpdate)}) {
     Versioned& kept = state_.at(parameter, *role);
-    kept.now_or_zeros<float>(parameters_[parameter].count, home);  // restored from a file it is on the CPU
+    kept.now_or_zeros<float>(parameters_[parameter].count, home);  // after a restore from a file it is on the CPU
     *tensor = kept.tensor();
   }
   return own;

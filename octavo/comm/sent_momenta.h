@@ -16,19 +16,19 @@
 namespace octavo {
 
 /// What a Compressor sends of some parameters in the place of their gradients. There is one kind at a time: each of
-/// share(), keep_own() and keep_updates() ends what was begun before, and ends it alone where it names no parameter.
-/// Parameters are given by their index in the ParameterInfos. Not thread-safe; the same on all ranks.
+/// share(), keep_own() and keep_updates() ends what was begun before, and begins nothing where it names no parameter.
+/// Parameters are given by their index in the ParameterInfos. Not thread-safe. All ranks must make the same calls.
 class SentMomenta {
  public:
   enum class Kind {
     none,
-    shared,   // beta*momentum + (1-beta)*(gradient*preconditioner) of a momentum that is equal on all ranks: 1-bit Adam
+    shared,   // beta*momentum + (1-beta)*(gradient*preconditioner), the momentum equal on all ranks: 1-bit Adam
     own,      // the update that a rank's own momentum makes of its gradient: Signum, Distributed Lion
-    updates,  // what a rank has made of the parameter by itself since the last exchange: 0/1 Adam
+    updates,  // what a rank has changed in the parameter by itself since the last exchange: 0/1 Adam
   };
 
   struct Momentum {
-    at::Tensor mean;            // of preconditioned gradients
+    at::Tensor mean;            // the mean of preconditioned gradients
     at::Tensor preconditioner;  // what a gradient is multiplied by
   };
 
@@ -40,12 +40,12 @@ class SentMomenta {
 
   /// What a rank makes by itself of a parameter between the steps that are sent (rules/zero_one_adam.h).
   struct OwnUpdate {
-    at::Tensor momentum;  // preconditioned
+    at::Tensor momentum;  // of preconditioned gradients
     at::Tensor update;    // the sum of its updates since the last step that was sent
   };
 
-  /// Some elements of the last result for the largest parameter of which a momentum is sent, in the gradient's dtype,
-  /// on the CPU: every `stride`-th in the order of its memory.
+  /// Some elements of the last result for the largest parameter of which a momentum is sent: every `stride`-th in the
+  /// order of its memory, in the gradient's dtype, on the CPU.
   struct Sample {
     std::size_t parameter = 0;
     std::uint64_t stride = 1;
@@ -55,38 +55,39 @@ class SentMomenta {
   /// `state` keeps momenta and updates that are a rank's own; it must outlive this object.
   SentMomenta(std::vector<ParameterInfo> parameters, StateStore& state);
 
-  // By parameter name. Each throws Error invalid_argument for an unknown name, a tensor that does not fit its parameter
-  // or a beta outside [0, 1), and then changes nothing.
+  // Parameters are given by name. Each of these throws Error invalid_argument for an unknown name, a tensor that does
+  // not fit its parameter or a beta outside [0, 1), and then changes nothing.
   void share(const std::map<std::string, Momentum>& momenta, double beta);
   void keep_own(const std::vector<std::string>& names, OwnBetas betas);
   void keep_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta);
 
   Kind kind() const { return kind_; }
   bool any() const { return kind_ != Kind::none; }
-  /// Whether what is sent are momenta whose magnitudes count, which a vote would lose.
+  /// Whether the magnitudes of what is sent count, which a vote would lose.
   bool needs_magnitudes() const { return kind_ == Kind::shared || kind_ == Kind::updates; }
   bool sends(std::size_t parameter) const { return parts_[parameter].is_sent; }
-  /// What the rank has made of its gradient, in unscaled units, before anything else is done with it.
+  /// Whether what is sent of a parameter is what the rank has made of its gradient, in unscaled units.
   bool sends_own(std::size_t parameter) const { return sends(parameter) && kind_ != Kind::shared; }
 
-  /// Writes what is the rank's own to the place of the gradients, which are `gradient_scale` times the true ones.
-  /// `values`: float32; not read where there are no slots.
+  /// Replaces the gradients, which are `gradient_scale` times the true ones, by what is the rank's own. `values`:
+  /// float32; not read where there are no slots.
   void replace_gradients(const at::Tensor& values, std::span<const Slot> slots, float gradient_scale);
-  /// What a contribution of the parameter adds to its gradient, and the weights of both.
+  /// Sets what a contribution of the parameter adds to its gradient, and the weights of both.
   void describe(std::size_t parameter, c10::Device device, float gradient_scale, Contribution& contribution) const;
-  /// The averages of updates become what the ranks have, all alike, if the step is finite in the end.
+  /// Makes the averages of updates the updates that all ranks have, if the step is finite in the end.
   void keep_averages(const at::Tensor& values, std::span<const Slot> slots);
 
   void forget_sample() { sample_.values = at::Tensor(); }
   void take_sample(const at::Tensor& bucket, std::span<const Slot> slots);
   const Sample& sample() const { return sample_; }
 
-  // Of updates.
-  /// Others keep theirs. Throws Error invalid_argument for a parameter without a preconditioner.
+  // The following are for Kind::updates.
+  /// Sets the step sizes by parameter name; other parameters keep theirs. Throws Error invalid_argument for a parameter
+  /// without a preconditioner.
   void set_step_sizes(const std::map<std::string, double>& step_sizes);
-  /// By parameter name, flat, where the preconditioners are.
+  /// Returns the momenta and updates by parameter name, flat, on the devices of the preconditioners.
   std::map<std::string, OwnUpdate> own_updates();
-  /// Makes all step sizes 0, so that the next exchange averages updates as they are, and returns their parameters.
+  /// Sets all step sizes to 0, so that the next exchange averages updates as they are, and returns their parameters.
   std::vector<std::size_t> without_next_step();
   const at::Tensor& preconditioner(std::size_t parameter) const { return parts_[parameter].preconditioner; }
 
@@ -108,7 +109,7 @@ class SentMomenta {
   StateStore& state_;
   Kind kind_ = Kind::none;
   std::vector<Part> parts_;  // by parameter
-  OwnBetas betas_ = {};      // equal but for own momenta
+  OwnBetas betas_ = {};      // both are equal, except for own momenta
   Sample sample_;
 };
 

@@ -29,7 +29,7 @@ class OCTAVO_API SerialQueue {
   std::condition_variable changed_;
   std::deque<std::function<void()>> jobs_;
   bool closed_ = false;
-  std::thread thread_;  // last: it starts when all else is there
+  std::thread thread_;  // last: it starts when all other members exist
 };
 
 }  // namespace octavo

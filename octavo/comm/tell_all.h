@@ -13,9 +13,9 @@
 
 namespace octavo {
 
-/// What each rank has for all others, from all of them, in rank order. All ranks call it together, with the same type.
-/// Throws what Wire throws. Where a rank makes another call, what came of it is the beginning of what that sent: let
-/// Told begin with a MessageHeader, or a digest, where that may be.
+/// Sends `own` to all other ranks and returns what each rank has sent, in rank order. All ranks call it together, with
+/// the same type. Throws what Wire throws. Where a rank makes another call instead, what it seems to tell is the
+/// beginning of what that call sent: let Told begin with a MessageHeader, or a digest, where that can happen.
 template <class Told>
   requires std::is_trivially_copyable_v<Told>
 std::vector<Told> tell_all(Wire& wire, const Told& own) {
@@ -23,7 +23,7 @@ std::vector<Told> tell_all(Wire& wire, const Told& own) {
   std::vector<std::uint64_t> rooms(told.size(), wire.room_for(sizeof(Told)));
   rooms[static_cast<std::size_t>(wire.rank())] = sizeof(Told);
   const std::uint64_t bytes = std::accumulate(rooms.begin(), rooms.end(), std::uint64_t{0});
-  at::Tensor sent = at::empty({sizeof(Told)}, at::kByte);  // tensors: a transfer may outlive a throw
+  at::Tensor sent = at::empty({sizeof(Told)}, at::kByte);  // tensors, because a transfer may outlive a throw
   at::Tensor got = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
   std::memcpy(sent.mutable_data_ptr(), &own, sizeof(Told));
   const std::vector<Parcel> to_all(told.size(), {0, sizeof(Told)});

@@ -6,12 +6,12 @@
 
 namespace octavo {
 
-/// What is left of a timeout that several waits share, from its construction on.
+/// The rest of a timeout that several waits share, counted from the construction of this object.
 class TimeLeft {
  public:
   explicit TimeLeft(std::chrono::milliseconds timeout) : end_(Clock::now() + timeout) {}
 
-  /// At least 1 ms: to c10d 0 is no timeout.
+  /// Returns at least 1 ms, because to c10d 0 is no timeout.
   std::chrono::milliseconds operator()() const {
     using std::chrono::milliseconds;
     return std::max(std::chrono::duration_cast<milliseconds>(end_ - Clock::now()), milliseconds(1));

@@ -15,7 +15,7 @@ void Verdict::tell(bool finite) {
 
 void Verdict::hear() {
   auto told = std::exchange(told_, {});
-  bool finite = std::exchange(is_finite_, false);  // counts where a wait throws
+  bool finite = std::exchange(is_finite_, false);  // stays false if a wait throws
   for (auto& [nonfinite, transfer] : told) {
     transfer.wait();
     finite &= nonfinite.item<std::int32_t>() == 0;

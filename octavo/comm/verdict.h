@@ -11,32 +11,32 @@
 
 namespace octavo {
 
-/// Whether steps are finite, on all ranks alike. Where ranks see the results of their own shards alone they tell one
-/// another; that travels behind the buckets, and nobody waits for it before the step ends. Not thread-safe; all ranks
-/// make the same calls in the same order.
+/// Decides whether steps are finite, on all ranks alike. Ranks that see the results of their own shards alone tell one
+/// another. What they tell is sent after the buckets, and nobody waits for it before the step ends. Not thread-safe.
+/// All ranks make the same calls in the same order.
 class Verdict {
  public:
   /// `others`: the ranks that have other results; null: all ranks have the same ones.
   explicit Verdict(Wire* others) : others_(others) {}
 
   void begin_step() { is_under_way_ = true; }
-  /// Of the results of a bucket.
+  /// Says whether the results of a bucket are finite.
   void tell(bool finite);
   /// Waits for what the others have told so far. Throws what Wire throws; the step is then not finite.
   void hear();
-  /// Ends the step and says whether it was finite. Without a step since the last end: of what was told since. Throws as
-  /// hear() does, before it has ended.
+  /// Ends the step and returns whether it was finite. Where no step was begun since the last one ended, the answer is
+  /// about what was told since then. Throws as hear() does, before the step has ended.
   bool end_step();
   /// Ends a step that was broken off, which counts as not finite.
   void abandon_step();
 
   bool last_step_was_finite() const { return last_was_finite_; }
-  /// With the step under way, as far as it was heard.
+  /// Returns how many steps were not finite, with the step under way as far as it was heard.
   std::uint64_t nonfinite_steps() const { return nonfinite_steps_ + (is_finite_ ? 0 : 1); }
 
  private:
   Wire* others_;
-  std::vector<std::pair<at::Tensor, Transfer>> told_;  // the number of ranks that found something else
+  std::vector<std::pair<at::Tensor, Transfer>> told_;  // per bucket: on how many ranks it is not finite
   bool is_under_way_ = false;
   bool is_finite_ = true;  // what was told since the last step ended
   bool last_was_finite_ = true;

@@ -22,13 +22,13 @@ bool expired(const std::string& what) {
 
 std::string first_line(const std::string& what) { return what.substr(0, what.find('\n')); }
 
-/// Runs `talk`, which calls the backend; throws a failure of it as one sentence.
+/// Runs `talk`, which calls the back end, and throws a failure of it as one sentence.
 template <class Talk>
 auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   try {
     return talk();
   } catch (const Error&) {
-    throw;  // of Octavo's own back ends
+    throw;  // thrown by Octavo's own back ends
   } catch (const std::exception& error) {
     const std::string what = first_line(said_by(error));
     const bool late = expired(what);
@@ -38,7 +38,7 @@ auto guarded(int rank, std::chrono::milliseconds deadline, Talk talk) {
   }
 }
 
-/// The parcels one after another, as an all-to-all takes them: where they do not lie so, a copy.
+/// Returns the parcels one after another, as an all-to-all takes them; a copy where they do not lie so.
 at::Tensor in_order(const at::Tensor& buffer, std::span<const Parcel> parcels) {
   std::vector<at::Tensor> parts;
   Parcel all;

@@ -26,26 +26,26 @@ class GlooExchange;
 class Posting;
 class SharedBackend;
 
-/// Bytes that a rank sends in a ring all-reduce of `payload_bytes` over so many ranks.
+/// Returns the bytes that a rank sends in a ring all-reduce of `payload_bytes` bytes over `ranks` ranks.
 OCTAVO_API std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks);
 
-/// What one rank sends another: bytes of a buffer.
+/// The bytes of a buffer that one rank sends another.
 struct Parcel {
   std::uint64_t offset = 0, bytes = 0;
 };
 
-/// A view. `buffer`: uint8, of one dimension.
+/// Returns a view of the parcel's bytes. `buffer`: uint8, of one dimension.
 at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel);
-/// Without the backtrace that torch adds.
+/// Returns the error's message, without the backtrace that torch adds.
 std::string said_by(const std::exception& error);
 
-/// Parcels of so many bytes, by receiver, of which each begins where the one before ends.
+/// Returns parcels of so many bytes, indexed by receiver. Each parcel begins where the one before it ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);
 
-/// A transfer under way. wait() blocks until it is done; it throws what Wire throws, and must be called.
+/// A transfer that is under way. wait() blocks until it is done and throws what Wire throws. It must be called.
 class OCTAVO_API Transfer {
  public:
-  /// `from`: of an exchange, where what each rank sends will lie.
+  /// `from`: for an exchange, the addresses at which the bytes of each rank will lie, indexed by rank.
   Transfer(c10::intrusive_ptr<c10d::Work> work, int rank, std::chrono::milliseconds deadline,
            std::vector<std::uint8_t*> from = {});
   Transfer(std::unique_ptr<Posting> posting, int rank, std::chrono::milliseconds deadline);
@@ -54,8 +54,8 @@ class OCTAVO_API Transfer {
   Transfer& operator=(Transfer&&) noexcept;
 
   void wait();
-  /// What `sender` has sent in an exchange that was waited for: in the buffer for it, or in that rank's own memory, to
-  /// be read while this object lives.
+  /// Returns the address of what `sender` has sent in an exchange that was waited for. It lies in the receive buffer or
+  /// in the sender's own memory, and may be read while this object exists.
   std::uint8_t* from(int sender) const;
 
  private:
@@ -66,19 +66,19 @@ class OCTAVO_API Transfer {
   std::chrono::milliseconds deadline_;
 };
 
-/// A process group's backend as Octavo uses it: bytes from rank to rank with a deadline, and an account of what was
-/// sent.
+/// A process group's backend as Octavo uses it: it sends bytes from rank to rank with a deadline, and counts the bytes
+/// that were sent.
 ///
-/// Where the back end is a SharedBackend, what is sent need not be copied: it is written to memory of reserve_to_send()
-/// and read there by the others.
+/// Where the back end is a SharedBackend, the bytes to be sent need not be copied: the sender writes them to memory of
+/// reserve_to_send(), and the other ranks read them there.
 ///
-/// Bytes only (uint8): Gloo rejects other small types, and no transport may add packed bytes. All ranks must make the
-/// same calls in the same order. Throws Error communication
-/// where a peer fails (the process group must then be rebuilt), timeout after the deadline.
+/// Exchanges send bytes only (uint8), because Gloo rejects other small types and no transport may add packed bytes. All
+/// ranks must make the same calls in the same order. Throws Error communication where a peer fails (the process group
+/// must then be rebuilt), and Error timeout after the deadline.
 class OCTAVO_API Wire {
  public:
-  /// `backend`: it has a name (getBackendName). `longest_message`: that a rank sends to another one, whatever it does;
-  /// 0: not known (expect()).
+  /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
+  /// ever send another one; 0: not known yet (expect()).
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
        std::uint64_t longest_message = 0);
   ~Wire();
@@ -88,46 +88,50 @@ class OCTAVO_API Wire {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Sends rank r the parcel parcels[r] of `send`, which several may get, and receives `receive_bytes[r]` bytes from
-  /// it, in rank order. The buffers belong to the transfer until it was waited for. What nobody waits for, because this
-  /// rank has failed meanwhile, still reaches the others while this object lives.
+  /// Sends each rank r the parcel parcels[r] of `send` (several ranks may get the same parcel), and receives
+  /// `receive_bytes[r]` bytes from it, in rank order. The buffers belong to the transfer until it was waited for. If
+  /// nobody waits for a transfer, because this rank has failed meanwhile, it still reaches the others while this object
+  /// exists.
   [[nodiscard]] Transfer exchange(const at::Tensor& send, std::span<const Parcel> parcels, at::Tensor& receive,
                                   std::span<const std::uint64_t> receive_bytes);
 
-  /// From now on a rank may send another one that many bytes in a message, though it should send fewer.
+  /// Sets the bytes of the longest message that a rank may send another one from now on, even if it should send fewer.
   void expect(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
-  /// What to receive a message of `bytes` bytes with, so that who sends another one is found by what it begins with:
-  /// Gloo ends the process of who receives more than it has room for, and is content with less.
+  /// Returns the size of the buffer for a message of `bytes` bytes. The buffer has room for the longest message, so
+  /// that a rank that sends another message is found by the message's header: Gloo ends the process of a receiver that
+  /// has too little room, but accepts a message that is shorter than its buffer.
   std::uint64_t room_for(std::uint64_t bytes) const { return bytes < longest_message_ ? longest_message_ : bytes; }
 
-  /// Whether exchange_in_place() may be called, of what kernels of this device write and read.
+  /// Whether exchange_in_place() may be called for memory that kernels of this device write and read.
   bool shares_memory(c10::Device device) const;
-  /// At least `bytes` bytes for what is to be sent next, as reserve_on_host(); what is under way of the buffer stays.
+  /// Makes the buffer at least `bytes` bytes large for what is sent next, as reserve_on_host() does, and returns its
+  /// address. Where memory is shared, bytes of the old buffer that are still under way stay as they are.
   std::uint8_t* reserve_to_send(at::Tensor& buffer, std::uint64_t bytes, c10::Device device);
-  /// As exchange(), of memory of reserve_to_send(); Transfer::from() has what comes, until when the others read what
-  /// was sent.
+  /// Does what exchange() does, but in place: `send` is memory of reserve_to_send(), which the others read, and
+  /// Transfer::from() says where the bytes of each rank lie.
   [[nodiscard]] Transfer exchange_in_place(const at::Tensor& send, std::span<const Parcel> parcels,
                                            std::span<const std::uint64_t> receive_bytes);
 
-  /// The process group's own all-reduce by sum, in place. The tensor belongs to the transfer until it was waited for.
+  /// Starts the process group's own all-reduce by sum, in place. The tensor belongs to the transfer until it was waited
+  /// for.
   [[nodiscard]] Transfer start_all_reduce(at::Tensor& tensor);
-  /// The same, and waits for it.
+  /// Makes the same all-reduce and waits for it.
   void all_reduce(at::Tensor& tensor) { start_all_reduce(tensor).wait(); }
 
-  /// The process group's own reduce-scatter by sum: `output`, of a W-th of the size of `input`, gets the sum of the
-  /// rank-th part. Both belong to the transfer until it was waited for.
+  /// Starts the process group's own reduce-scatter by sum: `output`, which has a W-th of the size of `input`, gets the
+  /// sum of the rank-th part. Both belong to the transfer until it was waited for.
   [[nodiscard]] Transfer start_reduce_scatter(at::Tensor& output, at::Tensor& input);
 
-  /// Bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring sends,
-  /// a reduce-scatter as half of that.
+  /// Returns the bytes that this rank has sent to others. An all-reduce counts as the 2(W-1)/W of its size that a ring
+  /// sends, a reduce-scatter as half of that.
   std::uint64_t sent_bytes() const { return sent_bytes_; }
 
  private:
   void count(std::span<const Parcel> parcels);
 
   c10::intrusive_ptr<c10d::Backend> backend_;
-  SharedBackend* shared_;  // the back end; null: it is another one
-  bool is_gloo_;           // which has exchanges of its own
+  SharedBackend* shared_;  // null: the back end is no SharedBackend
+  bool is_gloo_;           // exchanges over Gloo are GlooExchanges
   std::vector<c10::intrusive_ptr<GlooExchange>> under_way_;
   std::chrono::milliseconds deadline_;
   std::uint64_t longest_message_;
