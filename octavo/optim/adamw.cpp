@@ -25,7 +25,7 @@ rules::AdamWStep rule_of(const AdamWOptions& options, std::int64_t step, std::in
           .eps = static_cast<float>(options.eps)};
 }
 
-/// Adam's own weight decay is added to gradients.
+/// Returns the rule of Adam itself, whose weight decay is added to gradients.
 rules::AdamWStep coupled(const AdamWOptions& options, std::int64_t step) {
   rules::AdamWStep rule = rule_of(options, step, step);
   rule.decay = 1.0F;

@@ -18,29 +18,29 @@ struct AdamWOptions {
   double weight_decay;
 };
 
-/// One step of Adam, of which AdamW is the form with decoupled weight decay, for all parameters, in place. `steps`: of
-/// each parameter, counted from 1. Throws as require_valid does, before any of them has changed.
+/// Makes one step of Adam for all parameters, in place; AdamW is its form with decoupled weight decay. `steps` has the
+/// step of each parameter, counted from 1. Throws as require_valid does, before any parameter has changed.
 OCTAVO_API void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions& options,
                       bool is_decay_decoupled);
 
-/// One step of AdamW, in place, in one pass. All tensors have one shape and float32 (`parameter` and `gradient` may be
-/// of another floating dtype: they are then converted); `step` counts from 1. Elements with a gradient that is not
-/// finite, or has no finite square, stay as they are. Throws Error invalid_argument otherwise.
+/// Makes one step of AdamW, in place, in one pass. All tensors have one shape and are float32; `parameter` and
+/// `gradient` may be of another floating dtype and are then converted. `step` counts from 1. Elements with a gradient
+/// that is not finite, or has no finite square, stay as they are. Throws Error invalid_argument for other tensors.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step);
-/// The same where the square has made fewer steps than the mean: `square_step`, counted from 1.
+/// Makes the same step where the square has made fewer steps than the mean: `square_step`, counted from 1.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step, std::int64_t square_step);
 
-/// Freezes the variance of 1-bit Adam: turns `square` into the preconditioner of all later steps, the reciprocal of
-/// max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that never had a
-/// gradient (rows of rare tokens) takes the mean over the tensor: without a floor, its first gradient would be divided
-/// by eps.
+/// Freezes the variance of 1-bit Adam: turns `square` into the preconditioner of all later steps. That is the
+/// reciprocal of max(sqrt(square / (1 - beta2^step)), floor * its mean over each 256 elements) + eps. A block that
+/// never had a gradient (rows of rare tokens) takes the mean over the tensor: without a floor, its first gradient would
+/// be divided by eps.
 OCTAVO_API void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step);
 
-/// One step with a frozen variance: `update` is the preconditioned momentum, averaged over ranks; `mean` becomes a copy
-/// of it. The parameter loses `decay` (lr times weight decay) of itself and `step_size` times the update. Shapes and
-/// dtypes as in adamw_.
+/// Makes one step with a frozen variance. `update` is the preconditioned momentum, averaged over ranks; `mean` becomes
+/// a copy of it. The parameter loses `decay` (lr times weight decay) of itself and `step_size` times the update. Shapes
+/// and dtypes are as in adamw_.
 OCTAVO_API void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& mean, double step_size,
                               double decay);
 

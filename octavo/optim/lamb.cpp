@@ -39,7 +39,7 @@ rules::LambStep rule_of(const LambOptions& options, std::int64_t step) {
           .weight_decay = static_cast<float>(options.weight_decay)};
 }
 
-/// The sum of squares of every chunk.
+/// Writes the sum of squares of every chunk.
 void sum_squares(c10::Device device, std::uint64_t count, const float* values, float* sums) {
   const LaunchScope scope(device);
   const std::uint64_t chunks = (count + rules::kPowerChunk - 1) / rules::kPowerChunk;
@@ -125,7 +125,7 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   auto* direction = reinterpret_cast<float*>(reserve_on_device(direction_buffer, largest * sizeof(float), device));
   auto* sums = reinterpret_cast<float*>(reserve_on_host(sums_buffer, 2 * chunks * sizeof(float), device));
 
-  float* next = sums;  // of each tensor those of the parameter, then those of its direction
+  float* next = sums;  // for each tensor the sums of the parameter, then of its direction
   for (std::size_t i = 0; i < lambs.size(); ++i) {
     update_moments(device, lambs[i], gradients[i]);
     direct(device, lambs[i], direction);

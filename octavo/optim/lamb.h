@@ -15,18 +15,18 @@ struct LambOptions {
   double beta2;
   double eps;
   double weight_decay;
-  double least_coefficient;  // bounds of what lr is multiplied by
+  double least_coefficient;  // bounds of the factor of lr
   double greatest_coefficient;
 };
 
-/// One step of LAMB (You et al. 2020) for all parameters, in place: each moves by lr times its coefficient along Adam's
-/// direction, weight decay included. The coefficient of a tensor is its norm over the direction's, within the bounds; 1
-/// where either is 0, as for an empty tensor. They are written to `coefficients`, float64[parameters] on the CPU. The
-/// device is waited for once, not for each tensor.
+/// Makes one step of LAMB (You et al. 2020) for all parameters, in place: each moves by lr times its coefficient along
+/// Adam's direction, weight decay included. The coefficient of a tensor is its norm over the direction's norm, within
+/// the bounds; it is 1 where either is 0, as for an empty tensor. The coefficients are written to `coefficients`,
+/// float64[parameters] on the CPU. The device is waited for once, not for each tensor.
 ///
-/// The lists are of one length; means and squares are float32, a parameter and its gradient of any floating dtype, of
-/// one shape; all parameters are on one device. `steps`: of each parameter, counted from 1. Throws Error
-/// invalid_argument otherwise, before any of them has changed.
+/// The lists are of one length. Means and squares are float32, a parameter and its gradient are of any floating dtype,
+/// and all four are of one shape. All parameters are on one device. `steps` has the step of each parameter, counted
+/// from 1. Throws Error invalid_argument otherwise, before any parameter has changed.
 OCTAVO_API void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
                       at::IntArrayRef steps, at::Tensor& coefficients, const LambOptions& options);
 

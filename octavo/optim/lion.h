@@ -18,20 +18,20 @@ struct LionOptions {
   double weight_decay;
 };
 
-/// The mix of both betas, for gradients that are `gradient_scale` times the true ones.
+/// Returns the mix of both betas for gradients that are `gradient_scale` times the true ones.
 OCTAVO_API rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gradient_scale = 1.0);
 
-/// One step of Lion for all parameters, in place; their state is the momentum. Throws as require_valid does, before any
-/// of them has changed.
+/// Makes one step of Lion for all parameters, in place; their state is the momentum. Throws as require_valid does,
+/// before any parameter has changed.
 OCTAVO_API void lion_(const StepTensors& tensors, const LionOptions& options);
 
-/// The step of Lion for updates that are there already: every parameter loses lr*weight_decay of itself and lr times
+/// Makes the step of Lion from updates that exist already: every parameter loses lr*weight_decay of itself and lr times
 /// the sign of its update. The lists are of one length, an update has its parameter's shape, and all are of a floating
-/// dtype. Throws Error invalid_argument otherwise, before any of them has changed.
+/// dtype. Throws Error invalid_argument otherwise, before any parameter has changed.
 OCTAVO_API void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, double weight_decay);
 
-/// rules::mix_momentum of `count` elements in memory of `device`: gradients in `values` become updates, and `next` the
-/// momentum that is kept. Enqueued on the device's current stream, on the CPU done by all threads.
+/// Applies rules::mix_momentum to `count` elements in memory of `device`: gradients in `values` become updates, and
+/// `next` becomes the momentum that is kept. Enqueued on the device's current stream; on the CPU done by all threads.
 void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,
                   const float* momentum, float* next);
 

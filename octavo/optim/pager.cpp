@@ -12,8 +12,8 @@ namespace octavo {
 
 namespace {
 
-/// Of each thread that makes steps: a device's streams live as long as the process, so that a step must not make its
-/// own.
+/// The side streams of each thread that makes steps. A device's streams exist as long as the process, so a step must
+/// not make its own.
 SideStreams& paging_streams() {
   thread_local SideStreams streams;
   return streams;
@@ -55,8 +55,8 @@ void Pager::finish() {
   if (!windows_.empty()) move_pages(windows_.size());
 }
 
-/// On the side stream, where the current one has come to the begin of a window or to the end: the window before goes
-/// home, and the next one comes; at the first of all, that itself.
+/// Moves pages on the side stream, once the current stream has reached the beginning of a window or the end. Evicts the
+/// window before and prefetches the next one; at the very first window, that one too.
 void Pager::move_pages(std::size_t entered) {
   const auto is_current = paging_streams().hand_over(device_).take();
   if (entered > 0) {

@@ -14,23 +14,24 @@
 
 namespace octavo {
 
-/// Brings the managed states of a step (device/arena.h) to a device before they are used, and sends them home behind
-/// it: while the parameters of one window are updated on the current stream, a side stream moves the pages of the next
-/// window and of the one before. At most three windows are on the device at once, and the host waits for nothing.
+/// Brings the managed states of a step (device/arena.h) to a device before they are used, and sends them back
+/// afterwards. While the parameters of one window are updated on the current stream, a side stream moves the pages of
+/// the next window and of the one before. At most three windows are on the device at once, and the host waits for
+/// nothing.
 ///
-/// On the CPU it does nothing: pages that were evicted come back when they are touched, which the system overlaps by
-/// reading ahead, while advice for each of them would cost more than the step. For one thread, and one step.
+/// On the CPU it does nothing. Pages that were evicted come back when they are touched, and the system overlaps that by
+/// reading ahead; advice for each of them would cost more than the step. A pager is for one thread and one step.
 class OCTAVO_API Pager {
  public:
-  /// What windows hold at least, in bytes of pages: enough for a link's full speed, little beside a device's memory.
+  /// The bytes of states at which a window is full: enough for a link's full speed, little beside a device's memory.
   static constexpr std::uint64_t kWindowBytes = std::uint64_t{32} << 20;
 
-  /// `states`: of each parameter, in the order of the step; those in other memory are left alone.
+  /// `states` has those of each parameter, in the order of the step. States in other memory are left alone.
   Pager(c10::Device device, std::vector<std::vector<at::Tensor>> states, std::uint64_t window_bytes = kWindowBytes);
 
-  /// Before the update of a parameter is enqueued; of each in its order.
+  /// Must be called before the update of a parameter is enqueued, for each parameter in order.
   void before(std::size_t parameter);
-  /// After the update of the last one.
+  /// Must be called after the update of the last parameter.
   void finish();
 
  private:

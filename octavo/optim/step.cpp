@@ -56,7 +56,8 @@ std::string described(const char* dtype, at::IntArrayRef sizes, c10::Device devi
   return c10::str(dtype, sizes, " on ", device.str());
 }
 
-/// Each element has memory of its own: what a kernel writes to one would be another's, and torch refuses to copy it in.
+/// Refuses tensors whose elements share memory: writing one element would change another, and torch refuses to copy
+/// back.
 void require_no_overlap(const at::Tensor& written, const Named& named) {
   if (at::has_internal_overlap(written) != at::MemOverlap::Yes) return;
   fail(ErrorCode::invalid_argument, named.where, "expected ", named.what, " ", named.parameter,
@@ -70,7 +71,7 @@ void require_values(const at::Tensor& values, const at::Tensor& parameter, int c
   const bool has_shape = is_float || code_bits == 8 ? values.sizes() == parameter.sizes()
                                                     : values.dim() == 1 && values.numel() == code_bytes;
   const bool has_order =
-      is_float || values.is_contiguous();  // of codes, because a scale is of elements that follow each other
+      is_float || values.is_contiguous();  // codes must be row-major: a scale is for elements that follow each other
   if ((is_float || values.scalar_type() == at::kByte) && has_shape && has_order &&
       values.device() == parameter.device())
     return;
@@ -129,8 +130,8 @@ bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
   return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides();
 }
 
-/// The memory order in which a parameter is walked: its own or row-major, where neither the blocks of codes nor the
-/// places that draw how elements are rounded may depend on it.
+/// Returns the memory order in which a parameter is walked: its own, or row-major where codes or random rounding are
+/// used. Neither the blocks of codes nor the places from which rounding is drawn may depend on the memory order.
 at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
   const at::Tensor& parameter = tensors.parameters[i];
   const bool has_codes = tensors.means[i].scalar_type() == at::kByte;
@@ -139,7 +140,7 @@ at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
   return parameter.is_contiguous() ? parameter : at::empty(parameter.sizes(), parameter.options());
 }
 
-/// A parameter's tensors as flat memory. Copies of those that are not live as long as this.
+/// A parameter's tensors as flat memory. Copies of those that are not flat exist as long as this object.
 class Moved {
  public:
   Moved(const StepTensors& tensors, std::size_t i) : order_(walked_order(tensors, i)), count_(order_.numel()) {
@@ -198,7 +199,7 @@ class Moved {
   std::vector<at::Tensor> kept_;
 };
 
-/// Blocks of all parameters, numbered through, shared out to threads.
+/// Shares the blocks of all parameters, numbered through, out to threads.
 void step_on_threads(const std::vector<Moved>& all, const MakeStep& make) {
   std::vector<std::int64_t> ends;
   for (const Moved& moved : all) ends.push_back((ends.empty() ? 0 : ends.back()) + moved.blocks());
@@ -216,7 +217,7 @@ void step_on_threads(const std::vector<Moved>& all, const MakeStep& make) {
   });
 }
 
-/// What a step keeps of a parameter from step to step.
+/// Returns what is kept for a parameter from step to step.
 std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
   std::vector<at::Tensor> kept;
   for (const at::TensorList list :
@@ -226,7 +227,7 @@ std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
   return kept;
 }
 
-/// One launch for each parameter, on the streams of their devices.
+/// Makes one launch for each parameter, on the streams of their devices.
 void step_on_devices(const StepTensors& tensors, const std::vector<Moved>& all, const MakeStep& make) {
   std::vector<std::vector<at::Tensor>> kept;
   for (std::size_t i = 0; i < all.size(); ++i) kept.push_back(kept_of(tensors, i));
@@ -239,7 +240,7 @@ void step_on_devices(const StepTensors& tensors, const std::vector<Moved>& all, 
   pager.finish();
 }
 
-/// Of what is one number for all parameters.
+/// Checks what is one number for all parameters.
 void require_number(const std::optional<at::Tensor>& number, at::ScalarType dtype, c10::Device device,
                     const char* where, const char* what) {
   if (!number) return;

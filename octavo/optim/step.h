@@ -12,42 +12,43 @@
 #include "octavo/export.h"
 #include "octavo/kernels/step_operands.h"
 
-/// What the fused steps share: from lists of tensors to the kernels that move them.
+/// What the fused steps share: they pass lists of tensors to the kernels that update them.
 namespace octavo {
 
-/// The tensors of one step; lists with an element for each parameter, or empty where nothing is said to the contrary.
-/// All are on one device.
+/// The tensors of one step, all on one device. A list has an element for each parameter, or is empty unless it says
+/// otherwise.
 ///
-/// A state is float32 of the parameter's shape, with an undefined or empty tensor for its scales; or codes with
-/// float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape in 8 bits, uint8[elements / 2,
-/// rounded up] in 4, always row-major. What has another memory order than the parameter, or with codes than row-major,
-/// costs a copy; so does any but row-major memory of elements that are rounded at random.
+/// A state may be float32 of the parameter's shape, with an undefined or empty tensor for its scales. Or it is codes
+/// with float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape in 8 bits, uint8[elements / 2,
+/// rounded up] in 4, always row-major. A tensor in another memory order than the parameter costs a copy. With codes,
+/// and with elements that are rounded at random, any order other than row-major costs one.
 struct StepTensors {
   at::TensorList parameters;               // float32, bfloat16 or float16; never an empty list
   at::TensorList gradients;                // one of these dtypes, of the parameter's shape; never an empty list
-  at::TensorList means, mean_scales = {};  // the momentum; the first is never an empty list
+  at::TensorList means, mean_scales = {};  // the momentum; `means` is never an empty list
   at::TensorList squares = {}, square_scales = {};  // the variance, where the rule has one
-  at::TensorList tails = {};                        // int8 of a bfloat16 parameter's shape and order: 8 bits more of it
-  int code_bits = 8;                                // of states that are codes
+  at::TensorList tails = {};                        // int8 of a bfloat16 parameter's shape and order: 8 more bits of it
+  int code_bits = 8;                                // bits of each code
   std::optional<at::Tensor> gradient_factor = {};   // float32[]: gradients are multiplied by it
   std::optional<at::Tensor> nonfinite = {};         // int32[]: becomes 1 where a gradient was not finite
-  /// bfloat16 parameters without tails are rounded at random, by the bits that this seed, the parameter's number in
-  /// `numbers` (empty: its place in the lists), and an element's place in it draw; not given: to nearest. Of what is a
-  /// part of a parameter, `first_elements` (empty: zeros) has the place of its first element in the whole.
+  /// The seed by which bfloat16 parameters without tails are rounded at random; not given: they are rounded to nearest.
+  /// The random bits are drawn from this seed, the parameter's number in `numbers` (empty: its place in the lists), and
+  /// an element's place in the parameter. Where a tensor is a part of a parameter, `first_elements` (empty: zeros) has
+  /// the place of its first element in the whole.
   std::optional<std::uint64_t> rounding_seed = {};
   at::IntArrayRef numbers = {};
   at::IntArrayRef first_elements = {};
 };
 
-/// Throws Error invalid_argument, in the name of `where`, unless they are as is said above.
+/// Throws Error invalid_argument, in the name of `where`, unless the tensors are as described above.
 OCTAVO_API void require_valid(const StepTensors& tensors, bool has_square, const char* where);
 
 using MakeStep = std::function<void(const LaunchScope& scope, std::size_t parameter, std::uint64_t count,
                                     const StepOperands& operands)>;
 
 /// Calls `make` for parts that together are all elements of all parameters: on CPU from all threads at once, elsewhere
-/// once for each parameter, with states in managed memory brought there in time (pager.h). What a memory order keeps
-/// kernels from is copied in, and back at the end.
+/// once for each parameter, with states in managed memory brought to the device in time (pager.h). Tensors in a memory
+/// order that kernels cannot use are copied, and what has changed is copied back at the end.
 void make_step(const StepTensors& tensors, const MakeStep& make);
 
 }  // namespace octavo

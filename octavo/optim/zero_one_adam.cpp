@@ -16,7 +16,7 @@ namespace octavo {
 
 namespace {
 
-/// How often an interval has doubled where it does so first after `first` steps, then after twice as many, ...
+/// Returns how often an interval has doubled that does so after `first` steps, then after twice as many, and so on.
 std::uint64_t doublings(std::uint64_t done, std::uint64_t first) {
   return static_cast<std::uint64_t>(std::bit_width(done / first + 1)) - 1;
 }

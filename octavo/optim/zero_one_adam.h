@@ -11,9 +11,9 @@
 
 namespace octavo {
 
-/// When 0/1 Adam sends what, all in steps: the variance is learnt at intervals that double after every
-/// `updates_an_interval` updates, until `variance_steps` are made; from then on parameters are sent at intervals that
-/// begin with 1 and double after every `steps_an_interval`, up to `longest_interval`. All at least 1.
+/// When 0/1 Adam sends what, all in steps. The variance is learnt at intervals that double after every
+/// `updates_an_interval` updates, until `variance_steps` are made. From then on parameters are sent at intervals that
+/// begin with 1 and double after every `steps_an_interval`, up to `longest_interval`. All are at least 1.
 struct ZeroOneSchedule {
   std::uint64_t variance_steps;
   std::uint64_t updates_an_interval;
@@ -27,10 +27,11 @@ enum class ZeroOneKind {
   local,     // nothing is sent
 };
 
-/// Of the step after `done` steps: a pure function. The gap between two syncs is at most the interval in force.
+/// Returns the kind of the step after `done` steps: a pure function. The gap between two syncs is at most the current
+/// interval.
 OCTAVO_API ZeroOneKind zero_one_kind(std::uint64_t done, const ZeroOneSchedule& schedule);
 
-/// For gradients that are `gradient_scale` times the true ones.
+/// Returns the step for gradients that are `gradient_scale` times the true ones.
 OCTAVO_API rules::ZeroOneStep zero_one_step(double beta, double step_size, double gradient_scale = 1.0);
 
 struct ZeroOneVariance {
@@ -39,34 +40,34 @@ struct ZeroOneVariance {
   double beta2;
   double eps;
   double weight_decay;
-  double floor;       // of the preconditioner, as freeze_variance_ says
-  std::int64_t step;  // of the momentum, counted from 1
-  std::int64_t
-      update;  // of the variance, counted from 1: in the first one `preconditioner` and `momentum` are not read
+  double floor;         // of the preconditioner, as in freeze_variance_
+  std::int64_t step;    // steps of the momentum, counted from 1
+  std::int64_t update;  // updates of the variance, counted from 1; the first reads no preconditioner and no momentum
 };
 
-/// A step by averaged gradients: AdamW, whose variance makes a new preconditioner. `momentum` is preconditioned, before
-/// and after. States are float32 of the parameter's shape. Throws Error invalid_argument otherwise.
+/// Makes a step by averaged gradients: AdamW, whose variance makes a new preconditioner. `momentum` is preconditioned,
+/// before and after. States are float32 of the parameter's shape. Throws Error invalid_argument otherwise.
 OCTAVO_API void zero_one_variance_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& momentum,
                                    at::Tensor& square, at::Tensor& preconditioner, const ZeroOneVariance& options);
 
-/// A step of all parameters that is not sent (rules::zero_one_local). The lists are of one length and each parameter's
-/// tensors of one shape; preconditioners, momenta and updates are float32, an anchor is of the parameter's dtype.
-/// `step_sizes`: by parameter. Throws Error invalid_argument otherwise, before any of them has changed.
+/// Makes one step of all parameters that is not sent to other ranks (rules::zero_one_local). The lists are of one
+/// length, and each parameter's tensors are of one shape. Preconditioners, momenta and updates are float32; an anchor
+/// is of the parameter's dtype. `step_sizes` has one for each parameter. Throws Error invalid_argument otherwise,
+/// before any parameter has changed.
 OCTAVO_API void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
                                 at::TensorList anchors, at::TensorList momenta, at::TensorList updates, double beta,
                                 const std::vector<double>& step_sizes);
 
-/// The step of all parameters after one that was sent (rules::zero_one_sync): `updates` are the averages, and become
-/// zeros. `anchors`: as above, or none at all where no step was local since the last sync: then what parameters are is
-/// their anchor. `decays`, `totals`: by parameter; what weight decay leaves, and the sum of step sizes. Throws as
-/// above.
+/// Makes the step of all parameters that follows an exchange (rules::zero_one_sync). `updates` are the averages, and
+/// become zeros. `anchors` are as above, or an empty list where no step was local since the last sync: each parameter
+/// is then its own anchor. For each parameter `decays` has what weight decay leaves, and `totals` the sum of step
+/// sizes. Throws as above.
 OCTAVO_API void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::TensorList momenta,
                                at::TensorList updates, const std::vector<double>& decays,
                                const std::vector<double>& totals);
 
-/// rules::zero_one_sent of `count` elements in memory of `device`, in the place of the gradients. Enqueued on the
-/// device's current stream, on the CPU done by all threads.
+/// Applies rules::zero_one_sent to `count` elements in memory of `device` and writes the results in place of the
+/// gradients. Enqueued on the device's current stream; on the CPU done by all threads.
 void zero_one_send(c10::Device device, const rules::ZeroOneStep& step, std::uint64_t count, float* values,
                    const float* preconditioner, const float* momentum, const float* update);
 
