@@ -37,7 +37,7 @@ py::dict arena_stats_of(const Arena& arena) {
   return entry;
 }
 
-/// The figures of all arenas, by kind.
+/// Returns the figures of all arenas, by kind.
 py::dict all_arena_stats() {
   py::dict all;
   for (const ArenaKind kind : {ArenaKind::managed, ArenaKind::host, ArenaKind::file}) {

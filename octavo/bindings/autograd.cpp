@@ -11,8 +11,8 @@ namespace octavo {
 namespace {
 
 /// Whether something takes a parameter's gradient after it was accumulated, as DistributedDataParallel's reducer does.
-/// It does so as a hook behind the node that accumulates, which it keeps alive; hooks of the parameter itself, those
-/// that `register_post_accumulate_grad_hook` adds among them, are not of the node.
+/// The reducer adds a hook behind the node that accumulates, and keeps the node alive. Hooks of the parameter itself,
+/// such as those that `register_post_accumulate_grad_hook` adds, are not hooks of the node.
 bool is_gradient_awaited(const at::Tensor& parameter) {
   const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter);
   return node && !node->post_hooks().empty();

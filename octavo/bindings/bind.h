@@ -9,7 +9,7 @@ namespace octavo {
 /// Arena, tensors in managed memory: where optimizers keep state that is larger than a device.
 void bind_arena(pybind11::module_& m);
 
-/// What autograd knows of a parameter and torch does not show in Python.
+/// What autograd knows about a parameter and torch does not show in Python.
 void bind_autograd(pybind11::module_& m);
 
 /// Plan, its codecs, Compressor with the DDP hook, and all_reduce.
@@ -18,7 +18,7 @@ void bind_comm(pybind11::module_& m);
 /// ZeRO's engine.
 void bind_deepcompile(pybind11::module_& m);
 
-/// HostMemory, HostEvent and page-locked memory: what Python's accelerators need of the host and torch does not have.
+/// HostMemory, HostEvent and page-locked memory: what Python's accelerators need from the host and torch does not have.
 void bind_host(pybind11::module_& m);
 
 /// The outer loop of local steps.

@@ -84,8 +84,8 @@ rules::Residual* residual_of(const std::optional<at::Tensor>& tensor) {
   return tensor ? reinterpret_cast<rules::Residual*>(tensor->mutable_data_ptr<at::BFloat16>()) : nullptr;
 }
 
-/// One tensor's way through a codec, for the benchmarks: contiguous values in float32, residuals in bfloat16 and a
-/// payload of payload_bytes(), on one device. Without a warm-up.
+/// Runs one tensor through a codec, for the benchmarks. Values are contiguous float32, residuals bfloat16 and a payload
+/// has payload_bytes(), all on one device. There is no warm-up.
 void bind_coding(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def(
@@ -99,7 +99,7 @@ void bind_coding(py::module_& m) {
       py::arg("plan"), py::arg("values"), py::arg("payload"), py::arg("residual") = py::none(),
       py::arg("next_residual") = py::none(), no_gil);
   m.def(
-      "pack",  // what travels of a payload in the host's memory
+      "pack",  // what is sent of a payload in the host's memory
       [](const Plan& plan, const at::Tensor& payload, std::uint64_t count) {
         const Codec& codec = codec_of(plan);
         const auto bytes = static_cast<std::int64_t>(codec.payload_bytes(count));
@@ -146,7 +146,7 @@ rules::CountSketch shape_of_sketch(const at::Tensor& sketch, const at::Tensor& v
   return {key, static_cast<std::uint64_t>(sketch.size(0)), static_cast<std::uint64_t>(sketch.size(1))};
 }
 
-/// Count sketches in float32, for the benchmarks.
+/// Binds count sketches in float32, for the benchmarks.
 void bind_sketch(py::module_& m) {
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def(
@@ -183,7 +183,7 @@ std::shared_ptr<Compressor> make_compressor(const BackendPtr& backend, const Pla
                                       nullptr, paging);
 }
 
-/// `rows`: elements of a row, of which ranks own whole ones, by parameter.
+/// `rows` has for each parameter the number of elements in a row. Ranks own whole rows.
 std::shared_ptr<Compressor> make_shard_compressor(const BackendPtr& backend, const Plan& plan,
                                                   const ParameterTuples& parameters,
                                                   const std::vector<std::uint64_t>& rows, double deadline_s,
@@ -203,7 +203,7 @@ std::shared_ptr<Compressor> make_replica_compressor(const BackendPtr& replicas, 
                                       std::make_unique<Wire>(shards, milliseconds(deadline_s)), nullptr, paging);
 }
 
-/// `host`: the ranks of this rank's host; `between`: those of the same number on all hosts.
+/// `host` connects the ranks of this rank's host, `between` those of the same number on all hosts.
 std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, const BackendPtr& host, const Plan& plan,
                                                  const ParameterTuples& parameters, double deadline_s,
                                                  const StatePaging& paging) {
@@ -212,7 +212,7 @@ std::shared_ptr<Compressor> make_host_compressor(const BackendPtr& between, cons
                                       wire_of(host), paging);
 }
 
-/// Of the sum over `world_size` ranks, for an operation that FSDP2 asks for.
+/// Returns the divisor of the sum over `world_size` ranks for the reduction that FSDP2 asks for.
 double divisor_of(const c10d::ReduceOp& op, int world_size) {
   if (op == c10d::ReduceOp::SUM) return 1;
   if (op == c10d::ReduceOp::AVG) return world_size;
@@ -224,7 +224,7 @@ double divisor_of(const c10d::ReduceOp& op, int world_size) {
       "call set_force_sum_reduction_for_comms(True) of the model");
 }
 
-/// What `auto` does, and why.
+/// Returns what `auto` does, and why.
 py::dict auto_stats(const AutoStats& stats) {
   const AutoPlan::Report& report = stats.report;
   py::list buckets, tried;
@@ -346,7 +346,7 @@ void bind_compressor(py::module_& m) {
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(
           "momentum_sample",
-          [](const Compressor& compressor) {  // a copy: the hook's thread must drop nothing that Python owns
+          [](const Compressor& compressor) {  // a copy: the hook's thread must not free what Python owns
             const Compressor::Sample sample = compressor.momentum_sample();
             return std::make_tuple(sample.parameter, sample.stride,
                                    sample.values.defined() ? sample.values.clone() : sample.values);
@@ -361,7 +361,7 @@ void bind_compressor(py::module_& m) {
       .def("load_residuals", &Compressor::load_residuals, py::arg("residuals"), py::arg("of_momenta"), no_gil)
       .def("load_residuals_of", &Compressor::load_residuals_of, py::arg("world"), py::arg("of_momenta"), no_gil)
       .def(
-          "run_step",  // of one bucket, all parameters in their order: for benchmarks
+          "run_step",  // one bucket of all parameters in their order, for benchmarks
           [](Compressor& compressor, const at::Tensor& bucket) {
             std::vector<Slot> slots;
             std::uint64_t offset = 0;

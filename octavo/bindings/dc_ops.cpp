@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// torch.ops.dc: what compiled graphs do for ZeRO, under DeepSpeed's names, and operators of Octavo's own, whose
-// results are the graph's and which no pass may drop: Inductor uses memory again after its last reader, and leaves out
-// what has neither a result that is used nor a mutation. `graph_id` comes from new_graph_id() of the engine.
+// torch.ops.dc: what compiled graphs do for ZeRO, under DeepSpeed's names, and operators of Octavo's own. The results
+// of the latter belong to the graph, and no pass may drop the operators: Inductor reuses memory after its last reader,
+// and leaves out what has neither a result that is used nor a mutation. `graph_id` comes from new_graph_id() of the
+// engine.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -22,8 +23,8 @@ namespace {
 
 using Dtypes = std::optional<std::vector<at::ScalarType>>;
 
-/// Runs `body` with the graph's engine; what it throws also says of which graph, parameters and rank. `what`: is
-/// numbered by `ids`.
+/// Runs `body` with the graph's engine. An error that it throws also names the graph, the parameters and the rank.
+/// `what` says what the numbers in `ids` are of.
 template <class Body>
 auto on_graph(long graph_id, at::IntArrayRef ids, Body body, const char* what = "parameter") {
   return as_torch_error([&] {
@@ -111,7 +112,7 @@ void dc_finish_backward(const at::Tensor&, long graph_id, std::optional<std::int
 
 // ---- memory
 
-/// An operator on a value of a graph that goes to the host or comes back.
+/// An operator that moves a value of a graph to the host or back.
 template <at::Tensor (dc::Engine::*move)(at::Tensor, long, long)>
 at::Tensor dc_move(at::Tensor a, long graph_id, long id) {
   return on_graph(graph_id, id, [&](dc::Engine& engine) { return (engine.*move)(a, graph_id, id); }, "value");
@@ -127,7 +128,7 @@ void dc_move_param(at::Tensor, long graph_id, long id) {
   on_graph(graph_id, id, [&](dc::Engine& engine) { (engine.*move)(graph_id, id); });
 }
 
-/// Of several, named by their parameters, beside what the graph computes.
+/// An operator that moves what belongs to several parameters, named by their ids, beside what the graph computes.
 template <void (dc::Engine::*move)(long, const std::vector<long>&)>
 void dc_move_several(const at::Tensor&, long graph_id, at::IntArrayRef ids) {
   on_graph(graph_id, ids, [&](dc::Engine& engine) { (engine.*move)(graph_id, ids.vec()); });
@@ -154,12 +155,13 @@ TORCH_LIBRARY(dc, m) {
   m.def("reload_parameter(Tensor a, int graph_id, int id) -> ()");
   m.def("test_call(Tensor a) -> Tensor", compilable);
 
-  // Octavo's own. `params`: the parameters as they were traced, of which the shapes count and the memory is never read.
+  // Octavo's own operators. `params` are the parameters as they were traced: their shapes count, their memory is never
+  // read.
   m.def("allgather_params_fused(Tensor[] params, int graph_id, int[] ids, ScalarType[]? dtypes=None) -> Tensor[]",
         compilable);
   m.def("wait_params(Tensor(a!)[] gathered, int graph_id, int[] ids) -> ()", compilable);
-  // `n_grads`: that reduce_grads must have got since the graph's last backward pass. `token`: any tensor; that it is
-  // said to change keeps the operator in its place.
+  // `n_grads` is the number of gradients that reduce_grads must have got since the graph's last backward pass. `token`
+  // is any tensor. The schema says that the operator changes it, which keeps the operator in its place.
   m.def("reduce_grads(Tensor[] grads, Tensor(a!) token, int graph_id, int[] ids) -> ()", compilable);
   m.def("finish_backward(Tensor(a!) token, int graph_id, int? n_grads=None) -> ()", compilable);
   m.def("finish_offload(Tensor(a!) value, int graph_id, int id) -> ()", compilable);

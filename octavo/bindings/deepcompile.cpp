@@ -25,7 +25,7 @@ namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-/// Of a plan that is a codec and nothing else; null: values travel as they are.
+/// Returns the codec of a plan that is a codec and nothing else; null where values are sent as they are.
 CodecPtr codec_of_gather(const Plan& plan) {
   if (plan.dense() && plan.rules.empty()) return nullptr;
   if (plan.text() != plan.codec->text()) {
@@ -37,8 +37,8 @@ CodecPtr codec_of_gather(const Plan& plan) {
   return plan.codec;
 }
 
-/// On a connection of its own, whose ranks are those of the engine. `gather`: a plan whose codec parameters travel by.
-/// `gradient_backend`: another connection, as of EngineOptions.
+/// Makes an engine on a connection of its own, whose ranks are those of the engine. `gather` is a plan whose codec
+/// sends parameters. `gradient_backend` is another connection, as in EngineOptions.
 WithoutGilPtr<dc::Engine> make_engine(const BackendPtr& backend, std::int64_t bucket_elements, const Plan& plan,
                                       const std::optional<Plan>& gather, double deadline_s,
                                       std::optional<bool> symmetric_memory,

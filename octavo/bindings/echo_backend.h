@@ -10,8 +10,8 @@
 
 namespace octavo {
 
-/// Rank 0 of a world in which every other rank answers what it is sent: the work of one rank among many, without the
-/// others and without a network, for benchmarks. Only exchanges with room for as much as is sent.
+/// Rank 0 of a world in which every other rank sends back what it receives. Benchmarks run the work of one rank among
+/// many on it, without the others and without a network. Only exchanges that have room for as much as is sent work.
 class EchoBackend final : public c10d::Backend {
  public:
   explicit EchoBackend(int world_size) : Backend(0, world_size) {}
@@ -30,7 +30,7 @@ class EchoBackend final : public c10d::Backend {
   }
 
  private:
-  /// Comes when it is waited for: what a rank does before is timed without it.
+  /// The answer arrives when it is waited for, so that what a rank does before is timed without it.
   class Echo final : public c10d::Work {
    public:
     Echo(at::Tensor output, at::Tensor input, std::vector<std::int64_t> received, std::vector<std::int64_t> sent)

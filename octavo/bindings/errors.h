@@ -10,14 +10,14 @@
 
 namespace octavo {
 
-/// Python's TimeoutError, of which torch has no exception of its own, through torch's code.
+/// Python's TimeoutError, thrown through torch's code. Torch has no exception of its own for it.
 struct PythonTimeout : torch::PyTorchError {
   using PyTorchError::PyTorchError;
   PyObject* python_type() override { return PyExc_TimeoutError; }
 };
 
-/// Runs `body`; what it throws as octavo::Error leaves as the c10 exception that torch turns into the Python class that
-/// users already catch. For functions that torch's dispatcher, or its autograd engine, calls.
+/// Runs `body`. Turns an octavo::Error that it throws into the c10 exception that torch turns into the Python class
+/// that users already catch. For functions that torch's dispatcher, or its autograd engine, calls.
 template <class Body>
 auto as_torch_error(Body body) {
   try {
@@ -34,7 +34,7 @@ auto as_torch_error(Body body) {
   }
 }
 
-/// The same of something that was thrown.
+/// Returns the same exception for something that was thrown.
 inline std::exception_ptr torch_error_of(const std::exception_ptr& thrown) {
   try {
     as_torch_error([&] { std::rethrow_exception(thrown); });

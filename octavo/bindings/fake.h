@@ -3,7 +3,7 @@
 
 namespace octavo {
 
-/// Of an operator that changes tensors in place or has effects alone: what it does where there is no memory, which is
+/// Returns the fake kernel of an operator that changes tensors in place or has only effects: without memory it does
 /// nothing.
 template <class... Arguments>
 constexpr auto fake_of(void (*)(Arguments...)) {

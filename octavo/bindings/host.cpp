@@ -22,7 +22,7 @@ void bind_memory(py::module_& m) {
       .def("available_bytes", &HostMemory::available_bytes);
 }
 
-/// Python's events of the CPU; the other devices have torch's.
+/// Binds Python's events of the CPU; the other devices have torch's.
 void bind_event(py::module_& m) {
   py::class_<StreamEvent>(m, "HostEvent")
       .def(py::init([](bool enable_timing) { return make_event(c10::DeviceType::CPU, enable_timing); }),

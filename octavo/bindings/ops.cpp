@@ -31,7 +31,7 @@ at::Tensor& unpackbits_out_op(const at::Tensor& packed, at::Tensor& out) {
   return out;
 }
 
-// SymInt by value: only so does the dispatcher see a kernel that takes symbolic sizes.
+// SymInt is taken by value: otherwise the dispatcher does not see that a kernel takes symbolic sizes.
 
 at::Tensor packbits_fake(const at::Tensor& tensor, std::optional<c10::SymInt> input_size, std::optional<std::int64_t>) {
   const c10::SymInt count = input_size.has_value() ? *input_size : tensor.sym_numel();
@@ -66,7 +66,7 @@ void lamb_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// What the operators of fused steps have alike.
+/// Returns what the operators of fused steps have in common.
 StepTensors step_tensors(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
                          at::TensorList mean_scales, at::TensorList tails, std::int64_t code_bits,
                          const OptionalTensor& gradient_factor, const OptionalTensor& nonfinite,
@@ -106,7 +106,7 @@ void lion_op(at::TensorList parameters, at::TensorList gradients, at::TensorList
   as_torch_error([&] { lion_(tensors, {lr, beta1, beta2, weight_decay}); });
 }
 
-/// What adam_ and lion_ refuse, refused before any of several calls has moved something. No squares: lion_.
+/// Refuses what adam_ and lion_ refuse, before any of several calls has moved something. Without squares it is lion_.
 void require_step_op(at::TensorList parameters, at::TensorList gradients, at::TensorList means,
                      at::TensorList mean_scales, at::TensorList squares, at::TensorList square_scales,
                      at::TensorList tails, std::int64_t code_bits, const OptionalTensor& gradient_factor,
@@ -166,8 +166,8 @@ void count_change(at::TensorList moved) {
   for (const at::Tensor& one : moved) count_change(one);
 }
 
-/// An operator whose first argument are the parameters that it moves. It counts the change, as torch's own do: autograd
-/// then refuses a backward pass that needs them as they were.
+/// An operator whose first argument is the parameters that it changes. It counts the change, as torch's own operators
+/// do. Autograd then refuses a backward pass that needs the parameters as they were.
 template <auto op>
 struct Moving;
 template <class Moved, class... Arguments, void (*op)(Moved, Arguments...)>

@@ -40,7 +40,7 @@ py::list as_list(const std::vector<Outer::Skipped>& skipped) {
   return all;
 }
 
-/// With the GIL released while ranks wait for one another.
+/// Makes the call with the GIL released, because ranks wait for one another.
 template <std::vector<Outer::Skipped> (Outer::*call)()>
 py::list skipped_by(Outer& outer) {
   const std::vector<Outer::Skipped> skipped = [&] {

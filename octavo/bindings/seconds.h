@@ -8,14 +8,14 @@
 
 #include "octavo/comm/schedule/schedule.h"
 
-/// Durations as Python has them.
+/// Converts durations from Python's, in seconds.
 namespace octavo {
 
 inline std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
-/// The figures of a handle's stats() that say where the time went.
+/// Adds the figures of a handle's stats() that say where the time went.
 inline void add_seconds(pybind11::dict& stats, const PhaseSeconds& seconds) {
   stats["encode_s"] = seconds.encode;
   stats["wait_up_s"] = seconds.wait_up;

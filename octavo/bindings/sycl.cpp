@@ -16,7 +16,7 @@ namespace octavo {
 
 namespace {
 
-/// `arguments`: each as it lies in memory, and whether it is a pointer.
+/// `arguments` has the bytes of each argument as it lies in memory, and whether it is a pointer.
 void launch(SyclKernel& kernel, c10::Device device, std::uint64_t groups, std::uint64_t group_size,
             const std::vector<std::pair<std::string, bool>>& arguments) {
   std::vector<KernelArgument> all;

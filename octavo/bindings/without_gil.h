@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-/// Deletes what Python has, with the GIL released where this thread has it: the end of it may wait for a thread that
-/// lets go of tensors, which takes the GIL where Python knows them.
+/// Deletes an object that Python owns, with the GIL released where this thread holds it. The destructor may wait for a
+/// thread that releases tensors, and that thread takes the GIL where Python knows the tensors.
 struct WithoutGil {
   template <class Object>
   void operator()(Object* object) const {
