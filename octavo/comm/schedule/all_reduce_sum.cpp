@@ -40,7 +40,7 @@ Outcome AllReduceSum::finish() {
   watch.lap(seconds_.wait_up);
   at::Tensor& gradients = bucket_.gradients;
   if (on_host_.defined() && !on_host_.is_same(gradients)) {
-    // sparse: copied only within a device
+    // sparse tensors can be copied only within a device
     gradients.copy_(gradients.is_sparse() ? on_host_.to(gradients.device()) : on_host_);
   }
   wait_for_current_stream(device_);

@@ -7,7 +7,7 @@ namespace octavo {
 
 namespace {
 
-/// Without what autograd would look at: there is one of these calls for every part.
+/// Copies without the checks of autograd, because there is one of these calls for every part.
 void convert(const at::Tensor& from, at::Tensor to) {
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
   to.copy_(from, /*non_blocking=*/true);

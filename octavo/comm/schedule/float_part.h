@@ -11,19 +11,20 @@
 
 namespace octavo {
 
-/// Some elements of a contribution as float32, of which codes are made and which codes become: where the gradient is of
-/// float32 these elements themselves, where it is of another dtype a copy. On the CPU that is the calling thread's and,
-/// while parts are small, stays in its cache: a pass over the whole bucket in memory would cost as much as a codec.
+/// Some elements of a contribution as float32, of which codes are made and which codes become. Where the gradient is
+/// float32 they are these elements themselves, where it is of another dtype they are a copy. On the CPU the copy
+/// belongs to the calling thread and, while parts are small, stays in its cache: a pass over the whole bucket in memory
+/// would cost as much as a codec.
 ///
-/// Work is done on the device's current stream and not waited for. One part at a time in a thread.
+/// Work is done on the device's current stream and not waited for. A thread uses one part at a time.
 class FloatPart {
  public:
   FloatPart(c10::Device device, const Contribution& tensor, std::uint64_t first, std::uint64_t count);
 
-  /// The values. Undefined before load(), where they are a copy.
+  /// Returns the values. A copy is undefined before load().
   float* data() const { return data_; }
   const float* load() const;
-  /// To where the elements lie, rounded to nearest.
+  /// Writes the values to where the elements lie, rounded to nearest.
   void store() const;
   bool is_copy() const { return copy_.has_value(); }
 
@@ -34,15 +35,15 @@ class FloatPart {
   float* data_;
 };
 
-/// Elements of a part on the CPU whose values are read or written once: as many as Parts says, or as L2 holds of a
-/// copy.
+/// Returns how many elements a part on the CPU has whose values are read or written once: as many as Parts says, or as
+/// many as L2 holds of a copy.
 inline std::uint64_t streamed_part(const Contribution& tensor) {
   constexpr std::uint64_t kConverted = 1U << 16;
   return tensor.dtype == at::kFloat ? Parts::kStreamed : kConverted;
 }
 
-/// `rows` runs of `count` elements as float32, one after the other, whose starts are `stride` elements apart; from
-/// element `first` on. Into `to`, of the device.
+/// Loads `rows` runs of `count` elements as float32 into `to`, memory of the device, one run after the other. The first
+/// run starts at element `first`; the starts of the runs are `stride` elements apart.
 void load_rows(c10::Device device, const Contribution& tensor, std::uint64_t first, std::uint64_t rows,
                std::uint64_t count, std::uint64_t stride, float* to);
 

@@ -45,7 +45,7 @@ void GatherCodes::wait() {
   }
 }
 
-/// Its own has not travelled and lies where it was written.
+/// Returns where the message of an owner lies. This rank's own is not sent and lies where it was written.
 std::uint8_t* GatherCodes::message_of(int owner) {
   if (owner == wire_.rank()) return own_bytes();
   if (transfer_) return transfer_->from(owner);

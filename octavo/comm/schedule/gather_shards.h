@@ -12,27 +12,27 @@
 
 namespace octavo {
 
-/// All-gather of tensors of which every rank has its own range: afterwards all ranks have the same bits everywhere. A
-/// codec that leaves something out does so in the rank's own range, too. One gather at a time; keeps its buffers. Not
-/// thread-safe; all ranks make the calls for all gathers in the same order. Throws what Wire throws.
+/// All-gather of tensors of which every rank has its own range. Afterwards all ranks have the same bits everywhere: a
+/// codec that leaves something out does so in the rank's own range, too. It makes one gather at a time and keeps its
+/// buffers. Not thread-safe. All ranks make the calls for all gathers in the same order. Throws what Wire throws.
 class OCTAVO_API GatherShards {
  public:
   /// `device`: where the tensors lie.
   GatherShards(Wire& wire, c10::Device device) : wire_(wire), device_(device), codes_(wire, device) {}
 
-  /// Throws Error invalid_argument for a codec of which the size of a payload depends on the values, or which does not
-  /// send all of them.
+  /// Throws Error invalid_argument for a codec whose payload size depends on the values, or that does not send all
+  /// values.
   static void require_fit(const Codec& codec);
-  /// `values`: [count] of `dtype`, of which the rank's own range is there. Throws as require_fit().
+  /// `values`: [count] of `dtype`, in which the rank's own range is there. Throws as require_fit().
   static Contribution tensor(void* values, std::uint64_t count, at::ScalarType dtype, const Codec& codec,
                              Ownership ownership);
 
-  /// Starts the transfer, for which the tensors are read now, and written by decode_all(). `digest`: of all on which
-  /// the ranks must agree.
+  /// Starts the transfer. It reads the tensors now; decode_all() writes them. `digest`: of all that the ranks must
+  /// agree on.
   void begin(std::vector<Contribution> tensors, std::uint64_t digest);
-  /// For what the others have sent.
+  /// Waits for what the others have sent.
   void wait();
-  /// Enqueues what makes the tensors whole. As GatherCodes::decode_all().
+  /// Enqueues the decoding that makes the tensors whole, as GatherCodes::decode_all() does.
   void decode_all(std::uint32_t* nonfinite = nullptr);
 
  private:

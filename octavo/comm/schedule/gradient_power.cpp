@@ -20,7 +20,7 @@ using rules::kPowerChunk;
 /// From this size on only every 32nd chunk is read: a scale needs no more, and memory is slow.
 constexpr std::uint64_t kSampledCount = 1U << 16;
 constexpr std::uint64_t kSampledStride = 32 * kPowerChunk;
-/// Chunks that a thread takes at least.
+/// The least number of chunks for a thread.
 constexpr std::int64_t kGrainChunks = 256;
 
 std::uint64_t stride_of(const Contribution& tensor) {
@@ -43,8 +43,8 @@ std::uint64_t chunks_of(const Contribution& tensor, std::uint64_t stride) {
   return chunks;
 }
 
-/// Of the chunks at every multiple of `stride` in a run. Where gradients are of another dtype, some at a time as floats
-/// that stay in the cache.
+/// Measures the chunks at every multiple of `stride` in a run. Where gradients are of another dtype, it converts some
+/// chunks at a time to floats that stay in the cache.
 void measure_run(const LaunchScope& scope, c10::Device device, const Contribution& tensor, Range run,
                  std::uint64_t stride, float* powers) {
   const auto enqueue = [&](const float* values, std::uint64_t count, std::uint64_t step, float* out) {
@@ -93,7 +93,7 @@ float mean(std::span<const float> chunks, const Contribution& tensor, std::uint6
   return std::max(static_cast<float>(sum / static_cast<double>(taken)), rules::kLeastPower);
 }
 
-/// All chunks of a tensor whose sample is zero.
+/// Returns the power of a tensor from all of its chunks, for a tensor whose sample is zero.
 float exact_power(const Contribution& tensor, c10::Device device, at::Tensor& buffer) {
   const std::uint64_t chunks = chunks_of(tensor, kPowerChunk);
   auto* powers = reinterpret_cast<float*>(reserve_on_host(buffer, chunks * sizeof(float), device));
@@ -143,8 +143,8 @@ std::vector<float> mean_powers(const at::Tensor& sums, int world_size) {
   return powers;
 }
 
-/// By the least and the greatest, which are NaN where any value is: a pass at the speed of memory, which torch's norms
-/// of order infinity and its isfinite are not.
+/// Checks the least and the greatest value only, which are NaN where any value is. This is one pass at the speed of
+/// memory, which torch's norms of order infinity and its isfinite are not.
 bool all_finite(const at::Tensor& values) {
   if (values.numel() == 0) return true;
   const auto [least, greatest] = at::aminmax(values);

@@ -31,7 +31,7 @@ void Hierarchical::begin(Bucket bucket) {
     gathered_.push_back({tensor.values, tensor.count, &exact, &exact});
     gathered_.back().dtype = tensor.dtype;
     summed.push_back(gathered_.back());
-    summed.back().down = &block_coding(BlockCodec::fp32);  // what the sums are at their owner
+    summed.back().down = &block_coding(BlockCodec::fp32);  // the codec of the sums at their owner
     summed.back().owner_keeps_sum = true;
   }
   sums_.begin({{}, std::move(summed), static_cast<double>(host_.world_size()), bucket_.digest});
@@ -52,8 +52,9 @@ void Hierarchical::exchange_between_hosts() {
   begun_ = 1;
 }
 
-/// The gradient's weight and the momentum come in here: inside the host gradients were summed as they are. The parts of
-/// a host's ranks draw the same random bits, each for its own elements.
+/// Returns the contribution of this rank's range between hosts. The gradient's weight and the momentum are applied
+/// here, because inside the host gradients were summed as they are. The parts of a host's ranks draw the same random
+/// bits, each for its own elements.
 Contribution Hierarchical::own_range(const Contribution& tensor, float power) const {
   const Range own = owned_range(tensor.count, host_.rank(), host_.world_size());
   Contribution part = tensor;
@@ -73,14 +74,14 @@ void Hierarchical::gather_in_host() {
   watch.lap(seconds_.encode);
 }
 
-/// Every rank looks at all results, so that all see the same of what is not finite.
+/// Every rank checks all results, so that all ranks agree on what is not finite.
 Outcome Hierarchical::finish() {
   const SettledAtEnd buffers_are_free(device_);
   Stopwatch watch;
   results_.wait();
   watch.lap(seconds_.wait_down);
   std::uint32_t* const nonfinite = cleared_word(nonfinite_, device_);
-  results_.decode_all(nonfinite);  // absent gradients, too, have results: their momenta
+  results_.decode_all(nonfinite);  // absent gradients have results, too: their momenta
   wait_for_current_stream(device_);
   watch.lap(seconds_.decode);
   bucket_ = {};  // its memory is the caller's

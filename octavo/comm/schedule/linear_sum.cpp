@@ -21,7 +21,7 @@ void LinearSum::begin(Bucket bucket) {
   round_ = 0;
   outcome_ = {true, std::vector<float>(bucket_.tensors.size())};
   begin_round();
-  constexpr int kOfImages = 2;  // in float32, whose sizes all ranks know
+  constexpr int kOfImages = 2;  // they are in float32, and all ranks know their sizes
   transfers_ = exchange_.transfers() + kOfImages * (static_cast<int>(rounds_) - 1);
 }
 
@@ -64,7 +64,7 @@ void LinearSum::place_images() {
   }
 }
 
-/// Where there is nothing to keep it in, a memory lasts as long as the bucket.
+/// Gives each map its memory. Where there is nowhere to keep a memory, it lasts as long as the bucket.
 void LinearSum::give_memory() {
   const auto size_of = [&](const Mapped& mapped) {
     return bucket_.tensors[mapped.tensor].mapping.map->memory_size(mapped.input);
@@ -78,7 +78,7 @@ void LinearSum::give_memory() {
     mapped.input.next_memory = memory ? memory->next<float>(size, device_) : spare;
     if (!memory) spare += size;
     const bool fits = memory && memory->tensor().defined() &&
-                      static_cast<std::uint64_t>(memory->tensor().numel()) == size;  // else it is of another plan
+                      static_cast<std::uint64_t>(memory->tensor().numel()) == size;  // otherwise it is of another plan
     if (fits) mapped.input.memory = memory->now<float>(device_);
   }
 }

@@ -9,9 +9,9 @@
 
 namespace octavo {
 
-/// Tensors with a Mapping travel as images (codec/linear_map.h), the bucket's other tensors as they do by TwoPhase,
-/// with the images of the first round. Each round is a TwoPhase: of images the codec is that of the contribution. In a
-/// world of one rank nothing is mapped.
+/// Sends tensors with a Mapping as images (codec/linear_map.h). The bucket's other tensors are sent as by TwoPhase,
+/// with the images of the first round. Each round is a TwoPhase; images are encoded by the codec of their contribution.
+/// In a world of one rank nothing is mapped.
 class OCTAVO_API LinearSum final : public Schedule {
  public:
   /// `device`: where the contributions lie.
@@ -24,9 +24,9 @@ class OCTAVO_API LinearSum final : public Schedule {
   Outcome finish() override;
 
  private:
-  /// One mapped tensor on its way.
+  /// One mapped tensor that is under way.
   struct Mapped {
-    std::size_t tensor;  // of the bucket
+    std::size_t tensor;  // index in the bucket
     MapInput input;
     std::vector<float*> images;        // by round
     std::vector<std::uint64_t> sizes;  // of the images, in floats
@@ -43,10 +43,10 @@ class OCTAVO_API LinearSum final : public Schedule {
   Wire& wire_;
   PhaseSeconds& seconds_;
   c10::Device device_;
-  TwoPhase exchange_;  // of the current round
+  TwoPhase exchange_;  // the exchange of the current round
   Bucket bucket_;
   std::vector<Mapped> mapped_;
-  std::vector<float> power_;        // of this rank's own gradients that are mapped
+  std::vector<float> power_;        // of this rank's own gradients, for mapped tensors
   std::vector<std::size_t> plain_;  // the bucket's other tensors
   std::size_t rounds_ = 1, round_ = 0;
   int transfers_ = 0, begun_ = 0;  // of all rounds; of this one

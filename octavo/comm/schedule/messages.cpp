@@ -16,8 +16,9 @@ namespace octavo {
 
 namespace {
 
-/// Of up to kPart bytes: sums, and sums of sums, of 64-bit words in lanes, after Fletcher (1982). A flipped bit changes
-/// the first, words that changed places the second; the compiler makes vectors of the lanes.
+/// Returns the checksum of up to kPart bytes: sums, and sums of sums, of 64-bit words in lanes, after Fletcher (1982).
+/// A flipped bit changes the sums, words in the wrong order change the sums of sums. The compiler makes vectors of the
+/// lanes.
 std::uint64_t part_checksum(const std::uint8_t* bytes, std::uint64_t count) {
   constexpr std::uint64_t kLanes = 8, kStep = kLanes * sizeof(std::uint64_t);
   std::uint64_t sums[kLanes] = {}, sums_of_sums[kLanes] = {}, words[kLanes];
@@ -36,7 +37,7 @@ std::uint64_t part_checksum(const std::uint8_t* bytes, std::uint64_t count) {
   return all;
 }
 
-/// On all threads; the same whatever their number.
+/// Returns a checksum that is computed on all threads and is the same whatever their number.
 std::uint64_t checksum(const std::uint8_t* bytes, std::uint64_t count) {
   constexpr std::uint64_t kPart = 1U << 18;
   const std::uint64_t parts = (count + kPart - 1) / kPart;
@@ -98,7 +99,8 @@ Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& 
   const auto self = static_cast<std::size_t>(wire.rank());
   parcels[self].bytes = receive_bytes[self] = 0;
   if (wire.shares_memory(device)) return wire.exchange_in_place(send, parcels, receive_bytes);
-  for (std::size_t peer = 0; device.is_cpu() && peer < receive_bytes.size(); ++peer) {  // memory that is not touched
+  // on the CPU room that is not used costs nothing, because its memory is not touched
+  for (std::size_t peer = 0; device.is_cpu() && peer < receive_bytes.size(); ++peer) {
     if (peer != self) receive_bytes[peer] = wire.room_for(receive_bytes[peer]);
   }
   const std::uint64_t received = bytes_without(receive_bytes, wire.rank());

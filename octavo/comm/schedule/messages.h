@@ -9,47 +9,49 @@
 #include "octavo/comm/wire.h"
 #include "octavo/export.h"
 
-/// The messages that the ranks of a schedule send one another. Nothing goes to a rank itself: where messages lie one
-/// after another, in rank order, its own is left out.
+/// The messages that the ranks of a schedule send one another. Nothing is sent to the rank itself: where messages lie
+/// one after another, in rank order, its own is left out.
 namespace octavo {
 
 /// What every message begins with.
 struct MessageHeader {
-  std::uint64_t digest;    // of Bucket
-  std::uint64_t checksum;  // of what follows and is sealed
+  std::uint64_t digest;    // of the bucket (Bucket::digest)
+  std::uint64_t checksum;  // of the sealed bytes that follow
 };
 
-/// Writes the header of a message, of whose first `bytes` bytes, header included, the rest is there.
+/// Writes the header of a message. `bytes`: how many of its first bytes are sealed, header included; all of them but
+/// the header must be there.
 OCTAVO_API void seal(std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest);
 
 /// Throws Error communication where a message of `sender` has another digest, or is not what was sealed.
 void require_sealed(const std::uint8_t* message, std::uint64_t bytes, std::uint64_t digest, int sender, int receiver);
 
-/// How much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where the codec of every tensor is
-/// exact (CodecTraits), as float32, which process groups send without a checksum, too. A flipped bit then changes a
-/// value, not a block of them.
+/// Returns how much of a message of `bytes` bytes is sealed: all of it, or `header_bytes` where the codec of every
+/// tensor is exact (CodecTraits), as float32 is, which process groups send without a checksum, too. A flipped bit then
+/// changes one value, not a block of values.
 std::uint64_t sealed_bytes(std::span<const Contribution> tensors, const Codec* Contribution::* codec,
                            std::uint64_t header_bytes, std::uint64_t bytes);
 
-/// The messages of a bucket, by owner; `codec`: &Contribution::up or &Contribution::down.
+/// Returns the messages of a bucket, by owner. `codec`: &Contribution::up or &Contribution::down.
 std::vector<Message> cut(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size,
                          std::uint64_t header_bytes);
 
 std::vector<std::uint64_t> sizes(const std::vector<Message>& messages);
 
-/// Sends parcels[r] of `send`, of Wire::reserve_to_send, to each other rank r. `receive`: a buffer for what they send
-/// (reserve_on_host), where that does not stay with them; Transfer::from() says where it lies.
+/// Sends parcels[r] of `send`, memory of Wire::reserve_to_send, to each other rank r. `receive`: a buffer
+/// (reserve_on_host) for what the others send, used where that does not stay in their memory; Transfer::from() says
+/// where it lies.
 Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& send, std::vector<Parcel> parcels,
                               at::Tensor& receive, std::vector<std::uint64_t> receive_bytes);
-/// The same, of messages of so many bytes, one after another.
+/// Does the same for messages of so many bytes that lie one after another.
 OCTAVO_API Transfer exchange_with_others(Wire& wire, c10::Device device, const at::Tensor& send,
                                          std::vector<std::uint64_t> send_bytes, at::Tensor& receive,
                                          std::vector<std::uint64_t> receive_bytes);
-/// The same, of one message for all others, at the beginning of `send`.
+/// Does the same for one message to all others, at the beginning of `send`.
 Transfer send_to_others(Wire& wire, c10::Device device, const at::Tensor& send, std::uint64_t bytes,
                         at::Tensor& receive, std::vector<std::uint64_t> receive_bytes);
 
-/// The bytes of all ranks but one.
+/// Returns the sum of the bytes of all ranks but one.
 std::uint64_t bytes_without(std::span<const std::uint64_t> bytes, int rank);
 
 }  // namespace octavo

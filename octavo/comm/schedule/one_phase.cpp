@@ -45,7 +45,7 @@ Outcome OnePhase::finish() {
   return {*nonfinite == 0, up_.power(), {up_.packed().begin(), up_.packed().end()}};
 }
 
-/// Where the sums are encoded to: where the rank's own values lie, if they are floats as the sums are.
+/// Returns where the sums are encoded to: where the rank's own values lie, if these are floats as the sums are.
 std::uint8_t* OnePhase::place(Message& sums) {
   const bool lie_in_place = std::ranges::all_of(bucket_.tensors, [](const Contribution& tensor) {
     return tensor.dtype == at::kFloat && tensor.down == &block_coding(BlockCodec::fp32);
@@ -59,7 +59,8 @@ std::uint8_t* OnePhase::place(Message& sums) {
   return first;
 }
 
-/// Not those of power 0, whose values are zeros already. Floats that lie in their place are looked at alone.
+/// Decodes the sums into the tensors, except those of power 0, whose values are zeros already. Floats that are in their
+/// place already are only checked.
 void OnePhase::deliver(const Message& sums, std::uint8_t* message, std::uint32_t* nonfinite) {
   parts_.clear();
   for (const Piece& piece : sums.pieces) {

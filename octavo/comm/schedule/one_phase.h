@@ -11,11 +11,11 @@
 
 namespace octavo {
 
-/// Compressed reduce-scatter: the first half of TwoPhase, ScatterSum, after which every rank keeps the sums of its own
+/// Compressed reduce-scatter: the first half of TwoPhase, ScatterSum. Afterwards every rank keeps the sums of its own
 /// ranges to itself, in float32, in the place of its own values there.
 ///
 /// Traffic is (W-1)/W of the payload. `Contribution::down` is what the sums become at the owner: fp32, or the outcome
-/// of a vote. Outcome::finite speaks of this rank's own results, and may differ by rank.
+/// of a vote. Outcome::finite is about this rank's own results, and may differ between ranks.
 class OCTAVO_API OnePhase final : public Schedule {
  public:
   /// `device`: where the contributions lie.

@@ -12,7 +12,7 @@ namespace octavo {
 
 namespace {
 
-/// What is told of a message before it is sent.
+/// What a rank tells of a message before it is sent.
 struct SizeMessage {
   MessageHeader header;
   std::uint64_t bytes;
@@ -38,13 +38,13 @@ void PackedTransfer::send_sizes(std::span<const PlacedMessage> out, std::size_t 
   parcels_.assign(world, {});
   figures_.assign(tensors, {});
   std::uint64_t room = 0;
-  const std::uint8_t* before = nullptr;  // the message of the rank before: several may get the same
+  const std::uint8_t* before = nullptr;  // of the rank before; several ranks may get the same message
   for (std::size_t rank = 0; rank < world; ++rank) {
     if (rank == self || out[rank].bytes == before) continue;
     room += out[rank].message->bytes;
     before = out[rank].bytes;
   }
-  // Only the host is at packed messages, whatever the device.
+  // Only the host reads and writes packed messages, whatever the device.
   std::uint8_t* const packed = wire_.reserve_to_send(sent_, room, c10::kCPU);
   std::uint8_t* told = wire_.reserve_to_send(sent_sizes_, sizeof(SizeMessage) * (world - 1), c10::kCPU);
   Parcel parcel;
@@ -81,7 +81,7 @@ std::uint64_t PackedTransfer::pack(const PlacedMessage& from, std::uint8_t* to) 
   return bytes;
 }
 
-/// Of the message that was packed last, which another rank gets.
+/// Counts the message that was packed last, which another rank gets.
 void PackedTransfer::count_payloads(const Message& message) {
   for (std::size_t p = 0; p < of_pieces_.size(); ++p) {
     const Piece& piece = message.pieces[p];

@@ -29,7 +29,7 @@ void Parts::add(c10::Device device, std::uint64_t count, std::uint64_t block, st
 void Parts::for_each(c10::Device device, std::uint64_t passes, const std::function<void(const Part&)>& body) const {
   const auto grain = static_cast<std::int64_t>(std::max<std::uint64_t>(1, kGrainValues / passes));
   for_parts(device, static_cast<std::int64_t>(elements_), grain, [&](std::int64_t from, std::int64_t to) {
-    // a part is of the thread that has its middle: of the one that has its start, the first threads would have more
+    // a part belongs to the thread that has its middle; by its start, the first threads would get more parts
     const auto lies_before = [](const Part& part, std::int64_t element) {
       return static_cast<std::int64_t>(part.start + part.range.count / 2) < element;
     };

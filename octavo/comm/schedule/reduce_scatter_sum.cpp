@@ -22,7 +22,7 @@ void ReduceScatterSum::begin(Bucket bucket) {
 
 Outcome ReduceScatterSum::finish() {
   for (Transfer& transfer : transfers_) transfer.wait();
-  sum_.div_(bucket_.divisor);  // after the sum, as process groups do for an average: the same bits
+  sum_.div_(bucket_.divisor);  // after the sum, as process groups do for an average, so that the bits are the same
   bucket_.gradients.narrow(0, wire_.rank() * sum_.numel(), sum_.numel()).copy_(sum_);
   wait_for_current_stream(device_);
   const Outcome outcome{all_finite(sum_), mean_powers(powers_, wire_.world_size())};

@@ -17,12 +17,13 @@ namespace octavo {
 
 namespace {
 
-/// The two ways draw different bits.
+/// Returns another key for each of the two ways, so that they draw different bits.
 std::uint64_t rounding_key(const Contribution& tensor, Way way) {
   return rules::derive_key(tensor.rounding_key, static_cast<std::uint64_t>(way));
 }
 
-/// After the header there is one float per tensor: the mean square of the sender's gradient.
+/// Returns the bytes of the header and of what follows it: one float per tensor, the mean square of the sender's
+/// gradient.
 std::uint64_t header_bytes(std::size_t tensors) { return sizeof(MessageHeader) + sizeof(float) * tensors; }
 
 }  // namespace
@@ -101,7 +102,7 @@ void ScatterSum::encode_all(std::span<const PlacedMessage> out) {
   });
 }
 
-/// By owner; its own does not travel.
+/// Returns the messages and their places, by owner. This rank's own message is not sent.
 std::vector<PlacedMessage> ScatterSum::outgoing() const {
   std::vector<PlacedMessage> placed;
   std::uint8_t* message = sent_.mutable_data_ptr<std::uint8_t>();
@@ -174,7 +175,8 @@ void ScatterSum::reduce_part(double divisor, const Piece& up, const Piece& down,
   tensor.memory->encode(sent, input);
 }
 
-/// This rank's contribution to its own range does not travel and is taken as it is; but a vote is a sign everywhere.
+/// Returns this rank's votes for its own range as signs. Its contribution there is not sent and would be taken as it
+/// is, but a vote is a sign everywhere.
 EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput& input, const Piece& piece, Range part,
                                   Scratch& scratch) const {
   const std::uint64_t bytes = piece.codec->payload_bytes(part.count);
@@ -188,7 +190,7 @@ EncodeInput ScatterSum::own_votes(const Contribution& tensor, const EncodeInput&
   return {signs};
 }
 
-/// What the others would decode of it.
+/// Returns what the others would decode of this rank's own code.
 EncodeInput ScatterSum::own_code(const Contribution& tensor, const Piece& piece, Range part, Scratch& scratch) const {
   auto* values = reinterpret_cast<float*>(reserve_on_device(scratch.values, part.count * sizeof(float), device_));
   const SentPart sent = tensor.sent(Way::up, wire_.rank(), piece, part, to_itself(), device_);
@@ -198,7 +200,7 @@ EncodeInput ScatterSum::own_code(const Contribution& tensor, const Piece& piece,
   return input;
 }
 
-/// Of all ranks, in their order.
+/// Returns the mean over hits of all ranks, added up in their order.
 EncodeInput ScatterSum::mean_over_hits(double divisor, const Piece& piece, Range part, Scratch& scratch) const {
   const LaunchScope scope(device_);
   const auto floats = [&](at::Tensor& buffer) {
@@ -219,7 +221,7 @@ EncodeInput ScatterSum::mean_over_hits(double divisor, const Piece& piece, Range
   return mean;
 }
 
-/// Null: there are no others.
+/// Returns null where there are no others.
 const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& scratch) const {
   if (wire_.world_size() == 1) return nullptr;
   auto* sum = reinterpret_cast<float*>(reserve_on_device(scratch.sum, part.count * sizeof(float), device_));
@@ -236,11 +238,11 @@ const float* ScatterSum::sum_of_others(const Piece& piece, Range part, Scratch& 
 
 std::uint8_t* ScatterSum::received_from(int sender) const {
   if (transfer_) return transfer_->from(sender);
-  const int place = sender - (sender > wire_.rank() ? 1 : 0);  // nothing came from this rank itself
+  const int place = sender - (sender > wire_.rank() ? 1 : 0);  // this rank sent nothing to itself
   return got_.mutable_data_ptr<std::uint8_t>() + static_cast<std::uint64_t>(place) * own().bytes;
 }
 
-/// Null: nothing of its own has been encoded yet.
+/// Returns null while this rank has encoded nothing of its own range.
 std::uint8_t* ScatterSum::to_itself() const {
   return to_itself_.defined() ? to_itself_.mutable_data_ptr<std::uint8_t>() : nullptr;
 }

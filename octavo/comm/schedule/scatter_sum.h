@@ -15,9 +15,10 @@
 
 namespace octavo {
 
-/// Compressed reduce-scatter: each rank sends every owner the codes of the range that it owns; the owner adds them up
-/// in float32, in rank order, its own values last and as they are, and encodes the sum. Of a tensor that is averaged
-/// over hits it takes codes of its own values, too, in their place by rank. Not thread-safe, as a Schedule.
+/// Compressed reduce-scatter: each rank sends every owner the codes of the range that it owns. The owner adds them up
+/// in float32, in rank order, its own values last and as they are, and encodes the sum. For a tensor that codes_own it
+/// takes codes of its own values, too; for one that is averaged over hits it adds them in their place by rank. Not
+/// thread-safe, like a Schedule.
 class ScatterSum {
  public:
   ScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device), packed_(wire) {}
@@ -25,28 +26,29 @@ class ScatterSum {
   /// Measures the gradients, encodes them and sends them to the owners. The tensors must stay until reduce() is done.
   /// `digest`: of the bucket.
   void begin(std::span<const Contribution> tensors, std::uint64_t digest);
-  /// Of the bucket of begin(): 2 where a codec packs, whose sizes travel first; advance() then starts the second.
+  /// Returns the transfers of the bucket of begin(): 2 where a codec packs, because the sizes are sent first; advance()
+  /// starts the second one.
   int transfers() const { return packs_ ? 2 : 1; }
   void advance();
-  /// With one rank nothing crosses a wire and nothing is encoded, unless a plan votes, since even one rank's vote is a
-  /// sign, or its memory acts alone. Of the bucket of begin().
+  /// Whether the bucket of begin() stays here. With one rank nothing is sent and nothing is encoded, unless a plan
+  /// votes, because even one rank's vote is a sign, or a memory acts alone.
   bool stays_here() const;
-  /// Waits for what the others sent: power() is then that of all ranks.
+  /// Waits for what the others sent. Afterwards power() is that of all ranks.
   void wait();
-  /// Encodes the sums of this rank's own ranges, divided, by the codecs of `down`, to their pieces' places from `out`
-  /// on: memory of the host (reserve_on_host). A payload of fp32 is the sums themselves.
+  /// Encodes the sums of this rank's own ranges, divided, by the codecs of `down`, to the places of their pieces from
+  /// `out` on, memory of the host (reserve_on_host). The payload of fp32 is the sums themselves.
   void reduce(double divisor, std::span<const Piece> down, std::uint8_t* out);
 
-  /// By tensor, as in Outcome.
+  /// Returns the powers by tensor, as in Outcome.
   const std::vector<float>& power() const { return power_; }
-  /// By tensor, as in Outcome.
+  /// Returns the figures by tensor, as in Outcome.
   std::span<const PackedFigures> packed() const {
     return packs_ ? packed_.figures() : std::span<const PackedFigures>();
   }
 
  private:
   struct Scratch {
-    at::Tensor sum, values, hits, votes;  // of a part, as bytes: float32 thrice, codes
+    at::Tensor sum, values, hits, votes;  // for one part, as bytes: float32 three times, codes
   };
 
   void encode_all(std::span<const PlacedMessage> out);
@@ -72,12 +74,12 @@ class ScatterSum {
   std::vector<float> power_;
   std::vector<Message> messages_;  // by owner
   at::Tensor sent_, got_;          // uint8, on the host
-  at::Tensor to_itself_;           // the same, own() as the others' are; where a tensor is averaged over hits
+  at::Tensor to_itself_;           // the same: own(), encoded as the others' messages are; where a tensor codes_own
   at::Tensor chunk_powers_;
   std::vector<Scratch> scratch_;  // by thread
   Parts parts_;
   std::optional<Transfer> transfer_;
-  PackedTransfer packed_;  // in its place where a codec packs
+  PackedTransfer packed_;  // in the place of transfer_ where a codec packs
   bool packs_ = false;
 };
 

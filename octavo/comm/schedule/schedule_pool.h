@@ -12,19 +12,21 @@
 
 namespace octavo {
 
-/// The schedules of buckets that are under way at one time, which keep their buffers from bucket to bucket. Not
+/// The schedules of buckets that are under way at one time. They keep their buffers from bucket to bucket. Not
 /// thread-safe.
 class SchedulePool {
  public:
-  /// `host`: where there are hosts, the ranks of this rank's one, and `wire` those of the same number on all hosts.
-  /// `owners_keep_sums`: nothing goes back to the ranks. The wires must outlive this object and its schedules.
+  /// `host`: with ranks_per_host the ranks of this rank's host, else null; `wire` are then the ranks of the same number
+  /// on all hosts. `owners_keep_sums`: owners send nothing back to the ranks. The wires must outlive this object and
+  /// its schedules.
   SchedulePool(Wire& wire, Wire* host, bool owners_keep_sums);
 
-  /// Of buckets that are sent encoded, or as they are. Schedules add to seconds() of this object, which outlives them.
+  /// Returns a schedule for buckets that are sent encoded, or as they are. It adds to seconds() of this object, which
+  /// must outlive it.
   std::unique_ptr<Schedule> take(c10::Device device, bool is_encoded);
   void give_back(std::unique_ptr<Schedule> schedule, c10::Device device, bool is_encoded);
 
-  /// Of all buckets, on the thread that they are worked on.
+  /// Returns the seconds of all buckets, on the thread that works on them.
   const PhaseSeconds& seconds() const { return seconds_; }
 
  private:

@@ -21,8 +21,8 @@ at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.contiguous().view(
 /// What a rank tells the others of its tensor.
 struct Told {
   MessageHeader header;
-  std::uint64_t bytes;  // of the message that has it
-  std::uint64_t form;   // of its elements: dtype and sizes, as one number
+  std::uint64_t bytes;  // of the message with the tensor
+  std::uint64_t form;   // the dtype and sizes of the tensor, as one number
 };
 
 std::uint64_t form_of(const at::Tensor& sparse) {
@@ -47,14 +47,14 @@ std::vector<Told> told_by_all(Wire& wire, const at::Tensor& sparse, std::uint64_
   return told;
 }
 
-/// A message: its header, the indices, the values.
+/// Returns a message: room for its header, the indices, the values.
 at::Tensor message_of(const at::Tensor& sparse) {
   const at::Tensor header = at::zeros({sizeof(MessageHeader)}, at::kByte);
   return at::cat({header, bytes_of(sparse._indices()), bytes_of(sparse._values())});
 }
 
-/// Throws Error communication unless `indices` [dimensions, count], of rank `sender`, are of elements of such a tensor:
-/// torch looks at none of them, and would write to where they say.
+/// Throws Error communication unless `indices` [dimensions, count], sent by rank `sender`, are indices of elements of
+/// such a tensor. torch checks none of them, and would write to wherever they point.
 void require_within(const at::Tensor& indices, at::IntArrayRef sizes, int sender) {
   const at::Tensor limits = at::tensor(sizes.slice(0, static_cast<std::size_t>(indices.size(0)))).unsqueeze(1);
   if (at::logical_and(indices.ge(0), indices.lt(limits)).all().item<bool>()) return;
@@ -63,7 +63,7 @@ void require_within(const at::Tensor& indices, at::IntArrayRef sizes, int sender
        ": it was made, or has become, wrong there; the process group and its ", "handles must be rebuilt");
 }
 
-/// Of a message without its header, of rank `sender`, that is sealed.
+/// Returns the tensor of a sealed message of rank `sender`. `sent`: the message without its header.
 at::Tensor sparse_of(std::uint8_t* sent, std::uint64_t sent_bytes, const at::Tensor& like, int sender) {
   const at::Tensor bytes = at::from_blob(sent, {static_cast<std::int64_t>(sent_bytes)}, at::kByte);
   const std::int64_t of_indices = like.sparse_dim() * static_cast<std::int64_t>(sizeof(std::int64_t));
@@ -93,7 +93,7 @@ at::Tensor sum_of_sparse(Wire& wire, const at::Tensor& own, std::uint64_t digest
   at::Tensor sum = at::zeros_like(coalesced);
   for (int rank = 0; rank < wire.world_size(); ++rank) {
     if (rank == wire.rank()) {
-      require_within(coalesced._indices(), coalesced.sizes(), rank);  // its error is that of the others
+      require_within(coalesced._indices(), coalesced.sizes(), rank);  // so that it fails with the others' error
       sum = sum.add(coalesced);
       continue;
     }

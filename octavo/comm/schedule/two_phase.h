@@ -15,8 +15,8 @@ namespace octavo {
 
 /// The two-phase all-reduce of compressed values: ScatterSum, then GatherCodes.
 ///
-/// The results have the same bits on all ranks. Traffic is 2(W-1)/W of the payload, whatever W. Where a codec packs
-/// each half takes two transfers, of which the first is small. A tensor whose gradient is zero on every rank is not
+/// The results have the same bits on all ranks. Traffic is 2(W-1)/W of the payload, whatever W. Where a codec packs,
+/// each half takes two transfers, the first of which is small. A tensor whose gradient is zero on every rank is not
 /// decoded (DDP drops the result of an unused parameter, and a residual sent with it would be lost): its result is its
 /// decayed momentum, and its residuals must be rolled back.
 class OCTAVO_API TwoPhase final : public Schedule {
@@ -30,7 +30,7 @@ class OCTAVO_API TwoPhase final : public Schedule {
   void advance() override;
   Outcome finish() override;
 
-  /// Makes the result of a tensor that need not cross the wire, in its place. `nonfinite` as in Codec::decode.
+  /// Makes the result of a tensor that need not be sent, in its place. `nonfinite`: as in Codec::decode.
   void keep_here(const Contribution& tensor, std::uint32_t* nonfinite);
 
  private:
