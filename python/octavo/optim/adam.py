@@ -15,8 +15,8 @@ from octavo.optim.fused import FusedOptimizer
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba 2015) in the arithmetic of ``torch.optim.Adam``: ``weight_decay`` is added to the gradient.
 
-    ``FusedOptimizer`` has the options beside these, which have the names of ``bitsandbytes.optim.Adam``; ``amsgrad`` is
-    not supported. State: ``exp_avg`` and ``exp_avg_sq``.
+    The other options are those of ``FusedOptimizer``, with the names of ``bitsandbytes.optim.Adam``. ``amsgrad`` is not
+    supported (ValueError). State of a parameter: ``exp_avg`` and ``exp_avg_sq``.
     """
 
     _moments = ("exp_avg", "exp_avg_sq")
@@ -35,7 +35,7 @@ class Adam(FusedOptimizer):
     ):
         if amsgrad:
             raise ValueError(f"[optim.{type(self).__name__}] amsgrad is not supported: use torch.optim.Adam for it")
-        # torch's name, by which checkpoints tell Adam from AdamW
+        # torch's name of this option, by which checkpoints tell Adam from AdamW
         is_decoupled = options.pop("decoupled_weight_decay", self._is_decay_decoupled)
         defaults = dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, decoupled_weight_decay=is_decoupled)
         super().__init__(params, defaults, **without_inert(self, options))
@@ -48,7 +48,8 @@ class Adam(FusedOptimizer):
         self._require(asked == self._is_decay_decoupled, what, asked)
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """Adam and AdamW say in their groups which of them they are; where nothing decays they are the same."""
+        """Refuses the state of an AdamW in an Adam and the reverse: groups say which of the two they belong to. Without
+        weight decay both are the same."""
         is_decoupled = bool(saved.get("decoupled_weight_decay", self._is_decay_decoupled))
         is_alike = is_decoupled == self._is_decay_decoupled or not saved.get("weight_decay")
         kinds = {True: "an AdamW", False: "an Adam"}
@@ -73,8 +74,8 @@ class Adam(FusedOptimizer):
 
 
 class AdamW(Adam):
-    """AdamW (Loshchilov & Hutter 2019): a parameter loses ``lr * weight_decay`` of itself before its update. Otherwise
-    as ``Adam``."""
+    """AdamW (Loshchilov & Hutter 2019): a parameter loses ``lr * weight_decay`` of itself before its update. All else
+    is as in ``Adam``."""
 
     _is_decay_decoupled = True
 
@@ -92,13 +93,13 @@ class AdamW(Adam):
 
 
 class Adam8bit(Adam):
-    """``Adam`` with moments in 8 bits: 2.03 bytes of state a parameter instead of 8."""
+    """``Adam`` with moments in 8 bits: 2.03 bytes of state per parameter instead of 8."""
 
     _bits = 8
 
 
 class Adam4bit(Adam):
-    """``Adam`` with moments in 4 bits: 1.06 bytes of state a parameter."""
+    """``Adam`` with moments in 4 bits: 1.06 bytes of state per parameter instead of 8."""
 
     _bits = 4
 
@@ -116,13 +117,13 @@ class PagedAdam8bit(Adam8bit):
 
 
 class AdamW8bit(AdamW):
-    """``AdamW`` with moments in 8 bits: 2.03 bytes of state a parameter instead of 8."""
+    """``AdamW`` with moments in 8 bits: 2.03 bytes of state per parameter instead of 8."""
 
     _bits = 8
 
 
 class AdamW4bit(AdamW):
-    """``AdamW`` with moments in 4 bits: 1.06 bytes of state a parameter."""
+    """``AdamW`` with moments in 4 bits: 1.06 bytes of state per parameter instead of 8."""
 
     _bits = 4
 
@@ -139,6 +140,6 @@ class PagedAdamW8bit(AdamW8bit):
     _pages = True
 
 
-# Names that bitsandbytes has, too.
+# Further names that bitsandbytes has for these classes.
 Adam32bit, PagedAdam32bit = Adam, PagedAdam
 AdamW32bit, PagedAdamW32bit = AdamW, PagedAdamW

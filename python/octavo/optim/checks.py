@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What no optimizer of Octavo takes: options, parameters, gradients and saved states."""
+"""Checks of what optimizers are given: options, parameters, gradients and saved states."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 
 class CheckedOptimizer(Optimizer):
-    """Base of all of them. A parameter group that is refused is not there afterwards."""
+    """The base class of all optimizers of Octavo. A parameter group that is refused is not added."""
 
-    _alike: ClassVar[tuple[str, ...]] = ()  # options that all parameter groups have alike
+    _alike: ClassVar[tuple[str, ...]] = ()  # options that must be the same in all parameter groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -46,12 +46,12 @@ class CheckedOptimizer(Optimizer):
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real | Tensor)  # a tensor: a learning rate that a schedule changes in place
+    return isinstance(value, Real | Tensor)  # a learning rate may be a tensor, which a schedule changes in place
 
 
 def has_base_named(value: object, names: Set[str]) -> bool:
-    """Whether one of its classes has one of these names, in small letters: of classes whose packages need not be here,
-    or take long to import."""
+    """Whether a class of ``value``, or one of its base classes, has one of these names, given in small letters. It is
+    for classes whose packages may not be installed, or take long to import."""
     return any(base.__name__.lower() in names for base in type(value).__mro__)
 
 
@@ -72,7 +72,7 @@ def require_dense(optimizer: Optimizer, gradient: Tensor) -> None:
 
 
 def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) -> None:
-    """Raises ValueError for a directory without paged states, or one that is not there."""
+    """Raises ValueError for a ``page_dir`` without paged states, and for one that is no directory."""
     if page_dir is not None and not is_paged:
         raise ValueError(
             f"[optim.{type(optimizer).__name__}] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, "
@@ -84,12 +84,12 @@ def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) ->
 
 _OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
 _OF_TORCH = {"maximize": False, "capturable": False, "differentiable": False}
-_HOW_TORCH_STEPS = ("foreach", "fused")  # with the same result
+_HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
 
 
 def without_inert(optimizer: Optimizer, options: dict[str, Any]) -> dict[str, Any]:
-    """The options without those of bitsandbytes and torch that change nothing there at their defaults. Raises
-    ValueError for another value of one: there is no such option here."""
+    """Returns ``options`` without those of bitsandbytes and torch that have no counterpart here, and change nothing
+    there at their defaults. Raises ValueError where one of them has another value than its default."""
     for library, inert in (("bitsandbytes", _OF_BITSANDBYTES), ("torch", _OF_TORCH)):
         for name in inert.keys() & options.keys():
             if options[name] != inert[name]:
@@ -111,9 +111,11 @@ def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options:
 def require_own_states(
     optimizer: Optimizer, state_dict: dict[str, Any], names: Callable[[Set[str]], tuple[Set[str], Set[str]]]
 ) -> None:
-    """Raises ValueError for a saved state of a parameter that has other names than the optimizer's, or a tensor of
-    another shape. ``names``, of those that are saved: which a state must have, and which it may have besides."""
-    for group, saved_group in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):  # torch compares
+    """Raises ValueError where the saved state of a parameter has other names than the optimizer's states, or a tensor
+    of another shape. ``names``: a function of the names that are saved, which returns those that such a state must
+    have, and those that it may have besides."""
+    # not strict: torch compares the lengths
+    for group, saved_group in zip(optimizer.param_groups, state_dict["param_groups"], strict=False):
         for parameter, key in zip(group["params"], saved_group["params"], strict=False):
             if saved := state_dict["state"].get(key):
                 needed, allowed = names(saved.keys())

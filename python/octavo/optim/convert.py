@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States that other libraries' optimizers saved, in the form that ``load_state_dict`` takes, and the other way round.
+"""Translates states that other libraries' optimizers saved into the form that ``load_state_dict`` takes, and the
+reverse.
 
-torch's needs no import: names and meaning are those of ours, and ``load_state_dict`` takes it. What bitsandbytes saves
-has names of its own, and is translated by a function, so that a load need not guess who wrote a file. Its 8-bit codes
-and ours are of one map in blocks of 256, and are neither decoded nor encoded. Only the sign of a block differs:
-a scale of ours is the block's extreme with its sign, whose code is that of 1; bitsandbytes' is its magnitude, and there
-is no code for -1.
+torch's states need no import: names and meaning are the same as ours, and ``load_state_dict`` takes them. States of
+bitsandbytes have other names, and functions translate them, so that a load need not guess who wrote a file. Its 8-bit
+codes and ours are of one map, in blocks of 256, and are neither decoded nor encoded. Only the sign of a block differs.
+Our scale is the block's extreme with its sign, and the extreme has the code of 1. The scale of bitsandbytes is the
+magnitude of the extreme, and it has no code for -1.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ from octavo.optim.fused import OWN_OPTIONS, FusedOptimizer
 from octavo.optim.shards import as_shard, is_sharded, local
 from octavo.optim.state_formats import BLOCK, IS_SIGNED, blocks_of, floats_of, has_codes, names_of
 
-NESTED = "__bnb_optimizer_quant_state__"  # under which bitsandbytes hides tensors from FSDP since 0.50
+NESTED = "__bnb_optimizer_quant_state__"  # the key under which bitsandbytes hides tensors from FSDP since 0.50
 MOMENTS = {"1": "exp_avg", "2": "exp_avg_sq"}  # by the number that bitsandbytes gives them
-OLD_BLOCK = 2048  # of bitsandbytes before 0.44
+OLD_BLOCK = 2048  # the block of bitsandbytes before 0.44
 
 
 def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """What ``load_state_dict`` of our class of the same name takes, from the state of Adam, AdamW or Lion of
-    bitsandbytes in 32 or block-wise 8 bits, paged or not. Its codes are taken as they are; its tensors are shared.
+    """Translates the state of Adam, AdamW or Lion of bitsandbytes, in 32 or block-wise 8 bits, paged or not. Returns
+    what ``load_state_dict`` of our class of the same name takes. The codes are taken as they are; the tensors are
+    shared.
 
-    Weight decay is decoupled in both its Adam and its AdamW: go on with ``AdamW``. Raises ValueError for the state of
-    another optimizer, of a tensor-wise one, or of codes by another map.
+    Both Adam and AdamW of bitsandbytes decouple weight decay: go on with our ``AdamW``. Raises ValueError for the state
+    of another optimizer, for tensor-wise 8-bit states, and for codes of another map.
     """
     groups = [_without(group, {"alpha", "t_alpha", "t_beta3"}) for group in state_dict["param_groups"]]
     if any(group.get("alpha") for group in state_dict["param_groups"]):
@@ -39,10 +41,12 @@ def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """What ``load_state_dict`` of bitsandbytes' class of the same name takes. States in 32 bits stay so, codes of 8
-    bits are the same values but for one kind: where the extreme of a momentum's block is negative, it and what the map
-    rounds to it become -0.993 of its magnitude, as they are in any such block of bitsandbytes. 4 bits become 8.
-    ``extra_bits`` are left out. Raises ValueError for parameters that are DTensors, of whose blocks it knows nothing.
+    """Returns what ``load_state_dict`` of bitsandbytes' class of the same name takes.
+
+    States in 32 bits stay in 32 bits, codes of 8 bits keep their values, and codes of 4 bits become codes of 8. There
+    is one exception: where the extreme of a momentum's block is negative, the extreme and what the map rounds to it
+    become -0.993 of its magnitude, as in any such block of bitsandbytes. ``extra_bits`` are left out. Raises ValueError
+    for parameters that are DTensors, of which bitsandbytes has no states.
     """
     for parameter in optimizer.state:
         if is_sharded(parameter):
@@ -67,8 +71,9 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
 
 
 def to_torch(optimizer: FusedOptimizer) -> dict[str, Any]:
-    """What ``torch.optim.Adam`` and ``AdamW`` take: all moments in float32; ``extra_bits`` are left out. Of Lion, which
-    torch has not, the momentum. Of a DTensor they are DTensors, as ``fully_shard`` needs them."""
+    """Returns what ``load_state_dict`` of ``torch.optim.Adam`` and ``AdamW`` takes, with all moments in float32.
+    ``extra_bits`` are left out. For Lion, which torch does not have, it returns the momentum. The moments of DTensors
+    are DTensors, as ``fully_shard`` needs them."""
 
     def exported(state: dict[str, Tensor], bits: int, parameter: Tensor) -> dict[str, Any]:
         others: dict[str, Any] = {"step": state["step"].clone()}
@@ -130,8 +135,8 @@ def _scales_of(absmax: Tensor | None, count: int) -> Tensor:
 
 
 def _codes_of_8_bits(state: dict[str, Tensor], moment: str, bits: int, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """For scales without their signs. Mirrored, code 127 + n becomes 127 - n, and what would be -1 the least there
-    is."""
+    """Returns 8-bit codes, and scales whose signs no longer count. Where a scale is negative its block is mirrored:
+    code 127 + n becomes 127 - n, and the code of 1, which would become -1, becomes the least code."""
     _, codes, scales = (state.get(name) for name in names_of(moment))
     count = shape.numel()
     if bits != 8:
@@ -145,7 +150,7 @@ def _codes_of_8_bits(state: dict[str, Tensor], moment: str, bits: int, shape: to
 
 
 def _map_of(moment: str) -> Tensor:
-    """The values of all codes."""
+    """Returns the values of all 256 codes, float32 on the CPU."""
     codes, scale = torch.arange(256, dtype=torch.uint8, device="cpu"), torch.ones(1, device="cpu")
     return torch.ops.octavo.decode_state(codes, scale, 256, 8, IS_SIGNED[moment])
 
@@ -156,8 +161,8 @@ def _exported(
     defaults: dict[str, Any],
     unwanted: set[str],
 ) -> dict[str, Any]:
-    """With exported(state, bits of codes, parameter) of each parameter that has a state, and its groups without the
-    options that the other library has not."""
+    """Returns a state dict with ``exported(state, bits of codes, parameter)`` of each parameter that has a state, and
+    the groups without the ``unwanted`` options, which the other library does not have."""
     states: dict[int, dict[str, Any]] = {}
     groups = optimizer.state_dict()["param_groups"]
     for group, saved in zip(optimizer.param_groups, groups, strict=True):

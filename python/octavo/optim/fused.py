@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What optimizers share whose step is one C++ call over all tensors, with states in 32, 8 or 4 bits, paged or not."""
+"""The base of optimizers whose step is one C++ call over all tensors, with states in 32, 8 or 4 bits, paged or not."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from octavo.optim.states import StateMaker
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NONFINITE = ("skip_element", "skip_step", "raise")
 BF16_ROUNDING = ("nearest", "stochastic", "extra_bits")
-FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # options that say how states are kept
-OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # that optimizers of other libraries have not
-# Options of groups that torch's optimizers have besides: how they make a step, or what is refused where it is true.
+FORMAT = ("optim_bits", "min_8bit_size", "is_paged", "min_paged_size")  # the options that say how states are kept
+OWN_OPTIONS = (*FORMAT, "nonfinite", "bf16_rounding", "seed")  # options that optimizers of other libraries do not have
+# Further options of torch's optimizers: how they make a step, or what is refused here where it is true.
 TORCHS_OWN = ("amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 
 
@@ -36,52 +36,57 @@ class Move(NamedTuple):
     """The step of the parameters of a group on one device."""
 
     make: Callable[[], object]
-    check: Callable[[], object] = lambda: None  # raises what `make` would refuse, and changes nothing
+    check: Callable[[], object] = lambda: None  # raises what `make` would raise, and changes nothing
 
 
 class FusedOptimizer(CheckedOptimizer):
     """Base of ``Adam``, ``AdamW`` and ``Lion``. Every option may differ between parameter groups, and is saved with
-    them. ``overrides`` makes groups by names:
+    them. ``overrides`` makes groups by the names of parameters:
 
     >>> AdamW8bit(
     ...     model.named_parameters(), overrides={"embed*": dict(optim_bits=32), "*norm*": dict(weight_decay=0.0)}
     ... )
 
-    A parameter has the options of all patterns (``fnmatch``) that match its whole name, of which the last one counts.
-    Names are saved, and a load refuses a state of parameters with other names or in other groups. A group that is
-    added later has its own options alone.
+    A parameter gets the options of all patterns (``fnmatch``) that match its whole name; where several give the same
+    option, the last one counts. Names are saved, and a load refuses the state of parameters with other names or in
+    other groups. A group that is added later has only its own options.
 
-    ``optim_bits`` is 32, 8 or 4: of a state's elements. Parameters of fewer than ``min_8bit_size`` elements (of a
-    DTensor: those of all ranks) have float32 whatever it says. ``is_paged`` puts states of at least ``min_paged_size``
-    elements into managed memory, which the device moves to where it is used and back: shared memory of SYCL and CUDA,
-    on the CPU memory that the system may page out or, with ``page_dir``, a file in that directory, so that states may
-    be larger than RAM; ValueError for a ``page_dir`` without a paged group.
+    - ``optim_bits``: 32, 8 or 4, the bits of an element of a state.
+    - ``min_8bit_size``: parameters of fewer elements have states in float32 whatever ``optim_bits`` says. For a DTensor
+      the elements of all ranks count.
+    - ``is_paged``: whether states are in managed memory, which is moved to where it is used and back. With a device
+      this is shared memory of SYCL or CUDA; on the CPU it is memory that the system may page out.
+    - ``min_paged_size``: the states of parameters of fewer elements are not paged.
+    - ``page_dir``: on the CPU, the directory of a file that holds the managed memory, so that states may be larger than
+      RAM. Raises ValueError where no group is paged.
+    - ``nonfinite``: what happens where a gradient has a NaN or an infinity. ``"skip_element"`` leaves that element and
+      its state as they are. ``"skip_step"`` leaves everything as it is, in all groups. After both, ``saw_nonfinite()``
+      is True. ``"raise"`` leaves everything as it is and raises FloatingPointError. The last two wait for the device in
+      every step.
+    - ``bf16_rounding``: how parameters in bfloat16 are rounded. ``"nearest"`` loses steps of less than half a unit of
+      the last place. ``"stochastic"`` rounds without bias, by random bits drawn from ``seed``, the step and the
+      element's number. These bits are the same on every machine, and however a DTensor is cut along its first
+      dimension. ``"extra_bits"`` keeps 8 more bits of each parameter as a state.
+    - ``seed``: the seed of ``"stochastic"``.
 
-    ``nonfinite`` says what a NaN or an infinity in a gradient does: ``"skip_element"`` leaves its element and the
-    element's state as they are, and ``saw_nonfinite()`` tells; ``"skip_step"`` leaves everything as it is, in all
-    groups, and ``"raise"`` raises FloatingPointError then. The last two wait for the device in every step. Adam and
-    AdamW leave an element alone, with each of the three, if the square of what its variance is made of is beyond
-    float32 (1.85e19 and above), and ``saw_nonfinite()`` tells: torch's variance of it would be infinite, and no
-    gradient would move it again.
+    With each ``nonfinite``, Adam and AdamW leave an element alone where the square that goes into its variance is
+    beyond float32 (for values of 1.85e19 and above); ``saw_nonfinite()`` is then True. torch's variance of it would be
+    infinite, and no gradient would move the element again.
 
-    ``bf16_rounding`` of parameters in bfloat16: ``"nearest"`` loses steps of less than half a unit of the last place;
-    ``"stochastic"`` rounds without bias, by bits that ``seed``, the step and the element's number draw, the same on
-    every machine and however a DTensor is cut along its first dimension; ``"extra_bits"`` keeps 8 more bits of each
-    parameter as a state.
-
-    State of a parameter: ``step``, a float32 scalar on the CPU as torch has it; each moment, in float32 under its name
-    or as ``NAME_codes`` (uint8, in row-major order whatever the parameter's) and ``NAME_scale``; ``extra_bits``. All
-    are plain tensors, of the parameter's device, and none shares its memory with another. Of a DTensor, as
-    ``fully_shard`` makes parameters, a rank has the state of its own shard; ``state_dict()`` says it in DTensors.
+    State of a parameter: ``step``, a float32 scalar on the CPU as in torch; each moment, in float32 under its name, or
+    as ``NAME_codes`` (uint8, in row-major order whatever the parameter's order is) and ``NAME_scale``; and
+    ``extra_bits``. All are plain tensors on the parameter's device, except ``step``, and none shares its memory with
+    another. Of a DTensor, such as the parameters of ``fully_shard``, a rank has the state of its own shard; in
+    ``state_dict()`` states are DTensors.
     """
 
-    _moments: ClassVar[tuple[str, ...]]  # names of a parameter's states
-    _own_options: ClassVar[frozenset[str]]  # of parameter groups, by which a saved state is known
-    _bits: ClassVar[int] = 32  # what optim_bits and is_paged are where nothing is said
+    _moments: ClassVar[tuple[str, ...]]  # names of the moments in a parameter's state
+    _own_options: ClassVar[frozenset[str]]  # options of parameter groups by which a saved state is recognized
+    _bits: ClassVar[int] = 32  # the defaults of optim_bits and is_paged
     _pages: ClassVar[bool] = False
 
-    _factor: Tensor | None = None  # of the next step's gradients
-    _backward_hooks: tuple[RemovableHandle, ...] = ()  # of step_in_backward
+    _factor: Tensor | None = None  # what the next step multiplies gradients by
+    _backward_hooks: tuple[RemovableHandle, ...] = ()  # the hooks of step_in_backward
 
     def __init__(
         self,
@@ -100,7 +105,7 @@ class FusedOptimizer(CheckedOptimizer):
     ):
         self._maker = self._make_maker(page_dir)
         self._nonfinite: dict[torch.device, Tensor] = {}
-        self._places: dict[Tensor, int] = {}  # of parameters among all of them
+        self._places: dict[Tensor, int] = {}  # each parameter's number among all of them
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
             min_8bit_size=min_8bit_size,
@@ -120,8 +125,8 @@ class FusedOptimizer(CheckedOptimizer):
     # ---- what a subclass says
 
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
-        """Calls the operator that makes the step; ``tensors`` are those of its arguments that all such operators
-        have."""
+        """Calls the operator that makes the step. ``tensors`` are the arguments that the operators of all rules have in
+        common."""
         raise NotImplementedError
 
     def _require_ready(self) -> None:
@@ -154,7 +159,7 @@ class FusedOptimizer(CheckedOptimizer):
         if self._may_step(moved):
             groups = zip(self.param_groups, moved, strict=True)
             moves = [move for group, parameters in groups for move in self._moves(group, parameters, self._factor)]
-            for move in moves[1:]:  # the first one checks all of its parameters itself before it moves one
+            for move in moves[1:]:  # the first one checks its parameters itself, before it moves any
                 move.check()
             for move in moves:
                 move.make()
@@ -163,14 +168,16 @@ class FusedOptimizer(CheckedOptimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._factor = None  # of the gradients that are gone
+        self._factor = None  # it was for the gradients that are gone
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clips the gradients of the next step to the global L2 norm ``max_norm``, as
-        ``torch.nn.utils.clip_grad_norm_`` does but without a pass of its own over them: the step multiplies as it reads
-        them, and ``grad`` stays as it is. Returns the norm that they have, on their device, which is not waited for.
-        ``zero_grad()`` of this optimizer takes it back, and of several calls before a step the last one counts. Raises
-        RuntimeError where ``step_in_backward`` frees gradients before they can be measured.
+        """Clips the gradients of the next step to the global L2 norm ``max_norm``. Returns the norm that they have, a
+        tensor on their device, which is not waited for.
+
+        It does what ``torch.nn.utils.clip_grad_norm_`` does without a pass of its own over the gradients: the step
+        multiplies them as it reads them, and ``grad`` stays as it is. ``zero_grad()`` of this optimizer cancels it; of
+        several calls before a step the last one counts. Raises RuntimeError with ``step_in_backward``, which frees
+        gradients before they can be measured.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
         if self._steps_in_backward():
@@ -185,23 +192,27 @@ class FusedOptimizer(CheckedOptimizer):
         return norm
 
     def saw_nonfinite(self) -> bool:
-        """Whether a step since the last call left some elements alone because of their gradients, or with
-        ``"skip_step"`` all of them. Waits for the devices."""
+        """Whether a step since the last call has left elements alone because of their gradients, or all of them with
+        ``"skip_step"``. Waits for the devices."""
         seen = any(bool(flag.item()) for flag in self._nonfinite.values())
         for flag in self._nonfinite.values():
             flag.zero_()
         return seen
 
     def step_in_backward(self) -> list[RemovableHandle]:
-        """From now on a parameter makes its step as soon as backward has its gradient, which is freed then: all
-        gradients together need the memory of the largest alone. ``step()`` finds nothing left to do. Not for gradient
-        accumulation, nor for clipping by the norm of all gradients, nor with a GradScaler, by whose factor they are
-        still multiplied, nor where reentrant checkpointing gives a tied weight its gradient in parts. Parameters that
-        require a gradient later are not among them, and hooks around ``step`` are not called. ``remove()`` of the
-        handles ends it. Raises RuntimeError, here or in backward, where something reads gradients after that, as
-        DistributedDataParallel does to average them: ranks would step by their own. ``fully_shard`` averages them
-        before. Keep the optimizer: parameters do not, and backward raises RuntimeError where it is gone. ValueError for
-        a ``nonfinite`` that waits for all gradients.
+        """From now on a parameter makes its step as soon as backward has its gradient, which is then freed: all
+        gradients together need no more memory than the largest one. ``step()`` finds nothing left to do. Returns
+        handles; ``remove()`` of all of them ends it.
+
+        It cannot be used with gradient accumulation, with clipping by the norm of all gradients, with a GradScaler (the
+        gradients are still multiplied by its factor), or where reentrant checkpointing gives a tied weight its gradient
+        in parts. It does not include parameters that require a gradient only later. Hooks around ``step`` are not
+        called. Keep a reference to the optimizer: parameters do not keep it, and backward raises RuntimeError where it
+        is gone.
+
+        Raises ValueError for a ``nonfinite`` that waits for all gradients. Raises RuntimeError, here or in backward,
+        where something reads gradients after backward has computed them, such as DistributedDataParallel to average
+        them: each rank would step by its own gradient. ``fully_shard`` averages them before.
         """
         if self._steps_in_backward():
             raise RuntimeError(
@@ -237,10 +248,10 @@ class FusedOptimizer(CheckedOptimizer):
 
     @torch.no_grad()
     def _step_now(self, group_number: int, parameter: Tensor) -> None:
-        if parameter.grad is None:  # another hook has used it up
+        if parameter.grad is None:  # another hook has taken it
             return
         self._require_unawaited(parameter)
-        group = self.param_groups[group_number]  # of now: a load makes them anew
+        group = self.param_groups[group_number]  # looked up now: a load makes groups anew
         self._require_ready()
         require_dense(self, parameter.grad)
         match_placements(parameter)
@@ -250,8 +261,9 @@ class FusedOptimizer(CheckedOptimizer):
         parameter.grad = None
 
     def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
-        """What makes the step of parameters that have a ``grad``, for those of each device. Makes first states."""
-        self._require_valid(group)  # its options may have been changed
+        """Returns what makes the step of parameters that have a ``grad``, a ``Move`` for each device. Makes the states
+        of parameters that have none yet."""
+        self._require_valid(group)  # its options may have been changed since
         self._maker.require_own_process()
         self._require_format(group, parameters)
         moves: list[Move] = []
@@ -280,9 +292,9 @@ class FusedOptimizer(CheckedOptimizer):
         return moves
 
     def _check(self, parameters: list[Tensor], tensors: dict[str, Any]) -> None:
-        """Raises what ``_call`` would raise for them."""
+        """Raises what ``_call`` would raise for these parameters."""
         moments = [(self._states(parameters, moment), self._scales(parameters, moment)) for moment in self._moments]
-        (means, mean_scales), (squares, square_scales) = [*moments, ([], [])][:2]  # Lion has one alone
+        (means, mean_scales), (squares, square_scales) = [*moments, ([], [])][:2]  # Lion has only one
         names = ("parameters", "gradients", "tails", "code_bits", "gradient_factor", "nonfinite")
         torch.ops.octavo.require_step(
             means=means,
@@ -294,13 +306,13 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _move(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
         self._call(group, parameters, tensors)
-        increment_version([p for p in parameters if is_sharded(p)])  # the operator counts the change of a shard alone
+        increment_version([p for p in parameters if is_sharded(p)])  # the operator counts only the change of the shard
         for parameter in parameters:
             self.state[parameter]["step"] += 1
 
     def _require_format(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        """That codes are of the group's ``optim_bits``. Of one parameter that has some: it changes for all of a
-        group."""
+        """Raises ValueError unless codes are of the group's ``optim_bits``. It looks at one parameter that has codes,
+        because ``optim_bits`` changes for all parameters of a group."""
         moment = self._moments[0]
         coded = next((p for p in parameters if has_codes(self.state[p], moment)), None)
         if coded is None:
@@ -314,8 +326,9 @@ class FusedOptimizer(CheckedOptimizer):
         return [int(self.state[parameter]["step"]) + 1 for parameter in parameters]
 
     def _numbers(self, parameters: list[Tensor]) -> list[int]:
-        """By which parameters draw their random bits: none has the same twice, in whichever order they make steps."""
-        if not all(parameter in self._places for parameter in parameters):  # none yet, or others took their places
+        """Returns the numbers from which parameters draw their random bits. No parameter has the same number twice, in
+        whichever order parameters make steps."""
+        if not all(parameter in self._places for parameter in parameters):  # none yet, or parameters were replaced
             self._places = {parameter: place for place, parameter in enumerate(self._all_parameters())}
         steps = zip(parameters, self._next_steps(parameters), strict=True)
         return [step * 2**32 + self._places[parameter] for parameter, step in steps]
@@ -324,14 +337,15 @@ class FusedOptimizer(CheckedOptimizer):
         return (parameter for group in self.param_groups for parameter in group["params"])
 
     def _may_step(self, moved: list[list[Tensor]]) -> bool:
-        """Whether no group forbids it by what ``nonfinite`` says, of the parameters of each that are to move."""
+        """Whether no group's ``nonfinite`` forbids the step. ``moved``: for each group, the parameters that are to
+        move."""
         for policy in ("raise", "skip_step"):
             groups = zip(self.param_groups, moved, strict=True)
             guarded = [p for group, parameters in groups if group["nonfinite"] == policy for p in parameters]
             if not guarded or self._all_finite(guarded):
                 continue
             if policy == "raise":
-                self._factor = None  # of gradients that must become others
+                self._factor = None  # it was for gradients that must be replaced
                 raise FloatingPointError(
                     f"[optim.{type(self).__name__}] a gradient is not finite; all parameters and states are as they "
                     f"were before the step"
@@ -345,7 +359,7 @@ class FusedOptimizer(CheckedOptimizer):
             self._flag_on(device).fill_(1)
 
     def _all_finite(self, parameters: list[Tensor]) -> bool:
-        """On all ranks that have a shard of them. Waits for the devices."""
+        """Whether the gradients are finite on all ranks that have a shard of them. Waits for the devices."""
         gradients = [local(p.grad) for p in parameters]
         filled = [gradient for gradient in gradients if gradient.numel() > 0]
         is_bad = bool(filled) and not torch.nn.utils.get_total_norm(filled, float("inf")).isfinite()
@@ -364,7 +378,8 @@ class FusedOptimizer(CheckedOptimizer):
         return self._states_of_some(parameters, f"{name}_scale", torch.float32)
 
     def _states_of_some(self, parameters: list[Tensor], name: str, dtype: torch.dtype) -> list[Tensor]:
-        """Of each parameter, an empty tensor where it has none; nothing at all where none has one."""
+        """Returns the states of this name, one per parameter: an empty tensor where a parameter has none. Where no
+        parameter has one, returns an empty list."""
         found = [self.state[parameter].get(name) for parameter in parameters]
         if all(state is None for state in found):
             return []
@@ -374,9 +389,9 @@ class FusedOptimizer(CheckedOptimizer):
     # ---- copies and checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the states' own tensors. States of DTensors are DTensors in it, of the parameter's mesh and
-        placements, as ``torch.distributed.checkpoint`` needs them to save them and to load them on another number of
-        ranks."""
+        """Returns torch's form of a state dict, with the states' own tensors. The states of DTensors are DTensors in
+        it, on the parameter's mesh and with its placements: ``torch.distributed.checkpoint`` can save them, and load
+        them on another number of ranks."""
         state_dict = super().state_dict()
         states = state_dict["state"]
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -386,13 +401,15 @@ class FusedOptimizer(CheckedOptimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes back ``state_dict()``, that of another optimizer of this family, or that of ``torch.optim.Adam`` and
-        ``AdamW``; of bitsandbytes, what ``from_bitsandbytes`` makes of it. How states are kept stays as this optimizer
-        says (``optim_bits``, ``min_8bit_size``, ``is_paged``, ``min_paged_size``): those in another format are encoded
-        or decoded, those in the same one copied to the bit, each straight into its place. All other options are the
-        saved ones, and this optimizer's own where none are saved. The saved tensors may be on any device and are not
-        kept. Raises ValueError for the state of another optimizer or of other shapes; whatever it raises, nothing has
-        changed."""
+        """Takes back what ``state_dict()`` of this optimizer, or of another one of this family, has returned, or that
+        of ``torch.optim.Adam`` and ``AdamW``; and the result of ``from_bitsandbytes``.
+
+        How states are kept stays as this optimizer says (``optim_bits``, ``min_8bit_size``, ``is_paged``,
+        ``min_paged_size``). States in another format are encoded or decoded, those in the same format are copied to the
+        bit, each straight into its place. All other options become the saved ones; where an option is not saved, this
+        optimizer keeps its own. The saved tensors may be on any device, and are not kept. Raises ValueError for the
+        state of another optimizer or of other shapes; whatever it raises, nothing has changed.
+        """
         require_own_state(self, state_dict, self._own_options)
         hook = self.register_load_state_dict_pre_hook(_as_it_was_saved)
         try:
@@ -404,9 +421,10 @@ class FusedOptimizer(CheckedOptimizer):
         return super().__getstate__() | {"_page_dir": self._maker.page_dir}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy, and of what a load replaces: states in managed memory are copied there."""
+        """Restores a copy, or what ``load_state_dict`` was given. States that belong in managed memory are copied
+        there."""
         saved_groups = state["param_groups"]
-        if "defaults" in state:  # a copy, which has nothing yet
+        if "defaults" in state:  # this is a copy, which has no attributes yet
             self._maker, self._nonfinite, self._places = self._make_maker(state["_page_dir"]), {}, {}
             groups = [state["defaults"] | group for group in saved_groups]
         else:
@@ -424,7 +442,7 @@ class FusedOptimizer(CheckedOptimizer):
         self._maker.process = os.getpid()  # all states have been made anew
 
     def _loaded(self, saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """The options of a group after a load."""
+        """Returns the options that a group has after a load."""
         names = own.get("param_names", saved.get("param_names"))
         if saved.get("param_names", names) != names:
             pairs = zip(saved["param_names"], names, strict=True)
@@ -443,8 +461,8 @@ class FusedOptimizer(CheckedOptimizer):
 
 
 class _Saved:
-    """A saved state on its way through torch's ``load_state_dict``, which would make copies of its tensors in the dtype
-    and on the device of their parameter."""
+    """Hides a saved state in torch's ``load_state_dict``, which would copy its tensors in the dtype and to the device
+    of their parameter."""
 
     def __init__(self, state: Any):
         self.state = state
@@ -455,8 +473,9 @@ def _as_it_was_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]
 
 
 def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], group_number: int, parameter: Tensor) -> None:
-    """What autograd keeps in a parameter no collection of garbage sees: it must not keep the optimizer, which has the
-    parameter and its states."""
+    """Makes the step of a parameter in backward. It refers weakly to the optimizer, which has the parameter and its
+    states: a hook in autograd must not keep it, because the garbage collector does not see what autograd keeps in a
+    parameter."""
     alive = optimizer()
     if alive is None:
         raise RuntimeError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers whose state decides what is sent."""
+"""The base of optimizers whose state decides what ranks send."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class JoinedOptimizer(CheckedOptimizer):
-    """An optimizer that ``octavo.compress(ddp, plan, optimizer=optimizer)`` joins to the handle that it returns: ranks
-    send what the optimizer makes of their gradients, and ``parameter.grad`` holds what came back.
+    """An optimizer that ``octavo.compress(ddp, plan, optimizer=optimizer)`` joins to the handle that it returns. Ranks
+    then send what the optimizer makes of their gradients, and ``parameter.grad`` holds what came back.
 
-    A subclass says in ``_enter_phase`` what is sent, and asks ``_require_joined`` and ``_require_delivered`` before it
+    A subclass says in ``_enter_phase`` what is sent, and calls ``_require_joined`` and ``_require_delivered`` before it
     makes a step. In a single process no handle is needed.
     """
 
     _handle: Handle | None = None  # a copy has none
-    _plan: Plan | None = None  # that of octavo.compress
+    _plan: Plan | None = None  # the plan that octavo.compress was given
 
     # ---- what a subclass says of itself
 
@@ -43,30 +43,31 @@ class JoinedOptimizer(CheckedOptimizer):
 
     @property
     def phase(self) -> object:
-        """What all ranks must have alike when they join, with a ``repr``."""
+        """What must be the same on all ranks when they join. It has a ``repr``."""
         return type(self).__name__
 
     def first_plan(self, plan: Plan) -> Plan:
-        """What the first backward pass sends, where ``plan`` is that of ``octavo.compress``."""
+        """Returns the plan of the first backward pass, where ``plan`` is the plan of ``octavo.compress``."""
         return plan
 
     def require_plan(self, plan: Plan) -> None:
-        """Raises ValueError for a plan of ``octavo.compress`` that cannot serve the optimizer."""
+        """Raises ValueError for a plan of ``octavo.compress`` with which the optimizer cannot work."""
 
     def _enter_phase(self) -> None:
         """Tells the handle what to send, at the join and whenever the state has changed from outside."""
         raise NotImplementedError
 
     def _before_forward(self, *_: object) -> None:
-        """Before every forward pass of the model: tells the handle what a schedule has changed."""
+        """Is called before every forward pass of the model, and tells the handle what a schedule has changed."""
 
     def _after_load_of_handle(self) -> None:
-        """The handle's state was replaced by a saved one."""
+        """Is called when the handle's state has been replaced by a saved one."""
 
     # ---- the handle
 
     def require_joinable(self, plan: Plan, parameters: Iterable[Tensor]) -> None:
-        """Raises ValueError where ``octavo.compress`` of these parameters by this plan cannot serve the optimizer."""
+        """Raises ValueError where the optimizer cannot be joined to ``octavo.compress`` of these parameters by this
+        plan."""
         if self._handle is not None:
             raise ValueError(
                 f"[optim.{type(self).__name__}] this optimizer is joined to another octavo.compress already: "
@@ -99,10 +100,11 @@ class JoinedOptimizer(CheckedOptimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _require_joined(self) -> None:
-        """Without its handle this optimizer would silently take averaged gradients for its own."""
+        """Raises RuntimeError on several ranks without a handle: the optimizer would take averaged gradients for its
+        rank's own."""
         if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
             return
-        # torch makes a state by a step of lr 0
+        # torch makes states by a step with lr 0, which is allowed
         changes_parameters = any(group["lr"] != 0 for group in self.param_groups)
         if changes_parameters and dist.get_world_size() > 1:
             raise RuntimeError(
@@ -111,15 +113,15 @@ class JoinedOptimizer(CheckedOptimizer):
             )
 
     def _require_delivered(self, function: str, words: str) -> None:
-        """Raises RuntimeError, which goes on in these words, where ``.grad`` was changed after it came from the
-        wire."""
+        """Raises RuntimeError where ``.grad`` was changed after it was delivered. ``words``: the rest of the error's
+        sentence."""
         if self._handle is not None and not self._handle.holds_momenta():
             raise RuntimeError(f"[optim.{type(self).__name__}] {function}: {words}")
 
 
 def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOptimizer | None:
-    """The optimizer that is to be joined, taken out of a wrapper such as Accelerate's; None for one that need not
-    be."""
+    """Returns the optimizer that is to be joined, taken out of a wrapper such as Accelerate's. Returns None for an
+    optimizer that need not be joined. Raises TypeError for what is no optimizer of torch."""
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise TypeError(f"[{where}] optimizer must be a torch optimizer, got {type(optimizer).__name__}")
     while not isinstance(optimizer, JoinedOptimizer) and isinstance(getattr(optimizer, "optimizer", None), Optimizer):
@@ -128,7 +130,7 @@ def joined_optimizer(optimizer: object, where: str = "ddp.compress") -> JoinedOp
 
 
 def require_no_momentum(optimizer: Optimizer | None, plan: Plan, where: str = "ddp.compress") -> None:
-    """Raises ValueError where the plan keeps a momentum, and a parameter group of the optimizer has one beside it."""
+    """Raises ValueError where the plan keeps a momentum and a parameter group of the optimizer has one, too."""
     if plan.momentum is None or optimizer is None:
         return
     for group in optimizer.param_groups:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers whose step has one size for every element and goes by the sign of a momentum: Lion, and the two whose
+"""Optimizers whose steps have one size for all elements, and the direction of a momentum's sign: Lion, and two whose
 signs the ranks vote on, Distributed Lion and Signum."""
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from octavo.optim.joined import JoinedOptimizer
 
 
 class Lion(FusedOptimizer):
-    """Lion (Chen et al. 2023): a step of ``lr`` by the sign of ``beta1 * m + (1 - beta1) * gradient``, after which
-    ``m`` becomes ``beta2 * m + (1 - beta2) * gradient``; the sign of 0 is 0. Weight decay is decoupled, as AdamW's.
+    """Lion (Chen et al. 2023): a step of ``lr`` in the direction of the sign of ``beta1 * m + (1 - beta1) * gradient``,
+    after which ``m`` becomes ``beta2 * m + (1 - beta2) * gradient``. The sign of 0 is 0. Weight decay is decoupled, as
+    in AdamW.
 
-    The paper advises a third to a tenth of AdamW's learning rate and three to ten times its weight decay. State:
-    ``exp_avg``, float32 whatever the parameter's dtype unless ``optim_bits`` says otherwise; ``FusedOptimizer`` has the
-    other options. With a compressed model it takes the averaged gradients; ``DistributedLion`` sends less.
+    The paper advises a third to a tenth of AdamW's learning rate and three to ten times its weight decay. State of a
+    parameter: ``exp_avg``, in float32 whatever the parameter's dtype is, unless ``optim_bits`` says otherwise. The
+    other options are those of ``FusedOptimizer``. With a compressed model it takes the averaged gradients;
+    ``DistributedLion`` sends less.
     """
 
     _moments = ("exp_avg",)
@@ -41,7 +43,7 @@ class Lion(FusedOptimizer):
         super().__init__(params, defaults, **without_inert(self, options))
 
     def _call(self, group: dict[str, Any], parameters: list[Tensor], tensors: dict[str, Any]) -> None:
-        beta1, beta2 = self._betas(group)  # of the update whose sign is the step, of the momentum that is kept
+        beta1, beta2 = self._betas(group)  # for the update whose sign is the step, and for the momentum that is kept
         torch.ops.octavo.lion_(
             momenta=self._states(parameters, "exp_avg"),
             scales=self._scales(parameters, "exp_avg"),
@@ -54,7 +56,7 @@ class Lion(FusedOptimizer):
 
 
 class Lion8bit(Lion):
-    """``Lion`` with its momentum in 8 bits: 1.02 bytes of state a parameter instead of 4."""
+    """``Lion`` with its momentum in 8 bits: 1.02 bytes of state per parameter instead of 4."""
 
     _bits = 8
 
@@ -71,30 +73,33 @@ class PagedLion8bit(Lion8bit):
     _pages = True
 
 
-# Names that bitsandbytes has, too.
+# Further names that bitsandbytes has for these classes.
 Lion32bit, PagedLion32bit = Lion, PagedLion
 
 
 class DistributedLion(JoinedOptimizer, Lion):
-    """Lion whose signs are voted on (Liu et al. 2024): two bits an element and direction instead of 32.
+    """Lion whose signs the ranks vote on (Liu et al. 2024): each element takes two bits in each direction instead of
+    32.
 
     >>> optimizer = octavo.optim.DistributedLion(model.parameters(), lr=1e-4)
     >>> handle = octavo.compress(ddp, "sign-vote", optimizer=optimizer)
 
-    Each rank keeps the momentum of its own gradients and sends the sign of its own update; the majority's sign comes
-    back, 0 for a tie, and all ranks step by it. It happens in the communication hook, overlapped with backward:
-    ``parameter.grad`` holds the votes' outcome, not a gradient. Exempt parameters (norms, biases) travel in float32,
-    so that theirs is the sign of the averaged update; any other plan than ``sign-vote`` does the same for all
-    parameters with what it sends, and ``dense`` is Lion on averaged gradients.
+    Each rank keeps the momentum of its own gradients and sends the sign of its own update. The majority's sign comes
+    back, 0 for a tie, and all ranks make a step by it. This happens in the communication hook, while backward goes on:
+    ``parameter.grad`` then holds the result of the vote, not a gradient. Exempt parameters (norms, biases) are sent in
+    float32, and their step is the sign of the averaged update. Any other plan than ``sign-vote`` does the same for all
+    parameters with what it sends; ``dense`` is Lion on averaged gradients.
 
-    The momenta are per-rank state: ``handle.state_dict()`` of each rank has them, the optimizer's own state has none.
-    They are float32, paged where ``octavo.compress`` is told to, and parameters are rounded to nearest: ``optim_bits``,
-    ``is_paged`` and ``bf16_rounding`` that say otherwise are refused with ValueError. The betas of a step are those in
-    force when its forward pass began. A step with a NaN on any rank leaves them as they were, and all parameters:
-    joined, ``nonfinite="skip_element"`` means ``"skip_step"``, and ``saw_nonfinite()`` tells. A clip has no effect on
-    the size of a step, so gradients that were clipped, or scaled by a GradScaler that ``octavo.compress`` does not
-    know, are refused with RuntimeError. In a single process, where nothing crosses a wire, no handle is needed and this
-    is ``Lion``.
+    The momenta are state of each rank: ``handle.state_dict()`` of each rank has them, and the optimizer's own state
+    does not. They are float32, and paged where ``octavo.compress`` is told to page; parameters are rounded to nearest.
+    An ``optim_bits``, ``is_paged`` or ``bf16_rounding`` that says otherwise is refused with ValueError. The betas of a
+    step are those in force when its forward pass began.
+
+    A step with a NaN on any rank leaves momenta and parameters as they were. When it is joined to a handle,
+    ``nonfinite="skip_element"`` therefore means ``"skip_step"``, and ``saw_nonfinite()`` tells. Clipping has no effect
+    on the size of a step: gradients that were clipped, or scaled by a GradScaler that ``octavo.compress`` does not
+    know, are refused with RuntimeError. In a single process, where nothing is sent, no handle is needed and this is
+    ``Lion``.
     """
 
     _alike = ("betas",)
@@ -128,8 +133,8 @@ class DistributedLion(JoinedOptimizer, Lion):
             self._require_joined_options(group)
 
     def _require_joined_options(self, group: dict[str, Any]) -> None:
-        """Raises ValueError for options of a state that the handle keeps, or of a rounding that a joined step has
-        not."""
+        """Raises ValueError for options of the state, which the handle keeps, and of a rounding that a joined step does
+        not have."""
         for name, value, what_works in (
             ("optim_bits", 32, " of 32 in a joined optimizer: octavo.compress keeps the momenta, in float32"),
             ("is_paged", False, "=False in a joined optimizer: octavo.compress(..., is_paged=True) pages the momenta"),
@@ -158,7 +163,8 @@ class DistributedLion(JoinedOptimizer, Lion):
         )
 
     def _may_step(self, moved: list[list[Tensor]]) -> bool:
-        """Joined, all ranks have the same NaNs in ``grad``, and their momenta are as they were before the step."""
+        """Whether the step may be made. With a handle all ranks have the same NaNs in ``grad``, and after such a step
+        their momenta are as they were before it."""
         may = super()._may_step(moved)
         if not may or self._handle is None or self._handle.end_step():
             return may
@@ -178,8 +184,9 @@ class DistributedLion(JoinedOptimizer, Lion):
 
 
 class Signum(DistributedLion):
-    """SGD with momentum by the sign of ``m = momentum * m + (1 - momentum) * gradient``, the ranks' signs voted on
-    (Bernstein et al. 2018, 2019): Distributed Lion with both betas alike; what is said there holds here.
+    """SGD with momentum by signs (Bernstein et al. 2018, 2019): the ranks vote on the sign of
+    ``m = momentum * m + (1 - momentum) * gradient``. It is ``DistributedLion`` with both betas equal, and all that is
+    said there is true here.
 
     >>> optimizer = octavo.optim.Signum(model.parameters(), lr=1e-4)
     >>> handle = octavo.compress(ddp, "sign-vote", optimizer=optimizer)

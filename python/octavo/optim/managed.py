@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States in managed memory for optimizers that keep them by themselves."""
+"""States in managed memory, for optimizers that make their states themselves."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from octavo.optim.checks import require_paged
 
 
 class ManagedStates(Optimizer):
-    """Makes states, in managed memory where the optimizer is paged: shared memory of SYCL and CUDA, whose pages the
-    driver moves to where they are used, on the CPU memory that the system may page out or, with a directory, files
-    there. A copy of the optimizer goes on as the optimizer does; loading leaves it as it is."""
+    """Makes states, in managed memory where the optimizer is paged. With a device this is shared memory of SYCL or
+    CUDA, whose pages the driver moves to where they are used. On the CPU it is memory that the system may page out or,
+    with a directory, files there. A copy of the optimizer is paged as the optimizer is; loading a state does not change
+    that."""
 
     _is_paged = False
     _page_dir: str | None = None
 
     def _set_paging(self, is_paged: bool, page_dir: str | None) -> None:
-        """Before the first state. Raises ValueError for a directory without paging."""
+        """To be called before the first state is made. Raises ValueError for a directory without paging."""
         require_paged(self, page_dir, is_paged)
         self._is_paged, self._page_dir = is_paged, page_dir
 
     def _zeros_like(self, parameter: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """On the parameter's device, in its memory order."""
+        """Returns zeros on the parameter's device, in its shape and memory order."""
         if not self._is_paged:
             return torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
         in_files = self._page_dir is not None and parameter.device.type == "cpu"
@@ -39,7 +40,7 @@ class ManagedStates(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if not self._is_paged or "defaults" not in state:  # no copy: of what is loaded a subclass makes states itself
+        if not self._is_paged or "defaults" not in state:  # a load: the subclass makes the states
             return
         for parameter, of_one in self.state.items():
             for name, value in of_one.items():

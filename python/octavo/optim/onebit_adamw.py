@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""1-bit AdamW: AdamW whose momentum, not whose gradient, crosses the wire in one bit."""
+"""1-bit AdamW: AdamW that sends its momentum, not its gradient, in one bit per value."""
 
 from __future__ import annotations
 
@@ -24,38 +24,46 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     >>> optimizer = octavo.optim.OneBitAdamW(model.parameters(), lr=1e-3, warmup_steps=round(0.15 * steps))
     >>> handle = octavo.compress(ddp, "sign+ef", optimizer=optimizer)
 
-    Adam divides by a running variance, and a one-bit gradient's variance says nothing: fed to plain AdamW, signs cost
-    some 20 % of the final loss. So for ``warmup_steps`` (about 15 % of a run) this is AdamW on gradients sent by
-    ``warmup_plan``. Then the variance is frozen into a preconditioner ``P = 1 / sqrt(v)``, and each rank sends
-    ``beta * m + (1 - beta) * P * gradient`` by the plan of ``octavo.compress``; the average comes back as the new
-    ``m``, which is the update. It happens in the communication hook, overlapped with backward: after the freeze
-    ``parameter.grad`` holds ``m``, not a gradient. What would mistake one for the other is refused with RuntimeError:
-    a gradient added to it, a clip by its norm (use ``clip_grad_norm_`` of this class), a GradScaler that
+    Adam divides by a running variance, and the variance of a one-bit gradient says nothing: in plain AdamW signs cost
+    some 20 % of the final loss. Therefore this is AdamW for ``warmup_steps`` (about 15 % of a run), on gradients sent
+    by ``warmup_plan``. Then the variance is frozen into a preconditioner ``P = 1 / sqrt(v)``, and each rank sends
+    ``beta * m + (1 - beta) * P * gradient`` by the plan of ``octavo.compress``. The average comes back as the new
+    ``m``, which is the update. This happens in the communication hook, while backward goes on: after the freeze
+    ``parameter.grad`` holds ``m``, not a gradient. What would take one for the other is refused with RuntimeError: a
+    gradient that is added to it, a clip by its norm (use ``clip_grad_norm_`` of this class), a GradScaler that
     ``octavo.compress`` does not know.
 
-    Three things differ from the paper, each for a measured reason (docs/quality.md). The momentum is preconditioned
-    before it is sent, so that one scale suits all of a tensor. Its ``beta`` is ``frozen_beta``, 0.5: the feedback of
-    one-bit errors is a delay of its own, and with 0.9 on top the update lags behind the loss. And the frozen variance
-    keeps its pattern but not its size: it follows the mean square of each tensor's gradients, one float that travels
-    with the bits.
+    Three things differ from the paper, each for a measured reason (docs/quality.md):
 
-    In a single process, where nothing crosses a wire, no handle is needed. ``variance_floor``: the frozen root of the
-    variance is at least this part of its mean over 256 elements. A parameter that had no gradient in the warm-up, or
-    zeros alone, has no variance to freeze: it stays on plain AdamW, by gradients that then travel by the plan of
-    ``octavo.compress``. A step with a NaN or an infinity in any gradient of any rank is not made. State per parameter:
-    ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and ``P``), float32 whatever the parameter's dtype, and
-    scalars; all of it is in ``state`` and ``param_groups``, equal on all ranks. Save ``handle.state_dict()`` with it.
-    ``is_paged`` keeps the tensors in managed memory, on the CPU with ``page_dir`` in files in that directory; for what
-    the handle keeps ``octavo.compress`` has the same options. A step is in float32: parameters in float64 are rounded
-    to it. ``warmup_steps`` is the constructor's, also after ``load_state_dict``, and has no meaning once the variance
-    is frozen.
+    - The momentum is preconditioned before it is sent, so that one scale suits all of a tensor.
+    - Its ``beta`` is ``frozen_beta``, 0.5: the feedback of one-bit errors is a delay of its own, and with 0.9 on top
+      the update lags behind the loss.
+    - The frozen variance keeps its pattern but not its size: it follows the mean square of each tensor's gradients, one
+      float that is sent with the bits.
+
+    In a single process, where nothing is sent, no handle is needed. The options beside those of AdamW:
+
+    - ``warmup_steps``: the number of steps of the warm-up. It stays the constructor's after ``load_state_dict``, and
+      has no meaning once the variance is frozen.
+    - ``warmup_plan``: the plan of gradients in the warm-up.
+    - ``variance_floor``: the frozen root of the variance is at least this share of its mean over 256 elements.
+    - ``frozen_beta``: the ``beta`` after the freeze.
+    - ``is_paged``: whether the state's tensors are kept in managed memory; on the CPU with ``page_dir`` in files in
+      that directory. ``octavo.compress`` has the same options for what the handle keeps.
+
+    A parameter that had no gradient in the warm-up, or only zeros, has no variance to freeze: it stays on plain AdamW,
+    with gradients that are then sent by the plan of ``octavo.compress``. A step with a NaN or an infinity in any
+    gradient of any rank is not made. State of a parameter: ``exp_avg`` and ``exp_avg_sq`` (after the freeze ``m`` and
+    ``P``), float32 whatever the parameter's dtype is, and scalars. All of it is in ``state`` and ``param_groups``, and
+    equal on all ranks. Save ``handle.state_dict()`` with it. A step is in float32: parameters in float64 are rounded to
+    it.
     """
 
-    _own_options = frozenset({"frozen"})  # of parameter groups, by which a saved state is known
-    _names = frozenset({"step", "frozen", "power", "frozen_power", "exp_avg", "exp_avg_sq"})  # of a parameter's state
+    _own_options = frozenset({"frozen"})  # options of parameter groups by which a saved state is recognized
+    _names = frozenset({"step", "frozen", "power", "frozen_power", "exp_avg", "exp_avg_sq"})  # in a parameter's state
     _alike = ("warmup_steps", "warmup_plan", "frozen_beta")
-    _more_defaults: Mapping[str, Any] = MappingProxyType({})  # a subclass's
-    _clipped_step: int | None = None  # of the handle's account: the step whose gradients were clipped
+    _more_defaults: Mapping[str, Any] = MappingProxyType({})  # the options that a subclass adds
+    _clipped_step: int | None = None  # the step whose gradients were clipped, as the handle counts
 
     def __init__(
         self,
@@ -87,8 +95,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                 # the phase, the same in all groups
                 "steps": 0,
                 "frozen": False,
-                # decayed sums over the steps of the warm-up that were clipped: squared norms of averaged gradients, and
-                # what the powers say of them
+                # decayed sums over the steps of the warm-up that were clipped: of the squared norms of averaged
+                # gradients, and of the estimates of them that the powers give
                 "norm_squares": 0.0,
                 "power_squares": 0.0,
                 **self._more_defaults,
@@ -110,7 +118,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     @property
     def frozen(self) -> bool:
-        """Whether the warm-up is over: with a handle, gradients are then momenta."""
+        """Whether the warm-up is over. With a handle ``grad`` then holds momenta."""
         return self.param_groups[0]["frozen"]
 
     @property
@@ -136,7 +144,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         return loss
 
     def _powers(self) -> dict[Tensor, float]:
-        """The mean squares of the gradients that there are; with a handle, those that all ranks have alike."""
+        """Returns the mean squares of the gradients that there are; with a handle, those that are the same on all
+        ranks."""
         known = self._handle.gradient_powers() if self._handle is not None else {}
         powers = {}
         for parameter in self._parameters():
@@ -155,12 +164,12 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Clips the global norm of the gradient, in both phases; returns the norm, 0-dim. Call it before ``step``, and
-        after ``scaler.unscale_`` where there is a scaler.
+        """Clips the global norm of the gradient, in both phases. Returns the norm, a tensor without dimensions. Call it
+        before ``step``, and after ``scaler.unscale_`` where there is a scaler.
 
-        After the freeze the gradient is not there any more. Its norm is estimated from the powers that travel with the
-        bits, calibrated by the steps of the warm-up that were clipped, and the clip holds back that part of the new
-        momentum which this step's gradient brought.
+        After the freeze there is no gradient any more. Its norm is then estimated from the powers that are sent with
+        the bits, calibrated by the steps of the warm-up that were clipped. The clip reduces that part of the new
+        momentum which this step's gradient has brought.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -185,7 +194,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     def _clip(self, norm: Tensor, max_norm: float) -> Tensor:
         if not torch.isfinite(norm):
-            return norm  # of a step that is to be skipped
+            return norm  # the step will be skipped
         factor = min(1.0, max_norm / (norm.item() + 1e-6))
         if factor < 1.0:
             for group in self.param_groups:
@@ -214,7 +223,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._step_warm(warm, group)
 
     def _step_warm(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        """A step of the warm-up, by gradients."""
+        """Makes a step of the warm-up, by gradients."""
         lr, (beta1, beta2), eps, decay = group["lr"], group["betas"], group["eps"], group["weight_decay"]
         for parameter in parameters:
             state = self.state[parameter]
@@ -222,7 +231,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             torch.ops.octavo.adamw_(parameter, parameter.grad, mean, square, step, lr, beta1, beta2, eps, decay)
 
     def _step_frozen(self, parameter: Tensor, group: dict[str, Any], power: float) -> None:
-        """A step after the freeze, by the momentum."""
+        """Makes a step after the freeze, by the momentum."""
         state, update = self.state[parameter], parameter.grad
         mean, preconditioner = state["exp_avg"], state["exp_avg_sq"]
         if self._handle is None:
@@ -232,7 +241,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         torch.ops.octavo.frozen_adamw_(parameter, update, mean, *self._frozen_sizes(state, group))
 
     def _frozen_sizes(self, state: dict[str, Any], group: dict[str, Any]) -> tuple[float, float]:
-        """What the momentum is multiplied by, and of the parameter what it loses to weight decay."""
+        """Returns what the momentum is multiplied by, and the share of the parameter that it loses to weight decay."""
         return group["lr"] / self._growth(state, group["betas"][1]), group["lr"] * group["weight_decay"]
 
     def _first_state(self, parameter: Tensor) -> dict[str, Any]:
@@ -244,24 +253,24 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     @staticmethod
     def _power(state: dict[str, Any], beta2: float) -> float:
-        """The running mean square of the parameter's gradients, corrected for its start at zero."""
+        """Returns the running mean square of the parameter's gradients, corrected for its start at zero."""
         return state["power"] / (1 - beta2 ** state["step"])
 
     def _growth(self, state: dict[str, Any], beta2: float) -> float:
-        """How much larger the root of the variance has become since the freeze; at least a tenth of it is left."""
+        """Returns by what factor the root of the variance has grown since the freeze; at least 0.1."""
         return max(0.1, (self._power(state, beta2) / state["frozen_power"]) ** 0.5)
 
     def _freeze(self) -> None:
         for group in self.param_groups:
             for parameter in group["params"]:
                 state = self.state.get(parameter)
-                if state and state["power"] > 0:  # else all of the preconditioner would be 1 / eps
+                if state and state["power"] > 0:  # otherwise all of the preconditioner would be 1 / eps
                     self._freeze_state(state, group)
             group["frozen"] = True
         self._enter_phase()
 
     def _freeze_state(self, state: dict[str, Any], group: dict[str, Any]) -> None:
-        """Of a parameter that had a gradient."""
+        """Freezes the variance of a parameter that had a gradient."""
         (beta1, beta2), step = group["betas"], state["step"]
         mean, square = state["exp_avg"], state["exp_avg_sq"]
         torch.ops.octavo.freeze_variance_(square, step, beta2, group["eps"], group["variance_floor"])
@@ -322,8 +331,9 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         self._enter_phase()
 
     def _restore_float32(self, parameter: Tensor, saved: dict[str, Any]) -> None:
-        """torch casts state to the parameter's dtype, in which a preconditioner may be infinite; and the hook reads it
-        in the parameter's memory order."""
+        """Copies the saved tensors in float32 and in the parameter's memory order. torch casts states to the
+        parameter's dtype, in which a preconditioner may be infinite, and the hook reads them in the parameter's memory
+        order."""
         for key in ("exp_avg", "exp_avg_sq"):
             if key in saved:
                 self.state[parameter][key] = self._zeros_like(parameter).copy_(saved[key])

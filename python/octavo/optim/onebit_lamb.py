@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""1-bit LAMB: LAMB whose momentum, not whose gradient, crosses the wire in one bit."""
+"""1-bit LAMB: LAMB that sends its momentum, not its gradient, in one bit per value."""
 
 from __future__ import annotations
 
@@ -18,20 +18,23 @@ class OneBitLamb(OneBitAdamW):
     >>> optimizer = octavo.optim.OneBitLamb(model.parameters(), lr=1e-2, warmup_steps=round(0.15 * steps))
     >>> handle = octavo.compress(ddp, "sign+ef", optimizer=optimizer)
 
-    LAMB (You et al. 2020) multiplies the learning rate of each tensor by a coefficient: the norm of the tensor over
-    that of Adam's direction, within ``coefficient_bounds``, and 1 where either norm is 0. For ``warmup_steps`` this is
-    LAMB on gradients sent by ``warmup_plan``. Then variance and momenta are treated as ``OneBitAdamW`` does, and each
-    coefficient is frozen too, at its running mean with decay ``coefficient_beta``. What it is multiplied by afterwards
-    follows the variance: a factor within ``factor_bounds``, which changes by at most ``factor_change`` of itself in a
-    step.
+    LAMB (You et al. 2020) multiplies the learning rate of each tensor by a coefficient: the norm of the tensor divided
+    by the norm of Adam's direction, within ``coefficient_bounds``, and 1 where either norm is 0. For ``warmup_steps``
+    this is LAMB on gradients sent by ``warmup_plan``. Then variance and momenta are treated as in ``OneBitAdamW``, and
+    each coefficient is frozen, too, at its running mean with decay ``coefficient_beta``. Afterwards it is multiplied by
+    a factor that follows the variance. The factor is within ``factor_bounds``, and changes by at most ``factor_change``
+    of itself in a step.
 
-    Two things differ from the paper. There the factor comes from a variance that is recovered, element by element, from
-    momenta of which one bit is left; here from the mean square of the tensor's gradients, a float that travels with the
-    bits: the factor is the root of how much smaller it has become. And there momenta are scaled so that those of all
-    tensors are alike before they are sent; here the preconditioner, which is applied before, does it.
+    Two things differ from the paper:
 
-    All else is as for ``OneBitAdamW``, with LAMB in place of plain AdamW: the handle, clipping, the state and what is
-    refused. State per parameter has two more scalars, ``coefficient`` and ``factor``.
+    - There the factor comes from a variance that is recovered, element by element, from momenta of which one bit is
+      left. Here it comes from the mean square of the tensor's gradients, a float that is sent with the bits: the factor
+      is the root of how much smaller this mean square has become.
+    - There momenta are scaled before they are sent, so that those of all tensors are alike. Here the preconditioner,
+      which is applied before, does it.
+
+    All else is as in ``OneBitAdamW``, with LAMB in place of plain AdamW: the handle, clipping, the state and what is
+    refused. The state of a parameter has two more scalars, ``coefficient`` and ``factor``.
     """
 
     _own_options = frozenset({"frozen", "factor_bounds"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of some parameters alone, by patterns of their names."""
+"""Options for some of the parameters, given by patterns of their names."""
 
 from __future__ import annotations
 
@@ -13,10 +13,17 @@ from torch import Tensor
 def groups_by_name(
     owner: str, params: Iterable[Any], overrides: Mapping[str, Mapping[str, Any]], options: Collection[str]
 ) -> list[dict[str, Any]]:
-    """The parameter groups that give parameters the options of all patterns that match their names, of which the last
-    one counts. `params` are pairs of a name and a parameter, or groups of these, which stay apart; in each of them a
-    group for all parameters that the same patterns match. `options` are those that there are. Raises ValueError for
-    parameters without names, for an option that there is not, and for a pattern that matches nothing."""
+    """Returns parameter groups in which each parameter has the options of all patterns that match its name; where
+    several give the same option, the last one counts.
+
+    - ``params``: pairs of a name and a parameter, or groups of such pairs, which stay apart. Each of them becomes one
+      group for all parameters that the same patterns match.
+    - ``overrides``: by pattern, the options that it gives.
+    - ``options``: the names of all options that exist.
+
+    Raises ValueError for parameters without names, for an option that does not exist, and for a pattern that matches
+    nothing.
+    """
     for pattern, values in overrides.items():
         if strangers := values.keys() - set(options):
             raise ValueError(

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters that are shards of DTensors, as ``fully_shard`` makes them: a rank makes the step of what it has."""
+"""Parameters that are shards of DTensors, such as those of ``fully_shard``: each rank makes the step of its own
+shard."""
 
 from __future__ import annotations
 
@@ -16,32 +17,34 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Their module, most of a second of imports, is there where one is."""
+    """Whether it is a DTensor. It does not import the module of DTensors, which takes most of a second: where there is
+    a DTensor, the module has been imported."""
     return isinstance(tensor, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ()))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank has of a tensor, in the same memory."""
+    """Returns this rank's shard of a DTensor, in the same memory; any other tensor as it is."""
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """The whole of a DTensor that ranks have a summand each of, such as a norm; any other tensor. All ranks of its mesh
-    call it together. Not for shards: of their gather Gloo keeps a long name (``OwnPart.gathered`` of octavo.zero)."""
+    """Returns the whole of a DTensor of which each rank has a summand, such as a norm; any other tensor as it is. All
+    ranks of its mesh call it together. It is not for shards: for their gather Gloo keeps a long name
+    (``OwnPart.gathered`` of octavo.zero)."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def match_placements(parameter: Tensor) -> None:
-    """Gives the gradient of a DTensor the parameter's placements: under sequence parallelism ranks may have a summand
-    each. All ranks of its mesh call it together."""
+    """Gives the gradient of a DTensor the parameter's placements, because under sequence parallelism each rank may have
+    a summand of it. All ranks of its mesh call it together."""
     gradient = parameter.grad
     if is_sharded(parameter) and is_sharded(gradient) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(parameter.device_mesh, parameter.placements)
 
 
 def first_element(tensor: Tensor) -> int:
-    """The place of a shard's first element in the whole, in row-major order. Raises ValueError for a shard whose
-    elements do not follow each other there."""
+    """Returns the index of a shard's first element in the whole tensor, in row-major order. Raises ValueError for a
+    shard whose elements do not follow one another there."""
     if not is_sharded(tensor) or tensor.to_local().numel() == 0:
         return 0
     (chunk,) = tensor.__create_chunk_list__()
@@ -55,15 +58,15 @@ def first_element(tensor: Tensor) -> int:
 
 
 def has_whole_rows(parameter: DTensor) -> bool:
-    """Whether a rank has some rows of a parameter, or all, and these whole."""
+    """Whether each rank has whole rows of the parameter: some of them, or all."""
     from torch.distributed.tensor import Shard
 
     return all(placement.is_replicate() or placement == Shard(0) for placement in parameter.placements)
 
 
 def as_shard(part: Tensor, parameter: DTensor) -> DTensor:
-    """What a rank has of a tensor that is cut as the parameter is, in the same memory. Where ranks have whole rows,
-    these may be of other sizes than the parameter's."""
+    """Returns a DTensor that is cut as the parameter is, of which ``part`` is this rank's shard, in the same memory.
+    Where ranks have whole rows of the parameter, the rows of ``part`` may have another size."""
     from torch.distributed.tensor import DTensor
 
     shape = parameter.shape[:1] + part.shape[1:] if has_whole_rows(parameter) else parameter.shape
@@ -72,7 +75,7 @@ def as_shard(part: Tensor, parameter: DTensor) -> DTensor:
 
 
 def any_rank(is_so: bool, tensors: Iterable[Tensor]) -> bool:
-    """Whether it is so on a rank of the meshes of these tensors, which all of them ask together."""
+    """Whether ``is_so`` is True on any rank of the meshes of these tensors. All of these ranks call it together."""
     meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors if is_sharded(tensor))
     for mesh in meshes:
         for dimension in range(mesh.ndim):

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = {8: 256, 4: 128}  # elements that share a scale
-IS_SIGNED = {"exp_avg": True, "exp_avg_sq": False}  # by moment: its codes are those of a momentum or of a variance
+BLOCK = {8: 256, 4: 128}  # by bits: how many elements share a scale
+IS_SIGNED = {"exp_avg": True, "exp_avg_sq": False}  # by moment: a momentum has signs, a variance has none
 
 
 def names_of(moment: str) -> tuple[str, str, str]:
-    """Of its floats, of its codes and of their scales."""
+    """Returns the names of a moment's floats, of its codes and of the scales of these."""
     return moment, f"{moment}_codes", f"{moment}_scale"
 
 
@@ -32,8 +32,8 @@ def blocks_of(count: int, bits: int) -> int:
 
 
 def floats_of(state: Mapping[str, Tensor], moment: str, bits: int, shape: torch.Size) -> Tensor:
-    """A moment of this shape as floats; `bits` are those of its codes, if it has any. In the state's own memory where
-    it has none."""
+    """Returns a moment of this shape as floats. `bits` are those of its codes, if it has any. Without codes the result
+    is the state's own tensor."""
     if not has_codes(state, moment):
         return state[moment]
     codes, scales = (state[name].contiguous() for name in names_of(moment)[1:])
@@ -41,7 +41,7 @@ def floats_of(state: Mapping[str, Tensor], moment: str, bits: int, shape: torch.
 
 
 def keep_floats(state: Mapping[str, Tensor], moment: str, bits: int, values: Tensor) -> None:
-    """Writes floats to a moment in whichever format the state has it."""
+    """Writes floats to a moment, in the format that the moment has in the state."""
     floats, codes, scales = names_of(moment)
     if has_codes(state, moment):
         torch.ops.octavo.encode_state_(values, state[codes], state[scales], bits, IS_SIGNED[moment])
@@ -50,13 +50,13 @@ def keep_floats(state: Mapping[str, Tensor], moment: str, bits: int, values: Ten
 
 
 def is_fitting(state: Mapping[str, Any], moment: str, bits: int, shape: torch.Size) -> bool:
-    """Whether a state has such a moment in one of the formats, and in one alone."""
+    """Whether a state has such a moment in exactly one of the formats."""
     floats, codes, scales = (state.get(name) for name in names_of(moment))
     if not has_codes(state, moment):
         is_floats = isinstance(floats, Tensor) and floats.is_floating_point() and floats.shape == shape
         return is_floats and scales is None
     sizes = {"uint8": torch.Size(code_shape(shape, bits)).numel(), "float32": blocks_of(shape.numel(), bits)}
-    are_in_place = bits != 8 or (isinstance(codes, Tensor) and codes.shape == shape)  # those of 4 bits have no shape
+    are_in_place = bits != 8 or (isinstance(codes, Tensor) and codes.shape == shape)  # codes of 4 bits are flat
     return (floats is None and are_in_place) and all(
         isinstance(tensor, Tensor) and tensor.dtype == getattr(torch, dtype) and tensor.numel() == count
         for tensor, (dtype, count) in zip((codes, scales), sizes.items(), strict=True)

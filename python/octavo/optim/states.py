@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fused optimizer keeps of a parameter: made for its first step, or from what was saved, and where it lies."""
+"""Makes what a fused optimizer keeps of a parameter, for its first step or from what was saved, and decides in which
+memory it is."""
 
 from __future__ import annotations
 
@@ -25,19 +26,20 @@ from octavo.optim.state_formats import (
 
 
 class StateMaker:
-    """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory, of
-    which it has an arena for each device."""
+    """Makes the states of an optimizer's parameters as their groups say, in ordinary memory or in managed memory. For
+    managed memory it has an arena for each device."""
 
     def __init__(self, owner: str, moments: tuple[str, ...], page_dir: str | None):
         self.page_dir = page_dir
         self.arenas: dict[torch.device, Arena] = {}
-        self.process = os.getpid()  # which made the states
-        self._owner = owner  # the optimizer's class, for errors
+        self.process = os.getpid()  # the process that made the states
+        self._owner = owner  # the name of the optimizer's class, for errors
         self._moments = moments
 
     def first(self, group: dict[str, Any], parameter: Tensor) -> dict[str, Tensor]:
-        """Of a parameter that has made no step. Of a DTensor a rank has the state of its own shard, in codes where the
-        whole is large enough for them: so the format does not depend on the number of ranks."""
+        """Returns the state of a parameter that has made no step. For a DTensor it is the state of this rank's shard;
+        it is in codes where the whole tensor is large enough for codes, so that the format does not depend on the
+        number of ranks."""
         bits, parameter = self._bits_of(group, parameter), local(parameter)
         state: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.float32, device="cpu")}
         for moment in self._moments:
@@ -46,14 +48,16 @@ class StateMaker:
         return state
 
     def fit_extra_bits(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> None:
-        """A state has them where its group asks for them and its parameter is in bfloat16; at first zeros."""
+        """Adds ``extra_bits``, zeros, to a state whose group asks for them and whose parameter is in bfloat16;
+        otherwise removes them."""
         if group["bf16_rounding"] != "extra_bits" or parameter.dtype != torch.bfloat16:
             state.pop("extra_bits", None)
         elif "extra_bits" not in state:
             state["extra_bits"] = self._zeros_like(group, local(parameter), torch.int8)
 
     def require_own_process(self) -> None:
-        """Raises RuntimeError in a forked process for states in files, which it shares with its parent."""
+        """Raises RuntimeError in a forked process where states are in files, because it shares these files with its
+        parent."""
         if self.page_dir is not None and self.arenas and self.process != os.getpid():
             raise RuntimeError(
                 f"[optim.{self._owner}] the states in page_dir belong to process {self.process}, from which this one "
@@ -62,8 +66,9 @@ class StateMaker:
             )
 
     def restored(self, group: dict[str, Any], parameter: Tensor, saved: Any, saved_bits: int) -> dict[str, Tensor]:
-        """Of a saved state, whose codes are of `saved_bits`: copied where it is in the group's format, otherwise
-        decoded, encoded or both. Raises ValueError for what is no state of such a parameter."""
+        """Makes the state of a parameter from a saved one, whose codes are of `saved_bits`. Moments in the group's
+        format are copied, others are decoded, encoded or both. Raises ValueError for what is no state of such a
+        parameter."""
         if not isinstance(saved, Mapping):
             raise ValueError(f"[optim.{self._owner}] expected a saved state by names, got {saved!r}")
         if not saved:
@@ -79,10 +84,13 @@ class StateMaker:
         return state
 
     def portable(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A state in the form of checkpoints, in the state's own memory where it can be. Of a DTensor's shard it is
-        DTensors, which other numbers of ranks can load: codes where each row of the parameter is whole blocks, so that
-        no block is on two ranks whatever their number, otherwise the floats that they mean, from which the same codes
-        come back. Which of them it is depends on nothing that another number of ranks changes."""
+        """Returns a state in the form of checkpoints, in the state's own memory where that is possible.
+
+        For a DTensor the tensors are DTensors, which another number of ranks can load. Codes stay codes where each row
+        of the parameter is whole blocks: then no block is on two ranks, whatever their number is. Otherwise they become
+        the floats that they mean, from which the same codes come back. Which of the two it is does not depend on the
+        number of ranks.
+        """
         if not is_sharded(parameter) or not state:
             return state
         bits, shape = group["optim_bits"], local(parameter).shape
@@ -101,7 +109,7 @@ class StateMaker:
     # ---- what is made
 
     def _zero_moment(self, group: dict[str, Any], parameter: Tensor, moment: str, bits: int) -> dict[str, Tensor]:
-        """Codes of any kind are zeros under a scale of 0."""
+        """Returns a moment of zeros. As codes of any kind it has zeros as codes and 0 as scales."""
         floats, codes, scales = names_of(moment)
         if bits == 32:
             return {floats: self._zeros_like(group, parameter, torch.float32)}
@@ -137,7 +145,8 @@ class StateMaker:
     # ---- what was saved
 
     def _require_names(self, saved: dict[str, Any]) -> None:
-        """Moments may be saved in any format; of the rest, nothing that no state here has."""
+        """Raises ValueError where the saved state has names that no state here has. Moments may be saved in any
+        format."""
         if "max_exp_avg_sq" in saved:
             raise ValueError(
                 f"[optim.{self._owner}] amsgrad is not supported, and the saved state has its max_exp_avg_sq: go on "

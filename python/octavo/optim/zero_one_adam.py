@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0/1 Adam: most steps send nothing, the others one bit a value."""
+"""0/1 Adam: most steps send nothing, and the others one bit per value."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _EXCHANGES = {_VARIANCE: "gradients", _SYNC: "planned", _LOCAL: "nothing"}
 _SCHEDULE = ("var_freeze_step", "var_update_scaler", "local_step_scaler", "local_step_clipper")
 
 _SUMS = frozenset({"step", "variance_step", "total", "decay"})
-_SINGLE = frozenset({"exp_avg", "update"})  # the handle's, where there is one
+_SINGLE = frozenset({"exp_avg", "update"})  # kept by the handle, where there is one
 
 
 def _names_like(saved: Set[str]) -> tuple[Set[str], Set[str]]:
-    """Of such a state: the names that it must have, and those that it may have."""
-    if "preconditioner" not in saved:  # of a parameter on plain AdamW
+    """Returns the names that a state with these names must have, and those that it may have besides."""
+    if "preconditioner" not in saved:  # the state of a parameter on plain AdamW
         return frozenset({"step", "exp_avg", "exp_avg_sq"}), frozenset()
     return _SUMS | {"preconditioner"}, _SINGLE | {"exp_avg_sq", "anchor"}
 
@@ -36,57 +36,63 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     >>> optimizer = octavo.optim.ZeroOneAdam(model.parameters(), lr=1e-3, **options)
     >>> handle = octavo.compress(ddp, "sign+ef", optimizer=optimizer)
 
-    A step is of one of three kinds, and a pure function of its number says of which:
+    Each step is of one of three kinds, which depends only on the step's number:
 
     - *variance*: gradients are averaged in their own dtype, and momentum and variance learn from them. At first every
-      step, after ``var_update_scaler`` of these every second one, after as many again every fourth one, ..., until
-      ``var_freeze_step`` steps are made; then the variance stays as it is.
-    - *sync*: all other steps before ``var_freeze_step``, and after it one step in every interval. Ranks average, by the
-      plan of ``octavo.compress`` with its error feedback, the updates that each has made since the last sync, this
-      step's among them. From the average all make the same parameters and the same momentum.
-    - *local*: all others. Nothing is sent. Each rank moves by its own gradient and its own momentum; parameters differ
-      between ranks until the next sync. Intervals begin with 1 step, double after every ``local_step_scaler`` steps,
-      and end at ``local_step_clipper``.
+      step is of this kind, after ``var_update_scaler`` of these every second one, after as many again every fourth one,
+      and so on, until ``var_freeze_step`` steps are made. Then the variance stays as it is.
+    - *sync*: all other steps before ``var_freeze_step``, and after it one step in every interval. Ranks average the
+      updates that each has made since the last sync, including this step's, by the plan of ``octavo.compress`` with its
+      error feedback. From the average all ranks make the same parameters and the same momentum.
+    - *local*: all other steps. Nothing is sent. Each rank moves by its own gradient and its own momentum, and
+      parameters differ between ranks until the next sync. Intervals begin with 1 step, double after every
+      ``local_step_scaler`` steps, and end at ``local_step_clipper`` steps.
 
-    After a sync step parameters have the same bits on all ranks. ``synchronize()`` averages what is under way outside
-    of backward: call it on all ranks after the last step, and wherever ranks must have the same parameters.
+    After a sync step parameters have the same bits on all ranks. ``synchronize()`` averages what ranks have not
+    exchanged yet, outside of backward. Call it on all ranks after the last step, and wherever ranks must have the same
+    parameters.
 
     The learning rate and the first beta of a step are those in force when its forward pass began. After a local step
-    ``parameter.grad`` is the rank's own gradient, clipped if the loop clips it; after a sync step it is the averaged
-    update, which must not be changed: RuntimeError. Weight decay is decoupled, and taken at sync steps for all steps
-    since the last one.
+    ``parameter.grad`` is the rank's own gradient, clipped if the loop clips it. After a sync step it is the averaged
+    update, which must not be changed (RuntimeError). Weight decay is decoupled; a sync step applies it for all steps
+    since the last sync.
 
     A step with a NaN or an infinity is not made. Where ranks exchange something, all of them see it and none makes the
-    step; a sync is made up for in the next step. In a local step the rank that has it makes no step, and the others go
-    on without knowing: the average then has that much less of this rank. A GradScaler may therefore skip a step on one
-    rank alone, and its scales may differ between ranks afterwards. A parameter that had no gradient in any variance
-    step is moved by plain AdamW, at sync steps alone.
+    step; a sync is then made up for in the next step. In a local step the rank that has the NaN makes no step, and the
+    others go on without knowing of it: the average then has that much less of this rank. A GradScaler may therefore
+    skip a step on one rank alone, and its scales may differ between ranks afterwards. A parameter that had no gradient
+    in any variance step is moved by plain AdamW, only at sync steps.
 
-    Four things differ from the paper. Variances and momenta are corrected for their start at zero, as Adam's are. A
-    variance step sends gradients alone, of which all ranks make the same momentum, and no momentum beside it. Updates
-    are sent as they move parameters, divided by the root of the variance before and not after, so that one scale suits
-    all of a tensor. And that root is at least ``variance_floor`` of its mean over 256 elements: rows of rare tokens,
-    which have no gradient while the variance learns, would otherwise move by 1 / ``eps``; 0 leaves it out.
+    Four things differ from the paper:
 
-    State per parameter: ``exp_avg_sq`` while the variance learns; ``preconditioner``, 1 over its root; ``anchor``, the
-    parameter at the last sync, from the first local step on; scalars. All of it is equal on all ranks. Momenta and
-    updates since the last sync are per-rank state, float32: ``handle.state_dict()`` of each rank has them. A run that
-    is saved between two syncs resumes with the same bits, though the parameters of only one rank were saved; another
-    number of ranks goes on with the means. In a single process no handle is needed, and syncs have one rank to average.
-    ``is_paged`` keeps the state's tensors in managed memory, on the CPU with ``page_dir`` in files in that directory;
-    momenta and updates are the handle's, for which ``octavo.compress`` has the same options. A step is in float32:
+    - Variances and momenta are corrected for their start at zero, as in Adam.
+    - A variance step sends only gradients, from which all ranks make the same momentum, and no momentum beside them.
+    - Updates are sent as they move parameters, divided by the root of the variance before they are sent and not after,
+      so that one scale suits all of a tensor.
+    - That root is at least ``variance_floor`` of its mean over 256 elements. Rows of rare tokens, which have no
+      gradient while the variance learns, would otherwise move by 1 / ``eps``. With 0 there is no such bound.
+
+    State of a parameter: ``exp_avg_sq`` while the variance learns; ``preconditioner``, 1 over its root; ``anchor``, the
+    parameter at the last sync, from the first local step on; and scalars. All of it is equal on all ranks. Momenta and
+    updates since the last sync are state of each rank, in float32: ``handle.state_dict()`` of each rank has them. A run
+    that is saved between two syncs resumes with the same bits, though the parameters of only one rank were saved; on
+    another number of ranks it goes on with the means. In a single process no handle is needed, and syncs average over
+    one rank.
+
+    ``is_paged`` keeps the state's tensors in managed memory, on the CPU with ``page_dir`` in files in that directory.
+    The handle keeps momenta and updates, for which ``octavo.compress`` has the same options. A step is in float32:
     parameters in float64 are rounded to it.
     """
 
-    _own_options = frozenset(_SCHEDULE)  # of parameter groups, by which a saved state is known
+    _own_options = frozenset(_SCHEDULE)  # options of parameter groups by which a saved state is recognized
     _alike = ("betas", *_SCHEDULE)
-    _heard = 0  # the handle's step of which the state knows
-    _kind = _VARIANCE  # of the step under way
+    _heard = 0  # the last step of the handle that the state has taken note of
+    _kind = _VARIANCE  # the kind of the step under way
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
-    _rates: tuple[tuple[float, float], ...] = ()  # by group, of the step under way: learning rate and weight decay
-    _is_registered = False  # at the handle
-    _beta = 0.0  # of the momenta in the step under way
-    _must_restore = False  # parameters, from a state that was loaded
+    _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay of the step under way, by group
+    _is_registered = False  # whether the handle keeps updates
+    _beta = 0.0  # the first beta of the step under way
+    _must_restore = False  # whether parameters are to be made from a loaded state
 
     def __init__(
         self,
@@ -117,14 +123,14 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 "local_step_scaler": local_step_scaler,
                 "local_step_clipper": local_step_clipper,
                 "variance_floor": variance_floor,
-                # the position in the schedule, the same in all groups
+                # the position in the schedule; it is the same in all groups
                 "steps": 0,
-                "overdue": False,  # a sync failed
+                "overdue": False,  # whether the last sync failed
             },
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self._hear()  # of a step that the groups of before have made
+        self._hear()  # a step that the groups before may have made
         super().add_param_group(param_group)
         first = self.param_groups[0]
         self.param_groups[-1].update(steps=first["steps"], overdue=first["overdue"])
@@ -138,12 +144,12 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @property
     def frozen(self) -> bool:
-        """Whether the variance has learnt all that it does."""
+        """Whether the variance stays as it is from now on."""
         return self._position["steps"] >= self._position["var_freeze_step"]
 
     @property
     def next_kind(self) -> str:
-        """Of the next step: ``variance``, ``sync`` or ``local``."""
+        """The kind of the next step: ``variance``, ``sync`` or ``local``."""
         self._hear()
         return self._next_kind().name
 
@@ -180,7 +186,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     @torch.no_grad()
     def synchronize(self) -> None:
         """Makes parameters and momenta the same on all ranks, as a sync step does, but without a gradient and outside
-        of backward; sends nothing where they are the same. Call it on all ranks, between steps."""
+        of backward. It sends nothing where they are the same already. Call it on all ranks, between steps."""
         self._restore_parameters()
         self._hear()
         if self._handle is None or not any(state.get("total") for state in self.state.values()):
@@ -192,7 +198,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._set_position(overdue=not finite)
         self._begin_step()
 
-    # ---- the schedule, which goes by the steps of the handle: a scaler may leave step() out on one rank
+    # ---- the schedule, which follows the steps of the handle, because a scaler may leave out step() on one rank
 
     @property
     def _position(self) -> dict[str, Any]:
@@ -207,7 +213,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         return _SYNC if kind == _LOCAL and self._position["overdue"] else kind
 
     def _begin_step(self) -> None:
-        """Before the forward pass, or several of them: says what the next backward pass sends."""
+        """Is called before each forward pass, and tells the handle what the next backward pass sends."""
         self._hear()
         self._kind = self._next_kind()
         self._take_rates()
@@ -218,7 +224,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._handle.set_step_sizes({p: self._step_size(state, lr) for p, state, lr, _ in self._known()})
 
     def _take_rates(self) -> None:
-        """From a schedule, which may have changed them since the last step."""
+        """Takes the rates from the groups, which a schedule may have changed since the last step."""
         self._rates = tuple((float(group["lr"]), group["weight_decay"]) for group in self.param_groups)
         beta, self._beta = self._beta, self._position["betas"][0]
         if self._is_registered and beta != self._beta:
@@ -234,7 +240,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @torch.no_grad()
     def _take_note(self, finite: bool) -> None:
-        """Of a step of this kind: what all ranks do alike, whether they have gradients or not."""
+        """Takes note of a step of the current kind: does what all ranks do alike, whether they have gradients or
+        not."""
         kind = self._kind
         self._made = kind if finite else None
         self._set_position(steps=self._position["steps"] + 1, overdue=kind == _SYNC and not finite)
@@ -250,7 +257,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             self._end_round()
 
     def _known(self) -> Iterable[tuple[Tensor, dict[str, Any], float, float]]:
-        """The parameters that have a preconditioner, their states, learning rates and weight decays."""
+        """Yields the parameters that have a preconditioner, with their states, learning rates and weight decays."""
         for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
             for parameter in group["params"]:
                 state = self.state.get(parameter, {})
@@ -258,13 +265,13 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                     yield parameter, state, lr, weight_decay
 
     def _step_size(self, state: dict[str, Any], lr: float) -> float:
-        """Of the next step, with the correction of the momentum for its start at zero."""
+        """Returns the size of the next step, with the correction of the momentum for its start at zero."""
         return lr / (1 - self._beta ** (state["step"] + 1))
 
     # ---- the steps
 
     def _step_alone(self) -> None:
-        """A step of the single rank, whose syncs are local steps, after which a round ends."""
+        """Makes a step of the single rank. Its syncs are local steps after which a round ends."""
         self._begin_step()
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         self._take_note(bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))))
@@ -280,7 +287,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                     continue
                 if "preconditioner" in self.state.get(parameter, {}) or parameter.grad.any():
                     moved.append((parameter, group, lr, weight_decay))
-                else:  # AdamW's step by zeros
+                else:  # AdamW's step with a gradient of zeros
                     parameter.mul_(1 - lr * weight_decay)
         if any("preconditioner" not in self.state[parameter] for parameter, *_ in moved):
             for parameter, *_ in moved:
@@ -311,11 +318,12 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             [own[parameter][0] for parameter, *_ in moved],
             [own[parameter][1] for parameter, *_ in moved],
             beta,
-            [lr / (1 - beta ** state["step"]) for _, state, lr in moved],  # noted already: _step_size is the next one's
+            [lr / (1 - beta ** state["step"]) for _, state, lr in moved],  # this step has been counted
         )
 
     def _end_round(self) -> None:
-        """After updates were averaged: the parameters that all ranks have now, and the next round."""
+        """Ends a round after updates were averaged: makes the parameters that all ranks have from now on, and begins
+        the next round."""
         own, ending = self._own(), [(parameter, state) for parameter, state, *_ in self._known()]
         for with_anchor in (True, False):
             part = [(parameter, state) for parameter, state in ending if ("anchor" in state) == with_anchor]
@@ -333,8 +341,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 state.pop("exp_avg_sq", None)
 
     def _move_without_preconditioner(self) -> None:
-        """Plain AdamW of the parameters whose gradients were averaged as they are, because the variance is frozen and
-        has not learnt from any."""
+        """Makes a step of plain AdamW for the parameters whose gradients were averaged as they are, because the
+        variance was frozen before it had learnt from any of them."""
         if not self.frozen:
             return
         for group, (lr, weight_decay) in zip(self.param_groups, self._rates, strict=True):
@@ -357,7 +365,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             state.update(exp_avg=self._zeros_like(parameter), update=self._zeros_like(parameter))
 
     def _own(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
-        """Momenta and updates since the last sync, in the shape and memory order of the preconditioner."""
+        """Returns the momenta, and the updates since the last sync, in the shape and memory order of the
+        preconditioner."""
         if self._handle is None:
             return {p: (state["exp_avg"], state["update"]) for p, state, *_ in self._known()}
         flat = self._handle.own_updates() if self._is_registered else {}
@@ -389,12 +398,12 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._heard, self._made = self._handle.step, None
         self._take_rates()
         self._register()
-        self._must_restore = True  # when all is loaded: the model, the optimizer and the handle, in any order
+        self._must_restore = True  # once model, optimizer and handle are loaded, in any order
         self._begin_step()
 
     def _before_forward(self, *_: object) -> None:
         self._restore_parameters()
-        if torch.is_grad_enabled():  # else no backward pass follows
+        if torch.is_grad_enabled():  # otherwise no backward pass follows
             self._begin_step()
 
     def _after_load_of_handle(self) -> None:
@@ -410,7 +419,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @torch.no_grad()
     def _restore_parameters(self) -> None:
-        """Between two syncs the saved parameters are those of one rank; a rank's own follow from the anchor."""
+        """Restores this rank's parameters after a load. Between two syncs the saved parameters are those of one rank; a
+        rank's own follow from the anchor and its updates."""
         if not self._must_restore:
             return
         self._must_restore = False
@@ -434,7 +444,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 for what, value in state_dict["state"].get(key, {}).items():
-                    if isinstance(value, Tensor):  # torch casts it to the parameter's dtype
+                    if isinstance(value, Tensor):  # which torch has cast to the parameter's dtype
                         dtype = parameter.dtype if what == "anchor" else torch.float32
                         self.state[parameter][what] = self._zeros_like(parameter, dtype).copy_(value)
                 if self._handle is None and "preconditioner" in self.state[parameter]:
@@ -443,8 +453,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @torch.no_grad()
     def _begin_round_alone(self, parameter: Tensor) -> None:
-        """With the state of a run on several ranks, whose momenta and updates its handles have, a single process begins
-        at their last sync."""
+        """Begins a round in a single process that has loaded the state of a run on several ranks. The momenta and
+        updates were kept by their handles, so it begins at their last sync."""
         state = self.state[parameter]
         if "update" in state:
             return
