@@ -1,2 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements, as ratios taken in one run: against what the memory of this machine can do, and against the peer."""
+"""Measurements, as ratios taken in one run: against the bandwidth of this machine's memory, and against other
+implementations."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo advise`: which plan is fastest on this machine and this link, by measurement; dense where dense is."""
+"""`octavo advise`: measures which plan is fastest on this machine and this link, and says dense where dense is."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from octavo.train.config import split_rounds
 
 DEFAULT_PLANS = ["dense", "bf16", "int8+ef", "int4+ef", "sign+ef", "topk:0.01+ef", "outer:20/sign+ef"]
 WORTH_IT = 1.03
-"""A plan that is not that many times as fast as dense is not worth the change."""
+"""A plan that is not this many times as fast as dense is not worth the change."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Where all ranks send to all others at once: of large messages the bits that a rank sends in a second, of one byte
-    the time."""
+    """The link while every rank sends to all others at once: how many bits of large messages a rank sends in a second,
+    and the time that one byte takes."""
 
     gigabits_per_s: float
     latency_ms: float
@@ -54,14 +54,14 @@ def measure(plans: Sequence[str], *, nproc: int, rounds: int, size: Size, link: 
 
 
 def measure_as_rank(plans: Sequence[str], *, rounds: int, size: Size) -> Report | None:
-    """The part of one rank; the report on rank 0, None elsewhere."""
+    """Measures as one rank. Returns the report on rank 0, None elsewhere."""
     with ddp.joined():
         report = Report(dist.get_world_size(), _measure_link(), ddp.bench_size(plans, rounds, size))
         return report if dist.get_rank() == 0 else None
 
 
 def _measure_link(message_bytes: int = 4 << 20, rounds: int = 5) -> Link:
-    """The slowest rank's median."""
+    """Measures the link; a time is the median of the slowest rank."""
     world = dist.get_world_size()
     others = [rank for rank in range(world) if rank != dist.get_rank()]
 
@@ -71,7 +71,7 @@ def _measure_link(message_bytes: int = 4 << 20, rounds: int = 5) -> Link:
         for _ in range(rounds + 1):  # the first one connects
             dist.barrier()
             start = time.perf_counter()
-            works = [dist.irecv(got[rank], rank) for rank in others]  # before anything is sent: GlooExchange says why
+            works = [dist.irecv(got[rank], rank) for rank in others]  # before anything is sent, as in GlooExchange
             works += [dist.isend(sent[rank], rank) for rank in others]
             for work in works:
                 work.wait()
@@ -86,9 +86,8 @@ def _measure_link(message_bytes: int = 4 << 20, rounds: int = 5) -> Link:
 
 
 def pays_below_gigabits_per_s(row: Row, dense_bytes: int) -> float | None:
-    """The rate of a link on which the bytes that a plan saves take as long as its codec: below it the plan pays, even
-    where nothing overlaps. None where it saves nothing or needs no codec.
-    """
+    """Returns the rate of a link on which the bytes that a plan saves take as long as its codec. Below it the plan
+    pays, even where nothing overlaps. Returns None where the plan saves nothing or needs no codec."""
     if not row.wire_bytes or not row.codec_ms or row.wire_bytes >= dense_bytes:
         return None
     return 8e-9 * (dense_bytes - row.wire_bytes) / (1e-3 * row.codec_ms)
@@ -115,8 +114,9 @@ def _by_name(report: Report) -> dict[str, Row]:
 
 
 def fastest(report: Report) -> Row:
-    """The row of the fastest plan; torch's own DDP or `dense`, where no plan is much faster than these. Rounds of local
-    steps are not among them: they ask for a run that is long enough; nor are torch's hooks, which are no plans."""
+    """Returns the row of the fastest plan, or that of torch's own DDP or `dense` where no plan is much faster than
+    these. Rounds of local steps are left out, because they need a run that is long enough; so are torch's hooks, which
+    are not plans."""
     plans = [row for row in report.rows if row.plan != ALONE and row.milliseconds is not None]
     plans = [row for row in plans if not split_rounds(row.plan)[0] and row.plan not in torch_hooks.HOOKS]
     best = min(plans, key=lambda row: row.milliseconds)
@@ -125,7 +125,7 @@ def fastest(report: Report) -> Row:
 
 
 def sentences(report: Report) -> list[str]:
-    """The advice."""
+    """Returns the sentences of the advice."""
     best, by_name = fastest(report), _by_name(report)
     alone = by_name[ALONE].milliseconds
     rate, latency = report.link.gigabits_per_s, report.link.latency_ms
@@ -143,7 +143,7 @@ def sentences(report: Report) -> list[str]:
 
 
 def _rounds_sentences(report: Report, best: Row) -> list[str]:
-    """What local steps would gain, where they do."""
+    """Returns a sentence for each kind of local steps that would gain something."""
     said = []
     for row in report.rows:
         rounds, plan = split_rounds(row.plan)

@@ -23,9 +23,9 @@ TORCH = "torch"
 
 @dataclass(frozen=True)
 class Row:
-    """Of the slowest rank, in each round."""
+    """A line of the table. Times are those of the slowest rank in each round."""
 
-    kib: int  # of the tensor, float32
+    kib: int  # the size of the float32 tensor
     plan: str
     milliseconds: float
     times_faster_than_torch: float
@@ -42,7 +42,7 @@ HEADINGS = {
 
 
 def check(plans: Sequence[str], links: Sequence[str | None]) -> None:
-    """ValueError for what cannot be measured."""
+    """Raises ValueError for what cannot be measured."""
     check_links(links)
     for plan in plans:
         if octavo.Plan(plan).error_feedback:
@@ -62,7 +62,7 @@ def measure(
 
 
 def measure_as_rank(plans: Sequence[str], *, rounds: int, sizes_kib: Sequence[int]) -> list[Row] | None:
-    """The part of one rank; the rows on rank 0, None elsewhere."""
+    """Measures as one rank. Returns the rows on rank 0, None elsewhere."""
     with joined():
         rows = [row for size in sizes_kib for row in _rows_of(plans, rounds, size)]
         return rows if dist.get_rank() == 0 else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo bench`."""
+"""The commands of `octavo bench`, and `octavo advise`."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,7 +60,7 @@ def kernels(
     rounds: Rounds = 15,
     json_file: JsonFile = None,
 ) -> None:
-    """Kernels against the memory bandwidth: the CPU's, NumPy and torch, or a device's."""
+    """Measure kernels: on the CPU against the memory bandwidth, NumPy and torch, on a device against a copy."""
     from octavo.bench import kernels as bench
 
     _check_place(json_file)
@@ -97,7 +97,8 @@ def ddp(
     rounds: Rounds = 8,
     json_file: JsonFile = None,
 ) -> None:
-    """A data-parallel step by plan, by link and by tokens per step, against torch's hooks and no communication."""
+    """Measure a data-parallel step by plan, by link and by tokens per step, against torch's hooks and against no
+    communication."""
     from octavo.bench import ddp as bench
     from octavo.bench import ddp_jobs
 
@@ -148,7 +149,8 @@ def zero(
     rounds: Rounds = 8,
     json_file: JsonFile = None,
 ) -> None:
-    """A step of a language model by ZeRO, Octavo's and torch's, beside DDP: its time and the memory of a rank."""
+    """Measure a step of a language model by ZeRO, Octavo's and torch's, beside DDP: its time and the memory of a
+    rank."""
     from octavo.bench import zero as bench
     from octavo.bench import zero_jobs
     from octavo.bench.ddp import is_main, is_rank
@@ -184,7 +186,8 @@ def allreduce(
     rounds: Rounds = 15,
     json_file: JsonFile = None,
 ) -> None:
-    """octavo.all_reduce of a float32 tensor by plan, by link and by size, against torch.distributed.all_reduce."""
+    """Measure octavo.all_reduce of a float32 tensor by plan, by link and by size, against
+    torch.distributed.all_reduce."""
     from octavo.bench import allreduce as bench
     from octavo.bench.ddp import is_main, is_rank
 
@@ -208,7 +211,7 @@ def host(
     rounds: Rounds = 25,
     json_file: JsonFile = None,
 ) -> None:
-    """What ranks of one host send one another: through memory that they share, against Gloo's loopback."""
+    """Measure collectives between ranks of one host: through memory that they share, against Gloo's loopback."""
     from octavo.bench import ddp, ddp_jobs
     from octavo.bench import host as bench
 
@@ -237,8 +240,8 @@ def optim(
     rounds: Rounds = 15,
     json_file: JsonFile = None,
 ) -> None:
-    """A step of torch's optimizers, Octavo's, and bitsandbytes', torchao's and DeepSpeed's where they are installed, on
-    the CPU: time, bytes of state, and speed against a copy."""
+    """Measure a step of torch's optimizers, of Octavo's, and of bitsandbytes', torchao's and DeepSpeed's where they are
+    installed, on the CPU: time, bytes of state, and speed against a copy."""
     from octavo.bench import optim as bench
 
     if dtype not in bench.DTYPES:
@@ -264,7 +267,7 @@ def memory(
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """The memory that training in bfloat16 takes with each optimizer, on the device and beside it."""
+    """Measure the memory that training in bfloat16 takes with each optimizer, on the device and beside it."""
     from octavo.bench import memory as bench
 
     _check_place(json_file)
@@ -300,10 +303,10 @@ def advise(
     rounds: Rounds = 5,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure this machine and its link, and say which plan is fastest here, "dense" where dense is.
+    """Measure this machine and its link, and say which plan is fastest here, or "dense" where dense is.
 
-    Under torchrun on the hosts of a job it measures their link. `--rows` is what most depends on your training: the
-    more tokens a step has, the more of the exchange hides behind computing.
+    Under torchrun on the hosts of a job it measures their link. `--rows` should match your training most closely: the
+    more tokens a step has, the more of the exchange is hidden behind computing.
     """
     from octavo.bench import advise as bench
     from octavo.bench.ddp import Size, is_main, is_rank
@@ -329,7 +332,7 @@ def advise(
 
 
 def _device(name: str) -> torch.device:
-    """The device to measure; refuses one that is not here, with the reason."""
+    """Returns the device to measure. Refuses one that is not here, with the reason."""
     try:
         return octavo.accelerator.accelerator_named(name).device()
     except (ValueError, NotImplementedError) as reason:
@@ -338,7 +341,8 @@ def _device(name: str) -> torch.device:
 
 @contextmanager
 def _errors_in_a_sentence() -> Iterator[None]:
-    """Options that make no sense end the command with 2, a job that fails with 1."""
+    """Ends the command with one sentence: with exit code 2 for options that make no sense, with 1 for a job that
+    fails."""
     try:
         yield
     except ValueError as error:
@@ -359,12 +363,12 @@ def _check_place(json_file: Path | None) -> None:
 
 
 def _dicts(rows: Iterable[Any]) -> list[dict[str, object]]:
-    """Of a bench's own dataclass."""
+    """Returns the rows of a bench, which are of its own dataclass, as dicts."""
     return [asdict(row) for row in rows]
 
 
 def _of_links(headings: Mapping[str, str], rows: Iterable[Any]) -> Mapping[str, str]:
-    """Without the link, where all is measured on this machine as it is."""
+    """Returns the headings, without the link's where everything is measured on this machine as it is."""
     shaped = any(row.link != UNSHAPED for row in rows)
     return headings if shaped else {name: heading for name, heading in headings.items() if name != "link"}
 

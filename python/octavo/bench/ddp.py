@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step of a data-parallel model, by plan: linear layers of `width` x `width`, forward, backward and exchange.
+"""Steps of a data-parallel model, by plan: linear layers of `width` x `width`, forward, backward and exchange.
 
-This is the part of one rank; `ddp_jobs` starts the ranks. Every plan takes its turn in every round, next to DDP without
-and with torch's fp16 hook, and to the same step without communication.
+This is the part of one rank; `ddp_jobs` starts the ranks. Every plan takes its turn in every round, as do DDP without
+and with torch's fp16 hook, and the same step without communication.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
 ALONE, TORCH = "alone", "torch"  # alone: without communication
 WARMUP_ROUNDS = 3
 MOST_STEPS_TO_SETTLE = 300
-"""Within so many steps the plan `auto` has chosen."""
+"""Within this number of steps the plan `auto` has chosen."""
 NO_ANSWER_S = 30.0
-"""After so long a step of one of torch's hooks counts as hanging; at 100 Mbit/s torch's own takes 9 s."""
+"""After so many seconds a step of one of torch's hooks counts as hanging; at 100 Mbit/s torch's own takes 9 s."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The model, and the rows (tokens) of a step and rank."""
+    """The size of the model, and the rows (tokens) per step and rank."""
 
     rows: int = 4
     layers: int = 24
@@ -53,15 +53,15 @@ class Size:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; figures are None where there are none, as of a hook that raises."""
+    """A line of the table; a figure is None where there is none, for example for a hook that raises."""
 
     rows: int
     plan: str
     milliseconds: float | None = None
     of_no_communication: float | None = None  # 1.0: communication costs nothing
     times_faster_than_torch: float | None = None
-    wire_bytes: int | None = None  # per step and rank; of torch what a ring sends, of its other hooks unknown
-    waiting_ms: float | None = None  # of the hook's thread, a step
+    wire_bytes: int | None = None  # per step and rank; for torch what a ring sends, unknown for its other hooks
+    waiting_ms: float | None = None  # of the hook's thread, per step
     codec_ms: float | None = None
     remark: str = ""
     link: str = UNSHAPED  # between the ranks, where the bench has shaped it
@@ -98,7 +98,8 @@ def bench(plans: Sequence[str], rounds: int, sizes: Sequence[Size]) -> list[Row]
 
 @contextmanager
 def joined():
-    """In the process group of the job that the environment describes, which all ranks leave together."""
+    """Inside, this process is in the process group of the job that the environment describes. All ranks leave it
+    together."""
     _join()
     yield
     dist.barrier()
@@ -106,7 +107,7 @@ def joined():
 
 
 def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
-    """The rows of one size, as a rank."""
+    """Measures one size as one rank, and returns its rows."""
     steps: dict[str, _Alone] = {ALONE: _Alone(size), TORCH: _Step(size), FP16: _Step(size)}
     HOOKS[FP16](steps[FP16].model)
     handles: dict[str, octavo.Handle | octavo.Outer] = {}
@@ -131,7 +132,8 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
 
 
 def _settle(step: _Alone, handle: octavo.Handle | octavo.Outer) -> str:
-    """Makes steps until a plan that chooses has done so; says what and how, or nothing of other plans."""
+    """Makes steps until a plan that chooses has done so. Returns what it chose and why; an empty text for other
+    plans."""
     for _ in range(MOST_STEPS_TO_SETTLE):
         choice = handle.stats().get("auto")
         if choice is None or choice["settled"]:
@@ -142,7 +144,7 @@ def _settle(step: _Alone, handle: octavo.Handle | octavo.Outer) -> str:
 
 
 def _reason(choice: dict[str, Any]) -> str:
-    """What `auto` chose, and what made it."""
+    """Returns what `auto` chose, and why."""
     buckets = Counter(bucket["plan"] for bucket in choice["buckets"])
     chosen = ", ".join(f"{plan} for {count} of {buckets.total()} buckets" for plan, count in buckets.items())
     tried = [f"{_mix(one['plans'])} {1e3 * one['exchange_s']:.1f} ms" for one in choice["tried"]]
@@ -155,7 +157,8 @@ def _mix(plans: Sequence[str]) -> str:
 
 
 def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]) -> None:
-    """Measures one of torch's other hooks as a rank of a job of its own, which ends with this call: the process too.
+    """Measures one of torch's other hooks as a rank of a job of its own. The job ends with this call, and so does the
+    process.
 
     Rank 0 reports one row: the figures, or what the hook raised, or that a step was not finished in `NO_ANSWER_S`.
     """
@@ -164,7 +167,7 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
         if is_main():
             report(row)
         else:
-            time.sleep(2.0)  # rank 0 reports first: a peer that has left would be taken for the cause
+            time.sleep(2.0)  # rank 0 reports first: otherwise it would name a peer that has left as the cause
         os._exit(0)  # the hook may have left threads behind that never end
 
     without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")
@@ -178,12 +181,12 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
         HOOKS[name](steps[name].model)
         seconds = _measure(steps, rounds)
         end(_row(size, seconds, name))
-    except Exception as error:  # whatever a hook raises is its line in the table
+    except Exception as error:  # whatever a hook raises is reported in its line of the table
         end(Row(size.rows, name, remark=f"raises {_one_line(error)}"))
 
 
 def _one_line(error: Exception) -> str:
-    """The innermost cause: c10d wraps what a hook's callback raises, as text."""
+    """Returns the innermost cause: c10d wraps what a hook's callback raises, as text."""
     text = f"{type(error).__name__}: {error}"
     causes = list(re.finditer(r"\w+(Error|Exception): ", text))
     return text[causes[-1].start() :].splitlines()[0].rstrip(": ") if causes else text.splitlines()[0]
@@ -215,7 +218,8 @@ def _deadline(seconds: float, then: Callable[[], None]):
 
 
 def _account(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Bytes sent, milliseconds of waiting and of coding, a step between two statistics of a handle."""
+    """Returns the bytes sent and the milliseconds of waiting and of coding, per step, between two statistics of a
+    handle."""
     stats = {name: after[name] - before[name] for name in after if name != "auto"}
     waiting = stats["wait_up_s"] + stats["wait_down_s"]
     codec = stats["encode_s"] + stats["reduce_s"] + stats["decode_s"]
@@ -240,7 +244,7 @@ def _row(size: Size, seconds: Seconds, name: str, **account: Any) -> Row:
 class _Alone:
     """One step of the model without communication."""
 
-    count = 1  # of steps in a turn
+    count = 1  # steps per turn
 
     def __init__(self, size: Size):
         torch.manual_seed(0)
@@ -273,15 +277,15 @@ class _Rounds(_Alone):
 
     def __call__(self) -> None:
         super().__call__()
-        self.outer.step()  # there must be something to exchange; the other contenders have no optimizer either
+        self.outer.step()  # one step, so that there is something to exchange; other contenders have no optimizer
         for _ in range(self.count - 1):
             super().__call__()
             self.outer.count_step()
-        self.outer.wait()  # what still travels would do so in the turns of others
+        self.outer.wait()  # otherwise messages would still be sent in the turns of others
 
 
 class _Watched(_Step):
-    """The same step, which calls `then` where it is not finished in time."""
+    """The same step under DDP. It calls `then` where it is not finished in time."""
 
     def __init__(self, size: Size, then: Callable[[], None]):
         super().__init__(size)

@@ -21,16 +21,17 @@ from octavo.train.config import split_rounds
 
 DEADLINE_S = 3600.0
 PORT = 29511
-"""Where ranks on hosts of their own meet: in their network stack every port is free."""
+"""The port at which ranks on hosts of their own meet: every port is free in their network stack."""
 
 
 def measure(
     contenders: Sequence[str], *, nproc: int, rounds: int, sizes: Sequence[Size], links: Sequence[str | None]
 ) -> list[Row]:
-    """For every link the plans together, at all sizes, then each of torch's hooks in a job of its own, at the first.
+    """Measures for every link all plans together, at all sizes, then each of torch's hooks in a job of its own, at the
+    first size.
 
-    `links`: rates among `RATES`, None for this machine as it is. Raises ValueError for what cannot be measured,
-    RuntimeError, with the ranks' last error line, where a job fails.
+    `links`: rates among `RATES`, None for this machine as it is. Raises ValueError for what cannot be measured and,
+    where a job fails, RuntimeError with the ranks' last error line.
     """
     plans, hooks = _split(contenders)
     check_links(links)
@@ -46,7 +47,8 @@ def measure(
 def measure_as_rank(
     contenders: Sequence[str], *, rounds: int, sizes: Sequence[Size], report: Path | None
 ) -> list[Row] | None:
-    """The part of one rank: plans, whose rows it returns on rank 0, or one hook, whose row it writes to `report`."""
+    """Measures as one rank: either plans, whose rows it returns on rank 0, or one hook, whose row it writes to
+    `report`."""
     plans, hooks = _split(contenders)
     if not hooks:
         return ddp.bench(plans, rounds, sizes)
@@ -62,14 +64,14 @@ def _write(rows: Sequence[Row], path: Path | None) -> None:
 
 
 def _split(contenders: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Plans, and torch's hooks. Raises ValueError for what is neither."""
+    """Returns the plans, and torch's hooks. Raises ValueError for what is neither."""
     plans = [name for name in contenders if name not in DOUBTFUL]
     check_plans(plans)
     return plans, [name for name in contenders if name in DOUBTFUL]
 
 
 def check_plans(plans: Sequence[str]) -> None:
-    """Raises ValueError for what is neither a plan nor one of rounds of local steps."""
+    """Raises ValueError for what is neither a plan nor rounds of local steps with a plan."""
     for plan in plans:
         octavo.Plan(split_rounds(plan)[1])
 
@@ -94,9 +96,9 @@ def _job(arguments: list[str], nproc: int, link: str | None) -> list[Row]:
 
 
 def run_job(command: Sequence[str], nproc: int, link: str | None) -> str:
-    """Runs a command of `octavo` as the ranks of a job, and returns what it writes by ``--json``.
+    """Runs a command of `octavo` as the ranks of a job and returns what rank 0 writes by ``--json``.
 
-    `link`: among `RATES`, or None for this machine as it is. Raises RuntimeError, with the ranks' last error line.
+    `link`: among `RATES`, or None for this machine as it is. Raises RuntimeError with the ranks' last error line.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.json"
@@ -125,7 +127,7 @@ def _run_here(command: list[str], nproc: int) -> None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ends torchrun so that it ends its ranks, which outlive it when it is killed."""
+    """Ends torchrun by a signal on which it ends its ranks; they would outlive it if it were killed."""
     process.terminate()
     try:
         process.wait(timeout=40)
@@ -155,7 +157,7 @@ def _environment(rank: int, nproc: int, main: str) -> dict[str, str]:
 
 
 def _failure(status: int, said: str) -> str:
-    """What a rank died of: its last line that names an error, torchrun's own account of it aside."""
+    """Returns the error of a failed rank: its last line that names an error, without torchrun's own account of it."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "rror: " in line and "torch.distributed.elastic" not in line]
     last = (errors or lines or ["nothing"])[-1]

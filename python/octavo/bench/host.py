@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of ranks of one host: through memory that they share, and by Gloo's loopback, in turns, on the same
-tensors. In place: what is sent was written to the shared memory, as ZeRO's messages are."""
+"""Collectives between ranks of one host, in turns and on the same tensors: through memory that they share, and by
+Gloo's loopback. In place means that what is sent was written to the shared memory, as ZeRO's messages are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.bench.timing import ratio, take_turns, typical
 from octavo.rendezvous import Rendezvous
 
 SIZES_KIB = (64, 256, 1024, 4096, 16384, 65536)
-"""Of the whole, of which each rank has, or gets, a part."""
+"""The sizes of the whole tensor; each rank has, or gets, a part of it."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def as_rows(report: str) -> list[Row]:
 
 def bench(rounds: int, sizes_kib: Sequence[int] = SIZES_KIB) -> list[Row] | None:
     """Measures as one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere.
-    RuntimeError where the ranks share no memory."""
+    Raises RuntimeError where the ranks share no memory."""
     with joined():
         gloo = Rendezvous(dist.group.WORLD, "bench.host", 60.0).connect()
         shared, why_not = _C.reach_by_shared_memory(gloo, True, 60.0)

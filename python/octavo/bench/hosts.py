@@ -14,13 +14,13 @@ from types import TracebackType
 
 RATES = ("10mbit", "100mbit", "1gbit", "10gbit")
 UNSHAPED = "unshaped"
-"""This machine as it is, in a table of links."""
+"""The name, in a table of links, of this machine as it is."""
 STOP_S = 10.0
 _numbers = itertools.count()
 
 
 def why_no_hosts() -> str | None:
-    """Why hosts cannot be made here, in a sentence; None where they can."""
+    """Returns a sentence that says why hosts cannot be made here; None where they can."""
     missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
     if missing:
         are = "command {} is" if len(missing) == 1 else "commands {} are"
@@ -39,9 +39,9 @@ def why_no_hosts() -> str | None:
 class Hosts:
     """``with Hosts(2, "1gbit") as hosts: hosts.start(host, command, environment)``.
 
-    Every host is a network stack and a core of its own: it sees the other hosts, over a link of ``rate`` in each
-    direction, and nothing else. ``rate`` is one that tc knows, None is unshaped. Leaving the block ends what was
-    started. Raises RuntimeError, in a sentence, where the system refuses.
+    Each host has a network stack and a core of its own. It sees the other hosts, over a link of ``rate`` in each
+    direction, and nothing else. ``rate`` is one that tc knows; None: the links are not shaped. Leaving the block ends
+    the processes that were started. Raises RuntimeError with one sentence where the system refuses.
     """
 
     def __init__(self, count: int, rate: str | None = None):
@@ -65,7 +65,7 @@ class Hosts:
         return self
 
     def start(self, host: int, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-        """Starts a process on a host, pinned to the host's core, its output in a pipe."""
+        """Starts a process on a host, pinned to the host's core, with its output in a pipe."""
         process = subprocess.Popen(
             ["ip", "netns", "exec", self._name(host), *command],
             env={**environment, "GLOO_SOCKET_IFNAME": "eth0"},
@@ -76,7 +76,7 @@ class Hosts:
             start_new_session=True,
         )
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(process.pid, {cores[host % len(cores)]})  # `ip` has no threads yet: all will inherit it
+        os.sched_setaffinity(process.pid, {cores[host % len(cores)]})  # `ip` has no threads yet, so all inherit it
         self._started.append(process)
         return process
 

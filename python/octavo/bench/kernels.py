@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels on a device, and on the CPU against NumPy and torch too.
 
-The limits are measured in the same run. On every device that is a copy of a tensor by its queue: a kernel's bytes
-read and written in a second, over the copy's. Packing is also held to what the copy copies: bytes read over bytes
-copied. On the CPU reading is held to a plain sum and writing to a fill. A codec with error feedback reads a float32
-gradient and a bfloat16 residual, writes the new residual, then the decoded gradient: as many bytes as a sum over one
-half of the bucket, an add over the other, and a fill of the whole move. Selecting the largest values is held to a
-copy and to torch, blocks of 8 bits to bitsandbytes, and what an owner does in a world of 64 ranks to the same on one
-thread.
+The limits are measured in the same run. On a device the limit is a copy of a tensor by the device's queue: the bytes
+that a kernel reads and writes in a second, divided by those of the copy. Packing is also compared with what the copy
+copies: bytes read divided by bytes copied. On the CPU reading is compared with a plain sum and writing with a fill. A
+codec with error feedback reads a float32 gradient and a bfloat16 residual, and writes the new residual, then the
+decoded gradient. A sum over one half of the bucket, an add over the other half and a fill of the whole move as many
+bytes, and are its limit. Selecting the largest values is compared with a copy and with torch, blocks of 8 bits with
+bitsandbytes, and what an owner does in a world of 64 ranks with the same on one thread.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from octavo import _C
 from octavo.bench.timing import Seconds, ratio, take_turns, typical, using_threads
 
 BUCKET = 6_553_600  # elements: 26.2 MB, DDP's default bucket
-#: Codecs by name, and the plans that they are of.
+#: Codecs by name, with the plan of each.
 CODECS = {
     "sign+ef": "sign+ef",
     "sign:262144+ef": "sign:262144+ef",
@@ -49,7 +49,7 @@ class Row:
     gigabytes_per_s: float  # of the bytes that the kernel must move
     limit: str  # what it is measured against
     of_limit: float  # 1.0 is as fast as the limit
-    threads: int | None = None  # of the kernel, and of the limit unless its name says another number; None: a device's
+    threads: int | None = None  # of the kernel, and of the limit unless its name says otherwise; None: on a device
 
 
 #: The columns of the table; the bytes are those that the kernel must move.
@@ -65,10 +65,10 @@ HEADINGS = {
 
 
 def bench(elements: int = 64 * 2**20, rounds: int = 15, groups: Sequence[str] = ()) -> list[Row]:
-    """The CPU against its memory, NumPy and torch.
+    """Measures the CPU's kernels against its memory, NumPy and torch.
 
-    `elements`: of the buffers for packing and unpacking; the codecs take a bucket of 26 MB. `groups`: those alone, or
-    all. ValueError for one that there is not.
+    `elements`: the size of the buffers for packing and unpacking; the codecs take a bucket of 26 MB. `groups`: the
+    groups to measure; empty: all. Raises ValueError for an unknown one.
     """
     torch.manual_seed(0)
     measured = {
@@ -87,8 +87,8 @@ def bench(elements: int = 64 * 2**20, rounds: int = 15, groups: Sequence[str] = 
 def bench_device(
     device: torch.device, sizes: Sequence[int] = SIZES, rounds: int = 15, groups: Sequence[str] = ()
 ) -> list[Row]:
-    """Every kernel on a device against a copy there: packing at all of `sizes` (in elements), the rest at 26 MB.
-    `groups`: as of ``bench``."""
+    """Measures every kernel on a device against a copy there: packing at all of `sizes` (in elements), the rest at 26
+    MB. `groups`: as in ``bench``."""
     torch.manual_seed(0)
     measured = {
         "bits": lambda: [row for elements in sizes for row in _bits_on(device, elements, rounds)],
@@ -115,7 +115,8 @@ def _row(
 def _against_copy(
     device: torch.device, elements: int, kernels: Mapping[str, tuple[float, Callable[[], object]]], rounds: int
 ) -> list[Row]:
-    """`kernels`: by name, the bytes that one must move for each element, and how it is run."""
+    """Measures kernels against a copy. `kernels`: by name, the bytes that a kernel must move per element, and how it is
+    run."""
     source, target = (torch.randn(elements).to(device) for _ in range(2))
     synchronize = _synchronizer(device)
 
@@ -126,7 +127,7 @@ def _against_copy(
 
         return timed
 
-    # not blocking: then the device's own queue copies, after what it was given before, as it runs the kernels
+    # non-blocking, so that the device's own queue copies, after what it was given before, just as it runs the kernels
     contenders = {"copy": finished(lambda: target.copy_(source, non_blocking=True))}
     contenders |= {name: finished(run) for name, (_, run) in kernels.items()}
     seconds = take_turns(contenders, rounds)
@@ -212,7 +213,7 @@ def _bits(elements: int, rounds: int) -> list[Row]:
         _row(against_numpy, "packbits", elements, 4, NUMPY),
         _row(against_numpy, "packbits, one thread", elements, 4, NUMPY, threads=1),
         _row(seconds, "unpackbits, out=", elements, 4, "fill"),
-        _row(seconds, "unpackbits", elements, 4, "fill"),  # its result's memory is fresh: new pages for the system
+        _row(seconds, "unpackbits", elements, 4, "fill"),  # its result's memory is fresh: the system makes pages
         _row(seconds, "unpackbits", elements, 4, "full"),
     ]
 
@@ -247,14 +248,14 @@ def _codecs(rounds: int) -> list[Row]:
 
 
 def _encoder(text: str, gradient: torch.Tensor) -> Callable[[], None]:
-    """Encodes with a plan, without feedback."""
+    """Returns a function that encodes with a plan, without feedback."""
     plan = octavo.Plan(text)
     payload = torch.empty(plan.payload_bytes(gradient.numel()), dtype=torch.uint8)
     return lambda: _C.encode(plan, gradient, payload, None, None)
 
 
 def _selections(rounds: int) -> list[Row]:
-    """Selecting the largest values against copying all, and against torch."""
+    """Measures selecting the largest values against copying all, and against torch."""
     gradient, out = torch.randn(BUCKET), torch.empty(BUCKET)
     torchs = "torch.topk, 1 %"
     contenders = {"copy": lambda: out.copy_(gradient), torchs: lambda: gradient.abs().topk(BUCKET // 100)}
@@ -266,7 +267,7 @@ def _selections(rounds: int) -> list[Row]:
 
 
 def _blocks(rounds: int) -> list[Row]:
-    """8 bits by blocks of 256 against bitsandbytes on the CPU, where that is installed."""
+    """Measures encoding to 8 bits in blocks of 256 against bitsandbytes on the CPU, where that is installed."""
     try:
         from bitsandbytes.functional import quantize_blockwise
     except ImportError:
@@ -284,8 +285,8 @@ def _blocks(rounds: int) -> list[Row]:
 
 
 def _owner(rounds: int) -> list[Row]:
-    """What an owner does with a bucket in a world of 64 ranks: it adds up 63 payloads of a 64th of the bucket, its own
-    values, and encodes the sum."""
+    """Measures what an owner does with a bucket in a world of 64 ranks: it adds up 63 payloads of a 64th of the bucket
+    and its own values, and encodes the sum."""
     count = BUCKET // OWNERS_RANKS // 64 * 64 * OWNERS_RANKS
     rows = []
     for text in OWNERS_PLANS:
@@ -312,11 +313,12 @@ def _bytes_each(text: str, count: int) -> float:
 
 
 def _sketch(rounds: int) -> list[Row]:
-    """A row of a count sketch against torch.bincount, which is given columns and values with their signs."""
+    """Measures a row of a count sketch against torch.bincount, which is given the columns, and the values with their
+    signs."""
     count_of_rows, columns, key = 3, BUCKET // 30 // 64 * 64, 1  # a tenth as many cells as elements
     values, out = torch.randn(BUCKET), torch.empty(BUCKET)
     sketch = torch.zeros(count_of_rows, columns)
-    # in a row whose cells are numbered from 1 an element's estimate is the number of its cell, with its sign
+    # In a row whose cells contain 1, 2, 3 and so on, an element's estimate is the number of its cell, with its sign.
     _C.estimate_sketch(torch.arange(1.0, columns + 1).unsqueeze(0), out, key)
     indices, signed = out.abs().long() - 1, values * out.sign()
     insert, insert_row, estimate = (f"count sketch, {what}" for what in ("insert", "insert a row", "estimate"))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What training takes of memory with each optimizer: every case in a process of its own, so that none inherits a peak.
+"""The memory that training takes with each optimizer. Every case runs in a process of its own, so that none inherits a
+peak.
 
-A LLaMA in bfloat16 makes a few steps on batches of random tokens. Three figures: of the device's allocator, which is
-what tensors must have there; of managed memory, which moves to the device and back, and lies there while it is used; of
-the process, which has the device's memory too where the device is a processor. AdamW with float32 states, as
-bitsandbytes has it, is what the others are held to; torch's keeps them in the parameters' dtype, bfloat16 here.
+A LLaMA in bfloat16 makes a few steps on batches of random tokens. There are three figures. That of the device's
+allocator is what tensors must have there. That of managed memory counts memory that moves to the device and back, and
+is there while it is used. That of the process includes the device's memory where the device is a processor. The others
+are compared with AdamW with float32 states, as bitsandbytes has it; torch's AdamW keeps states in the parameters'
+dtype, bfloat16 here.
 """
 
 from __future__ import annotations
@@ -32,12 +34,13 @@ CASES = (
     f"PagedAdamW{RELEASED}",
     f"PagedAdamW8bit{RELEASED}",
 )
-"""Classes of octavo.optim, but for torch's."""
+"""Classes of octavo.optim, except for torch's."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """MiB are 2^20 bytes. Without a figure: of the device where that is the CPU, of all where it did not fit."""
+    """A line of the table. MiB are 2^20 bytes. A figure is None: of the device where that is the CPU, all where
+    training did not fit."""
 
     optimizer: str
     device: str
@@ -47,7 +50,7 @@ class Row:
     managed_mib: float | None  # peak of managed memory
     process_mib: float | None  # peak of what the process has in RAM, the interpreter and its libraries included
     loss: float | None  # of the last step
-    saved_percent: float | None = None  # of AdamW's peak on the device
+    saved_percent: float | None = None  # against AdamW's peak on the device
 
 
 HEADINGS = {
@@ -70,10 +73,10 @@ def measure(
     recompute: bool = False,
     cases: Sequence[str] = CASES,
 ) -> list[Row]:
-    """One row for each case. `device`: its type; None: sycl where it is there, else the CPU. `recompute`: layers keep
-    their inputs alone for backward, so that gradient release is not hidden by activations.
+    """Returns one row for each case. `device`: its type; None: sycl where it is there, else the CPU. `recompute`:
+    layers keep only their inputs for backward, so that activations do not hide what gradient release saves.
 
-    Raises ValueError for what cannot be measured, RuntimeError, with the last line of its error, where a case fails.
+    Raises ValueError for what cannot be measured and, where a case fails, RuntimeError with the last line of its error.
     """
     if model not in MODELS:
         raise ValueError(f"[bench.memory] --model must be {', '.join(MODELS[:-1])} or {MODELS[-1]}, not '{model}'")
@@ -90,7 +93,7 @@ def measure(
 
 
 def with_savings(rows: Sequence[Row]) -> list[Row]:
-    """The rows, and how much less each needs on the device than AdamW."""
+    """Returns the rows with how much less each needs on the device than AdamW."""
     whole = next((row.device_mib for row in rows if row.optimizer == BASELINE), None)
     return [
         replace(row, saved_percent=100 * (1 - row.device_mib / whole)) if whole and row.device_mib else row

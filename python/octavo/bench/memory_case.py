@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case of `octavo bench memory`: `python -m octavo.bench.memory_case OPTIONS REPORT`, both of JSON."""
+"""One case of `octavo bench memory`: `python -m octavo.bench.memory_case OPTIONS REPORT`, JSON and a file for JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from octavo.train.model import model_config
 from octavo.train.report import memory
 
 VOCABULARY = 2048
-"""Of the models that have none by their name."""
+"""The vocabulary of models whose name does not decide it."""
 ROWS, TOKENS = 2, 128
 LR = 2e-4
 MIB = 2**20
 
 
 def run(case: str, model: str, device: str, limit_mib: float | None, steps: int, recompute: bool) -> Row:
-    """Trains in this process, which must be fresh, and returns the figures without the saving."""
+    """Trains in this process, which must be fresh, and returns the figures without the saving against others."""
     where = devices.choose(device)
     if limit_mib is not None:
         torch.get_device_module(where).set_memory_limit(int(limit_mib * MIB))
@@ -48,7 +48,7 @@ def _parameters(model: str) -> int:
 
 
 def _train(case: str, net: LlamaForCausalLM, device: torch.device, steps: int) -> float:
-    """The loss of the last step."""
+    """Trains and returns the loss of the last step."""
     optimizer = _optimizer(case, net)
     if case.endswith(RELEASED):
         optimizer.step_in_backward()
@@ -63,7 +63,8 @@ def _train(case: str, net: LlamaForCausalLM, device: torch.device, steps: int) -
 
 
 def _model(name: str, device: torch.device, recompute: bool) -> LlamaForCausalLM:
-    """Made on the device in bfloat16: elsewhere, or in float32 first, it would make peaks that training has not."""
+    """Makes the model on the device in bfloat16. Elsewhere, or in float32 first, it would make peaks that training does
+    not have."""
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
@@ -79,7 +80,7 @@ def _model(name: str, device: torch.device, recompute: bool) -> LlamaForCausalLM
 
 def _optimizer(case: str, net: LlamaForCausalLM) -> Optimizer:
     if case == TORCH:
-        # with foreach, the default on devices, it would take copies of all states besides
+        # foreach, the default on devices, would also take copies of all states
         return torch.optim.AdamW(net.parameters(), lr=LR, foreach=False)
     return getattr(octavo.optim, case.removesuffix(RELEASED))(net.parameters(), lr=LR)
 

@@ -3,8 +3,9 @@
 
 All of them step the same parameters with the same gradients, each with a state of its own, and take turns. The limit is
 the bandwidth of a copy measured in the same rounds: a step must read parameters, gradients and states, and write
-parameters and states, once. What a step must move follows from its tensors, so that fewer bits of state mean less. A
-CPU's copy also reads what it overwrites, which a step has read anyway: a good one reaches more than 1.00 of the copy.
+parameters and states, once. What a step must move follows from its tensors, so that fewer bits of state mean fewer
+bytes. A CPU's copy also reads what it overwrites, and a step has read that anyway: a good step reaches more than 1.00
+of the copy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from octavo.bench.timing import Seconds, has_one_of, ratio, take_turns, typical,
 
 ELEMENTS = 26 * 10**6
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-LR = 1e-5  # small, so that parameters hardly move in however many rounds
+LR = 1e-5  # small, so that parameters hardly change in however many rounds
 COPY = "copy"
 BASELINE = "torch AdamW fused, float32"
 OWN = (
@@ -35,13 +36,13 @@ OWN = (
 @dataclass(frozen=True)
 class Row:
     optimizer: str
-    nanoseconds: float  # for each parameter: the median over rounds
-    least_nanoseconds: float  # of the best round
+    nanoseconds: float  # per parameter, the median over rounds
+    least_nanoseconds: float  # per parameter, in the best round
     of_torch: float | None  # time against torch's fused AdamW in float32: 0.5 takes half as long
     state_per_parameter: float  # bytes
     moved_per_parameter: float  # bytes that a step must read and write
-    gigabytes_per_s: float  # of these
-    of_copy: float  # against the copy's; 1.0 is as fast as memory
+    gigabytes_per_s: float  # the rate of these bytes
+    of_copy: float  # that rate divided by the copy's; 1.0 is as fast as memory
     elements: int
     dtype: str
     threads: int
@@ -66,8 +67,9 @@ class Report:
 
 
 def shapes_of(elements: int) -> list[tuple[int, ...]]:
-    """Of `elements` in all: half of them one large matrix, as embeddings are, the rest the layers of a model. Matrices
-    fill whole blocks of every library, of which some keep a state in 32 bits otherwise."""
+    """Returns shapes of `elements` elements in all: half of them in one large matrix, as embeddings are, the rest in
+    the layers of a model. Matrices fill whole blocks of every library, because some libraries otherwise keep a state in
+    32 bits."""
     layers, matrices, wide = 8, 4, 3
     width = max(8, int((elements / 2 / layers / (matrices + wide * 2.75)) ** 0.5) // 64 * 64)
     layer = [(width, width)] * matrices + [(width * 11 // 4, width)] * wide + [(width,)] * 2
@@ -86,8 +88,8 @@ def bench(
     threads: int | None = None,
     words: Sequence[str] = (),
 ) -> Report:
-    """On the CPU. `dtype` is that of parameters and gradients; `threads` None: as many as torch has. `words`: of
-    contenders' names, of which one is enough beside what all are compared with; empty: all."""
+    """Measures on the CPU. `dtype` is that of parameters and gradients; `threads` None: as many as torch has. `words`:
+    measures the contenders whose names have one of these words, and the baseline; empty: all."""
     with using_threads(threads or torch.get_num_threads()):
         return _bench(elements, dtype, rounds, words)
 
@@ -111,7 +113,7 @@ def _bench(elements: int, dtype: torch.dtype, rounds: int, words: Sequence[str])
 
 
 def state_bytes(optimizer: Optimizer) -> int:
-    """Of all tensors in an optimizer's state, those shared between parameters counted once."""
+    """Returns the bytes of all tensors in an optimizer's state. Tensors shared between parameters count once."""
     held = {tensor.data_ptr(): tensor.nbytes for state in optimizer.state.values() for tensor in _plain_tensors(state)}
     return sum(held.values())
 
@@ -124,7 +126,8 @@ def _parameters(elements: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 
 def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[dict[str, Optimizer], list[str]]:
-    """The optimizers of other libraries, after their first step, which may compile, and why others are missing."""
+    """Returns the optimizers of other libraries after their first step, which may compile, and a sentence for each
+    library that is missing."""
     built, remarks = {}, []
     for library, contenders in PEERS.items():
         try:
@@ -182,7 +185,8 @@ def _row(
 
 
 def _plain_tensors(tree: Any) -> Iterator[Tensor]:
-    """The tensors in nested dicts and lists; of a subclass that is made of others, these."""
+    """Yields the tensors in nested dicts and lists. For a tensor subclass that is made of other tensors it yields
+    these."""
     if isinstance(tree, dict):
         tree = list(tree.values())
     if isinstance(tree, (list, tuple)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers of other libraries that step on the CPU, as contenders. None of the libraries is needed: one that is not
-installed raises ImportError here, and is left out of the measurement."""
+"""Optimizers of other libraries that step on the CPU, as contenders. None of the libraries is required: one that is not
+installed raises ImportError here and is left out of the measurement."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ import typer
 from torch.optim import Optimizer
 
 Contenders = dict[str, Callable[[list[Any], float], Optimizer]]
-"""By name: makes the optimizer of parameters at a learning rate."""
+"""By name, a function that makes the optimizer of parameters at a learning rate."""
 
 
 def _bitsandbytes() -> Contenders:
@@ -40,7 +40,7 @@ def _at_rate(kind: Callable[..., Optimizer]) -> Callable[[list[Any], float], Opt
     return lambda parameters, lr: kind(parameters, lr=lr)
 
 
-#: By the name under which pip knows the library.
+#: The contenders of each library, by the name under which pip knows it.
 PEERS: dict[str, Callable[[], Contenders]] = {
     "bitsandbytes": _bitsandbytes,
     "torchao": _torchao,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Timing of things side by side. Machines are noisy and drift: contenders take turns, ratios are taken by turn."""
+"""Times contenders side by side. Machines are noisy and drift, so contenders take turns and ratios are taken per
+round."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ def take_turns(
     warmup: int = 2,
     before: Callable[[str], object] = lambda name: None,
 ) -> Seconds:
-    """The seconds of every contender in every round; a round runs each of them once, in order, after `before`."""
+    """Returns the seconds of every contender in every round. A round runs each of them once, in order, after
+    `before`."""
     seconds: Seconds = {name: [] for name in contenders}
     for turn in range(warmup + rounds):
         for name, run in contenders.items():
@@ -41,7 +43,7 @@ def using_threads(count: int) -> Iterator[None]:
 
 
 def ratio(seconds: Seconds, slow: str, fast: str) -> float:
-    """How many times longer `slow` takes than `fast`: the median over rounds."""
+    """Returns how many times longer `slow` takes than `fast`: the median over rounds."""
     return median(a / b for a, b in zip(seconds[slow], seconds[fast], strict=True))
 
 

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 FP16 = "torch-fp16"
 DENSE_STEPS = 2
-"""Of PowerSGD, before it compresses: the least that it takes."""
+"""The steps that PowerSGD makes before it compresses: the fewest that it takes."""
 
 
 def _power_sgd(hook: Callable, rank: int, model: DistributedDataParallel) -> None:
@@ -26,7 +26,7 @@ def _quantized(hook: Callable, model: DistributedDataParallel) -> None:
     model.register_comm_hook(dist.group.WORLD, hook)
 
 
-#: By name: registers the hook on a model.
+#: By name, a function that registers the hook on a model.
 HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
     FP16: partial(_stateless, default_hooks.fp16_compress_hook),
     "torch-powersgd:1": partial(_power_sgd, powerSGD_hook.powerSGD_hook, 1),
@@ -35,6 +35,6 @@ HOOKS: dict[str, Callable[[DistributedDataParallel], None]] = {
     "torch-int8": partial(_quantized, quantization_hooks.quantization_pertensor_hook),
     "torch-int8-channel": partial(_quantized, quantization_hooks.quantization_perchannel_hook),
 }
-#: Measured in jobs of their own: on some process groups they raise or never return.
+#: Hooks that are measured in jobs of their own: on some process groups they raise or never return.
 DOUBTFUL = tuple(name for name in HOOKS if name != FP16)
 DEFAULT = ("torch-powersgd:4", "torch-int8")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step of a language model whose state, gradients and parameters ranks share out: the part of one rank.
+"""Steps of a language model with state, gradients and parameters shared out to ranks: the part of one rank.
 
-All contenders take turns in one set of processes, each with a model of its own, for time; memory is that of a process
-with one of them alone. `zero_jobs` starts both.
+For time, all contenders take turns in one set of processes, each with a model of its own. Memory is that of a process
+with only one of them. `zero_jobs` starts both.
 """
 
 from __future__ import annotations
@@ -35,33 +35,33 @@ DEFAULT_CONTENDERS = (
     "zero3:int8/int4+ef",
 )
 MODEL = "llama-34m"
-"""The default: 33.7 million parameters."""
+"""The default model: 33.7 million parameters."""
 VOCABULARY = 8192
 BATCH = (2, 128)
-"""Rows and tokens of a step and rank."""
+"""The rows of a step and rank, and the tokens of a row."""
 WARMUP_ROUNDS = 5
-"""Compiled graphs have their last form then."""
+"""After so many rounds compiled graphs have their last form."""
 MEMORY_STEPS = WARMUP_ROUNDS + 1
 BYTES_OF_A_PARAMETER = 16
-"""With AdamW, in float32: itself, its gradient, two states."""
+"""With AdamW in float32: the parameter itself, its gradient, two states."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table; None where it was not measured."""
+    """A line of the table; a figure is None where it was not measured."""
 
     contender: str
     parameters: int
     ranks: int
-    threads: int  # of a rank
+    threads: int  # per rank
     milliseconds: float | None = None  # the median over rounds
     least_ms: float | None = None
-    of_ddp: float | None = None  # the median over rounds of this step's time by that of DDP's
-    wire_bytes: int | None = None  # that a rank sends in a step
-    peak_bytes: int | None = None  # of the process, the interpreter included, while it steps; the largest rank's
+    of_ddp: float | None = None  # the median over rounds of the step's time divided by DDP's
+    wire_bytes: int | None = None  # sent per rank and step
+    peak_bytes: int | None = None  # of the largest rank's process, interpreter included, while it steps
     held_bytes: int | None = None  # parameters, gradients and states of a rank
-    of_share: float | None = None  # held_bytes by a W-th of what DDP holds
-    loss: float | None = None  # on rank 0, of the last step
+    of_share: float | None = None  # held_bytes divided by a W-th of what DDP holds, on W ranks
+    loss: float | None = None  # of the last step, on rank 0
     link: str = UNSHAPED
 
 
@@ -86,12 +86,13 @@ def title(model: str, row: Row) -> str:
 
 
 def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row] | None:
-    """As one rank of the job that the environment describes. Returns the rows on rank 0, None elsewhere."""
+    """Measures time as one rank of the job that the environment describes. Returns the rows on rank 0, None
+    elsewhere."""
     with joined():
         make, tokens = _model_maker(model), _tokens()
         steps = {name: build(name, make(), tokens) for name in dict.fromkeys((DDP, *contenders))}
         losses: dict[str, float] = {}
-        sent: dict[str, list[int | None]] = {name: [] for name in steps}  # before each of its turns
+        sent: dict[str, list[int | None]] = {name: [] for name in steps}  # bytes before each of its turns
 
         def run(name: str) -> Callable[[], None]:
             def one() -> None:
@@ -112,7 +113,7 @@ def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row
 
 
 def measure_memory(contender: str, model: str) -> list[Row] | None:
-    """As `measure_time`, of one contender, which should be alone in its process."""
+    """Measures the memory of one contender, which should be alone in its process. Returns as `measure_time` does."""
     with joined():
         make = _model_maker(model)
         step = build(contender, make(), _tokens())
@@ -138,7 +139,7 @@ def measure_memory(contender: str, model: str) -> list[Row] | None:
 
 
 class _model_maker:
-    """Makes the model, the same bits each time and on all ranks."""
+    """Makes the model, with the same bits each time and on all ranks."""
 
     def __init__(self, name: str):
         self._config = config_of(name)
@@ -149,7 +150,8 @@ class _model_maker:
 
 
 def config_of(name: str) -> LlamaConfig:
-    """Raises ValueError for a model that is none of `octavo train`'s, nor this bench's own."""
+    """Returns the configuration of a model. Raises ValueError for one that is neither `octavo train`'s nor this bench's
+    own."""
     if name == MODEL:
         shape = dict(hidden_size=512, intermediate_size=1376, num_hidden_layers=8, num_attention_heads=16)
         return LlamaConfig(**shape, vocab_size=VOCABULARY, max_position_embeddings=512)
@@ -159,7 +161,7 @@ def config_of(name: str) -> LlamaConfig:
 
 
 def _tokens() -> torch.Tensor:
-    """Each rank's own."""
+    """Returns random tokens, other ones on each rank."""
     torch.manual_seed(1 + dist.get_rank())
     return torch.randint(0, VOCABULARY, BATCH)
 
@@ -183,7 +185,7 @@ def _per_step(before: int | None, after: int | None, rounds: int) -> int | None:
 
 
 def _greatest(value: int) -> int:
-    """Of all ranks."""
+    """Returns the greatest value of all ranks."""
     box = torch.tensor(value)
     dist.all_reduce(box, dist.ReduceOp.MAX)
     return int(box)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same model trained by torch's DDP, ZeroRedundancyOptimizer and FSDP2, and by Octavo's ZeRO."""
+"""The contenders: the same model trained by torch's DDP, ZeroRedundancyOptimizer and FSDP2, and by Octavo's ZeRO."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LR = 1e-3
 
 
 class Contender(ABC):
-    """A model and its optimizer, fused AdamW for all. `micro_batch` is what a step computes with."""
+    """A model and its optimizer, fused AdamW for all. `tokens` is the batch that every step computes with."""
 
     def __init__(self, model: nn.Module, tokens: Tensor):
         self.model, self._tokens = model, tokens
@@ -39,14 +39,15 @@ class Contender(ABC):
 
     @abstractmethod
     def update(self) -> None:
-        """The optimizer's step; gradients are then gone."""
+        """Makes the optimizer's step and drops the gradients."""
 
     @abstractmethod
     def held_bytes(self) -> int:
-        """Between `backward` and `update`, after a first step: of the parameters, gradients and states of this rank."""
+        """Returns the bytes of this rank's parameters, gradients and states. It is called between `backward` and
+        `update`, after a first step."""
 
     def wire_bytes(self) -> int | None:
-        """That this rank has sent so far, if it is known."""
+        """Returns the bytes that this rank has sent so far, or None where they are not known."""
         return None
 
     def __call__(self) -> float:
@@ -84,7 +85,7 @@ class TorchZero1(_Torchs):
         self.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LR, fused=True)
 
     def _states(self) -> Iterable[dict[str, Any]]:
-        return self.optimizer.optim.state.values()  # of this rank; the other one forwards to it
+        return self.optimizer.optim.state.values()  # the optimizer of this rank's part; the outer one forwards to it
 
 
 class Fsdp2(_Torchs):
@@ -124,8 +125,8 @@ class Zero(Contender):
 
 @dataclass(frozen=True)
 class ZeroName:
-    """`zero3`, `zero2/int4+ef`, `zero3-compiled:int8/int4+ef`: the stage, whether graphs are compiled, the codec of
-    parameters, the plan of gradients."""
+    """What a name such as `zero3`, `zero2/int4+ef` or `zero3-compiled:int8/int4+ef` says: the stage, whether graphs are
+    compiled, the codec of parameters, the plan of gradients."""
 
     stage: int
     compile: bool = False
@@ -134,7 +135,8 @@ class ZeroName:
 
     @classmethod
     def parse(cls, text: str) -> ZeroName | None:
-        """None for what is no such name. Raises ValueError for an unknown plan or codec."""
+        """Returns what `text` says, or None where it is no such name. Raises ValueError for an unknown plan or
+        codec."""
         match = re.fullmatch(r"zero([123])(-compiled)?(?::([^/]+))?(?:/(.+))?", text)
         if match is None:
             return None
@@ -158,7 +160,7 @@ def require_known(name: str) -> None:
 
 
 def build(name: str, model: nn.Module, tokens: Tensor) -> Contender:
-    """Called by all ranks together, with the same model on each."""
+    """Returns the contender. All ranks call it together, with the same model on each."""
     if name in TORCHS:
         return TORCHS[name](model, tokens)
     parsed = ZeroName.parse(name)
@@ -171,7 +173,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of the memory in which they lie; what lies in the same memory is counted once."""
+    """Returns the bytes of the tensors' memory; tensors in the same memory count once."""
     storages = {}
     for tensor in tensors:
         storage = local(tensor.detach()).untyped_storage()

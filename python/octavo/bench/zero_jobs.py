@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo bench zero` as a user calls it: starts the ranks of each job, on hosts joined at a given rate, and joins
+"""`octavo bench zero` as a user calls it: starts the ranks of each job, on hosts joined at a given rate, and combines
 their rows."""
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ def check(contenders: Sequence[str], model: str, links: Sequence[str | None], wh
 def measure(
     contenders: Sequence[str], *, nproc: int, rounds: int, model: str, links: Sequence[str | None], what: str
 ) -> list[Row]:
-    """For every link the time of all contenders together; the memory of each alone, which no link changes.
+    """Measures for every link the time of all contenders together, and the memory of each contender alone, which no
+    link changes.
 
-    Raises RuntimeError, with the ranks' last error line, where a job fails.
+    Raises RuntimeError with the ranks' last error line where a job fails.
     """
     rows: list[Row] = []
     for link in links if what != MEMORY else ():
@@ -49,7 +50,7 @@ def measure(
 
 
 def measure_as_rank(contenders: Sequence[str], *, rounds: int, model: str, what: str) -> list[Row] | None:
-    """The part of one rank: its rows on rank 0, None elsewhere."""
+    """Measures as one rank. Returns its rows on rank 0, None elsewhere."""
     if what == TIME:
         return measure_time(contenders, rounds, model)
     if what == MEMORY and len(contenders) == 1:

@@ -24,12 +24,13 @@ def run(
     seeds: Sequence[int] | None = None,
     say: Callable[[str], object] = print,
 ) -> None:
-    """Trains whatever of `settings` is not finished in `work`; of these `contenders` and `seeds`, or of all.
+    """Trains everything of `settings` that is not finished in `work`; only `contenders` and `seeds` where they are
+    given.
 
-    Can be killed at any time and called again. Raises ValueError for data that are missing, TrainingFailed.
+    Can be killed at any time and called again. Raises ValueError for data that are missing, and TrainingFailed.
     """
     benches = [Bench(setting, work, alpaca) for setting in settings]
-    for bench in benches:  # all at once: what is missing is said now, not after hours
+    for bench in benches:  # before any training: missing data are reported now, not after hours
         bench.prepare()
     for bench in benches:
         for name in contenders or bench.setting.contenders:
@@ -52,7 +53,7 @@ def _train(training: Run, settings: Sequence[Setting], work: Path, say: Callable
 
 
 def write_results(settings: Sequence[Setting], work: Path) -> Path:
-    """Writes the JSON of `work`: what is finished of the known settings and of these. Returns its path."""
+    """Writes the JSON of `work`, with what is finished of the known settings and of `settings`. Returns its path."""
     work.mkdir(parents=True, exist_ok=True)
     every = {**SETTINGS, **{setting.name: setting for setting in settings}}
     write_json(work / JSON, collect(list(every.values()), work))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo bench quality` on the command line."""
+"""The command `octavo bench quality`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def quality(
     ] = False,
     json_file: JsonFile = None,
 ) -> None:
-    """The loss by contender, all tuned alike; hours of work, to be interrupted and resumed at will."""
+    """Measure the loss that each contender reaches, all tuned alike. Takes hours, and can be interrupted and resumed at
+    any time."""
     try:
         check_place(json_file)
         if dry_run and json_file is not None:
@@ -64,7 +65,7 @@ def quality(
         if dry_run:
             _show_forecast(settings, work.absolute(), names, chosen_seeds)
             return
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a training in progress is ended first
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a training in progress is ended
         say = Console(highlight=False, markup=False, soft_wrap=True).print
         bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
         _copy(bench.write_results(settings, work.absolute()), json_file)
@@ -118,12 +119,12 @@ def _report(work: Path | None) -> None:
 
 
 _CONDITIONS = ("model", "steps", "trial_steps", "tokens_per_step", "ranks", "tuning_seed")
-"""What the contenders of one table have in common."""
+"""The conditions that the contenders of one table have in common."""
 
 
 def _with_earlier(finished: dict[str, Any]) -> dict[str, Any]:
-    """What is finished, with what was written before of other settings, and of other contenders under the same
-    conditions: those of other conditions do not compare."""
+    """Returns what is finished, with earlier results of other settings, and of other contenders under the same
+    conditions. Results under other conditions are not comparable."""
     if not RESULTS.exists():
         return finished
     earlier = json.loads(RESULTS.read_text(encoding="utf-8"))["settings"]

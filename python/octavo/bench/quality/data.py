@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of each setting, in two parts: one to tune on, one to report on. Of files no record is in both parts."""
+"""The data of each setting, in two parts: one to tune on, one to report on. No record of a file is in both parts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from octavo.durable_files import write_text
 from octavo.train.data.rng import Rng
 
 TUNING_SHARE = 1 / 3
-"""Of the records of alpaca_en_demo.json."""
+"""The share of the records of alpaca_en_demo.json to tune on."""
 TUNING_CHARACTERS, REPORTED_CHARACTERS = 5_000_000, 19_000_000
-"""Of the corpus: about an epoch of a trial, and of a run."""
+"""The characters of the corpus to tune on and to report on: about an epoch of a trial, and of a run."""
 LONGEST_FILE_CHARACTERS = 100_000
 """Longer files of the corpus are tables rather than code."""
 
@@ -26,21 +26,21 @@ Parts = tuple[list[Record], list[Record]]
 
 @dataclass(frozen=True)
 class DataSet:
-    """`make`: draws both parts, given --alpaca's file; None: the bundled tasks, which need no file. `count`: of their
-    records, where it is another than that of `octavo train`."""
+    """A data set. `make` draws both parts, given --alpaca's file; None: the bundled tasks, which need no file. `count`:
+    the number of their records, where it differs from that of `octavo train`."""
 
     name: str
     make: Callable[[Path | None], Parts] | None
     count: int | None = None
 
     def tuning(self, folder: Path) -> str:
-        """What `octavo train --data` takes for a trial."""
+        """Returns what `octavo train --data` takes for a trial."""
         if self.make:
             return str(folder / f"{self.name}-tuning.jsonl")
         return f"tasks:1000:{self.count}" if self.count else "tasks:1000"
 
     def reported(self, folder: Path) -> str | None:
-        """The same for a reported run; None: no such option."""
+        """Returns the same for a reported run; None: it has no such option."""
         if self.make:
             return str(folder / f"{self.name}.jsonl")
         return f"tasks:1:{self.count}" if self.count else None
@@ -58,7 +58,7 @@ class DataSet:
 
 
 def split_alpaca(path: Path | None) -> Parts:
-    """Splits the records by their question: equal questions stay together."""
+    """Splits the records by their question, so that equal questions are in the same part."""
     if path is None:
         raise ValueError(
             "[bench.quality] the setting alpaca needs --alpaca FILE, LLaMA-Factory's alpaca_en_demo.json; "
@@ -89,7 +89,7 @@ def _question(record: Record) -> tuple[str, str]:
 
 
 def sample_corpus(_alpaca: Path | None) -> Parts:
-    """A sample of the files of the installed transformers package, a record per file."""
+    """Returns a sample of the files of the installed transformers package, one record per file."""
     found = importlib.util.find_spec("transformers")
     if found is None or not found.submodule_search_locations:
         raise ValueError("[bench.quality] the setting corpus samples the package transformers, which is not installed")
@@ -106,7 +106,7 @@ def _shuffled_sources(root: Path) -> Iterator[str]:
 
 
 def _take(texts: Iterator[str], characters: int) -> list[Record]:
-    """The next texts, of at least so many characters together."""
+    """Returns the next texts, which together have at least `characters` characters."""
     taken: list[Record] = []
     for text in texts:
         taken.append({"text": text})

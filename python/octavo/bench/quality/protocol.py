@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which trainings there are, in which order: per contender its trials, then the chosen point once per seed."""
+"""The trainings and their order: for each contender its trials, then the chosen point once per seed."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from octavo.bench.quality.settings import CONTENDERS, Setting
 from octavo.durable_files import write_json
 
 Ask = Callable[[Run], Outcome | None]
-"""Gives the outcome of a run: by training it, or, where only what is finished counts, None for the others."""
+"""Returns the outcome of a run: trains it, or, where only finished runs count, returns None for the others."""
 
 
 @dataclass(frozen=True)
 class Reported:
-    """A run with the chosen point that the tables report."""
+    """A run with the chosen point, as the tables report it."""
 
     seed: int
     ranks: int
@@ -36,7 +36,7 @@ class Bench:
     alpaca: Path | None = None
 
     def tune(self, name: str, ask: Ask) -> list[Trial]:
-        """The trials of a contender; fewer than `trials_each` where `ask` has no outcome for one."""
+        """Returns the trials of a contender; fewer than `trials_each` where `ask` has no outcome for one."""
         trials: list[Trial] = []
         contender = CONTENDERS[name]
         while (point := next_point(contender.moves, trials, contender.start)) is not None:
@@ -47,14 +47,14 @@ class Bench:
         return trials
 
     def report(self, name: str, point: Point, ask: Ask, seeds: Sequence[int]) -> Iterator[Reported]:
-        """The reported runs of a contender that `ask` has an outcome for."""
+        """Yields the reported runs of a contender for which `ask` has an outcome."""
         for seed, ranks in self.places(seeds):
             outcome = ask(self.reported(name, point, seed, ranks))
             if outcome is not None:
                 yield Reported(seed, ranks, outcome)
 
     def places(self, seeds: Sequence[int]) -> list[tuple[int, int]]:
-        """(seed, ranks) of every reported run; other numbers of ranks are run with the first seed."""
+        """Returns (seed, ranks) of every reported run; other numbers of ranks are run with the first seed."""
         first = self.setting.seeds[0]
         others = [(first, ranks) for ranks in self.setting.also_ranks if first in seeds]
         return [(seed, self.setting.ranks) for seed in seeds] + others
@@ -106,7 +106,7 @@ class Bench:
 
 
 def loss(outcome: Outcome) -> float:
-    """The loss on held-out data after the last step; infinity where training diverged."""
+    """Returns the loss on held-out data after the last step; infinity where training diverged."""
     final = outcome.get("eval_loss")
     return float(final) if final is not None and math.isfinite(final) else math.inf
 

@@ -18,14 +18,15 @@ Json = dict[str, Any]
 
 
 def write_reports(results: Json, details: Path, readme: Path) -> None:
-    """Replaces what stands between the markers of both files. ValueError, with nothing written, where one has none."""
+    """Replaces what is between the markers of both files. Raises ValueError, with nothing written, where one has
+    none."""
     new = {details: _between_markers(details, _details(results)), readme: _between_markers(readme, _summary(results))}
     for path, text in new.items():
         write_text(path, text)
 
 
 def _between_markers(path: Path, text: str) -> str:
-    """The whole of `path` with `text` between its markers."""
+    """Returns the whole of `path` with `text` between its markers."""
     try:
         before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     except OSError as error:
@@ -39,7 +40,7 @@ def _between_markers(path: Path, text: str) -> str:
 
 
 def _details(results: Json) -> str:
-    """Per setting: what was trained on what, the reported runs, every trial."""
+    """Returns a section for each setting: what was trained on what, the reported runs, every trial."""
     return "\n".join(part for setting in _with_runs(results) for part in _setting_lines(setting))
 
 
@@ -93,7 +94,7 @@ def _trials_table(contenders: Json) -> list[str]:
 
 
 def _summary(results: Json) -> str:
-    """The README's table: the baseline and the 1-bit optimizer, a line per setting and number of ranks."""
+    """Returns the README's table: the baseline and the 1-bit optimizer, one line per setting and number of ranks."""
     rows = []
     for setting in _with_runs(results):
         entries = [setting["contenders"].get(name) for name in README_CONTENDERS]
@@ -134,12 +135,13 @@ def _with_runs(results: Json) -> list[Json]:
 
 
 def _losses(entry: Json | None, ranks: int) -> dict[int, float | None]:
-    """By seed; None where the run diverged."""
+    """Returns the losses by seed; None where the run diverged."""
     return {run["seed"]: run["eval_loss"] for run in (entry["runs"] if entry else []) if run["ranks"] == ranks}
 
 
 def _change(losses: dict[int, float | None], base: dict[int, float | None]) -> str:
-    """Of the mean over the seeds that both have; a dash where there is none, or where one diverged."""
+    """Returns the change of the mean over the seeds that both have; a dash where there is none, or where one
+    diverged."""
     common = [(losses[seed], base[seed]) for seed in losses if seed in base]
     if not common or any(None in pair for pair in common):
         return "-"
@@ -148,7 +150,7 @@ def _change(losses: dict[int, float | None], base: dict[int, float | None]) -> s
 
 
 def _fewer_bytes(entry: Json, ranks: int) -> list[str]:
-    """Of the whole run and after the warm-up, against float32."""
+    """Returns the bytes as fractions of float32's: of the whole run and after the warm-up."""
     runs = [run for run in entry["runs"] if run["ranks"] == ranks and run.get("compression_ratio")]
     ratios = [mean(run[name] for run in runs) if runs else None for name in _RATIOS]
     return ["-" if ratio is None else f"1/{ratio:.1f}" if ratio > 1.05 else "1" for ratio in ratios]
@@ -180,11 +182,11 @@ def _parameters(setting: Json) -> str:
 
 
 def _join(values: Iterable[object]) -> str:
-    """The different values, in order of appearance."""
+    """Joins the different values, in order of appearance."""
     return " and ".join(dict.fromkeys(map(str, values)))
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """A table in Markdown, whose first `left` columns are aligned to the left."""
+    """Returns a table in Markdown with its first `left` columns aligned to the left."""
     rule = ["---"] * left + ["--:"] * (len(headings) - left)
     return ["| " + " | ".join(row) + " |" for row in (headings, rule, *rows)]

@@ -19,11 +19,11 @@ _KEPT = (
     *("wire_bytes_per_step", "dense_bytes_per_step", "parameters", "tokens", "steps", "step_s", "skipped_steps"),
     *("torch", "octavo"),
 )
-"""Of a run's summary."""
+"""What the JSON keeps of a run's summary."""
 
 
 def collect(settings: Sequence[Setting], work: Path) -> dict[str, Any]:
-    """Everything finished in `work`, by setting and contender. Losses of diverged trainings are None."""
+    """Returns everything finished in `work`, by setting and contender. Losses of diverged trainings are None."""
     return {
         "schema": SCHEMA,
         "settings": {setting.name: _setting(Bench(setting, work)) for setting in settings},
@@ -74,7 +74,7 @@ def _number(loss: float) -> float | None:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is left to do: trainings, and seconds on two quiet cores."""
+    """What is left to do: the trainings, and their seconds on two quiet cores."""
 
     trials: int
     runs: int
@@ -82,7 +82,7 @@ class Forecast:
 
 
 def forecast(bench: Bench, name: str, seeds: Sequence[int]) -> Forecast:
-    """What a contender still has to do."""
+    """Returns what a contender still has to do."""
     setting, trials = bench.setting, bench.tune(name, Run.outcome)
     trials_left = trials_each(name) - len(trials)
     runs_left = len(bench.places(seeds))

@@ -27,7 +27,8 @@ STOP_S = 20.0
 _RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 Outcome = dict[str, Any]
-"""`summary.json` of a finished run, or {"diverged": True}; with `machine`, on which it ended, and its `options`."""
+"""`summary.json` of a finished run, or {"diverged": True}; also its `machine`, the one on which it ended, and its
+`options`."""
 
 
 class TrainingFailed(RuntimeError):
@@ -36,13 +37,14 @@ class TrainingFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """A training into the folder `out`. `options`: of `octavo train`, by name, without `--out`."""
+    """A training into the folder `out`. `options`: those of `octavo train`, by name, without `--out`."""
 
     out: Path
     options: dict[str, Any]
 
     def outcome(self) -> Outcome | None:
-        """What came out of it; None where it is not finished. Raises ValueError for that of other options."""
+        """Returns the outcome, or None where the run is not finished. Raises ValueError for an outcome of other
+        options."""
         try:
             outcome = json.loads((self.out / OUTCOME).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -52,16 +54,18 @@ class Run:
         return outcome
 
     def finish(self) -> Outcome:
-        """Trains, or goes on training, to the end, unless that is done. Raises TrainingFailed."""
+        """Trains to the end, from the last checkpoint if there is one, and returns the outcome. Raises
+        TrainingFailed."""
         done = self.outcome()
         if done is None:
             done = {**self._train(), "machine": machine(), "options": self._options()}
-            shutil.rmtree(self.out / "checkpoint", ignore_errors=True)  # large, and of no more use
+            shutil.rmtree(self.out / "checkpoint", ignore_errors=True)  # large, and of no use any more
             write_json(self.out / OUTCOME, done)
         return done
 
     def _options(self) -> dict[str, str]:
-        """Those that decide the outcome, as text: without the files, which lie in --work."""
+        """Returns the options that decide the outcome, as text. The files, `data` and `model`, are left out: they are
+        in --work."""
         return {name: str(value) for name, value in self.options.items() if name not in ("data", "model")}
 
     def _train(self) -> Outcome:
@@ -95,7 +99,7 @@ class Run:
 
 
 def machine() -> dict[str, Any]:
-    """The machine that this process runs on."""
+    """Describes the machine on which this process runs."""
     return {"processor": processor(), "cores": usable_cores(), "system": f"{platform.system()} {platform.machine()}"}
 
 
@@ -110,7 +114,7 @@ def processor() -> str:
 
 @contextmanager
 def _started(command: list[str], log) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a process that is ended with the block, however that is left."""
+    """Starts a process and ends it when the block is left, in whatever way."""
     environment = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The search over hyperparameters: one knob at a time, and the same number of trials for everybody.
+"""The search over hyperparameters: one knob at a time, and the same number of trials for every contender.
 
 A search is a list of knobs to move, one per trial after the first. A move takes the best point so far and changes one
 knob by one place of its ladder: in the knob's first direction, or in the other one where that value was tried before.
-So two moves of one knob go on where the first one helped, and turn round where it did not. The next point is a pure
-function of the losses so far: an interrupted search goes on with the very trials of an unbroken one.
+So the second move of a knob continues in the same direction where the first one helped, and turns round where it did
+not. The next point is a pure function of the losses so far, so an interrupted search continues with exactly the trials
+of an unbroken one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Point = dict[str, float]
 
 @dataclass(frozen=True)
 class Knob:
-    """The values that a knob can take, in order, where a search starts, and where it goes first."""
+    """The values that a knob can take, in order; the value at which a search starts; and the direction of its first
+    move."""
 
     ladder: tuple[float, ...]
     start: float
@@ -43,14 +45,15 @@ class Trial:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """The trial of the smallest loss, the earliest one among equals. ValueError where there is none."""
+    """Returns the trial with the smallest loss, the earliest one among equals. Raises ValueError where there is
+    none."""
     return min(trials, key=lambda trial: trial.loss)
 
 
 def next_point(moves: Sequence[str], trials: Sequence[Trial], start: Mapping[str, float]) -> Point | None:
-    """The point to try after `trials`, which are in the order of the search; None once every move is made.
+    """Returns the point to try after `trials`, which are in the order of the search; None once every move is made.
 
-    `start`: where it begins, of knobs that begin elsewhere than others' do.
+    `start`: the first values of knobs that do not begin where `KNOBS` says.
     """
     if not trials:
         return {name: start.get(name, KNOBS[name].start) for name in dict.fromkeys(("lr", "beta1", "beta2", *moves))}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is compared, on what: the contenders, and the data sets with their models and lengths."""
+"""What is compared: the contenders, and the data sets with their models and lengths."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from octavo.bench.quality.data import ALPACA, BUNDLED, CORPUS, MANY_TASKS, DataSet
 
 MOVES = ("beta1", "lr", "lr", "beta2", "beta1")
-"""The knob of each trial after the first (see `search`)."""
+"""The knob that each trial after the first one moves (see `search`)."""
 OUTER_MOVES = ("beta1", "lr", "lr", "outer_lr", "beta2")
-"""Those of local steps."""
+"""The moves of contenders with local steps."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A plan with an optimizer. A knob of its own is one of its moves: it costs a trial and does not add one.
+    """A plan with an optimizer. A knob that other contenders do not have takes the place of another move and adds no
+    trial.
 
-    `plan`: in it, `STEPS/4` stands for a quarter of a run's steps, `STEPS/10` for a tenth. `outer`: the steps of a
-    round; 0: gradients are exchanged in every step. `start`: knobs whose search starts elsewhere than other
-    contenders'.
+    In `plan`, `STEPS/4` means a quarter of a run's steps, `STEPS/10` a tenth. `outer`: the steps of a round; 0:
+    gradients are exchanged in every step. `start`: first values of knobs that do not start where other contenders' do.
     """
 
     plan: str
@@ -32,20 +32,20 @@ class Contender:
 
     @property
     def text(self) -> str:
-        """As `octavo train --compare` takes it."""
+        """The contender as `octavo train --compare` takes it."""
         return f"outer:{self.outer}/{self.plan}" if self.outer else self.plan
 
     def plan_for(self, steps: int) -> str:
         return re.sub(r"STEPS/(\d+)", lambda share: str(max(1, steps // int(share[1]))), self.plan)
 
 
-#: By name, in the order of their importance. `beta1` is what `octavo train` makes of it: of OneBitAdamW the momentum of
-#: both phases, of Muon its own, of dgc that of the plan.
+#: The contenders by name, in the order of their importance. `beta1` means what it means to `octavo train`: in
+#: OneBitAdamW the momentum of both phases, in Muon its own momentum, with dgc the plan's.
 CONTENDERS = {
     "dense": Contender("dense", "adamw"),
     "sign+ef": Contender("sign+ef", "onebit-adamw"),
     "zero-one-adam": Contender("sign+ef", "zero-one-adam"),
-    "onebit-lamb": Contender("sign+ef", "onebit-lamb", start={"lr": 1e-2}),  # a part of a tensor's own size
+    "onebit-lamb": Contender("sign+ef", "onebit-lamb", start={"lr": 1e-2}),  # relative to a tensor's own size
     "int4+ef": Contender("int4+ef", "adamw"),
     "muon": Contender("dense", "muon"),
     "muon int4+ef": Contender("int4+ef", "muon"),
@@ -60,7 +60,7 @@ CONTENDERS = {
     "outer int4": Contender("int4:256+ef", "adamw", OUTER_MOVES, outer=20),
     "outer sign": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=17),
     "outer sign 40": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=40),
-    "outer sign 5": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=5),  # the bytes of int4 in rounds of 20
+    "outer sign 5": Contender("sign:4096+ef", "adamw", OUTER_MOVES, outer=5),  # as many bytes as int4 in rounds of 20
     "outer tiles": Contender("topk:64/4096:sign+ef", "adamw", OUTER_MOVES, outer=10),
     "outer int4 muon": Contender("int4:256+ef", "muon", OUTER_MOVES, outer=20),
     "outer sign muon": Contender("sign:4096+ef", "muon", OUTER_MOVES, outer=17),
@@ -72,12 +72,12 @@ BASELINE = "dense"
 
 @dataclass(frozen=True)
 class Setting:
-    """One data set with its model and its length. `batch_size` is rows per rank, `seq_len` tokens per row.
+    """One data set with its model and its length. `batch_size` is in rows per rank, `seq_len` in tokens per row.
 
     `also_ranks`: other numbers of ranks, each with the first seed and with as many rows per step as `ranks` have.
-    `step_s`: seconds per step on two quiet cores, for the forecast alone. `precision`: of `octavo train`, where it is
-    not to choose by itself. `trial_share`: a trial is a training of this share of the steps, with its learning rate
-    schedule shortened alike.
+    `step_s`: seconds per step on two quiet cores, for the forecast alone. `precision`: the option of `octavo train`;
+    None: it chooses. `trial_share`: a trial is a training of this share of the steps, with its learning rate schedule
+    shortened alike.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Setting:
     tuning_seed: int = 1000
     ranks: int = 2
     also_ranks: tuple[int, ...] = ()
-    start_s: float = 15.0  # of a run, before its first step and after its last
+    start_s: float = 15.0  # seconds of a run before its first step and after its last
     precision: str | None = None
     trial_share: float = 0.25
 
@@ -143,7 +143,7 @@ _ROUNDS = Setting(
     seq_len=128,
     step_s=0.1,
     contenders=("dense", "muon", *ROUNDS),
-    trial_share=0.5,  # a quarter has 25 rounds alone, of the 100 of a run
+    trial_share=0.5,  # a quarter would have only 25 of a run's 100 rounds
 )
 
 SETTINGS = {
@@ -169,7 +169,7 @@ SETTINGS = {
         tuned_on="the other third of its records, seed 1000",
         model="tiny",
         steps=400,
-        trial_share=0.5,  # of half of the reported data: a trial passes over its own as often as a run does
+        trial_share=0.5,  # tuning data are half of the reported data: both are passed over equally often
         batch_size=8,
         seq_len=128,
         step_s=0.11,
