@@ -12,7 +12,8 @@
 #include "octavo/rules/symmetric_int.h"
 #include "octavo/rules/ternary.h"
 
-/// All block codecs, a line each: adding one adds its rule's file and a line here. X(name, the name in a plan, rule)
+/// All block codecs, one line each: a new codec needs a file for its rule and a line here. X(name, the name in a plan,
+/// rule)
 ///
 /// int4 has one scale per 64 values. With 256, a block of an embedding held several rows, the scale of a frequent token
 /// was too coarse for a rare one, and training could stop at a plateau (docs/quality.md).
@@ -43,7 +44,7 @@ enum class BlockCodec : std::uint8_t {
 #undef OCTAVO_ENUMERATOR
 };
 
-/// RuleOf<BlockCodec::int4>::type is its rule.
+/// RuleOf<BlockCodec::int4>::type is the rule of int4.
 template <BlockCodec codec>
 struct RuleOf;
 #define OCTAVO_RULE_OF(name, text, ...) \

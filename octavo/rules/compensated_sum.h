@@ -5,8 +5,9 @@
 
 namespace octavo::rules {
 
-/// A sum of floats, in order, that keeps what each addition rounds off (TwoSum: Knuth, The Art of Computer Programming,
-/// volume 2, 4.2.2): as exact as a sum in double, for devices that have no fp64. Every back end finds the same bits.
+/// A sum of floats, in the order in which they are added, that keeps what each addition rounds off (TwoSum: Knuth, The
+/// Art of Computer Programming, volume 2, 4.2.2). It is as exact as a sum in double, for devices without fp64. Every
+/// back end gets the same bits.
 struct CompensatedSum {
   float sum = 0;
   float rounded_off = 0;
@@ -18,7 +19,7 @@ struct CompensatedSum {
     sum = total;
   }
 
-  /// NaN where a term was infinite or NaN, or where the sum overflows.
+  /// Returns the sum: a NaN where a term was infinite or a NaN, or where the sum overflows.
   OCTAVO_RULE float value() const { return sum + rounded_off; }
 };
 

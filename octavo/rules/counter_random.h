@@ -9,8 +9,8 @@
 /// nor on how the tensor is cut, and every machine and back end draws the same.
 namespace octavo::rules {
 
-/// A key for one of several purposes of `key` (a step, a parameter, a rank, ...), unrelated to the key and to those of
-/// other purposes: splitmix64 (Steele, Lea and Flood 2014).
+/// Returns a key for one of several purposes of `key` (a step, a parameter, a rank, ...). It is unrelated to `key` and
+/// to the keys of other purposes. The hash is splitmix64 (Steele, Lea and Flood 2014).
 OCTAVO_RULE constexpr std::uint64_t derive_key(std::uint64_t key, std::uint64_t purpose) {
   std::uint64_t x = key + (purpose + 1) * 0x9E3779B97F4A7C15U;
   x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9U;
@@ -18,7 +18,7 @@ OCTAVO_RULE constexpr std::uint64_t derive_key(std::uint64_t key, std::uint64_t 
   return x ^ x >> 31;
 }
 
-/// A key of a run with a seed; of seed 0 the key itself.
+/// Returns the key for a run with a seed; for seed 0 it is `key` itself.
 OCTAVO_RULE constexpr std::uint64_t seeded_key(std::uint64_t key, std::uint64_t seed) {
   return seed == 0 ? key : derive_key(key, seed);
 }
@@ -30,8 +30,8 @@ OCTAVO_RULE constexpr std::uint32_t mix(std::uint32_t x) {
   return x ^ x >> 16;
 }
 
-// Elements draw in groups, whose numbers are taken modulo 2^32. A group mixes its number well, once; each of its words
-// then costs a vector four operations, all of 32 bits, which every instruction set has.
+// Elements draw their bits in groups, whose numbers are taken modulo 2^32. The number of a group is mixed well, once.
+// Each word of the group then takes a vector four operations, all on 32 bits, which every instruction set has.
 
 inline constexpr std::uint64_t kRandomGroup = 64;                // elements
 inline constexpr std::uint64_t kRandomWords = kRandomGroup / 2;  // of 32 bits
@@ -40,20 +40,21 @@ OCTAVO_RULE constexpr std::uint32_t random_base(std::uint64_t key, std::uint64_t
   return mix(mix(static_cast<std::uint32_t>(group + key)) + static_cast<std::uint32_t>(key >> 32));
 }
 
-/// Word i of a group: uniform, since it is one to one with the base, and uncorrelated with the group's other words.
+/// Returns word i of a group. It is uniform, because it is one-to-one with the base, and uncorrelated with the group's
+/// other words.
 OCTAVO_RULE constexpr std::uint32_t random_word(std::uint32_t base, std::uint32_t i) {
   const std::uint32_t x = base + i * 0x9E3779B9U;
   return (x ^ x >> 15) * 0x846CA68BU;
 }
 
-/// 16 random bits of the element at a place in its group: element i has the low half of word i, element
+/// Returns 16 random bits for the element at a place in its group. Element i gets the low half of word i, and element
 /// kRandomWords + i its high half.
 OCTAVO_RULE constexpr std::uint32_t random_bits_at(std::uint32_t base, std::uint32_t place) {
   const std::uint32_t word = random_word(base, place % kRandomWords);
   return place < kRandomWords ? word & 0xFFFFU : word >> 16;
 }
 
-/// 16 random bits of an element.
+/// Returns 16 random bits for an element.
 OCTAVO_RULE constexpr std::uint32_t random_bits(std::uint64_t key, std::uint64_t element) {
   return random_bits_at(random_base(key, element / kRandomGroup), static_cast<std::uint32_t>(element % kRandomGroup));
 }

@@ -24,23 +24,24 @@ inline constexpr std::uint32_t kSignMask = 0x80000000U;
 inline constexpr std::uint32_t kInfinityBits = 0x7F800000U;
 inline constexpr std::uint32_t kQuietNaNBits = 0x7FC00000U;
 
-/// |value| as an integer. The order of integers is the order of magnitudes, and every NaN is above infinity: a
-/// maximum over these bits cannot lose a NaN, as a maximum over floats does.
+/// Returns |value| as an integer. The order of these integers is the order of magnitudes, and every NaN is above
+/// infinity. A maximum over these bits cannot lose a NaN, as a maximum over floats does.
 OCTAVO_RULE std::uint32_t magnitude_bits(float value) { return to_bits(value) & ~kSignMask; }
 
 OCTAVO_RULE bool is_finite(float value) { return magnitude_bits(value) < kInfinityBits; }
 
 OCTAVO_RULE float square_root(float value) { return __builtin_sqrtf(value); }
 
-/// a * b + c, rounded once. Where a processor has no such operation, it takes several times as long as two.
+/// Returns a * b + c, rounded once. On a processor without such an operation it takes several times as long as a
+/// multiplication and an addition.
 OCTAVO_RULE float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 OCTAVO_RULE float chosen(bool condition, float a, float b) { return condition ? a : b; }
 
 OCTAVO_RULE float magnitude(float value) { return from_bits(magnitude_bits(value)); }
 
-/// Adding 1.5 * 2^23 to what is less than 2^22 in magnitude rounds it to the nearest whole number, ties to even, and
-/// leaves that in the lowest bits.
+/// Adding 1.5 * 2^23 to a value below 2^22 in magnitude rounds the value to the nearest whole number, ties to even, and
+/// leaves that number in the lowest bits of the sum.
 inline constexpr float kToWhole = 12582912.0F;
 inline constexpr std::uint32_t kToWholeBits = 0x4B400000U;
 
@@ -48,10 +49,10 @@ OCTAVO_RULE std::int32_t nearest_whole(float value) {
   return static_cast<std::int32_t>(to_bits(value + kToWhole) - kToWholeBits);
 }
 
-/// 1 where the sign bit is clear (so +0 -> 1, -0 -> 0), as signs are packed.
+/// Returns 1 where the sign bit is clear (so +0 -> 1, -0 -> 0), as signs are packed.
 OCTAVO_RULE std::uint32_t positive_bit(float value) { return to_bits(value) >> 31U ^ 1U; }
 
-/// `value` where the bit is 1, else -value.
+/// Returns `value` where the bit is 1, else -value.
 OCTAVO_RULE float signed_by(float value, std::uint32_t positive_bit) {
   return from_bits(to_bits(value) ^ (positive_bit ^ 1U) << 31U);
 }

@@ -5,12 +5,14 @@
 
 #include "octavo/rules/mini_float.h"
 
-/// IEEE's half precision: mini_float.h's Half with infinities and NaNs. What a wire sends in 16 bits is plain_float.h.
+/// IEEE half precision: mini_float.h's Half, with infinities and NaNs. The codec that sends values in 16 bits is in
+/// plain_float.h.
 namespace octavo::rules {
 
-/// Rounded to nearest even; beyond 65504 infinite; a NaN stays a (quiet) NaN of the same sign.
+/// Converts a float to float16, rounded to nearest even. A magnitude that rounds to more than 65504 becomes infinite; a
+/// NaN stays a (quiet) NaN of the same sign.
 OCTAVO_RULE std::uint32_t to_fp16(float value) {
-  constexpr std::uint32_t kBeyond = 0x477FF000U;  // what rounds to infinity
+  constexpr std::uint32_t kBeyond = 0x477FF000U;  // the least magnitude that rounds to infinity
   const std::uint32_t bits = magnitude_bits(value), sign = to_bits(value) >> 16 & 0x8000U;
   const std::uint32_t special = bits > kInfinityBits ? 0x7E00U | (bits >> 13 & 0x3FFU) : 0x7C00U;
   return bits < kBeyond ? Half::code(value) : sign | special;

@@ -3,7 +3,7 @@
 
 #include "octavo/rules/portable.h"
 
-/// LAMB (You et al. 2020): Adam's direction, and a step whose size is a part of the tensor's own.
+/// LAMB (You et al. 2020): a step in Adam's direction, whose size is proportional to the norm of the tensor itself.
 namespace octavo::rules {
 
 struct LambStep {
@@ -17,13 +17,14 @@ struct LambStep {
 };
 
 OCTAVO_RULE void lamb_moments(const LambStep& s, float gradient, float& mean, float& square) {
-  // from the nearer of both: adamw_mean()
+  // The sum starts from whichever of the two is nearer to the result, as in adamw_mean().
   mean = s.beta1_complement < 0.5F ? mean + s.beta1_complement * (gradient - mean)
                                    : gradient + (s.beta1_complement - 1) * (gradient - mean);
   square = s.beta2 * square + s.beta2_complement * (gradient * gradient);
 }
 
-/// What a step goes along; its size is lr times the norm of the parameter over that of the direction.
+/// Returns the direction of a step. The step is the direction times lr times the norm of the parameter / the norm of
+/// the direction (optim/lamb.cpp bounds this quotient).
 OCTAVO_RULE float lamb_direction(const LambStep& s, float parameter, float mean, float square) {
   const float denominator = __builtin_sqrtf(square) / s.sqrt_bias2 + s.eps;
   return mean / s.bias1 / denominator + s.weight_decay * parameter;

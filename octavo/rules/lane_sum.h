@@ -5,13 +5,13 @@
 
 #include "octavo/rules/portable.h"
 
-/// A sum of floats whose order is fixed, and fast on vectors: 64 lanes take the terms in turn (term i goes to lane
-/// i % 64), and the lanes are added pairwise in halves. Every back end and instruction set finds the same bits.
+/// A sum of floats in a fixed order that is fast on vectors. 64 lanes take the terms in turn (term i goes to lane i %
+/// 64). The lanes are then added pairwise in halves. Every back end and instruction set gets the same bits.
 namespace octavo::rules {
 
 inline constexpr std::uint64_t kSumLanes = 64;
 
-/// The sum of term(0) to term(count - 1).
+/// Returns the sum of term(0) to term(count - 1).
 template <class Term>
 OCTAVO_RULE float lane_sum(std::uint64_t count, Term term) {
   float lanes[kSumLanes] = {};

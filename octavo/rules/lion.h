@@ -3,17 +3,17 @@
 
 #include "octavo/rules/float_bits.h"
 
-/// Steps of one size for every element, by the sign of an update: Lion (Chen et al. 2023), and Signum (Bernstein et al.
-/// 2018), which is Lion with both betas alike.
+/// Steps that have the same size for every element and follow the sign of an update: Lion (Chen et al. 2023), and
+/// Signum (Bernstein et al. 2018), which is Lion with two equal betas.
 namespace octavo::rules {
 
-/// What a gradient and the momentum before it make: the update, beta1*m + (1-beta1)*g, and the momentum that is kept,
-/// beta2*m + (1-beta2)*g.
+/// The weights with which a gradient g and the momentum m before it make the update, beta1*m + (1-beta1)*g, and the
+/// momentum that is kept, beta2*m + (1-beta2)*g.
 struct MomentumMix {
   float update_beta;
-  float update_complement;  // 1 - beta1, over the loss scale; formed in double
+  float update_complement;  // (1 - beta1) / loss scale, formed in double
   float kept_beta;
-  float kept_complement;  // 1 - beta2, likewise
+  float kept_complement;  // (1 - beta2) / loss scale, formed in double
 };
 
 /// Turns `value`, a gradient, into the update; returns the momentum that is kept.
@@ -24,27 +24,28 @@ OCTAVO_RULE Float mix_momentum(const MomentumMix& mix, Float& value, Float momen
   return mix.kept_beta * momentum + mix.kept_complement * gradient;
 }
 
-/// +1, -1 or, for a zero, 0; a NaN stays one.
+/// Returns +1, -1 or, for a zero, the zero; a NaN stays a NaN.
 OCTAVO_RULE float sign_of(float value) {
   const float sign = value > 0.0F ? 1.0F : -1.0F;
-  const bool has_sign = (value > 0.0F) | (value < 0.0F);  // without a branch, which no vector has
+  const bool has_sign = (value > 0.0F) | (value < 0.0F);  // no branch, because vectors have none
   return has_sign ? sign : value;
 }
 
-/// `decay`: 1 - lr * weight_decay; `step_size`: lr.
+/// Returns the parameter after a step by the sign of an update. `decay`: 1 - lr * weight_decay; `step_size`: lr.
 template <class Float>
 OCTAVO_RULE Float sign_step(float decay, float step_size, Float parameter, Float update) {
   return parameter * decay - step_size * sign_of(update);
 }
 
-/// A whole step of Lion by one rank alone.
+/// A whole step of Lion that one rank makes alone.
 struct LionStep {
   float decay;
   float step_size;
   MomentumMix mix;
 };
 
-/// Returns whether the gradient is finite; where it is not, nothing changes. `Float`: as in adamw.
+/// Makes a step of Lion. Returns whether the gradient is finite; where it is not, nothing changes. `Float`: as in
+/// adamw.h.
 template <class Float>
 OCTAVO_RULE auto lion(const LionStep& s, Float gradient, Float& parameter, Float& momentum) {
   const auto finite = is_finite(gradient);

@@ -6,30 +6,32 @@
 #include "octavo/rules/portable.h"
 #include "octavo/rules/sign_bits.h"
 
-/// How words of 16 bits, floats of bfloat16 or float16, are packed without loss.
+/// How words of 16 bits (bfloat16 or float16 values) are packed without loss.
 ///
-/// A word is a rest, its sign and its 7 lowest bits, which are as good as random, and a symbol, the 8 bits between: of
-/// bfloat16 the exponent, of which a gradient has few that are frequent. Words are packed in blocks. A block's codes
-/// have a number of bits of its own: code c is the symbol base - c, and the greatest code an escape, whose symbol
-/// follows in a byte. Codes of 8 bits have no escape: so travels a block that does not compress.
+/// A word consists of a rest and a symbol. The rest is its sign and its 7 lowest bits, which are as good as random. The
+/// symbol is the 8 bits between them: in a bfloat16 the exponent, of which a gradient has few frequent values. Words
+/// are packed in blocks, and each block has its own number of bits per code. Code c stands for the symbol base - c. The
+/// greatest code is an escape, whose symbol follows in a byte. Codes of 8 bits have no escape; a block that does not
+/// compress is sent with these.
 namespace octavo::rules {
 
-/// Words of a block; the last one may have fewer.
+/// The number of words of a block; the last one may have fewer.
 inline constexpr std::uint64_t kWordBlock = 1024;
 
-/// What the packed bytes of a block begin with.
+/// The header of a packed block. The headers of all blocks come before the packed bytes of the first block.
 struct WordBlock {
   std::uint8_t base = 0;      // the greatest symbol that has a code
-  std::uint8_t bits = 8;      // of a code, 1 to 8
-  std::uint16_t escapes = 0;  // words whose symbol has none
+  std::uint8_t bits = 8;      // bits of a code, 1 to 8
+  std::uint16_t escapes = 0;  // number of words whose symbol has no code
 
-  /// Of a block of `count` words, after this: the rests, a plane for each bit of a code, the symbols of escapes.
+  /// Returns the packed bytes of a block of `count` words without its header: the rests, a plane for each bit of a
+  /// code, and the symbols of escapes.
   OCTAVO_RULE std::uint64_t bytes(std::uint64_t count) const {
     return count + bits * packed_sign_bytes(count) + escapes;
   }
-  /// Codes that are symbols, and the code of an escape.
+  /// Returns the number of codes that stand for symbols, which is also the code of an escape.
   OCTAVO_RULE std::uint32_t symbols() const { return bits == 8 ? 256 : (1U << bits) - 1; }
-  /// Whether an encoder may have made it.
+  /// Whether an encoder may have made this header for a block of `count` words.
   OCTAVO_RULE bool is_possible(std::uint64_t count) const {
     return bits >= 1 && bits <= 8 && escapes <= (bits == 8 ? 0 : count);
   }
@@ -51,15 +53,16 @@ OCTAVO_RULE std::uint16_t word_of(std::uint8_t symbol, std::uint8_t rest) {
   return static_cast<std::uint16_t>((wide & 128) << 8 | symbol << 7 | (wide & 127));
 }
 
-/// A block's codes are chosen by each word whose number is a multiple of this: by every fourth one of a whole block.
+/// Returns the stride of the words from which a block's codes are chosen: every fourth word of a whole block, and every
+/// word of a shorter one.
 OCTAVO_RULE constexpr std::uint64_t word_stride(std::uint64_t count) { return count == kWordBlock ? 4 : 1; }
 
-/// The codes for a block of `count` words of which `histogram[s]` of those that were read have symbol s: those with the
-/// fewest bytes if the others are alike, of equal ones those with the more bits, of equal ones with the least base.
-/// Their escapes are to be counted.
+/// Returns the codes for a block of `count` words. `histogram[s]`: how many of the words that were read have symbol s.
+/// The codes are those that take the fewest bytes if the other words are like these; of equal ones those with more
+/// bits, and of these the ones with the least base. The caller must count their escapes.
 OCTAVO_RULE WordBlock likely_best(const std::uint16_t* histogram, std::uint64_t count) {
-  constexpr std::uint32_t kSymbols = 256, kBelow = 128;  // bases may be below the number of codes
-  std::uint16_t before[kBelow + kSymbols + 1];           // how many symbols are less
+  constexpr std::uint32_t kSymbols = 256, kBelow = 128;  // a base may be less than the number of codes
+  std::uint16_t before[kBelow + kSymbols + 1];           // how many words have a lesser symbol
   for (std::uint32_t s = 0; s <= kBelow; ++s) before[s] = 0;
   for (std::uint32_t s = 0; s < kSymbols; ++s) {
     before[kBelow + s + 1] = static_cast<std::uint16_t>(before[kBelow + s] + histogram[s]);
@@ -89,7 +92,8 @@ OCTAVO_RULE WordBlock likely_best(const std::uint16_t* histogram, std::uint64_t 
   return best;
 }
 
-/// The block with its escapes, or 8 bits where these make it larger.
+/// Returns the block with its number of escapes, or a block of 8-bit codes where the escapes make it no smaller than
+/// that.
 OCTAVO_RULE WordBlock with_escapes(WordBlock block, std::uint64_t escapes, std::uint64_t count) {
   block.escapes = static_cast<std::uint16_t>(escapes);
   return block.bytes(count) < WordBlock().bytes(count) ? block : WordBlock();

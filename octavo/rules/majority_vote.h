@@ -8,12 +8,12 @@
 namespace octavo::rules {
 
 /// Majority vote (signSGD with majority vote, Bernstein et al. 2018). Each rank votes +1 or -1 by the sign of a value;
-/// an exact zero abstains. The outcome is the vote of the votes' sum: a tie, and a value that is zero on every rank, is
-/// 0. Mapping either to +1 would push every such parameter the same way.
+/// an exact zero abstains. The outcome is +1, -1 or 0 by the sign of the sum of the votes. A tie is 0, and so is a
+/// value that is zero on every rank: mapping either to +1 would push every such parameter the same way.
 ///
-/// A vote takes two bits, up and down alike: the sign bit, and one that is 1 where the vote is cast. One bit has no
-/// third state, and zeros that vote at random would neither cancel exactly nor leave the other ranks' votes alone. The
-/// scale says nothing, but for a NaN.
+/// A vote takes two bits, both to the owner and back: the sign bit, and one that is 1 where the vote is cast. One bit
+/// has no third state, and zeros that voted at random would neither cancel exactly nor leave the other ranks' votes
+/// alone. The scale carries no information except a NaN.
 struct MajorityVote {
   static constexpr unsigned kBits = 2;
   static constexpr bool kHasScale = true, kLeavesError = false, kKeepsMagnitude = false, kDithers = false;
@@ -30,7 +30,7 @@ struct MajorityVote {
     return positive_bit(value) << 1U | is_cast;
   }
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) {
-    const float nothing = 0.0F * sent;  // a NaN is told by what is not cast too
+    const float nothing = 0.0F * sent;  // where nothing is cast, a NaN scale still gives a NaN
     return (code & 1U) != 0 ? signed_by(sent, code >> 1U) : nothing;
   }
 };

@@ -7,13 +7,13 @@
 
 namespace octavo::rules {
 
-/// Floats of few bits: a sign, kExponentBits and kMantissaBits, with denormals, without infinities and NaNs. The least
-/// positive one is 2^(1 - kBias - kMantissaBits); `kLargestCode` is the greatest.
+/// Floats of few bits: a sign, kExponentBits and kMantissaBits, with denormals, but without infinities and NaNs. The
+/// least positive value is 2^(1 - kBias - kMantissaBits). `kLargestCode` is the code of the greatest value.
 template <unsigned kExponentBits, unsigned kMantissaBits, int kBias, std::uint32_t kLargestCode>
 struct MiniFloat {
   static constexpr unsigned kBits = 1 + kExponentBits + kMantissaBits;
-  static constexpr unsigned kShift = 23 - kMantissaBits;                     // of a mantissa in a float's bits
-  static constexpr std::uint32_t kRebias = (127U - kBias) << kMantissaBits;  // of exponents, in units of a code
+  static constexpr unsigned kShift = 23 - kMantissaBits;                     // place of a mantissa in a float's bits
+  static constexpr std::uint32_t kRebias = (127U - kBias) << kMantissaBits;  // difference of biases, in units of a code
   static constexpr float power_of_two(int exponent) {
     float power = 1;
     for (; exponent > 0; --exponent) power *= 2;
@@ -27,7 +27,7 @@ struct MiniFloat {
       power_of_two(static_cast<int>(kLargestCode >> kMantissaBits) - kBias) *
       (1 + static_cast<float>(kLargestCode & ((1U << kMantissaBits) - 1)) / static_cast<float>(1U << kMantissaBits));
 
-  /// Of a finite value, rounded to nearest even; what is beyond the greatest becomes that.
+  /// Returns the code of a finite value, rounded to nearest even. A value beyond the greatest becomes the greatest.
   OCTAVO_RULE static std::uint32_t code(float value) {
     const std::uint32_t bits = magnitude_bits(value);
     const std::uint32_t half = (1U << (kShift - 1)) - 1 + (bits >> kShift & 1U);
@@ -48,13 +48,13 @@ struct MiniFloat {
   }
 };
 
-/// A block is sent as the scale that makes its largest magnitude the format's greatest value, and a code an element.
+/// A block is sent as the scale that makes its largest magnitude the format's greatest value, and one code per element.
 template <class Float, std::uint64_t kDefaultBlock>
 struct ScaledFloat {
   static constexpr unsigned kBits = Float::kBits;
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = kDefaultBlock;
-  static constexpr std::uint32_t kGreatest = Float::kSign - 1;  // beyond what an encoder sends, and a number too
+  static constexpr std::uint32_t kGreatest = Float::kSign - 1;  // greater than what encoders send, but still a number
   using Statistic = LargestMagnitude;
   struct Scale {
     float sent;
@@ -62,7 +62,8 @@ struct ScaledFloat {
   };
 
   static constexpr float kLargest = Float::kGreatest;
-  /// Below this a reciprocal overflows or a quotient loses bits: such a block is sent as zeros and stays residual.
+  /// Below this a reciprocal overflows or a quotient loses bits: such a block is sent as zeros, and its values stay in
+  /// the residual.
   static constexpr float kSmallest = 0x1p-100F;
 
   OCTAVO_RULE static Scale scale(float largest) {
@@ -75,8 +76,8 @@ struct ScaledFloat {
   OCTAVO_RULE static float decoded(std::uint32_t code, float sent) { return Float::value(code) * sent; }
 };
 
-// The two forms of fp8 (Micikevicius et al. 2022), without their infinities and NaNs, of which blocks have none, and
-// the sign and exponent alone that Streaming DiLoCo sends (Douillard et al. 2025).
+// E4M3 and E5M2 are the two forms of fp8 (Micikevicius et al. 2022) without infinities and NaNs, which blocks never
+// have. E3M0, a sign and an exponent alone, is what Streaming DiLoCo sends (Douillard et al. 2025).
 using E4M3 = MiniFloat<4, 3, 7, 0x7E>;
 using E5M2 = MiniFloat<5, 2, 15, 0x7B>;
 using E3M0 = MiniFloat<3, 0, 3, 0x7>;

@@ -23,7 +23,7 @@ struct Fp32 : PlainFloat {
   OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bits(code); }
 };
 
-/// Rounded to nearest even; what is beyond bfloat16's range becomes infinite.
+/// Values in bfloat16, rounded to nearest even; those beyond its range become infinite.
 struct Bfloat16 : PlainFloat {
   static constexpr unsigned kBits = 16;
   static constexpr bool kLeavesError = true;
@@ -31,7 +31,8 @@ struct Bfloat16 : PlainFloat {
   OCTAVO_RULE static float decoded(std::uint32_t code, float) { return from_bf16({static_cast<std::uint16_t>(code)}); }
 };
 
-/// Rounded to nearest even; what is beyond float16's range becomes its greatest value, and a NaN an infinity.
+/// Values in float16, rounded to nearest even. Finite values beyond its range become its greatest value. Infinities and
+/// NaNs are sent as infinity, which decodes to a NaN.
 struct Fp16 : PlainFloat {
   static constexpr unsigned kBits = 16;
   static constexpr bool kLeavesError = true;

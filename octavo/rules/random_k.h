@@ -8,19 +8,19 @@
 
 namespace octavo::rules {
 
-/// One value of every `stride` values, at a place that is drawn from a key that all ranks share: of the places nothing
-/// is sent, and the ranks' values may be added up. The last stride may be shorter. Of a stride with a NaN or an
-/// infinity anywhere a NaN is sent.
+/// Keeps one value of every `stride` values, at a place that is drawn from a key that all ranks share. The places need
+/// not be sent, and the ranks' values may be added up. The last stride may be shorter. For a stride with a NaN or an
+/// infinity anywhere, a NaN is sent.
 struct RandomK {
   std::uint64_t key;
   std::uint64_t stride;  // elements
-  std::uint64_t before;  // strides of the whole before the first one here
-  bool is_unbiased;      // values are multiplied by the length of their stride: the mean over keys is the value
+  std::uint64_t before;  // strides of the whole tensor before the first one here
+  bool is_unbiased;      // values are multiplied by the length of their stride: their mean over keys is the value
 
   OCTAVO_RULE constexpr std::uint64_t kept_in(std::uint64_t count) const {
     return count / stride + (count % stride != 0);
   }
-  /// The element that stride number j of `count` elements keeps.
+  /// Returns the element that stride number j keeps, of `count` elements.
   OCTAVO_RULE constexpr std::uint64_t index(std::uint64_t j, std::uint64_t count) const {
     return j * stride + (random_base(key, before + j) * size(j, count) >> 32);
   }

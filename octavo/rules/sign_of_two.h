@@ -7,8 +7,9 @@
 
 namespace octavo::rules {
 
-/// A sign and one of two magnitudes, 0.58 and 2.2 times the block's mean magnitude, whichever is nearer: between what
-/// loses least of a normal distribution (0.57, 1.89) and of a Laplace one (0.59, 2.59; Lloyd 1982).
+/// Sends a sign and one of two magnitudes, 0.58 or 2.2 times the block's mean magnitude, whichever is nearer. These
+/// factors lie between those that lose least for a normal distribution (0.57, 1.89) and for a Laplace distribution
+/// (0.59, 2.59; Lloyd 1982).
 struct SignOfTwo {
   static constexpr unsigned kBits = 2;  // is positive, has the greater magnitude
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
@@ -19,7 +20,7 @@ struct SignOfTwo {
     float sent;
   };
   static constexpr float kGreater = 2.2F, kSmaller = 0.58F / kGreater,
-                         kBetween = 1.39F / kGreater;  // `sent` is the greater
+                         kBetween = 1.39F / kGreater;  // `sent` is the greater one
 
   OCTAVO_RULE static Scale scale(float mean) { return {kGreater * mean}; }
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale, auto) {

@@ -5,16 +5,15 @@
 
 #include "octavo/rules/float_bits.h"
 
-/// Codes of optimizer state: a block of elements is kept as one float32 scale and a code of 8 or 4 bits for each. A
-/// rule is a struct of
+/// Codes of optimizer state: a block of elements is kept as one float32 scale and a code of 8 or 4 bits for each
+/// element. A rule is a struct with these members:
 ///
-///   kBits, kBlock    of a code; elements of a block
+///   kBits, kBlock    bits of a code; elements of a block
 ///   kSigned          false where all values are at least 0
-///   Scale            `kept` is kept with the codes, the rest helps the encoder
-///   scale(extreme)   of the block's value of the largest magnitude, with its sign
+///   Scale            `kept` is kept with the codes, the rest helps the encoder; state_scale() makes it
 ///   code(value, scale), decoded(code, kept)
 ///
-/// Four bits: element 2i of a block is the high nibble of byte i.
+/// With four bits, element 2i of a block is the high nibble of byte i.
 namespace octavo::rules {
 
 struct StateScale {
@@ -22,9 +21,9 @@ struct StateScale {
   float reciprocal;
 };
 
-/// Of a block's extreme: its scale has the extreme's sign, so that the extreme is the map's 1 whichever sign it has; a
-/// map has no -1. Below 2^-125 the reciprocal would overflow, and the block is kept as zeros; of an infinity it is the
-/// largest float.
+/// Returns the scale of a block from its extreme, the value of the largest magnitude. The scale has the extreme's sign,
+/// so that the extreme is the map's 1 whichever sign it has; a map has no -1. Below 2^-125 the reciprocal would
+/// overflow, and the block is kept as zeros. The scale for an infinity is the largest float.
 OCTAVO_RULE StateScale state_scale(float extreme) {
   constexpr float kLargest = 0x1.FFFFFEp127F;
   const float size = magnitude(extreme);
@@ -32,18 +31,19 @@ OCTAVO_RULE StateScale state_scale(float extreme) {
   return size < 0x1p-125F ? StateScale{0.0F, 0.0F} : StateScale{bounded, 1.0F / bounded};
 }
 
-/// Of a block's greatest value and of the greatest of its negatives.
+/// Returns a block's extreme, with its sign, from its greatest value and the greatest of its negated values.
 OCTAVO_RULE float extreme_of(float greatest, float greatest_negative) {
   return greatest >= greatest_negative ? greatest : -greatest_negative;
 }
 
-/// The dynamic map (Dettmers 2016, 2022): between one power of ten and the next, the values lie equally spaced, and
-/// each decade has twice as many as the decade below it. `kDecades` is 7 for 8 bits and 3 for 4; the greatest value is
-/// 1, code 0 of the unsigned map and the middle code of the signed one are 0. The codes are those of bitsandbytes.
+/// The dynamic map (Dettmers 2016, 2022): between one power of ten and the next, the values are equally spaced, and
+/// each decade has twice as many values as the decade below it. `kDecades` is 7 for 8 bits and 3 for 4. The greatest
+/// value is 1. Code 0 of the unsigned map and the middle code of the signed map stand for 0. The codes are those of
+/// bitsandbytes.
 ///
-/// Values are numbered by magnitude so that those of a decade begin at a power of two: the exponent of a number is its
-/// decade. Within a decade a value is slope * number + offset. Number kTop is the value 1, in a decade of its own. The
-/// distance between a value's code and that of zero is its number less that of zero.
+/// Values are numbered by magnitude so that the numbers of a decade begin at a power of two: the exponent of a number
+/// tells its decade. Within a decade a value is slope * number + offset. Number kTop is the value 1, in a decade of its
+/// own. The distance between a value's code and the code of zero is the value's number less the number of zero.
 template <unsigned kDecades, bool kIsSigned>
 struct DynamicMap {
   static constexpr bool kSigned = kIsSigned;
@@ -51,7 +51,7 @@ struct DynamicMap {
   static constexpr std::uint64_t kBlock = kBits == 8 ? 256 : 128;
   using Scale = StateScale;
 
-  static constexpr unsigned kLevels = kDecades + 1;        // decades, and the 1
+  static constexpr unsigned kLevels = kDecades + 1;        // the decades, and the value 1
   static constexpr std::int32_t kFirst = kSigned ? 1 : 2;  // number of the least positive value
   static constexpr std::int32_t kTop = kFirst << kDecades;
   static constexpr std::int32_t kZeroCode = kSigned ? kTop - 1 : 0;
@@ -69,7 +69,8 @@ struct DynamicMap {
     return power;
   }
   static constexpr double spacing(unsigned decade) { return 0.9 * greatest_of(decade) / first_number(decade); }
-  /// The value before the first of a decade would have the number first_number - 1.
+  /// Returns the value that has this number in a decade. Numbers outside of the decade continue its line: the value
+  /// before the first of a decade would have the number first_number - 1.
   static constexpr double value_of(unsigned decade, double number) {
     if (decade == kDecades) return 1;
     return greatest_of(decade) * 0.1 + spacing(decade) * (number - first_number(decade) + 0.5);
@@ -83,18 +84,21 @@ struct DynamicMap {
     return table;
   }
 
-  // Decoding, of numbers in quarters: 0 and kTop have then the same exponent modulo 8, and one slope without an offset
-  // serves both. The offset is a negative zero, so that a zero is positive whichever sign the scale has.
+  // For decoding. Numbers are counted in quarters: 0 and kTop then have the same exponent modulo 8, and one slope
+  // without an offset serves both. That offset is a negative zero, so that a zero is positive whichever sign the scale
+  // has.
   static constexpr float kQuarters = 4;
   static constexpr Table kSlopes = made_of([](unsigned d) {  //
     return (d == kDecades ? 1 / first_number(d) : spacing(d)) / kQuarters;
   });
   static constexpr Table kOffsets = made_of([](unsigned d) { return d == kDecades ? -0.0 : value_of(d, 0); });
-  // encoding: from which magnitude on a value is of the decade, halfway between the two values around; and its distance
+  // For encoding. kBorders has the magnitude from which on a value belongs to a decade, halfway between the two values
+  // around it. kSteepness and kShifts give the value's distance.
   static constexpr Table kBorders = made_of([](unsigned d) {
     return d == 0 ? 0 : (value_of(d - 1, first_number(d) - 1) + value_of(d, first_number(d))) / 2;
   });
-  /// The lowest decade of the signed map has one value, and what lies below half of it is 0.
+  /// Whether a decade ends at zero: the lowest decade of the signed map has one value, and what lies below half of it
+  /// is 0.
   static constexpr bool ends_at_zero(unsigned decade) { return kSigned && decade == 0; }
   static constexpr Table kSteepness = made_of([](unsigned d) {
     if (d == kDecades) return 0.0;
@@ -105,14 +109,14 @@ struct DynamicMap {
     return ends_at_zero(d) ? 0.0 : -value_of(d, 0) / spacing(d) - kZeroNumber;
   });
 
-  /// The decade of a magnitude from 0 to 1.
+  /// Returns the decade of a magnitude from 0 to 1.
   OCTAVO_RULE static constexpr std::uint32_t decade_of(float size) {
     std::uint32_t decade = 0;
     for (std::uint32_t i = 1; i < kLevels; ++i) decade += size >= kBorders[i] ? 1U : 0U;
     return decade;
   }
 
-  /// Of the last value of a decade.
+  /// Returns the distance of the last value of a decade.
   OCTAVO_RULE static constexpr std::int32_t last_distance(std::uint32_t decade) {
     return (decade == kDecades ? kTop : (kFirst << 1 << decade) - 1) - kZeroNumber;
   }
@@ -124,9 +128,9 @@ struct DynamicMap {
     return nearest_whole(place < last ? place : last);
   }
 
-  /// Of a value that is not a NaN, and of at least 0 where the map is unsigned. What is not 0 does not become 0 there,
-  /// unless all of its block is below 2^-125: a variance of 0 under a momentum that is not 0 would make a step of any
-  /// size.
+  /// Returns the code of a value that is not a NaN and, where the map is unsigned, is at least 0. In an unsigned map a
+  /// value that is not 0 does not become 0, unless all of its block is below 2^-125. A variance of 0 with a momentum
+  /// that is not 0 would make a step of any size.
   OCTAVO_RULE static std::uint32_t code(float value, const Scale& scale) {
     const float scaled = value * scale.reciprocal;
     const std::int32_t distance = distance_of(magnitude(scaled));
@@ -149,8 +153,8 @@ struct DynamicMap {
   }
 };
 
-/// Four bits for values of at least 0, equally spaced from 1/16 to 1 (Li et al. 2023): without a zero, because it would
-/// be what most small variances become.
+/// Four bits for values of at least 0, equally spaced from 1/16 to 1 (Li et al. 2023). There is no zero, because most
+/// small variances would become zero.
 struct LinearMap4 {
   static constexpr bool kSigned = false;
   static constexpr unsigned kBits = 4;
@@ -166,7 +170,7 @@ struct LinearMap4 {
   }
 };
 
-// What a momentum and what a variance is kept in.
+// The maps in which momenta and variances are kept.
 using Momentum8 = DynamicMap<7, true>;
 using Variance8 = DynamicMap<7, false>;
 using Momentum4 = DynamicMap<3, true>;

@@ -7,14 +7,15 @@
 
 namespace octavo::rules {
 
-/// Symmetric integers: a block is sent as scale = max|v| / L and one code -L to L an element, rounded to nearest even
-/// or, with a dither, stochastically, where L = 2^(kBits-1) - 1. A code is stored as code + 2^(kBits-1).
+/// Symmetric integers: a block is sent as scale = max|v| / L and one code from -L to L per element, where L =
+/// 2^(kBits-1) - 1. Codes are rounded to nearest even or, with a dither, stochastically. A code is stored as code +
+/// 2^(kBits-1).
 template <unsigned kWidth, std::uint64_t kDefaultBlock>
 struct SymmetricInt {
   static constexpr unsigned kBits = kWidth;
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = true;
   static constexpr std::uint64_t kBlock = kDefaultBlock;
-  static constexpr std::uint32_t kGreatest = 0;  // which no encoder sends
+  static constexpr std::uint32_t kGreatest = 0;  // -L - 1, which no encoder sends
   using Statistic = LargestMagnitude;
   struct Scale {
     float sent;
@@ -23,7 +24,8 @@ struct SymmetricInt {
 
   static constexpr std::int32_t kOffset = 1 << (kBits - 1);
   static constexpr float kLevels = static_cast<float>(kOffset - 1);
-  /// Below this the reciprocal overflows or the quotient loses bits: such a block is sent as zeros and stays residual.
+  /// Below this the reciprocal overflows or the quotient loses bits: such a block is sent as zeros, and its values stay
+  /// in the residual.
   static constexpr float kSmallest = kBits <= 4 ? 0x1p-125F : 0x1p-119F;
 
   OCTAVO_RULE static Scale scale(float largest) {
@@ -41,7 +43,7 @@ struct SymmetricInt {
 
  private:
   OCTAVO_RULE static std::int32_t bounded(std::int32_t level, NoDither) { return level; }
-  /// 127 with the largest dither can be as much as 127.5, which rounds to 128.
+  /// Bounds levels of 8 bits: 127 plus the largest dither can be as much as 127.5, which rounds to 128.
   OCTAVO_RULE static std::int32_t bounded(std::int32_t level, float) {
     if constexpr (kBits < 8) return level;
     level = level < kOffset ? level : kOffset - 1;

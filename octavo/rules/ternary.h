@@ -7,9 +7,9 @@
 
 namespace octavo::rules {
 
-/// Ternary: -s, 0 or s, whichever is nearest, where s is 7/4 of the block's mean magnitude: between what loses least of
-/// a normal distribution (1.53) and of a Laplace one (2). With error feedback; a rounding without bias is int2 with
-/// `:stochastic` (TernGrad, Wen et al. 2017).
+/// Ternary: -s, 0 or s, whichever is nearest, where s is 7/4 of the block's mean magnitude. This factor lies between
+/// those that lose least for a normal distribution (1.53) and for a Laplace distribution (2). Ternary is for error
+/// feedback; int2 with `:stochastic` rounds without bias (TernGrad, Wen et al. 2017).
 struct Ternary {
   static constexpr unsigned kBits = 2;  // is positive, is not zero
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;

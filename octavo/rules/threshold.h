@@ -5,14 +5,15 @@
 
 #include "octavo/rules/float_bits.h"
 
-/// Which values are large (after Strom 2015): those whose magnitude is above a threshold, a factor times the root of
-/// the mean square of what is encoded together.
+/// Which values are large (after Strom 2015): those whose magnitude is above a threshold. The threshold is a factor
+/// times the root of the mean square of all values that are encoded together.
 namespace octavo::rules {
 
-/// Elements of which the large ones are counted together.
+/// The number of elements of which the large ones are counted together.
 inline constexpr std::uint64_t kCountChunk = 1U << 14;
 
-/// The least magnitude_bits of what is above a threshold. One that is not finite leaves what is not.
+/// Returns the least magnitude_bits that is above a threshold. Above a threshold that is not finite there are only
+/// infinities and NaNs.
 OCTAVO_RULE std::uint32_t least_above(float threshold) {
   return is_finite(threshold) ? magnitude_bits(threshold) + 1 : kInfinityBits;
 }

@@ -7,30 +7,31 @@
 
 /// The largest values of every tile, and how their places are sent.
 ///
-/// A tile's largest are those of the greatest magnitude; of equal ones those with the lowest index; a NaN is larger
-/// than an infinity. They are sent in the order of their indices, which are coded by Elias and Fano (1974): the low
-/// bits of each index as they are, the high ones in unary, in a fixed number of bits that is at most 2 an index above
-/// the least. 64 of 4096 take 8 bits each (their entropy is 7.4).
+/// A tile's largest values are those of the greatest magnitude, and among equal ones those with the lowest index. A NaN
+/// is larger than an infinity. The values are sent in the order of their indices. The indices are coded by Elias and
+/// Fano (1974): the low bits of each index as they are, the high bits in unary. Their number of bits is fixed, and at
+/// most 2 per index above the least possible. 64 of 4096 take 8 bits each (their entropy is 7.4).
 namespace octavo::rules {
 
 struct TopK {
   std::uint64_t tile;  // elements; the last tile may be shorter
-  std::uint64_t kept;  // of a whole tile; at least 1, at most all
+  std::uint64_t kept;  // values kept of a whole tile; at least 1, at most all
 
   OCTAVO_RULE constexpr std::uint64_t kept_of(std::uint64_t size) const { return (size * kept + tile - 1) / tile; }
   OCTAVO_RULE constexpr std::uint64_t kept_in(std::uint64_t count) const {
     return count / tile * kept + kept_of(count % tile);
   }
   OCTAVO_RULE constexpr std::uint64_t tiles(std::uint64_t count) const { return count / tile + (count % tile != 0); }
-  /// Of any tile but the last of `count` elements.
+  /// Returns the size of tile number `number` of `count` elements; the last tile may be shorter.
   OCTAVO_RULE constexpr std::uint64_t size_of(std::uint64_t number, std::uint64_t count) const {
     const std::uint64_t rest = count - number * tile;
     return rest < tile ? rest : tile;
   }
 };
 
-/// The indices of one tile, in little-endian words of 32 bits: `low_bits` of each, from the lowest bit of the first
-/// word on; then, from a word of its own on, bits of which (index >> low_bits) + j is 1 for index number j.
+/// The indices of one tile, in little-endian words of 32 bits. First come the `low_bits` low bits of each index, from
+/// the lowest bit of the first word on. Then, in new words, come bits of which number (index >> low_bits) + j is 1 for
+/// index number j.
 struct IndexWords {
   std::uint64_t kept, size;
   std::uint32_t low_bits;
@@ -45,7 +46,7 @@ struct IndexWords {
     return {kept, size, low_bits, low_words, low_words + (high + 31) / 32};
   }
 
-  /// Puts index number j by or_into(number of a word, bits), to words that were 0.
+  /// Writes index number j by or_into(number of a word, bits), to words that were 0.
   template <class OrInto>
   OCTAVO_RULE void put(std::uint64_t j, std::uint64_t index, OrInto or_into) const {
     const std::uint64_t at = j * low_bits, high = (index >> low_bits) + j;
@@ -55,7 +56,8 @@ struct IndexWords {
     or_into(low_words + high / 32, std::uint32_t{1} << high % 32);
   }
 
-  /// Index number j, of which bit number `high` is the one in the second part. `word_at`: a word by its number.
+  /// Returns index number j; bit number `high` of the second part is the one that is 1 for it. word_at(i) returns word
+  /// i.
   template <class WordAt>
   OCTAVO_RULE std::uint64_t index(std::uint64_t j, std::uint64_t high, WordAt word_at) const {
     const std::uint64_t at = j * low_bits;
@@ -64,8 +66,8 @@ struct IndexWords {
     return (high - j) << low_bits | (window >> at % 32 & ((1ULL << low_bits) - 1));
   }
 
-  /// Calls visit(j, index) for all indices in order. Of words that no encoder made some may be left out, and none is
-  /// beyond the tile.
+  /// Calls visit(j, index) for all indices in order. If no encoder made the words, some indices may be left out, but
+  /// none is beyond the tile.
   template <class WordAt, class Visit>
   OCTAVO_RULE void for_each(WordAt word_at, Visit visit) const {
     std::uint64_t j = 0;
@@ -79,14 +81,14 @@ struct IndexWords {
   }
 };
 
-/// Words of the indices of all tiles of `count` elements, one after another.
+/// Returns the number of words for the indices of all tiles of `count` elements, one tile after another.
 OCTAVO_RULE constexpr std::uint64_t index_words(const TopK& shape, std::uint64_t count) {
   const std::uint64_t last = count % shape.tile;
   return count / shape.tile * IndexWords::of(shape.tile, shape.kept).words +
          IndexWords::of(last, shape.kept_of(last)).words;
 }
 
-/// Where a tile's results lie among those of all.
+/// Where a tile's elements and results lie among those of all tiles.
 struct TopTile {
   std::uint64_t first, size, kept, first_kept, first_word;
   OCTAVO_RULE static TopTile of(const TopK& shape, std::uint64_t number, std::uint64_t count) {
