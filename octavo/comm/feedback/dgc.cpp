@@ -29,7 +29,7 @@ class DgcMemory final : public Memory {
   Residuals residuals_;
   Versioned& velocity_;
   float momentum_;
-  double largest_norm_;  // 0: any
+  double largest_norm_;  // 0: no limit
   float clip_ = 1.0F;    // what gradients are multiplied by
   const float* now_ = nullptr;
   float* next_ = nullptr;
@@ -56,7 +56,7 @@ void DgcMemory::encode(const SentPart& part, const EncodeInput& input) {
   const auto [now, next] = residuals_.at(part);
   of_velocity.residual = now;
   part.codec->encode(part.device, of_velocity, part.payload, next);
-  if (!part.codec->traits().leaves_error) return;  // all was sent, and the momentum goes on
+  if (!part.codec->traits().leaves_error) return;  // all was sent, so the momentum continues
   const ScratchFloats sent(part.device, part.count(), sent_memory);
   part.codec->decode(part.device, part.payload, Store::assign, sent.data(), nullptr);
   scope.kernels().mask_momentum(scope.queue(), sent.data(), part.count(), velocity);

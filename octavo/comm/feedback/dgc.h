@@ -5,22 +5,21 @@
 
 namespace octavo {
 
-/// The velocities of a rank's own gradients, of the whole tensor.
+/// The velocities of a rank's own gradients, for the whole tensor.
 inline constexpr Role kVelocity = {"velocity", Extent::whole, at::kFloat};
 
 /// `dgc:RATIO`, which is `topk:RATIO+dgc`: Deep Gradient Compression (Lin et al. 2018). Each rank sends the velocity
-/// momentum*velocity + gradient in place of its gradient; what is not sent of it is accumulated, as by `+ef`, and where
-/// something was sent the velocity begins anew. A rank's values for its own range are sent when the owner sends them to
-/// all. The optimizer then must have no momentum. Parameters whose codec leaves no error, exempt ones among them, have
-/// plain momentum.
-///
-/// `+clip:NORM` scales a rank's gradient of a tensor (between replicas of shards: of its shard) down to
-/// NORM/sqrt(ranks) before. A tensor whose gradient is zero on every rank rests: its velocity stays as it is, as a
-/// gradient's absence has it in torch.
+/// momentum*velocity + gradient in place of its gradient. What is not sent of it is accumulated, as by `+ef`; where
+/// something was sent the velocity starts again from zero. A rank's values for its own range count as sent when the
+/// owner sends them to all. The optimizer must then have no momentum. Parameters whose codec leaves no error, exempt
+/// ones among them, have plain momentum.
+/// `+clip:NORM` first scales a rank's gradient of a tensor (between replicas of shards: of its shard) down to
+/// NORM/sqrt(ranks). A tensor whose gradient is zero on every rank is left alone: its velocity stays as it is, as torch
+/// does where a gradient is absent.
 class OCTAVO_API Dgc final : public Feedback {
  public:
   static constexpr double kMomentum = 0.9;
-  /// `norm`: 0 does not clip.
+  /// `norm`: 0 means no clipping.
   explicit Dgc(double momentum = kMomentum, double norm = 0) : momentum_(momentum), norm_(norm) {}
 
   std::string text() const override;
@@ -37,7 +36,7 @@ class OCTAVO_API Dgc final : public Feedback {
   double momentum_, norm_;
 };
 
-/// dgc[:MOMENTUM]
+/// Makes the feedback of `dgc[:MOMENTUM]`.
 FeedbackPtr make_dgc(const CodecText& text);
 
 }  // namespace octavo

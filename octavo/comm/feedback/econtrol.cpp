@@ -42,7 +42,7 @@ void EControlMemory::encode(const SentPart& part, const EncodeInput& input) {
   difference.estimate = estimate.now;
   part.codec->encode(part.device, difference, part.payload, nullptr);
   part.codec->decode(part.device, part.payload, Store::assign, sent.data(), nullptr);
-  float* const next = part.way == Way::up ? estimate.next : nullptr;  // down: this rank decodes it, as all do
+  float* const next = part.way == Way::up ? estimate.next : nullptr;  // down: this rank decodes it, as all ranks do
   scope.kernels().add_to_estimate(scope.queue(), sent.data(), estimate.now, part.count(), 1.0F, Store::assign,
                                   received.data(), next, nullptr);
   scope.kernels().keep_owed(scope.queue(), input, owed, received.data(), part.count(), next_owed);

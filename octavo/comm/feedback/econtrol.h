@@ -5,23 +5,22 @@
 
 namespace octavo {
 
-// What a rank owes to the averages of what it sent to owners, and of the sums that it owns, in float32.
+// What a rank owes in float32: to the averages of what it sent to owners, and of the sums that it owns.
 inline constexpr Role kOwed = {"owed", Extent::sent, at::kFloat};
 inline constexpr Role kOwedToAll = {"owed_to_all", Extent::owned, at::kFloat};
 
-/// `+econtrol[:ETA]`: estimates as of `+ef21`, and error feedback beside them (EControl: Gao, Islamov and Stich 2024).
-/// With h what the receivers believe of a value g, and e what they were not told so far, a rank sends C(ETA*e + g - h),
-/// the receivers add that to h, which they take for the value, and e becomes e + g - h. Where estimates lag behind
-/// gradients that vary from step to step, what they missed is made up for: the sum over all steps loses nothing, as
-/// with
-/// `+ef`.
+/// `+econtrol[:ETA]`: estimates as in `+ef21`, and error feedback beside them (EControl: Gao, Islamov and Stich 2024).
+/// Let h be what the receivers believe of a value g, and e what they were not told so far. A rank sends
+/// C(ETA*e + g - h). The receivers add that to h and take h for the value, and e becomes e + g - h. Where estimates lag
+/// behind gradients that vary from step to step, what they missed is made up for: the sum over all steps loses nothing,
+/// as with `+ef`.
 ///
-/// ETA, above 0 and at most 1, is the part of e that a step adds. Too much of it makes a codec that leaves out most
-/// chase its own errors: of Gaussian values topk:0.01 diverges from 0.05 on, and stays stable at 0.02; signs are stable
-/// at 0.5. The default suits topk:0.01; take 0.1 or more for codecs that send all values, and less for fewer. The paper
-/// tunes it.
+/// ETA, above 0 and at most 1, is the part of e that a step adds. If it is too large, a codec that leaves out most
+/// values chases its own errors: for Gaussian values topk:0.01 diverges from 0.05 on and stays stable at 0.02, and
+/// signs are stable at 0.5. The default suits topk:0.01; take 0.1 or more for codecs that send all values, and less for
+/// codecs that send fewer. The paper tunes it.
 ///
-/// The paper's server sends to all what it has; here owners send their sums by the same rule, with an estimate that all
+/// The paper's server sends to all what it has. Here owners send their sums by the same rule, with an estimate that all
 /// ranks share. The memory is that of `+ef21` and 4 bytes for each element.
 class OCTAVO_API EControl final : public Feedback {
  public:
@@ -39,7 +38,7 @@ class OCTAVO_API EControl final : public Feedback {
   double eta_;
 };
 
-/// econtrol[:ETA]
+/// Makes the feedback of `econtrol[:ETA]`.
 FeedbackPtr make_econtrol(const CodecText& text);
 
 }  // namespace octavo

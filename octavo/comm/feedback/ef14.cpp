@@ -126,10 +126,10 @@ void Ef14Memory::encode(const SentPart& part, const EncodeInput& input) {
   if (!now || part.way == Way::down || sent_share == 1) {
     return part.codec->encode(part.device, with_residual, part.payload, next);
   }
-  constexpr std::uint64_t kOfDecay = 4, kOfKept = 5;  // the bits that these are rounded by
+  constexpr std::uint64_t kOfDecay = 4, kOfKept = 5;  // the random bits of the two roundings
   static thread_local at::Tensor memory;
   const LaunchScope scope(part.device);
-  const ScratchFloats scratch(part.device, part.count() / 2 + 1, memory);  // two residuals each
+  const ScratchFloats scratch(part.device, part.count() / 2 + 1, memory);  // a float holds two residuals
   auto* const decayed = reinterpret_cast<rules::Residual*>(scratch.data());
   const std::uint64_t key = rules::derive_key(input.rounding_key, kOfDecay);
   scope.kernels().decay_residual(scope.queue(), now, sent_share, key, input.first, part.count(), Store::assign,

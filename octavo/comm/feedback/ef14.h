@@ -6,23 +6,23 @@
 
 namespace octavo {
 
-// What a rank could not send of its contributions, and what it could not send of the sums that it owns.
+// What a rank could not send of its contributions, and of the sums that it owns.
 inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
 inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
-// What codes left out of its contributions to the sums that it owns, where these are encoded, too.
+// What codes left out of its contributions to the sums that it owns, where these contributions are encoded, too.
 inline constexpr Role kOwnResidual = {"own", Extent::own_contribution, at::kBFloat16};
 
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
-/// value is kept, and added to the next step's. Encoders do it in the same pass (EncodeInput::residual). Of a way whose
-/// codec leaves no error nothing is kept.
+/// value is kept, and added to the next step's value. Encoders do it in the same pass (EncodeInput::residual). For a
+/// way whose codec leaves no error nothing is kept.
 ///
-/// `+ef:DECAY` multiplies what a rank could not send, e, before it adds it to its contribution d: it sends a code of
-/// v = DECAY*e + d and keeps v less what the code decodes to (SparseLoCo: Sarfi et al. 2025, with 0.95). What is not
-/// sent for long is forgotten, so that a sparse codec does not send what has become stale. What an owner could not send
+/// With `+ef:DECAY` a rank multiplies what it could not send, e, before it adds it to its contribution d: it sends a
+/// code of v = DECAY*e + d and keeps v less what the code decodes to (SparseLoCo: Sarfi et al. 2025, with 0.95). What
+/// is not sent for long is forgotten, so that a sparse codec does not send stale values. What an owner could not send
 /// of its sums does not decay.
 ///
-/// `+ef:8bit` and `+ef:DECAY:8bit` keep the same in 8 bits instead of bfloat16: half the memory, and more passes over a
-/// tensor (PackedOwed).
+/// `+ef:8bit` and `+ef:DECAY:8bit` keep the same in 8 bits instead of bfloat16, which takes half the memory and more
+/// passes over a tensor (PackedOwed).
 class OCTAVO_API Ef14 final : public Feedback {
  public:
   enum class Kept { bfloat16, in_8_bits };
@@ -45,10 +45,10 @@ class OCTAVO_API Ef14 final : public Feedback {
   Kept kept_;
 };
 
-/// ef[:DECAY][:8bit]
+/// Makes the feedback of `ef[:DECAY][:8bit]`.
 FeedbackPtr make_ef14(const CodecText& text);
 
-/// What is owed of one tensor, by way: an element for each that is sent.
+/// What is owed of one tensor, for each way, with one element for each that is sent.
 template <class Element>
 class OCTAVO_API Owed {
  public:
@@ -56,10 +56,12 @@ class OCTAVO_API Owed {
   Owed(Versioned& worker, Versioned& owner, int rank, int world_size)
       : worker_(worker), owner_(owner), rank_(rank), world_size_(world_size) {}
 
-  /// A way whose codec leaves no error has none, but where an earlier plan left some, which it then sends.
+  /// Opens what is owed. A way whose codec leaves no error has nothing, unless an earlier plan left something, which is
+  /// then sent.
   void begin(c10::Device device, const Contribution& tensor);
 
-  /// Those of a part: what the last step left over, and where to keep what this one does. Null: there is nothing yet.
+  /// What is owed of a part: `now`, what the last step left over, and `next`, where to keep what this step leaves over.
+  /// Null: there is nothing yet.
   struct Place {
     const Element* now = nullptr;
     Element* next = nullptr;
@@ -79,7 +81,7 @@ using Residuals = Owed<rules::Residual>;
 
 class OCTAVO_API Ef14Memory final : public Memory {
  public:
-  /// `decay`: of what the worker owes. `own`: of kOwnResidual; null: a rank's own values are not encoded.
+  /// `decay`: for what the worker owes. `own`: the state of kOwnResidual; null: a rank's own values are not encoded.
   Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size, float decay = 1.0F,
              Versioned* own = nullptr)
       : residuals_(worker, owner, rank, world_size), own_(own), rank_(rank), world_size_(world_size), decay_(decay) {}

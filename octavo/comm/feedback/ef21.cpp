@@ -49,7 +49,7 @@ void Ef21Memory::encode(const SentPart& part, const EncodeInput& input) {
   difference.first = input.first;
   difference.estimate = now;
   part.codec->encode(part.device, difference, part.payload, nullptr);
-  if (part.way == Way::down) return;  // this rank decodes it, as all do
+  if (part.way == Way::down) return;  // this rank decodes it, as all ranks do
   part.codec->decode(part.device, part.payload, Store::assign, scratch.data(), nullptr);
   scope.kernels().add_to_estimate(scope.queue(), scratch.data(), now, part.count(), part.codec->traits().learnt_share,
                                   Store::assign, nullptr, next, nullptr);

@@ -40,7 +40,7 @@ void Feedback::require_ways_fit(const CodecText& plan, const Codec& up, const Co
   }
 }
 
-/// A kind of feedback is a line here and in feedback_roles().
+/// Each kind of feedback has a line here and in feedback_roles().
 FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece) {
   const CodecText wanted = CodecText::parse(plan.plan, piece);
   if (wanted.name == "ef") return make_ef14(wanted);

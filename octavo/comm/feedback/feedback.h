@@ -22,7 +22,7 @@ namespace octavo {
 
 struct Contribution;
 
-/// Up: from a rank to the owner of a range. Down: from the owner to all ranks.
+/// Up is from a rank to the owner of a range, down from the owner to all ranks.
 enum class Way { up, down };
 
 /// A part of a range of a tensor as one rank encodes it and others decode it.
@@ -30,23 +30,24 @@ struct SentPart {
   Way way;
   int sender;
   const Codec* codec;
-  Range range;          // of the tensor, with one owner
+  Range range;          // of the tensor; it has one owner
   PayloadPart payload;  // of the range
   c10::Device device;
 
-  std::uint64_t first() const { return range.first + payload.part.first; }  // of the tensor
+  std::uint64_t first() const { return range.first + payload.part.first; }  // in the tensor
   std::uint64_t count() const { return payload.part.count; }
 };
 
-/// Of a range of a parameter's elements what is owed: [range.count], float32, a new tensor on any device.
+/// A function that returns what is owed of a range of a parameter's elements: [range.count], float32, a new tensor on
+/// any device.
 using OwedByRange = std::function<at::Tensor(Range)>;
 
-/// What this rank remembers of one tensor. This class remembers nothing: what codes leave out is lost.
+/// What this rank remembers of one tensor. This base class remembers nothing: what codes leave out is lost.
 ///
-/// begin() is called once for every bucket with the tensor; encode() and decode() for its parts, on several threads at
-/// once, on the device's current stream; each part of what this rank sends up (to itself, too, where
-/// Contribution::codes_own says so), receives, sends down and gets back comes once. What is written belongs to the
-/// step, and is committed or rolled back with it (StateStore).
+/// begin() is called once for every bucket with the tensor. encode() and decode() are called for its parts, on several
+/// threads at once, on the device's current stream. Each part that this rank sends up (to itself, too, where
+/// Contribution::codes_own says so), receives, sends down and gets back comes exactly once. What is written belongs to
+/// the step, and is committed or rolled back with it (StateStore).
 class OCTAVO_API Memory {
  public:
   Memory() = default;
@@ -54,19 +55,19 @@ class OCTAVO_API Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  /// `power`: the mean square of this rank's gradient, of all elements if needs_whole_power().
+  /// `power`: the mean square of this rank's gradient; of all of its elements where needs_whole_power().
   virtual void begin(c10::Device device, const Contribution& tensor, float power);
-  /// `input`: without what is remembered; begins at the part.
+  /// Encodes a part. `input` begins at the part and lacks what is remembered.
   virtual void encode(const SentPart& part, const EncodeInput& input);
-  /// To `out`, which begins at the part; `store` and `nonfinite` as in Codec::decode.
+  /// Decodes a part to `out`, which begins at the part. `store` and `nonfinite`: as in Codec::decode.
   virtual void decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite);
 
-  /// Whether a rank without peers encodes, too, because more is remembered than errors.
+  /// Whether a rank without peers encodes, too, because the memory remembers more than errors.
   virtual bool acts_alone() const { return false; }
   virtual bool needs_whole_power() const { return false; }
-  /// Elements of a range that are encoded together, besides those of the codec.
+  /// Returns how many elements of a range are encoded together, besides the codec's granule.
   virtual std::uint64_t granule() const { return 1; }
-  /// Of what the ranks must agree on before a step.
+  /// Returns the digest of what the ranks must agree on before a step.
   virtual std::uint64_t digest() const { return 0; }
 
   static const std::shared_ptr<Memory>& none();
@@ -76,50 +77,52 @@ class OCTAVO_API Memory {
 class OCTAVO_API Feedback {
  public:
   virtual ~Feedback() = default;
-  /// As a plan writes it behind a '+': "ef".
+  /// Returns the text of this kind as a plan writes it after a '+', for example "ef".
   virtual std::string text() const = 0;
   virtual std::vector<Role> roles() const = 0;
   /// Refuses a codec with which this kind makes no sense.
   virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
-  /// Whether one of the two ways may lose nothing, so that there is nothing to make up for.
+  /// Whether one of the two ways may lose nothing, so that this kind has nothing to make up for there.
   virtual bool fits_exact_way() const { return false; }
-  /// Refuses what makes no sense as the codecs of the two ways.
+  /// Refuses the codecs of the two ways where they make no sense together with this kind.
   void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
-  /// Refuses a linear map, or leaves it to do this in its own way (LinearMap).
+  /// Refuses a linear map, or leaves the feedback to the map, which does it in its own way (LinearMap).
   virtual void require_fit(const CodecText& plan, const LinearMap& map) const;
   /// Whether both ends of a way keep an estimate of the values, which EncodeInput then has.
   virtual bool keeps_estimates() const { return false; }
-  /// Whether it serves where owners keep the sums to themselves (Contribution::owner_keeps_sum).
+  /// Whether this kind works where owners keep the sums to themselves (Contribution::owner_keeps_sum).
   virtual bool fits_kept_sums() const { return false; }
-  /// Whether it keeps account of a rank's own values where these are encoded, too (Contribution::codes_own).
+  /// Whether this kind keeps account of a rank's own values where these are encoded, too (Contribution::codes_own).
   virtual bool fits_hits() const { return false; }
-  /// Of a parameter of the store, which must outlive it.
+  /// Makes the memory of a parameter of the store, which must outlive it.
   virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;
 
-  /// The momentum that is part of it: the optimizer must then have none, and exempt parameters need it, too.
+  /// Returns the momentum that is part of this kind. The optimizer must then have none, and exempt parameters need this
+  /// momentum, too.
   virtual std::optional<double> momentum() const { return std::nullopt; }
-  /// The same with another one; null where there is none.
+  /// Returns the same kind with another momentum; null where there is none.
   virtual std::shared_ptr<const Feedback> with_momentum(double /*momentum*/) const { return nullptr; }
-  /// The same where what a rank could not send decays from step to step by this factor, above 0 and at most 1; null
-  /// where this makes no sense.
+  /// Returns the same kind with a decay: what a rank could not send is multiplied by this factor, above 0 and at most
+  /// 1, from step to step. Null where this makes no sense.
   virtual std::shared_ptr<const Feedback> with_decay(double /*decay*/) const { return nullptr; }
-  /// Whether it knows Contribution::owed_share.
+  /// Whether this kind uses Contribution::owed_share.
   virtual bool knows_owed_share() const { return false; }
-  /// What is kept of a parameter, by role; undefined: nothing.
+  /// A function that returns what is kept of a parameter, by role; undefined: nothing.
   using KeptByRole = std::function<at::Tensor(const Role&)>;
-  /// What a rank's next contribution to the averages will have added to it. `kept`: by that rank of that world; its
-  /// memory is read when a range is asked for. Null: nothing, or what is kept is not added as it is.
+  /// Returns what will be added to a rank's next contribution to the averages. `kept`: what that rank of that world
+  /// keeps; its memory is read when a range is asked for. Null: there is nothing, or what is kept is not added as it
+  /// is.
   virtual OwedByRange owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const;
-  /// The same where each rank's gradient of a tensor is scaled down to a norm; null where this makes no sense.
+  /// Returns the same kind with each rank's gradient of a tensor scaled down to a norm; null where this makes no sense.
   virtual std::shared_ptr<const Feedback> clipped(double /*norm*/) const { return nullptr; }
 };
 
 using FeedbackPtr = std::shared_ptr<const Feedback>;
 
-/// The kind that a piece of a plan, without its '+', names; null where it names none.
+/// Makes the kind that a piece of a plan, without its '+', names; null where it names none.
 FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece);
 
-/// Those of all kinds.
+/// Returns the roles of all kinds.
 OCTAVO_API std::vector<Role> feedback_roles();
 
 }  // namespace octavo

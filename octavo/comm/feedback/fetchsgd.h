@@ -6,13 +6,13 @@
 namespace octavo {
 
 /// `sketch:RATIO+fetchsgd[:MOMENTUM]`: momentum and error feedback inside the sketch (FetchSGD, Rothchild et al. 2020).
-/// The mean of the ranks' sketches is added to a momentum, which is added to the error; the largest elements are taken
-/// from that, and their cells emptied in both (codec/count_sketch.h). Nothing is kept for each element, and all ranks
-/// keep the same. The optimizer then must have no momentum.
+/// The mean of the ranks' sketches is added to a momentum, which is added to the error. The largest elements are taken
+/// from the error, and their cells are emptied in both (codec/count_sketch.h). Nothing is kept for each element, and
+/// all ranks keep the same. The optimizer must then have no momentum.
 ///
-/// Tensors that travel as they are, small ones, exempt ones and all in a dense warm-up, have plain momentum on each
-/// rank, as of `+dgc`; after a warm-up the one in the sketch begins with zeros. A tensor whose gradient is zero on
-/// every rank rests.
+/// Tensors that are sent as they are (small ones, exempt ones, and all in a dense warm-up) have plain momentum on each
+/// rank, as with `+dgc`. After a warm-up the momentum in the sketch begins with zeros. A tensor whose gradient is zero
+/// on every rank is left alone.
 class OCTAVO_API FetchSgd final : public Feedback {
  public:
   static constexpr double kMomentum = 0.9;
@@ -22,7 +22,7 @@ class OCTAVO_API FetchSgd final : public Feedback {
   std::vector<Role> roles() const override;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   void require_fit(const CodecText& plan, const LinearMap& map) const override;
-  /// Of tensors that travel as they are.
+  /// Makes the memory for tensors that are sent as they are.
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   std::optional<double> momentum() const override { return momentum_; }
   FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<FetchSgd>(momentum); }
@@ -31,7 +31,7 @@ class OCTAVO_API FetchSgd final : public Feedback {
   double momentum_;
 };
 
-/// fetchsgd[:MOMENTUM]
+/// Makes the feedback of `fetchsgd[:MOMENTUM]`.
 FeedbackPtr make_fetchsgd(const CodecText& text);
 
 }  // namespace octavo

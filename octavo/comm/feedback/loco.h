@@ -6,15 +6,14 @@
 namespace octavo {
 
 /// `+loco[:BETA[:PERIOD]]`: a moving average of past errors, kept in 8 bits, is added to what is sent, and begins anew
-/// every PERIOD steps (LoCo: Xie et al. 2025, arXiv 2407.04480). With e that average, a rank sends C(g + e), and
-/// e becomes BETA*e + (1-BETA)*(g + e - C(g + e)), on both ways. The defaults, 0.8 and 1024, are those under which
-/// DeepSpeed documented it (err_beta and reset_T of zeropp_loco_param, until 2026), whose code is the source of the
-/// rule.
+/// every PERIOD steps (LoCo: Xie et al. 2025, arXiv 2407.04480). With e that average, a rank sends C(g + e), and e
+/// becomes BETA*e + (1-BETA)*(g + e - C(g + e)), on both ways. The defaults, 0.8 and 1024, are those that DeepSpeed
+/// documented (err_beta and reset_T of zeropp_loco_param, until 2026); its code is the source of the rule.
 ///
 /// What is kept here is o = e/(1-BETA), which is what is owed to the sum over all steps: o becomes o + g - C(g +
 /// (1-BETA)*o). So LoCo is error feedback that pays back a part of what it owes in each step; what is owed when the
 /// period ends is lost. Blocks of 256 share a scale: 1.02 bytes for each element, where `+ef` takes 2. They are rounded
-/// stochastically, other than DeepSpeed's: state/packed.h says why.
+/// stochastically, unlike DeepSpeed's; state/packed.h says why.
 class OCTAVO_API Loco final : public Feedback {
  public:
   static constexpr double kBeta = 0.8;
@@ -33,7 +32,7 @@ class OCTAVO_API Loco final : public Feedback {
   std::uint64_t period_;
 };
 
-/// loco[:BETA[:PERIOD]]
+/// Makes the feedback of `loco[:BETA[:PERIOD]]`.
 FeedbackPtr make_loco(const CodecText& text);
 
 }  // namespace octavo

@@ -27,7 +27,7 @@ PackedOwed::Place PackedOwed::open(Versioned& owed, Extent extent, const Contrib
   const bool begins_anew = repayment_.period != Repayment::kNever && tensor.step % repayment_.period == 0;
   const Place place = {begins_anew ? nullptr : owed.now<std::uint8_t>(device), owed.next<std::uint8_t>(bytes, device)};
   const std::uint64_t share = tensor.ownership.share(tensor.count, world_size_);
-  if ((tensor.count | share) % 4 != 0) {  // payloads end in padding: equal states have equal bytes
+  if ((tensor.count | share) % 4 != 0) {  // payloads end in padding; zeros there make equal states have equal bytes
     elements_at(place.next, at::kByte, bytes, device).zero_();
   }
   return place;
@@ -55,14 +55,14 @@ PackedOwed::Place PackedOwed::of(const SentPart& part) const {
 const float* PackedOwed::unpacked(const SentPart& part, const Place& place, float* memory) const {
   if (!place.now) return nullptr;
   PayloadPart packed = part.payload;
-  packed.payload = const_cast<std::uint8_t*>(place.now);  // only read
+  packed.payload = const_cast<std::uint8_t*>(place.now);  // it is only read
   packing().decode(part.device, packed, Store::assign, memory, nullptr);
   if (part.way == Way::up && repayment_.decay != 1) floats_at(memory, part.count(), part.device).mul_(repayment_.decay);
   return memory;
 }
 
 void PackedOwed::encode(const SentPart& part, const EncodeInput& input) {
-  constexpr std::uint64_t kOfMemory = 3;  // the bits that it is rounded by
+  constexpr std::uint64_t kOfMemory = 3;  // for the random bits of its rounding
   const Place place = of(part);
   if (!place.next) return Memory::encode(part, input);
   static thread_local at::Tensor owed_memory, sent_memory, next_memory;

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-// What a rank owes to the averages of what it sent to owners, and of the sums that it owns, in 8 bits (state/packed.h);
+// What a rank owes in 8 bits (state/packed.h): to the averages of what it sent to owners, and of the sums that it owns;
 // over hits, also of its contributions to these.
 inline constexpr Role kPackedOwed = {"packed_owed", Extent::sent, at::kByte};
 inline constexpr Role kPackedOwedToAll = {"packed_owed_to_all", Extent::owned, at::kByte};
@@ -14,14 +14,14 @@ inline constexpr Role kPackedOwedToOwn = {"packed_owed_to_own", Extent::own_cont
 /// How what is owed is paid back.
 struct Repayment {
   static constexpr std::uint64_t kNever = 0;
-  float share = 1.0F;             // of what is owed, that a step adds
-  float decay = 1.0F;             // by which what a rank owes to owners is multiplied in each step
-  std::uint64_t period = kNever;  // steps after which nothing is owed any more
+  float share = 1.0F;             // the share of what is owed that a step adds
+  float decay = 1.0F;             // what a rank owes to owners is multiplied by it in each step
+  std::uint64_t period = kNever;  // the number of steps after which nothing is owed any more
 };
 
 /// The memory of `+ef:8bit` and `+loco`. With o what is owed and d a rank's contribution, the rank sends a code of
-/// d + share*(decay*o) and owes d + decay*o less what that decodes to. It is kept in 8 bits; all arithmetic is float32.
-/// Of a way whose codec leaves no error nothing is kept.
+/// d + share*(decay*o) and then owes d + decay*o less what that decodes to. It is kept in 8 bits; all arithmetic is
+/// float32. For a way whose codec leaves no error nothing is kept.
 class PackedOwed final : public Memory {
  public:
   PackedOwed(StateStore& store, std::size_t parameter, Repayment repayment);
@@ -36,9 +36,9 @@ class PackedOwed final : public Memory {
     std::uint8_t* next = nullptr;       // null: nothing is kept
   };
   Place open(Versioned& owed, Extent extent, const Contribution& tensor, const Codec& codec, c10::Device device) const;
-  /// The payload of a range.
+  /// Returns the place of the payload of a part's range.
   Place of(const SentPart& part) const;
-  /// What is owed of a part, as floats; null: nothing.
+  /// Unpacks what is owed of a part to `memory` and returns it; null: nothing is owed.
   const float* unpacked(const SentPart& part, const Place& place, float* memory) const;
 
   Versioned &worker_, &owner_, &own_;
