@@ -22,7 +22,7 @@ at::Tensor zeros(std::uint64_t count, at::Device device = at::kCPU) {
   return at::zeros({static_cast<std::int64_t>(count)}, at::TensorOptions(at::kFloat).device(device));
 }
 
-/// The elements before and behind a rank's own range, which is left out of what it sends.
+/// The elements before and after a rank's own range, which is left out of what it sends.
 struct Around {
   Range before, behind;
   Around(std::uint64_t count, Range own)
@@ -31,14 +31,14 @@ struct Around {
 
 int size_of(const Kept& kept) { return static_cast<int>(kept.size()); }
 
-/// Of a whole tensor.
+/// Returns the part that a rank sends of a whole tensor.
 at::Tensor sent_part_of(const at::Tensor& all, std::uint64_t count, int rank, int world_size, Ownership ownership) {
   const Around sent(count, owned_range(count, rank, world_size, ownership));
   return at::cat(
       {part_of(all, sent.before.first, sent.before.count), part_of(all, sent.behind.first, sent.behind.count)});
 }
 
-/// By element of the whole tensor, in the order of the ranks.
+/// Returns the sums over the ranks, in their order, for each element of the whole tensor.
 at::Tensor sum_of_sent(const Kept& kept, std::uint64_t count, Ownership ownership) {
   at::Tensor sum = zeros(count);
   for (int sender = 0; sender < size_of(kept); ++sender) {
@@ -79,17 +79,17 @@ at::Tensor mean_of(const Kept& kept, std::uint64_t count) {
   return sum.div_(size_of(kept));
 }
 
-/// What was owed to the average by all senders, W-1 ranks in the new world send.
+/// Returns what all senders owed to the average, as what each of the W-1 senders of the new world owes.
 at::Tensor owed(const Kept& kept, std::uint64_t count, int world_size, Ownership ownership) {
   at::Tensor sum = sum_of_sent(kept, count, ownership);
   if (world_size > 1) sum.mul_(static_cast<double>(world_size) / (world_size - 1) / size_of(kept));
   return sum;
 }
 
-/// The mean over the senders of each element.
+/// Returns the mean over the senders of each element.
 at::Tensor mean_estimate(at::Tensor sum, const Kept& kept) { return sum.div_(std::max(1, size_of(kept) - 1)); }
 
-/// In the old world as floats, and so through redistribute().
+/// Redistributes in float32: unpacks what the old world kept, and packs the result.
 at::Tensor redistribute_packed(Extent extent, Kept kept, std::uint64_t count, int rank, int world_size,
                                Ownership ownership) {
   for (int old_rank = 0; old_rank < size_of(kept); ++old_rank) {
@@ -139,7 +139,7 @@ at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, in
     case Extent::sent:
       return sent_part_of(owed(kept, count, world_size, ownership), count, rank, world_size, ownership).to(dtype);
     case Extent::owned: return part_of(owned_parts(kept, count, ownership), own.first, own.count).to(dtype);
-    case Extent::own_contribution: {  // to the average it is a part in the number of ranks
+    case Extent::own_contribution: {  // its part of the average depends on the number of ranks
       const double share = static_cast<double>(world_size) / size_of(kept);
       return part_of(owned_parts(kept, count, ownership), own.first, own.count).mul(share).to(dtype);
     }
@@ -162,7 +162,7 @@ at::Tensor in_their_places(Range range, const at::Tensor& sent, const at::Tensor
   const Range owned = owned_range(count, rank, world_size, ownership);
   const Around around(count, owned);
   at::Tensor values = zeros(range.count, (sent.defined() ? sent : own).device());
-  // `kept`: from its element `first` on, of the elements `places`
+  // `kept` holds, from its element `first` on, the elements `places`
   const auto put = [&](const at::Tensor& kept, std::uint64_t first, Range places) {
     const std::uint64_t begin = std::max(range.first, places.first);
     const std::uint64_t end = std::min(range.first + range.count, places.first + places.count);

@@ -8,37 +8,38 @@
 
 #include "octavo/comm/layout.h"
 
-/// What is kept of one tensor from step to step, for a world of another size.
+/// What is kept of one tensor from step to step, redistributed over a world of another size.
 ///
-/// In a world of W ranks each element has an owner; the other W-1 ranks keep what they did not send to it, and the
+/// In a world of W ranks each element has an owner. The other W-1 ranks keep what they did not send to it, and the
 /// owner keeps what its encoding of the average left out. What is still owed to the average is therefore the sum of the
-/// senders' residuals over W, plus the owner's. Redistribution preserves it: the next steps send it, in the new world,
-/// in which `ownership` is what it was.
+/// senders' residuals over W, plus the owner's. Redistribution preserves this sum: the next steps send it, in the new
+/// world, where `ownership` is what it was.
 ///
-/// Of what each rank has of the whole tensor every new rank gets the mean, and so the average over ranks stays. Of
-/// estimates every new sender and its owner get the mean of the old ones, formed by the same sums: the same bits.
+/// Where each rank has values of its own for the whole tensor, every new rank gets the mean of them, and so the average
+/// over ranks stays. Of estimates every new sender and its owner get the mean of the old ones, formed by the same sums,
+/// so that the bits are the same.
 namespace octavo {
 
 enum class Extent;
 
-/// But of Extent::shared: how many elements rank `rank` of `world_size` keeps of a tensor of `count`.
+/// Returns how many elements of a tensor of `count` rank `rank` of `world_size` keeps. Not for Extent::shared.
 std::uint64_t count_of(Extent extent, std::uint64_t count, int rank, int world_size,
                        Ownership ownership = Ownership::even());
 
-/// Whether what the ranks kept serves a new world. Of estimates every part must be there, where there are elements of
-/// it: without one, senders and owners would have other means.
+/// Whether what the ranks kept can be used in a new world. Every part of an estimate must be there, where there are
+/// elements of it: if one were missing, senders and owners would have different means.
 bool is_usable(Extent extent, const std::vector<at::Tensor>& kept, std::uint64_t count,
                Ownership ownership = Ownership::even());
 
-/// What rank `rank` of `world_size` has to keep: [count_of()] of the dtype of `kept`. `kept[r]`: what rank r of the old
-/// world, of kept.size() ranks, kept; undefined where it kept nothing, as in a world of one rank, in which nothing is
-/// sent; what was owed is then lost. Not all are undefined.
+/// Returns what rank `rank` of `world_size` has to keep: [count_of()] of the dtype of `kept`. `kept[r]`: what rank r of
+/// the old world, of kept.size() ranks, kept. It is undefined where that rank kept nothing, as in a world of one rank,
+/// in which nothing is sent; what was owed is then lost. At least one must be defined.
 at::Tensor redistribute(Extent extent, const std::vector<at::Tensor>& kept, std::uint64_t count, int rank,
                         int world_size, Ownership ownership = Ownership::even());
 
-/// What a rank keeps of some elements of a tensor of `count`, each in its place: [range.count], float32, a new tensor
-/// on the device of `sent`, 0 where nothing is kept. `sent`: of the ranges of others (Extent::sent), `own`: of its own
-/// (Extent::own_contribution); one of them may be undefined.
+/// Returns what a rank keeps of the elements `range` of a tensor of `count`, each in its place: [range.count], float32,
+/// a new tensor on the device of `sent`, 0 where nothing is kept. `sent`: for the ranges of others (Extent::sent);
+/// `own`: for the rank's own range (Extent::own_contribution). One of them may be undefined.
 at::Tensor in_their_places(Range range, const at::Tensor& sent, const at::Tensor& own, std::uint64_t count, int rank,
                            int world_size, Ownership ownership = Ownership::even());
 

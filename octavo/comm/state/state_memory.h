@@ -12,25 +12,25 @@
 
 namespace octavo {
 
-/// Where what is kept from step to step lies.
+/// Where state that is kept from step to step is stored.
 struct StatePaging {
   bool is_paged = false;       // in managed memory (device/arena.h)
-  std::string directory = {};  // of the CPU's in files there; empty: in no files
+  std::string directory = {};  // of the files for the CPU's state; empty: there are no files
 };
 
-/// Makes the tensors of a StateStore. In managed memory they are brought to a device before they are used, and go home
-/// behind it; on the CPU the system pages. The bits are the same wherever they lie. Thread-safe.
+/// Makes the tensors of a StateStore. In managed memory they are brought to a device before they are used and return to
+/// the host afterwards; on the CPU the system pages. The bits do not depend on where they are stored. Thread-safe.
 class OCTAVO_API StateMemory {
  public:
-  /// Throws Error invalid_argument for a directory without paging, and for one in which no file can be made.
+  /// Throws Error invalid_argument for a directory without paging, and for a directory in which no file can be made.
   explicit StateMemory(StatePaging paging = {});
 
-  /// Throws what Arena does.
+  /// Throws what Arena throws.
   at::Tensor empty(std::uint64_t count, at::ScalarType dtype, c10::Device device) const;
-  /// The values in memory of this object, flat.
+  /// Returns a copy of the values in memory of this object, flat.
   at::Tensor copy(const at::Tensor& values, c10::Device device) const;
 
-  /// On the device's current stream; nothing happens for tensors that are not paged, nor on the CPU.
+  /// Both work on the device's current stream. Nothing happens for tensors that are not paged, nor on the CPU.
   void bring(const at::Tensor& tensor) const;
   void send_home(const at::Tensor& tensor) const;
 
@@ -39,7 +39,7 @@ class OCTAVO_API StateMemory {
   bool moves(const at::Tensor& tensor) const;
 
   bool is_paged_;
-  std::shared_ptr<Arena> files_;  // null: none
+  std::shared_ptr<Arena> files_;  // null: there are no files
 };
 
 }  // namespace octavo

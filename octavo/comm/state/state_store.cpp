@@ -87,7 +87,7 @@ void StateStore::load(const std::map<std::string, at::Tensor>& tensors) {
 }
 
 void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>& world) {
-  std::map<std::string, std::vector<at::Tensor>> by_key;  // then by old rank
+  std::map<std::string, std::vector<at::Tensor>> by_key;  // each by old rank
   for (std::size_t rank = 0; rank < world.size(); ++rank) {
     for (const auto& [key, values] : world[rank]) {
       auto& parts = by_key[key];

@@ -16,48 +16,50 @@
 
 namespace octavo {
 
-/// Of which elements of a parameter a rank keeps something, and so how it is redistributed over another number of ranks
-/// (redistribute.h).
+/// The elements of a parameter of which a rank keeps something. It decides how the state is redistributed over another
+/// number of ranks (redistribute.h).
 enum class Extent {
-  sent,                // those that it sends to others (layout.h); what is owed to their sum
-  owned,               // those that it owns; what is owed of their average
-  own_contribution,    // those that it owns; what is owed to their sum of its own
-  whole,               // all of them; each rank has its own values, whose mean is kept
-  replicated,          // all of them; the same on all ranks
-  shared,              // of a size that only its user knows; the same on all ranks
-  sent_estimate,       // those that it sends to others; what the owners believe of its values
-  received_estimates,  // those that it owns, once for each other rank, in rank order; what it believes of their values
+  sent,                // those that it sends to others: what is owed to their sum
+  owned,               // those that it owns: what is owed of their average
+  own_contribution,    // those that it owns: what is owed to their sum of its own contribution
+  whole,               // all elements; each rank has its own values, whose mean is kept
+  replicated,          // all elements; the same on all ranks
+  shared,              // a size that only the user of the state knows; the same on all ranks
+  sent_estimate,       // those that it sends to others: what the owners believe of its values
+  received_estimates,  // those that it owns, once for each other rank, in rank order: what it believes of their values
 };
 
-/// A kind of tensor that is kept; the key of a parameter's is "name/PARAMETER".
+/// A kind of tensor that is kept. Its key for a parameter is "name/PARAMETER".
 struct Role {
   const char* name;
   Extent extent;
   at::ScalarType dtype;       // kByte: in 8 bits (packed.h)
-  bool lives_unsent = false;  // is committed too where the step sent nothing of the parameter
+  bool lives_unsent = false;  // it is committed even where the step sent nothing of the parameter
 };
 
-/// Names tell roles apart.
+/// Roles are told apart by their names.
 inline bool is_same(const Role& a, const Role& b) { return std::string_view(a.name) == b.name; }
 
-/// Of what is kept of a parameter; without one, what the keys of the role begin with.
+/// Returns the key of what is kept of a parameter; without a parameter, what all keys of the role begin with.
 inline std::string key_of(const Role& role, const std::string& parameter = {}) {
   return std::string(role.name) + "/" + parameter;
 }
 
-// Of a linear map with error feedback, what its images leave over of all elements, and what the map itself remembers.
+// For a linear map with error feedback: what its images leave over, for all elements, and what the map itself
+// remembers.
 inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
 // The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta,
 // keep_own_updates).
 inline constexpr Role kOwnMomentum = {"momentum", Extent::whole, at::kFloat, /*lives_unsent=*/true};
-// The updates that a rank has made by itself since the last that was sent (Compressor::keep_own_updates).
+// The updates that a rank has made by itself since the last exchange of updates (Compressor::keep_own_updates).
 inline constexpr Role kOwnUpdate = {"update", Extent::whole, at::kFloat, /*lives_unsent=*/true};
 
-/// Every tensor of a rank that lives from step to step, by parameter and role; made at its first use. Not thread-safe.
+/// Every tensor of a rank that is kept from step to step, by parameter and role. A tensor is made at its first use. Not
+/// thread-safe.
 class OCTAVO_API StateStore {
  public:
-  /// Throws what StateMemory does.
+  /// Throws what StateMemory throws.
   StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> roles, int rank, int world_size,
              StatePaging paging = {});
 
@@ -65,28 +67,31 @@ class OCTAVO_API StateStore {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  /// Whether what was written of a parameter belongs to values that were sent: if not, it is rolled back in any case,
-  /// but for roles that live unsent.
+  /// Sets whether what was written of a parameter belongs to values that were sent. If it does not, it is rolled back
+  /// in any case, except for roles with lives_unsent.
   void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
-  /// Brings what is kept of a parameter to its device before it is used, or sends it home, where it is paged.
+  /// bring() moves what is kept of a parameter to its device before it is used, and send_home() moves it back to the
+  /// host, where it is paged.
   void bring(std::size_t parameter) const;
   void send_home(std::size_t parameter) const;
   /// Ends a step: commits what was kept, or rolls back everything.
   void settle(bool commit);
   void clear();
-  /// All of a parameter but some roles.
+  /// Clears all state of a parameter but some roles.
   void clear(std::size_t parameter, const std::vector<Role>& kept = {});
 
-  /// The tensors by key, where they were last used. They are this object's own: copy them before the next step.
+  /// Returns the tensors by key, on the device where they were last used. They are this object's own: copy them before
+  /// the next step.
   std::map<std::string, at::Tensor> save() const;
   /// Replaces everything. Throws Error invalid_argument for a key, a dtype or a size that this model does not have; the
   /// state is then unchanged.
   void load(const std::map<std::string, at::Tensor>& tensors);
-  /// The same from the tensors of all ranks of another world, by old rank, redistributed over this one. Estimates of
-  /// which a rank's part is missing are left out: both ends of them must begin with the same, and begin with zero.
+  /// Does the same from the tensors of all ranks of another world, indexed by old rank, redistributed over this one.
+  /// Estimates of which a rank's part is missing are left out: both ends of them must begin with the same values, and
+  /// begin with zeros.
   void load_world(const std::vector<std::map<std::string, at::Tensor>>& world);
 
-  /// The parameter of that name. Throws Error invalid_argument, in the name of `where`, where there is none.
+  /// Returns the parameter of that name. Throws Error invalid_argument, in the name of `where`, where there is none.
   std::size_t find(const std::string& name, const char* where) const;
 
  private:

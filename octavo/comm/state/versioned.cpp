@@ -20,7 +20,7 @@ void require_size(at::ScalarType dtype, std::uint64_t element_bytes) {
 
 const void* Versioned::now_bytes(c10::Device device, std::uint64_t element_bytes) {
   require_size(dtype_, element_bytes);
-  if (now_.defined() && now_.device() != device) now_ = memory_->copy(now_, device);  // restored from a file
+  if (now_.defined() && now_.device() != device) now_ = memory_->copy(now_, device);  // it was restored from a file
   return now_.defined() ? now_.const_data_ptr() : nullptr;
 }
 

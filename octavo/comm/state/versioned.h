@@ -12,26 +12,26 @@
 
 namespace octavo {
 
-/// A flat tensor that lives from step to step, in two generations, so that a step is a transaction: a step reads `now`,
-/// writes `next`, and the step's end commits or rolls back. A step with a NaN anywhere is rolled back on every rank,
-/// and leaves no trace. Not thread-safe.
+/// A flat tensor that is kept from step to step, in two generations, so that a step is a transaction: a step reads
+/// `now` and writes `next`, and the step's end commits or rolls back. A step with a NaN anywhere is rolled back on
+/// every rank and leaves no trace. Not thread-safe.
 class OCTAVO_API Versioned {
  public:
   explicit Versioned(at::ScalarType dtype, std::shared_ptr<StateMemory> memory = std::make_shared<StateMemory>())
       : dtype_(dtype), memory_(std::move(memory)) {}
 
-  /// The values of the last commit, in the device's memory; null before the first one (all zeros).
+  /// Returns the values of the last commit, in the device's memory; null before the first one (all zeros).
   template <class T>
   const T* now(c10::Device device) {
     return static_cast<const T*>(now_bytes(device, sizeof(T)));
   }
-  /// The same, after zeros were made of nothing.
+  /// Returns the same, but makes zeros first where there are no values.
   template <class T>
   const T* now_or_zeros(std::uint64_t count, c10::Device device) {
     require_zeros(count, device);
     return now<T>(device);
   }
-  /// Memory of the device for the values that come after; every element must be written before commit().
+  /// Returns memory of the device for the next values; every element must be written before commit().
   template <class T>
   T* next(std::uint64_t count, c10::Device device) {
     return static_cast<T*>(next_bytes(count, device, sizeof(T)));
@@ -41,12 +41,12 @@ class OCTAVO_API Versioned {
   void roll_back();
   void clear();
 
-  /// [count] where it was last used, or an undefined tensor where there is nothing yet.
+  /// Returns the values, [count], on the device where they were last used; undefined where there are none yet.
   const at::Tensor& tensor() const { return now_; }
-  /// `values`: of the dtype, made by the memory.
+  /// `values`: of the dtype, made by the memory object.
   void restore(at::Tensor values);
 
-  /// Where paged memory keeps both generations: to their device, and home (StateMemory).
+  /// Where memory is paged: bring() moves both generations to their device, send_home() back to the host (StateMemory).
   void bring() const;
   void send_home() const;
 
