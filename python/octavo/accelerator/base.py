@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base of all accelerators: every method with its default, which asks torch's module for the device type."""
+"""The base of all accelerators: each method with its default, which asks torch's module for the device type."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ _open_ranges = _OpenRanges()
 class Accelerator(TensorTypes, Pinning):
     """What a training loop asks of a device type, under the names of DeepSpeed's accelerator.
 
-    Every method is defined once, here, in terms of torch's module for the device type (``torch.cuda`` and its like) and
-    of the other methods: a subclass for another device type gives its name in torch and overrides what differs, and
-    whatever follows from that follows its override. An accelerator can be made, and asked for its constants, where its
-    device is absent; what needs the device raises NotImplementedError, which says why it is absent. Any thread may
-    call it; the current device and stream are the thread's own. A ``device_index`` may be any ``DeviceIndex``;
-    ValueError for an index that the device type does not have and for a device of another type, TypeError for anything
-    else. Memory is in bytes.
+    Every method is defined here once, by torch's module for the device type (``torch.cuda`` and its like) and by the
+    other methods. A subclass for another device type gives its name in torch and overrides what differs; the methods
+    that follow from an overridden one follow the override. An accelerator can be made, and asked for its constants,
+    where its device is absent; what needs the device raises NotImplementedError, which says why it is absent.
+
+    Any thread may call it; the current device and the current stream are the thread's own. A ``device_index`` may be
+    any ``DeviceIndex``. Raises ValueError for an index that the device type does not have and for a device of another
+    type, TypeError for anything else. Memory is in bytes.
     """
 
     supports_nvtx_domain = False
-    """Whether ``range_push`` and ``range_pop`` heed ``domain``."""
+    """Whether ``range_push`` and ``range_pop`` use the argument ``domain``."""
 
     def __init__(self, name: str) -> None:
         """``name``: the device type as torch spells it, also where this torch does not know it."""
@@ -77,10 +78,10 @@ class Accelerator(TensorTypes, Pinning):
         return self.device_count() > 0
 
     def make_present(self) -> None:
-        """Makes the device available when it is asked for by name. torch's own devices need nothing."""
+        """Makes the device available where it is asked for by name. torch's own devices need nothing."""
 
     def why_absent(self) -> str:
-        """The reason why ``is_available()`` is false, in a few words; empty where it is true."""
+        """Returns why ``is_available()`` is False, in a few words; an empty text where it is True."""
         if self.is_available():
             return ""
         module = getattr(torch, self._name, None)
@@ -88,7 +89,7 @@ class Accelerator(TensorTypes, Pinning):
         return "this process sees none" if is_compiled() else f"this torch is built without {self._name}"
 
     def device_name(self, device_index: DeviceIndex = None) -> str:
-        """``cuda``, or ``cuda:1`` with an index."""
+        """Returns ``cuda``, for example, or ``cuda:1`` with an index."""
         index = index_of(device_index, self._name, "device_name")
         return self._name if index is None else f"{self._name}:{index}"
 
@@ -116,19 +117,19 @@ class Accelerator(TensorTypes, Pinning):
     def on_accelerator(self, tensor: Tensor) -> bool:
         return tensor.device.type == self._name
 
-    # ---- random numbers; torch's modules also take seeds that are set before the device's first use
+    # ---- random numbers; a seed may be set before the device is first used
 
     def random(self) -> ModuleType:
-        """torch's module of random-number functions for this device type."""
+        """Returns torch's module of random-number functions for this device type."""
         return getattr(self._torch_module("random"), "random", torch.random)
 
     def default_generator(self, device_index: DeviceIndex = None) -> Generator:
         device, module = self._require("default_generator", device_index), self._torch_module("default_generator")
-        module.init()  # torch makes the generators then
+        module.init()  # which makes the generators
         return module.default_generators[device.index]
 
     def get_rng_state(self, device_index: DeviceIndex = None) -> Tensor:
-        """uint8[n] on the CPU, a copy."""
+        """Returns a copy of the generator's state, uint8[n] on the CPU."""
         return self._ask("get_rng_state", device_index)
 
     def set_rng_state(self, new_state: Tensor, device_index: DeviceIndex = None) -> None:
@@ -144,7 +145,7 @@ class Accelerator(TensorTypes, Pinning):
         self._live_module("manual_seed_all").manual_seed_all(seed)
 
     def initial_seed(self) -> int:
-        """The seed that was set last, which torch calls initial."""
+        """Returns the seed that was set last, which torch calls initial."""
         return self._live_module("initial_seed").initial_seed()
 
     # ---- streams and events
@@ -158,7 +159,8 @@ class Accelerator(TensorTypes, Pinning):
         return self._torch_module("Event").Event
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """The context in which ``stream`` is current; None changes nothing. ValueError for another device's stream."""
+        """Returns the context in which ``stream`` is current; None changes nothing. Raises ValueError for another
+        device's stream."""
         if stream is None:
             return nullcontext()
         if stream.device.type != self._name:
@@ -166,7 +168,7 @@ class Accelerator(TensorTypes, Pinning):
         return self._torch_module("stream").stream(stream)
 
     def current_stream(self, device_index: DeviceIndex = None) -> Any:
-        """The current stream. While it stays current and referenced, every call returns the same object."""
+        """Returns the current stream. While it stays current and referenced, every call returns the same object."""
         return self._known(self._ask("current_stream", device_index))
 
     def default_stream(self, device_index: DeviceIndex = None) -> Any:
@@ -181,14 +183,14 @@ class Accelerator(TensorTypes, Pinning):
         self._live_module("empty_cache").empty_cache()
 
     def memory_allocated(self, device_index: DeviceIndex = None) -> int:
-        """The bytes of live tensors."""
+        """Returns the bytes of live tensors."""
         return self._ask("memory_allocated", device_index)
 
     def max_memory_allocated(self, device_index: DeviceIndex = None) -> int:
         return self._ask("max_memory_allocated", device_index)
 
     def memory_reserved(self, device_index: DeviceIndex = None) -> int:
-        """The bytes taken from the driver: live tensors and the allocator's cache."""
+        """Returns the bytes taken from the driver: live tensors and the allocator's cache."""
         return self._ask("memory_reserved", device_index)
 
     def max_memory_reserved(self, device_index: DeviceIndex = None) -> int:
@@ -198,7 +200,7 @@ class Accelerator(TensorTypes, Pinning):
         self._ask("reset_peak_memory_stats", device_index)
 
     def memory_stats(self, device_index: DeviceIndex = None) -> dict[str, Any]:
-        """torch's keys, ``allocated_bytes.all.peak`` and so on; bytes and counts."""
+        """Returns bytes and counts under torch's keys, ``allocated_bytes.all.peak`` and so on."""
         return dict(self._ask("memory_stats", device_index))
 
     def total_memory(self, device_index: DeviceIndex = None) -> int:
@@ -206,10 +208,11 @@ class Accelerator(TensorTypes, Pinning):
         return self._torch_module("total_memory").mem_get_info(device)[1]
 
     def available_memory(self, device_index: DeviceIndex = None) -> int:
-        """What this process could still allocate: free on the device, other processes accounted for, and its own cache.
+        """Returns the bytes that this process could still allocate: what is free on the device, considering other
+        processes, and this process's own cache.
 
-        At most what its live tensors leave of the total: a system that hands out pages at their first use counts those
-        not yet used as free.
+        It is at most the total less the live tensors: a system that provides pages at their first use counts those not
+        yet used as free.
         """
         device = self._require("available_memory", device_index)
         free, total = self._torch_module("available_memory").mem_get_info(device)
@@ -243,7 +246,7 @@ class Accelerator(TensorTypes, Pinning):
         return True
 
     def supported_dtypes(self) -> list[torch.dtype]:
-        """float32 and those of float16 and bfloat16 that are supported."""
+        """Returns float32, and those of float16 and bfloat16 that are supported."""
         halves = {torch.float16: self.is_fp16_supported(), torch.bfloat16: self.is_bf16_supported()}
         return [torch.float32, *(dtype for dtype, supported in halves.items() if supported)]
 
@@ -262,7 +265,7 @@ class Accelerator(TensorTypes, Pinning):
         _open_ranges.stack.append(entered)
 
     def range_pop(self, domain: str | None = None) -> None:
-        """Closes the range that this thread opened last. RuntimeError where none is open."""
+        """Closes the range that this thread opened last. Raises RuntimeError where none is open."""
         if not _open_ranges.stack:
             raise RuntimeError("[accelerator.range_pop] no range is open: range_push opened none in this thread")
         _open_ranges.stack.pop().__exit__(None, None, None)
@@ -270,7 +273,7 @@ class Accelerator(TensorTypes, Pinning):
     # ---- graphs
 
     def create_graph(self) -> Any:
-        """A graph to capture into, or None where this device has none and work simply runs."""
+        """Returns a graph to capture work into, or None where this device has no graphs and work runs at once."""
         return None
 
     def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
@@ -291,7 +294,7 @@ class Accelerator(TensorTypes, Pinning):
         return self._compile_backend
 
     def set_compile_backend(self, backend: str) -> None:
-        """Raises ValueError for what ``torch.compile`` does not know."""
+        """Sets the backend of ``torch.compile``. Raises ValueError for one that torch does not know."""
         known = torch._dynamo.list_backends(exclude_tags=())
         if backend not in known:
             raise ValueError(
@@ -301,7 +304,7 @@ class Accelerator(TensorTypes, Pinning):
         self._compile_backend = backend
 
     def build_extension(self) -> type:
-        """The class for ``cmdclass={"build_ext": ...}`` that builds a user's operator against Octavo."""
+        """Returns the class for ``cmdclass={"build_ext": ...}`` that builds a user's operator against Octavo."""
         from octavo.build import BuildExtension
 
         return BuildExtension
@@ -309,11 +312,13 @@ class Accelerator(TensorTypes, Pinning):
     # ---- DeepSpeed's builders of native operators; ImportError where DeepSpeed is not installed
 
     def op_builder_dir(self) -> str:
-        """The module that has the builders for this device type; those for cpu serve where the host does the work."""
+        """Returns the name of the module with the builders for this device type. Those for cpu serve where the host
+        does the work."""
         return "deepspeed.ops.op_builder.cpu"
 
     def get_op_builder(self, class_name: str) -> type:
-        """The builder's class. For a name that this device type lacks: a class that says so when it is used."""
+        """Returns the builder's class. For a name that this device type lacks, returns a class that says so when it is
+        used."""
         try:
             module = importlib.import_module(self.op_builder_dir())
         except ModuleNotFoundError as missing:
@@ -329,37 +334,38 @@ class Accelerator(TensorTypes, Pinning):
     # ---- the launcher
 
     def communication_backend_name(self) -> str:
-        """The name of c10d's back end."""
+        """Returns the name of c10d's back end."""
         return "gloo"
 
     def visible_devices_envs(self) -> list[str]:
-        """The environment variables that choose which devices a process sees."""
+        """Returns the environment variables that choose which devices a process sees."""
         return []
 
     def set_visible_devices_envs(self, current_env: dict[str, str], local_accelerator_ids: list[int]) -> None:
-        """Writes to ``current_env`` that a process sees only these devices."""
+        """Writes to ``current_env``, an environment, that a process sees only the devices ``local_accelerator_ids``."""
         for name in self.visible_devices_envs():
             current_env[name] = ",".join(map(str, local_accelerator_ids))
 
     def export_envs(self) -> list[str]:
-        """Prefixes of environment variables that a launcher hands to other hosts."""
+        """Returns prefixes of the environment variables that a launcher passes on to other hosts."""
         return []
 
     def lazy_call(self, callback: Callable[[], Any]) -> None:
-        """Calls ``callback`` when the device is initialized: at once, unless torch waits for its first use."""
+        """Calls ``callback`` when the device is initialized: at once, unless torch waits for the device's first use."""
         getattr(self._torch_module("lazy_call"), "_lazy_call", lambda call: call())(callback)
 
     # ---- for subclasses
 
     def _torch_module(self, function: str) -> ModuleType:
-        """``torch.cuda`` and its like; where no device is present, too, if torch knows the device type."""
+        """Returns ``torch.cuda`` or its like, also where no device is present. Raises NotImplementedError where torch
+        does not know the device type."""
         module = getattr(torch, self._name, None)
         if module is None:
             raise self._absence(function)
         return module
 
     def _live_module(self, function: str) -> ModuleType:
-        """torch's module. NotImplementedError `[accelerator.function]` where no device is here."""
+        """Returns torch's module. Raises NotImplementedError `[accelerator.function]` where no device is here."""
         if self.device_count() == 0:
             raise self._absence(function)
         return self._torch_module(function)
@@ -368,7 +374,8 @@ class Accelerator(TensorTypes, Pinning):
         return NotImplementedError(f"[accelerator.{function}] no {self._name} device is here: {self.why_absent()}")
 
     def _require(self, function: str, device_index: DeviceIndex = None) -> torch.device:
-        """The device with its index. NotImplementedError `[accelerator.function]` where no device is here."""
+        """Returns the device with its index. Raises NotImplementedError `[accelerator.function]` where no device is
+        here, ValueError for an index that the device type does not have."""
         self._live_module(function)
         index = index_of(device_index, self._name, function)
         if index is None:
@@ -380,6 +387,6 @@ class Accelerator(TensorTypes, Pinning):
         return self.device(index)
 
     def _ask(self, function: str, device_index: DeviceIndex) -> Any:
-        """What torch's module answers to ``function`` for the device."""
+        """Returns what ``function`` of torch's module returns for the device."""
         device = self._require(function, device_index)
         return getattr(self._torch_module(function), function)(device)

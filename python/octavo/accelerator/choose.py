@@ -19,8 +19,8 @@ _CLASSES: dict[str, type[Accelerator]] = {
     "cpu": CPU_Accelerator,
     "sycl": SYCL_Accelerator,
 }
-# CUDA first: on a host with both, the Intel GPU usually drives the screen. Not sycl: operators without a
-# kernel of their own run on the processor there, over memory that migrates.
+# CUDA comes first: on a host with both, the Intel GPU usually drives the screen. sycl is left out: there operators
+# without a kernel of their own run on the processor, over memory that migrates.
 _DETECTED = ("cuda", "xpu", "cpu")
 _VARIABLES = ("OCTAVO_ACCELERATOR", "DS_ACCELERATOR")
 
@@ -29,11 +29,11 @@ _chosen: Accelerator | None = None
 
 
 def get_accelerator() -> Accelerator:
-    """This process's accelerator, chosen once.
+    """Returns the accelerator of this process, which is chosen once.
 
-    It is the one that was set; else the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names; else the first of cuda,
-    xpu and cpu that is present. ``sycl`` is never chosen unless it is asked for. Raises ValueError for a name that is
-    none of these, NotImplementedError for a device that is absent, with the reason.
+    It is the one that ``set_accelerator`` has set; otherwise the one that OCTAVO_ACCELERATOR or DS_ACCELERATOR names;
+    otherwise the first of cuda, xpu and cpu that is present. ``sycl`` is never chosen unless it is asked for. Raises
+    ValueError for a name that is none of these, NotImplementedError, with the reason, for a device that is absent.
     """
     global _chosen
     with _lock:
@@ -43,9 +43,11 @@ def get_accelerator() -> Accelerator:
 
 
 def set_accelerator(accelerator: Accelerator | None) -> None:
-    """Makes every later ``get_accelerator()`` of this process return it; None detects anew.
+    """Makes every later ``get_accelerator()`` of this process return ``accelerator``. With None the next call chooses
+    anew.
 
-    Raises NotImplementedError for one whose device is absent, with the reason.
+    Raises NotImplementedError, with the reason, where the accelerator's device is absent; TypeError for anything else
+    than an accelerator.
     """
     global _chosen
     if accelerator is not None and not isinstance(accelerator, Accelerator):
@@ -60,18 +62,24 @@ def set_accelerator(accelerator: Accelerator | None) -> None:
 
 
 def accelerator_named(name: str) -> Accelerator:
-    """The accelerator of cpu, cuda, xpu or sycl, which need not be the chosen one.
+    """Returns the accelerator of this name, cpu, cuda, xpu or sycl, which need not be the chosen one.
 
-    Raises ValueError for another name, NotImplementedError for a device that is absent, with the reason.
+    Raises ValueError for another name, NotImplementedError, with the reason, for a device that is absent.
     """
     return _named(name, "the name", "accelerator_named")
 
 
 def pinned(shape: int | Sequence[int], dtype: torch.dtype = torch.float32, align_bytes: int = 0) -> Tensor:
-    """Zeros in page-locked memory that the chosen accelerator copies from and to asynchronously.
+    """Returns zeros in page-locked memory, from and to which the chosen accelerator copies asynchronously.
 
     >>> staging = octavo.pinned((1024, 1024))            # at a page, for direct I/O
     >>> tensor.copy_(staging, non_blocking=True)
+
+    - ``shape``: the sizes, or one size.
+    - ``dtype``: the dtype of the tensor.
+    - ``align_bytes``: the alignment of the first byte, a power of two; 0: a page, 1: none.
+
+    Raises MemoryError where the system locks no more memory (``ulimit -l``), ValueError for another alignment.
     """
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     return get_accelerator().pinned_zeros(sizes, dtype, align_bytes)

@@ -8,11 +8,11 @@ import operator
 import torch
 
 DeviceIndex = int | str | torch.device | None
-"""An index, also as text (LOCAL_RANK); a ``torch.device`` or its name; or None, the current one."""
+"""An index, also as text (LOCAL_RANK); a ``torch.device`` or its name; or None for the current device."""
 
 
 def index_of(asked: DeviceIndex, device_type: str, function: str) -> int | None:
-    """The index, of a device that need not be here; None where ``asked`` leaves it open.
+    """Returns the index that ``asked`` means, or None where it leaves the index open. The device need not be here.
 
     Raises ValueError `[accelerator.function]` for a device of another type or a negative index, TypeError for anything
     that is no ``DeviceIndex``.

@@ -21,11 +21,11 @@ from octavo.accelerator.device_index import DeviceIndex, index_of
 
 
 class CPU_Accelerator(Accelerator):
-    """The host: one device, ``cpu``, which all local ranks share, so any index is that device.
+    """The host: a single device, ``cpu``, which all local ranks share. Any index means that device.
 
-    torch's allocator for the CPU counts nothing. Memory is the process's as Linux accounts for it:
-    ``memory_allocated`` and ``memory_reserved`` are its resident bytes (VmRSS), their peaks VmHWM, which the kernel
-    keeps; total and available are the machine's, or the control group's where that has a limit.
+    torch's allocator for the CPU counts nothing. Memory is that of the process as Linux accounts for it:
+    ``memory_allocated`` and ``memory_reserved`` are its resident bytes (VmRSS), and their peaks are VmHWM, which the
+    kernel keeps. Total and available memory are the machine's, or the control group's where that has a limit.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class CPU_Accelerator(Accelerator):
     def synchronize(self, device_index: DeviceIndex = None) -> None:
         self._require("synchronize", device_index)
 
-    # ---- random numbers: the CPU's generator alone, where torch.manual_seed seeds those of all devices
+    # ---- random numbers: of the CPU's generator alone, while torch.manual_seed seeds those of all devices
 
     def default_generator(self, device_index: DeviceIndex = None) -> Generator:
         self._require("default_generator", device_index)
@@ -110,7 +110,7 @@ class CPU_Accelerator(Accelerator):
     # ---- memory
 
     def empty_cache(self) -> None:
-        """Nothing is cached."""
+        """Does nothing: nothing is cached."""
 
     def memory_allocated(self, device_index: DeviceIndex = None) -> int:
         return self._memory("memory_allocated", device_index).resident_bytes()
@@ -150,11 +150,12 @@ class CPU_Accelerator(Accelerator):
         return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_fp16_supported()
 
     def communication_backend_name(self) -> str:
-        """``ccl`` where oneCCL's bindings import, else ``gloo``."""
+        """Returns ``ccl`` where oneCCL's bindings can be imported, otherwise ``gloo``."""
         return "ccl" if _has_oneccl() else super().communication_backend_name()
 
     def visible_devices_envs(self) -> list[str]:
-        """Nothing hides a CPU; but DeepSpeed's launcher takes the first name of this list without looking."""
+        """Returns CUDA_VISIBLE_DEVICES. Nothing hides a CPU, but DeepSpeed's launcher takes the first name of this list
+        unchecked."""
         return ["CUDA_VISIBLE_DEVICES"]
 
     def lazy_call(self, callback: Any) -> None:
@@ -166,7 +167,7 @@ class CPU_Accelerator(Accelerator):
 
 
 class CUDA_Accelerator(Accelerator):
-    """GPUs by torch.cuda, ROCm's too."""
+    """GPUs that torch.cuda knows, also those of ROCm."""
 
     def __init__(self) -> None:
         super().__init__("cuda")
@@ -175,11 +176,11 @@ class CUDA_Accelerator(Accelerator):
         return not self.is_available() or torch.cuda.is_bf16_supported()
 
     def is_fp16_supported(self) -> bool:
-        """From Volta (7.0) on; what came before computes in float16 more slowly than in float32."""
+        """Whether the GPU is a Volta (7.0) or later. Earlier ones compute more slowly in float16 than in float32."""
         return self._has_capability(7)
 
     def is_triton_supported(self) -> bool:
-        """From Ampere (8.0) on."""
+        """Whether the GPU is an Ampere (8.0) or later."""
         return self._has_capability(8)
 
     def _has_capability(self, major: int) -> bool:
@@ -195,7 +196,7 @@ class CUDA_Accelerator(Accelerator):
         torch.cuda.check_error(int(runtime.cudaHostUnregister(address)))
 
     def range_push(self, msg: str, domain: str | None = None, category: str | None = None) -> None:
-        """A range in torch's profile and in NVTX, for the tools that read it."""
+        """Opens a range in torch's profile, and in NVTX for the tools that read it."""
         super().range_push(msg)
         if self.is_available():
             torch.cuda.nvtx.range_push(msg)
@@ -231,7 +232,7 @@ class CUDA_Accelerator(Accelerator):
 
 
 class XPU_Accelerator(Accelerator):
-    """Intel GPUs by torch.xpu: both half precisions, no Triton."""
+    """Intel GPUs that torch.xpu knows: both half precisions, no Triton."""
 
     def __init__(self) -> None:
         super().__init__("xpu")
@@ -242,18 +243,18 @@ class XPU_Accelerator(Accelerator):
         return extension < (2, 6) if extension is not None else super().use_host_timers()
 
     def default_stream(self, device_index: DeviceIndex = None) -> Any:
-        """The current stream: XPU has no default stream that the others wait for, as CUDA's do."""
+        """Returns the current stream. XPU has no default stream that the others wait for, as CUDA has."""
         return self.current_stream(device_index)
 
     def is_fp64_supported(self) -> bool:
-        """What the device says: many GPUs of the Arc series have no double precision."""
+        """Whether the device has double precision, which many GPUs of the Arc series lack."""
         return not self.is_available() or torch.xpu.get_device_properties().has_fp64
 
     def op_builder_dir(self) -> str:
         return "deepspeed.ops.op_builder.xpu"
 
     def communication_backend_name(self) -> str:
-        """``ccl`` where oneCCL's bindings import, else torch's own ``xccl``."""
+        """Returns ``ccl`` where oneCCL's bindings can be imported, otherwise torch's own ``xccl``."""
         return "ccl" if _has_oneccl() else "xccl"
 
     def visible_devices_envs(self) -> list[str]:
@@ -261,7 +262,7 @@ class XPU_Accelerator(Accelerator):
 
 
 class SYCL_Accelerator(Accelerator):
-    """Any SYCL device by Octavo's torch device ``sycl``: a GPU where SYCL's run time has one, else the processor.
+    """Any SYCL device, as Octavo's torch device ``sycl``: a GPU where SYCL's run time has one, otherwise the processor.
 
     Importing ``octavo.sycl`` makes the device, and so does asking for this accelerator by name.
     """
@@ -281,13 +282,13 @@ class SYCL_Accelerator(Accelerator):
         backend = _C.backend_status("sycl")
         if not backend["available"]:
             return backend["reason"]
-        outside = torch._C._get_privateuse1_backend_name()  # torch has one place for a device from outside
+        outside = torch._C._get_privateuse1_backend_name()  # torch has one place for another library's device
         if outside not in ("privateuseone", "sycl"):
             return f"another library has made torch's PrivateUse1 the device '{outside}'"
         return "`import octavo.sycl` makes it"
 
     def device(self, device_index: DeviceIndex = None) -> torch.device:
-        self._live_module("device")  # only with the device does torch know its name
+        self._live_module("device")  # torch knows the name only once there is a device
         return super().device(device_index)
 
     def is_host_processor(self) -> bool:
@@ -297,21 +298,23 @@ class SYCL_Accelerator(Accelerator):
         return not self.is_available() or torch.sycl.get_device_properties().has_fp64
 
     def available_memory(self, device_index: DeviceIndex = None) -> int:
-        """The bytes of the largest tensor that can be made: less than what is free by what blocks round up."""
+        """Returns the bytes of the largest tensor that can be made. It is less than what is free, because blocks are
+        rounded up."""
         return torch.sycl.available_memory(self._require("available_memory", device_index))
 
     def default_generator(self, device_index: DeviceIndex = None) -> Generator:
         return _C.sycl.default_generator(self._require("default_generator", device_index).index)
 
     def communication_backend_name(self) -> str:
-        """Gloo under both device types: it works on the memory that host and device share."""
+        """Returns the names of Gloo for both device types: it works on the memory that host and device share."""
         return "cpu:gloo,sycl:octavo"
 
     def visible_devices_envs(self) -> list[str]:
         return ["ONEAPI_DEVICE_SELECTOR"]
 
     def set_visible_devices_envs(self, current_env: dict[str, str], local_accelerator_ids: list[int]) -> None:
-        """``*:0,1``: these devices, of whichever back end."""
+        """Writes ``*:0,1``, for example, to ``current_env``: the devices with these numbers, of any back end of
+        SYCL."""
         current_env["ONEAPI_DEVICE_SELECTOR"] = "*:" + ",".join(map(str, local_accelerator_ids))
 
     def export_envs(self) -> list[str]:
@@ -320,7 +323,7 @@ class SYCL_Accelerator(Accelerator):
 
 @functools.cache
 def _has_oneccl() -> bool:
-    """Whether oneCCL's bindings, which register the back end ``ccl``, import."""
+    """Whether oneCCL's bindings, which register the back end ``ccl``, can be imported."""
     try:
         importlib.import_module("oneccl_bindings_for_pytorch")
     except Exception:  # a broken installation raises anything
@@ -329,7 +332,8 @@ def _has_oneccl() -> bool:
 
 
 def _release(package: str) -> tuple[int, ...] | None:
-    """The numbers of the installed release, (2, 10) for 2.10+xpu; None where the package is not installed."""
+    """Returns the numbers of the installed release, such as (2, 10) for 2.10+xpu; None where the package is not
+    installed."""
     try:
         version = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

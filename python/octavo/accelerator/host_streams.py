@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events of the CPU, which torch lacks. Operations there are finished when they return."""
+"""Streams and events of the CPU, which torch does not have. Operations on the CPU are finished when they return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from octavo import _C
 from octavo.accelerator.device_index import DeviceIndex, index_of
 
 DEFAULT_ID = 0
-"""The number of the default stream, of every thread."""
+"""The number of the default stream, which all threads have."""
 
 _unused_ids = itertools.count(DEFAULT_ID + 1)
 
@@ -25,11 +25,11 @@ _current = _Current()
 
 
 class Event(_C.HostEvent):
-    """A time of the host's steady clock. Operations on the CPU are finished when they return: nothing ever waits.
+    """A time of the host's steady clock. Operations on the CPU are finished when they return, so nothing ever waits.
 
-    ``elapsed_time(end_event)`` is in milliseconds and raises ValueError unless both were made with
-    ``enable_timing=True`` and recorded, as on any device; TypeError for another device's event. ``interprocess=True``
-    raises NotImplementedError.
+    ``elapsed_time(end_event)`` returns milliseconds. It raises ValueError unless both events were made with
+    ``enable_timing=True`` and recorded, as on any device, and TypeError for another device's event.
+    ``interprocess=True`` raises NotImplementedError.
     """
 
     def __init__(
@@ -55,11 +55,12 @@ class Event(_C.HostEvent):
         return super().elapsed_time(end_event)
 
     def wait(self, stream: torch.Stream | None = None) -> None:
-        """Operations are finished when they return: there is nothing to wait for."""
+        """Does nothing: operations are finished when they return."""
 
 
 class Stream(torch.Stream):
-    """A stream of the CPU: always empty. ``accelerator.stream(s)`` makes it current, which changes nothing else."""
+    """A stream of the CPU. It is always empty. ``accelerator.stream(s)`` makes it current, which changes nothing
+    else."""
 
     def __new__(cls, device: torch.device | int | None = None, priority: int = 0, *, stream_id: int | None = None):
         if stream_id is None:
@@ -75,16 +76,16 @@ class Stream(torch.Stream):
         event.wait(self)
 
     def wait_stream(self, stream: torch.Stream) -> None:
-        """Operations are finished when they return: there is nothing to wait for."""
+        """Does nothing: operations are finished when they return."""
 
 
 def current() -> Stream:
-    """This thread's current stream."""
+    """Returns this thread's current stream."""
     return Stream(stream_id=_current.stream_id)
 
 
 def exchange(stream: torch.Stream) -> Stream:
-    """Makes ``stream`` this thread's current one and returns the one that was."""
+    """Makes ``stream`` this thread's current stream, and returns the one before it."""
     previous = current()
     _current.stream_id = stream.stream_id
     return previous

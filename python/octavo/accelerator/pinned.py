@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page-locked host memory: a device copies from it while the host goes on. Freed with its last tensor."""
+"""Page-locked host memory. A device copies from it while the host goes on. It is freed with the last tensor that uses
+it."""
 
 from __future__ import annotations
 
@@ -12,25 +13,27 @@ from octavo import _C
 
 
 class Pinning:
-    """The part of an accelerator that pins.
+    """The part of an accelerator that makes page-locked memory.
 
-    ``align_bytes``: a power of two; 1 asks for no alignment, 0 for that of a page. Raises MemoryError where the system
-    locks no more memory (``ulimit -l``) or has no more, ValueError for another alignment, TypeError for a bool.
+    ``align_bytes``: the alignment of a tensor's first byte, a power of two; 1 asks for none, 0 for that of a page.
+    Methods raise MemoryError where the system locks no more memory (``ulimit -l``) or has no more, ValueError for
+    another alignment, TypeError for a bool.
     """
 
     def pinned_zeros(self, shape: Sequence[int], dtype: torch.dtype, align_bytes: int = 0) -> Tensor:
-        """Zeros on the CPU in page-locked memory that this device's driver knows."""
-        if isinstance(align_bytes, bool):  # meant for another parameter
+        """Returns zeros on the CPU, in page-locked memory that this device's driver knows."""
+        if isinstance(align_bytes, bool):  # which was meant for another parameter
             raise TypeError("[accelerator.pinned_zeros] align_bytes must be an int, got a bool")
         return _C.pinned_zeros(shape, dtype, align_bytes, self._require("pinned_zeros"))
 
     def pin_memory(
         self, tensor: Tensor, align_bytes: int = 1, make_copy: bool = True, match_shape: bool = True
     ) -> Tensor:
-        """A page-locked CPU tensor with the dtype of ``tensor`` and its contents, or zeros without ``make_copy``.
+        """Returns a page-locked CPU tensor with the dtype and the contents of ``tensor``, or with zeros where
+        ``make_copy`` is False.
 
-        Without ``match_shape`` it is flat. A tensor that is pinned and aligned already is copied all the same: whoever
-        asks for a copy may write to it.
+        Without ``match_shape`` it is flat. It is a new tensor even where ``tensor`` is pinned and aligned already,
+        because the caller may write to it.
         """
         if not isinstance(tensor, Tensor):
             raise TypeError(f"[accelerator.pin_memory] expected a torch.Tensor, got {type(tensor).__name__}")
@@ -39,23 +42,26 @@ class Pinning:
         return pinned.copy_(tensor.detach().reshape(shape)) if make_copy else pinned
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether all of the memory is page-locked; true of views too."""
+        """Whether all memory of the tensor, which may be a view, is page-locked."""
         return _C.is_pinned(tensor)
 
     def unpin_memory(self, tensor: Tensor) -> bool:
-        """Lets the system move the tensor's memory again; the tensor keeps it. False where nothing could be done.
+        """Lets the system move the tensor's memory again; the tensor keeps the memory. Returns False where nothing
+        could be done.
 
-        Memory that a device's driver pinned stays pinned until its last tensor is gone.
+        Memory that a device's driver has pinned stays pinned until its last tensor is gone.
         """
         return _C.unpin(tensor)
 
     def pin_memory_alignment(self) -> int:
-        """The alignment, in bytes, that suits every device and direct I/O: a page."""
+        """Returns the alignment that suits every device and direct I/O: a page, in bytes."""
         return _C.page_bytes()
 
     def register_host_memory(self, address: int, num_bytes: int) -> bool:
-        """Registers host memory that was locked elsewhere with the device's driver. False where no driver needs it."""
+        """Registers host memory that was locked elsewhere with the device's driver. Returns False where no driver needs
+        it."""
         return False
 
     def unregister_host_memory(self, address: int) -> None:
-        """Undoes ``register_host_memory``, before the memory is freed. RuntimeError where the driver refuses."""
+        """Undoes ``register_host_memory``. Call it before the memory is freed. Raises RuntimeError where the driver
+        refuses."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``accelerator.FloatTensor`` and its like: what ``torch.cuda.FloatTensor`` is, for every device."""
+"""``accelerator.FloatTensor`` and its like: for every device what ``torch.cuda.FloatTensor`` is for CUDA."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from torch import Tensor
 
 
 class TensorType:
-    """Makes tensors of one dtype on the accelerator's current device, called as torch's legacy classes are.
+    """Makes tensors of one dtype on the accelerator's current device. It is called as torch's legacy classes are:
 
-    ``FloatTensor(2, 3)`` and ``FloatTensor(torch.Size([2, 3]))`` are uninitialized, of that shape; ``FloatTensor()`` is
-    empty; ``FloatTensor([1, 2])`` holds the data, ``FloatTensor(tensor)`` the tensor itself where it is one already.
-    ``isinstance(tensor, FloatTensor)`` asks for dtype and device type.
+    - ``FloatTensor(2, 3)`` and ``FloatTensor(torch.Size([2, 3]))`` return an uninitialized tensor of that shape.
+    - ``FloatTensor()`` returns an empty tensor.
+    - ``FloatTensor([1, 2])`` returns a tensor with these data.
+    - ``FloatTensor(tensor)`` returns the tensor with this dtype on this device: the tensor itself where it has both
+      already.
+
+    ``isinstance(tensor, FloatTensor)`` compares the dtype and the device type. Raises TypeError for other arguments.
     """
 
     def __init__(self, dtype: torch.dtype, accelerator: Any) -> None:
