@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``torch.sycl``: the device ``sycl``, with the names that users know from ``torch.cuda``.
 
-``import octavo.sycl`` makes the device where its run time is installed (``pip install octavo[sycl]``). ``import
-octavo`` does not: ``torch.accelerator`` serves one device type at a time, ``sycl`` from then on.
-``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. Where another library holds
-torch's one place for a device from outside, nothing is made, and ``why_missing()`` says so.
+``import octavo.sycl`` makes the device where its run time is installed (``pip install octavo[sycl]``).
+``import octavo`` does not, because ``torch.accelerator`` serves one device type at a time, and that is ``sycl`` from
+then on. ``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. torch has one place for a
+device of another library: where it is taken, no device is made, and ``why_missing()`` says so.
 
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
-on that memory, without a copy. Devices are numbered from 0; ``device`` arguments take an index, ``"sycl:1"``, a
-``torch.device`` or None, the current one. Collectives on its tensors are Gloo's, on the same memory:
+on that memory, without a copy. Devices are numbered from 0. ``device`` arguments take an index, ``"sycl:1"``, a
+``torch.device``, or None for the current device. Collectives on its tensors are Gloo's, on the same memory:
 ``init_process_group()`` or ``init_process_group("cpu:gloo,sycl:octavo")``. Where SYCL is missing all of it raises
 NotImplementedError with the reason.
 """
@@ -122,13 +122,13 @@ COLLECTIVES = "cpu:gloo,sycl:octavo"
 
 
 def is_installed() -> bool:
-    """Whether this installation has the back end; ``is_available()`` says whether it finds a device."""
+    """Whether this installation has the back end. Whether the back end finds a device is ``is_available()``."""
     library = os.environ.get("OCTAVO_SYCL_PLUGIN") or Path(_C.__file__).parent / "lib" / "liboctavo_sycl.so"
     return Path(library).exists()
 
 
 def why_missing() -> str:
-    """The reason why there is no device ``sycl`` here, in a sentence; empty where there is one."""
+    """Returns why there is no device ``sycl`` here, in a sentence; an empty text where there is one."""
     if taken := why_taken():
         return taken
     found = _C.backend_status("sycl")
@@ -136,7 +136,8 @@ def why_missing() -> str:
 
 
 def why_taken() -> str:
-    """The reason why torch has no room for ``sycl``: its one place for a device from outside is another library's."""
+    """Returns why torch has no room for ``sycl``, in a sentence: another library has its only place for such a device.
+    Returns an empty text where there is room."""
     name = torch._C._get_privateuse1_backend_name()
     if name in ("privateuseone", "sycl"):
         return ""
@@ -147,7 +148,8 @@ def why_taken() -> str:
 
 
 def register() -> None:
-    """Makes the device ``sycl``. Later calls change nothing. RuntimeError where another library has made one."""
+    """Makes the device ``sycl``. Later calls change nothing. Raises RuntimeError where another library has made a
+    device."""
     if getattr(torch, "sycl", None) is sys.modules[__name__]:
         return
     if taken := why_taken():

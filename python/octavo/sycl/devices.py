@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which devices there are, and which is current."""
+"""Which devices there are, and which of them is current."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import torch
 from octavo import _C
 
 Device = torch.device | str | int | None
-"""An index, a name, a ``torch.device``, or None for the current one."""
+"""An index, a name, a ``torch.device``, or None for the current device."""
 DeviceFacts = _C.sycl.DeviceFacts
 
 
@@ -23,7 +23,7 @@ def device_count() -> int:
 
 
 def is_initialized() -> bool:
-    """Whether the device has been used; counting devices is not a use."""
+    """Whether the device has been used. Counting devices is not a use."""
     return _C.sycl.is_initialized()
 
 
@@ -37,7 +37,7 @@ def set_device(device: Device) -> None:
 
 @contextmanager
 def device(device: Device) -> Iterator[None]:
-    """Makes a device current within a ``with``."""
+    """A context in which ``device`` is the current device."""
     before = current_device()
     set_device(device)
     try:
@@ -47,7 +47,7 @@ def device(device: Device) -> Iterator[None]:
 
 
 def get_device_properties(device: Device = None) -> "DeviceFacts":
-    """Name, driver, memory and sizes of a device, as SYCL tells them."""
+    """Returns name, driver, memory and sizes of a device, as SYCL tells them."""
     return _C.sycl.facts(index_of(device))
 
 
@@ -60,17 +60,18 @@ def is_bf16_supported() -> bool:
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
-    """What ``torch.autocast("sycl")`` takes."""
+    """Returns the dtypes that ``torch.autocast("sycl")`` takes."""
     return [torch.bfloat16, torch.float16]
 
 
 def device_of(device: Device) -> torch.device:
-    """What a ``device`` argument means, with its index."""
+    """Returns the device that a ``device`` argument means, with its index."""
     return torch.device("sycl", index_of(device))
 
 
 def index_of(device: Device) -> int:
-    """The number of that device. Raises ValueError for one of another type."""
+    """Returns the index of the device that a ``device`` argument means; a negative index is the current device. Raises
+    ValueError for a device of another type."""
     if device is None:
         return current_device()
     if isinstance(device, int):

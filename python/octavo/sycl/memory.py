@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the devices: figures, in bytes, and the limit."""
+"""The memory of the devices: figures in bytes, and a limit."""
 
 from typing import Any
 
@@ -11,17 +11,18 @@ from octavo.sycl.devices import Device, index_of
 
 
 def memory_allocated(device: Device = None) -> int:
-    """What tensors asked for and still hold, to the byte."""
+    """Returns the bytes that live tensors have asked for, exactly."""
     return torch.accelerator.memory_allocated(index_of(device))
 
 
 def max_memory_allocated(device: Device = None) -> int:
-    """The most since the start or ``reset_peak_memory_stats()``."""
+    """Returns the greatest ``memory_allocated()`` since the start or ``reset_peak_memory_stats()``."""
     return torch.accelerator.max_memory_allocated(index_of(device))
 
 
 def memory_reserved(device: Device = None) -> int:
-    """What the driver gave: tensors' memory rounded up, and memory kept for the next ones."""
+    """Returns the bytes that the driver has given: the tensors' memory, rounded up, and memory that is kept for later
+    ones."""
     return torch.accelerator.memory_reserved(index_of(device))
 
 
@@ -42,19 +43,21 @@ def reset_accumulated_memory_stats(device: Device = None) -> None:
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Free and total bytes: of the limit where there is one, else of the device."""
+    """Returns the free and the total bytes: within the limit where there is one, otherwise of the device."""
     return torch.accelerator.get_memory_info(index_of(device))
 
 
 def available_memory(device: Device = None) -> int:
-    """The bytes of the largest tensor that can be made: free and cached memory, less what rounding up takes."""
+    """Returns the bytes of the largest tensor that can be made: free and cached memory, less what rounding up takes."""
     return _C.sycl.available_memory(index_of(device))
 
 
 def set_memory_limit(bytes: int | None, device: Device = None) -> None:
-    """The most that may be reserved on the device, so that a large one can stand for a small one; None: all it has.
+    """Sets how many bytes may be reserved on the device, so that a large device can stand for a small one; None: all it
+    has.
 
-    Beyond it ``torch.OutOfMemoryError`` is raised. ``OCTAVO_SYCL_MEMORY_BYTES`` sets it from outside, for every device.
+    Beyond the limit ``torch.OutOfMemoryError`` is raised. ``OCTAVO_SYCL_MEMORY_BYTES`` sets it from outside, for every
+    device. Raises ValueError for a negative number.
     """
     if bytes is not None and bytes < 0:
         raise ValueError(f"[sycl.set_memory_limit] expected a number of bytes or None, got {bytes}")
@@ -66,8 +69,14 @@ def get_memory_limit(device: Device = None) -> int | None:
 
 
 def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", device: Device = None) -> Tensor:
-    """An uninitialized tensor [*size] in memory of a kind that SYCL knows: ``"shared"`` by host and device, as all
-    tensors are, ``"host"``, page-locked, or ``"device"``, which on a GPU only kernels and copies can use."""
+    """Returns an uninitialized tensor [*size] in memory of this ``kind``, a kind that SYCL knows:
+
+    - ``"shared"``: shared by host and device, as all other tensors are.
+    - ``"host"``: page-locked memory of the host.
+    - ``"device"``: memory of the device, which on a GPU only kernels and copies can use.
+
+    Raises ValueError for another kind.
+    """
     kinds = _C.sycl.MemoryKind.__members__
     if kind not in kinds:
         raise ValueError(f"[sycl.empty] kind must be one of {', '.join(kinds)}, got '{kind}'")
@@ -75,5 +84,5 @@ def empty(*size: int, dtype: torch.dtype | None = None, kind: str = "shared", de
 
 
 def empty_cache() -> None:
-    """Gives memory that no tensor holds back to the driver; waits for all work."""
+    """Returns memory that no tensor holds to the driver. Waits for all work."""
     torch.accelerator.empty_cache()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of the devices: a seed gives those of the CPU."""
+"""Random numbers of the devices. A seed gives the same numbers as on the CPU."""
 
 from collections.abc import Iterable
 
@@ -19,7 +19,8 @@ def manual_seed(seed: int) -> None:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Sets the seed of all devices. ``torch.manual_seed`` calls it: it does not look for devices, which takes time."""
+    """Sets the seed of all devices. ``torch.manual_seed`` calls it, so it does not look for devices, which takes
+    time."""
     _C.sycl.seed_all(seed % 2**64)
 
 

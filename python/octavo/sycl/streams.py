@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams and events: torch's own, made for ``sycl``."""
+"""Streams and events: torch's own classes, made for ``sycl``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +11,17 @@ from octavo.sycl.devices import Device, device_of, index_of
 
 
 class Stream(torch.Stream):
-    """A queue of work, done in order: ``with stream:`` makes it the thread's current one."""
+    """A queue of work that is done in order. ``with stream:`` makes it the thread's current stream."""
 
     def __new__(cls, device: Device = None, priority: int = 0, **kwargs: Any) -> "Stream":
-        if kwargs:  # an existing stream, given by its numbers
+        if kwargs:  # an existing stream, which is given by its numbers
             return super().__new__(cls, **kwargs)
         return super().__new__(cls, device=device_of(device), priority=priority)
 
 
 class Event(torch.Event):
-    """A mark in a stream: makes a ``torch.Event``, since torch measures no time between events of a derived class.
+    """A mark in a stream. Calling the class returns a ``torch.Event``, because torch measures no time between events of
+    a derived class.
 
     Raises NotImplementedError for ``interprocess=True``: SYCL shares no events between processes.
     """
@@ -38,7 +39,7 @@ def current_stream(device: Device = None) -> torch.Stream:
 
 
 def default_stream(device: Device = None) -> torch.Stream:
-    """The stream that work uses unless another is made current."""
+    """Returns the stream that work uses unless another one is made current."""
     index = index_of(device)
     return torch.Stream(stream_id=0, device_index=index, device_type=current_stream(index).device_type)
 
@@ -49,7 +50,7 @@ def set_stream(stream: torch.Stream) -> None:
 
 @contextmanager
 def stream(stream: torch.Stream | None) -> Iterator[None]:
-    """Makes a stream, and its device, current within a ``with``; None changes nothing."""
+    """A context in which a stream, and its device, are current; None changes nothing."""
     if stream is None:
         yield
         return
