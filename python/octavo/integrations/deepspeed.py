@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Octavo's accelerator and packbits, handed to DeepSpeed.
+"""Hands Octavo's accelerator and packbits to DeepSpeed.
 
 >>> import octavo.integrations.deepspeed
 >>> octavo.integrations.deepspeed.install()            # before deepspeed.initialize
 >>> import deepspeed.ops.xpu_packbits as xpu_pack
 
-Raises ImportError where DeepSpeed is not installed.
+Importing it raises ImportError where DeepSpeed is not installed.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ ASKED_OF_OCTAVO = [
     "communication_backend_name", "lazy_call", "export_envs", "visible_devices_envs", "set_visible_devices_envs",
 ]
 # fmt: on
-"""Methods and properties that Octavo's accelerator has by the same name, with the same meaning."""
+"""The methods and properties that Octavo's accelerator has under the same names, with the same meaning."""
 
 KEPT_FROM_DEEPSPEED = ["pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory"]
-"""Methods that choose between DeepSpeed's own allocator (DS_PIN_MEMORY_BACKEND=native) and the hooks `_torch_…`."""
+"""The methods that choose between DeepSpeed's own allocator (DS_PIN_MEMORY_BACKEND=native) and the hooks `_torch_…`."""
 
 
 def _asked_of_octavo(name: str) -> Any:
-    """A method, with the signature of Octavo's, or a property that asks Octavo's accelerator."""
+    """Returns a method with the signature of Octavo's, or a property. Both ask Octavo's accelerator."""
     ours = getattr(Accelerator, name)
     if not callable(ours):
         return property(lambda self: getattr(self.octavo, name))
@@ -77,10 +77,10 @@ _Delegating = type(DeepSpeedAccelerator)(
 
 
 class OctavoAccelerator(_Delegating):
-    """DeepSpeed's interface over one of ``octavo.accelerator``, which is its attribute ``octavo``.
+    """DeepSpeed's interface to an accelerator of ``octavo.accelerator``, which is its attribute ``octavo``.
 
-    DeepSpeed gives every local rank the device of its number. Ranks share a processor: where that is the device,
-    ``cpu`` or ``sycl``, ``set_device`` and ``device_name`` take the index modulo the number of devices.
+    DeepSpeed gives every local rank the device of the rank's number. The ranks share a processor: where that is the
+    device (``cpu`` or ``sycl``), ``set_device`` and ``device_name`` take the index modulo the number of devices.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -102,7 +102,7 @@ class OctavoAccelerator(_Delegating):
             return index
         return index % self.octavo.device_count()
 
-    # DeepSpeed's hooks for memory that copies asynchronously
+    # DeepSpeed's hooks for memory that devices copy from and to asynchronously
 
     def _torch_pin_memory(self, tensor: Tensor) -> Tensor:
         try:
@@ -120,7 +120,8 @@ class OctavoAccelerator(_Delegating):
         return self.octavo.is_pinned(tensor)
 
     def _not_locked(self, refusal: MemoryError, unpinned: Tensor) -> Tensor:
-        """``unpinned`` where the CPU is the device: no copy needs locked memory there. Elsewhere raises ``refusal``."""
+        """Returns ``unpinned`` where the CPU is the device, because no copy needs locked memory there. Otherwise raises
+        ``refusal``."""
         if self._name != "cpu":
             raise refusal
         warnings.warn(f"training goes on with memory that is not page-locked: {refusal}", stacklevel=4)
@@ -128,7 +129,8 @@ class OctavoAccelerator(_Delegating):
 
 
 def install(accelerator: Accelerator | None = None) -> OctavoAccelerator:
-    """Makes ``deepspeed.accelerator.get_accelerator()`` return Octavo's accelerator (by default the chosen one)."""
+    """Makes ``deepspeed.accelerator.get_accelerator()`` return Octavo's accelerator, by default the chosen one. Returns
+    what it then returns."""
     handed = OctavoAccelerator(accelerator or get_accelerator())
     deepspeed.accelerator.set_accelerator(handed)
     return handed

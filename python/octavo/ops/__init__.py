@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules by the names that DeepSpeed's users know; the operators themselves are ``torch.ops.octavo``."""
+"""Modules under the names that users of DeepSpeed know. The operators themselves are ``torch.ops.octavo``."""

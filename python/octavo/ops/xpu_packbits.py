@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sign bits, eight to a byte: ``deepspeed.ops.xpu_packbits``, on every device.
+"""Packs sign bits, eight to a byte: ``deepspeed.ops.xpu_packbits``, on every device.
 
-Element 8i+j is bit 7-j of byte i; a bit is 1 where the sign bit is clear (so +0 gives 1, -0 gives 0, NaN its own
-sign bit); the tail bits of the last byte are 0.
+Element 8i+j is bit 7-j of byte i. A bit is 1 where the sign bit is clear: +0 gives 1, -0 gives 0, a NaN gives its own
+sign bit. The tail bits of the last byte are 0.
 """
 
 import torch
@@ -10,11 +10,15 @@ from torch import Tensor
 
 
 def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = None) -> Tensor:
-    """Packs the signs of the first ``input_size`` elements (default: all) into ``uint8[ceil(input_size / 8)]``.
+    """Packs the signs of the first ``input_size`` elements into bits, and returns them as
+    ``uint8[ceil(input_size / 8)]``.
 
-    ``tensor``: any real floating dtype, any shape and strides. ``rank`` is the device index that the original
-    operator asked for; the tensor's own device decides. Raises TypeError for another dtype, ValueError for a size
-    that the tensor does not have.
+    - ``tensor``: any real floating dtype, any shape and strides.
+    - ``input_size``: the number of elements, in row-major order; None: all.
+    - ``rank``: the device index that the original operator takes. It is not used: the tensor's own device decides.
+
+    Element 8i+j is bit 7-j of byte i; a bit is 1 where the sign bit is clear. Raises TypeError for another dtype,
+    ValueError for a size that the tensor does not have.
     """
     _require("packbits", "tensor", tensor, Tensor)
     if input_size is not None:
@@ -23,10 +27,15 @@ def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = N
 
 
 def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None, *, out: Tensor | None = None) -> Tensor:
-    """The first ``input_size`` signs of packed ``uint8`` bits, as ``float32[input_size]`` of +1.0 and -1.0.
+    """Unpacks the first ``input_size`` signs, and returns them as ``float32[input_size]`` of +1.0 and -1.0.
 
-    ``out``: contiguous float32 with ``input_size`` elements to write to. For large results fresh memory costs more
-    than unpacking.
+    - ``tensor``: packed bits, ``uint8``, as ``packbits`` returns them.
+    - ``input_size``: the number of signs.
+    - ``rank``: not used, as in ``packbits``.
+    - ``out``: a contiguous float32 tensor of ``input_size`` elements to write to. For large results fresh memory costs
+      more time than unpacking.
+
+    Raises TypeError for another dtype, ValueError for sizes that do not fit.
     """
     _require("unpackbits", "tensor", tensor, Tensor)
     _require("unpackbits", "input_size", input_size, int, torch.SymInt)
