@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accelerate with compressed gradients: torchrun --nproc-per-node 2 examples/accelerate/train.py
 
-The script is an ordinary one but for octavo.compress, after prepare() has wrapped the model in DistributedDataParallel.
+The script is an ordinary one except for octavo.compress, which is called after prepare() has wrapped the model in
+DistributedDataParallel.
 """
 
 import torch

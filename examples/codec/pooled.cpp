@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A codec of a user's own: `pooled:4` sends the mean of every 4 values. On the CPU, over all of torch's threads.
+// A codec of a user's own: `pooled:4` sends the mean of every 4 values. It runs on the CPU, on all of torch's threads.
 #include <algorithm>
 #include <atomic>
 #include <memory>
@@ -20,8 +20,8 @@ class Pooled final : public octavo::Codec {
     return (count + size_ - 1) / size_ * sizeof(float);
   }
 
-  /// value_at() is what is to be sent: gradient, momentum and residual together. A mean with a NaN or an infinity among
-  /// its values is one itself, so that all ranks learn of it.
+  /// value_at() returns what is to be sent: gradient, momentum and residual together. Where a NaN or an infinity is
+  /// among the values, their mean is one too, so that all ranks learn of it.
   void encode(c10::Device device, const octavo::EncodeInput& input, const PayloadPart& to,
               octavo::rules::Residual* next_residual) const override {
     require_cpu(device);
@@ -72,7 +72,7 @@ octavo::CodecPtr make_pooled(const octavo::CodecText& text) {
   return std::make_shared<Pooled>(text.whole_number(text.options[0], 2, 4096, kExpected));
 }
 
-/// When the library is loaded.
+/// Registers the codec when the library is loaded.
 const bool registered = [] {
   octavo::register_codec("pooled", make_pooled);
   return true;

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A codec of one's own as a plan: torchrun --nproc-per-node 2 examples/codec/train.py
+"""A codec of one's own in a plan: torchrun --nproc-per-node 2 examples/codec/train.py
 
-Every rank builds ``pooled.cpp`` (the first one; the others find it built), and the plan is there by its name.
+The first rank builds ``pooled.cpp`` and the others find it built. Each loads it, and a plan can then name the codec.
 """
 
 from pathlib import Path

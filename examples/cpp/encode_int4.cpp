@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Encodes floats to 4 bits each with a kernel of the table, and decodes them: octavo::core alone, on raw memory.
+// Encodes floats to 4 bits each with a kernel of the table and decodes them: with octavo::core alone, on raw memory.
 #include <cmath>
 #include <cstdint>
 #include <iostream>
@@ -13,7 +13,7 @@ int main() {
   std::vector<octavo::rules::Residual> residual(kCount);  // bfloat16
   for (std::uint64_t i = 0; i < kCount; ++i) values[i] = std::sin(static_cast<float>(i));
 
-  // one scale a block, half a byte a value; what the codes lose is left in `residual`
+  // one scale per block, half a byte per value; what the codes lose is left in `residual`
   std::vector<float> scales((kCount + kBlock - 1) / kBlock);
   std::vector<std::uint8_t> codes((kCount + 1) / 2);
   const octavo::Payload payload{scales.data(), codes.data()};
@@ -23,7 +23,7 @@ int main() {
     int4.decode({}, payload, kCount, kBlock, octavo::Store::assign, decoded.data(), nullptr);
     std::cout << octavo::host_backend().name << ": " << 4 * kCount << " bytes became "
               << 4 * scales.size() + codes.size() << '\n';
-  } catch (const octavo::Error& error) {  // OCTAVO_ISA or OCTAVO_BACKEND names what is not here
+  } catch (const octavo::Error& error) {  // OCTAVO_ISA or OCTAVO_BACKEND may name what is not here
     std::cerr << error.what() << '\n';
     return 1;
   }

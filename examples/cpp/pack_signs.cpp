@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Packs the signs of a tensor, one bit an element, and takes them out again.
+// Packs the signs of a tensor, one bit per element, and unpacks them again.
 #include <ATen/ATen.h>
 
 #include <iostream>

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the operator of gated_add.cpp and gated_add.sycl, and holds it to torch: python examples/extension/run.py"""
+"""Builds the operator of gated_add.cpp and gated_add.sycl, and compares it with torch: python
+examples/extension/run.py"""
 
 from pathlib import Path
 
@@ -12,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def expected(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What the operator computes, in torch's words."""
+    """Returns what the operator computes, by torch's own operators."""
     return torch.where(torch.signbit(x) == torch.signbit(y), x, x + y)
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FSDP2 with compressed gradients: torchrun --nproc-per-node 2 examples/fsdp/train.py
 
-The script is an ordinary one but for octavo.compress, after the last fully_shard. With --replicas 2 (four ranks, say)
-parameters are sharded inside a host, and what is compressed is the all-reduce between hosts.
+The script is an ordinary one except for octavo.compress, which is called after the last fully_shard. With --replicas 2
+(for example on four ranks) parameters are sharded inside a host, and the all-reduce between hosts is compressed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main() -> None:
     shards = dist.get_world_size() // replicas
     mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
-    torch.manual_seed(0)  # replicas and shards are of one model
+    torch.manual_seed(0)  # the same model on all ranks
     model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)), nn.Linear(64, 8))
     for layer in model:
         fully_shard(layer, mesh=mesh["shard"])
@@ -42,7 +42,7 @@ def main() -> None:
         optimizer.step()
         losses.append(loss.item())
 
-    stats = handle.stats()  # on all ranks: it waits for what they tell one another of the last step
+    stats = handle.stats()  # on all ranks: it waits for their messages about the last step
     if dist.get_rank() == 0:
         print(f"bytes sent: {stats['wire_bytes']}, in float32: {stats['dense_bytes']}")
         print(f"loss: {sum(losses[:5]) / 5:.3f} -> {sum(losses[-5:]) / 5:.3f}")

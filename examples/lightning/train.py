@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lightning with compressed gradients: torchrun --nproc-per-node 2 examples/lightning/train.py
 
-The script is an ordinary one but for CompressGradients, which works with any LightningModule under strategy "ddp".
+The script is an ordinary one except for CompressGradients, which works with any LightningModule under strategy "ddp".
 """
 
 import lightning as L

@@ -2,10 +2,10 @@
 """HF Trainer with states in 8 bits and in managed memory: python examples/paged/train.py [--data alpaca.json]
 
 It trains a small LLaMA on instructions in the form of Alpaca: a JSON list of records with `instruction`, `output` and
-perhaps `input`. With several --optimizer it trains by each of them in turn, from the same weights, and shows their
-losses side by side: paged states change where states lie, and not a bit of the loss. --resume goes on from the last
-checkpoint that Trainer has saved in --out; paged states are paged again. With --device sycl managed memory is none of
-the device's allocator.
+perhaps `input`. With several --optimizer it trains with each of them in turn, from the same weights, and shows their
+losses side by side: paging changes where states are stored, and not a bit of the loss. --resume continues from the last
+checkpoint that Trainer has saved in --out; states of paged optimizers are then paged again. With --device sycl the
+device's allocator does not count managed memory.
 """
 
 import argparse
@@ -40,7 +40,7 @@ OPTIMIZERS = {
     "paged-lion8bit": octavo.optim.PagedLion8bit,
 }
 LONGEST = 512
-"""Tokens of a record, which are bytes; the rest is cut off."""
+"""The most tokens of a record (a token is a byte); the rest is cut off."""
 
 
 class SyclArguments(TrainingArguments):
@@ -53,34 +53,34 @@ class SyclArguments(TrainingArguments):
 
 
 def sample(record: dict[str, str], tokenizer: ByT5Tokenizer) -> dict[str, list[int]]:
-    """A record as Alpaca's prompt and its answer; the loss is on the answer."""
+    """Returns a record as Alpaca's prompt and its answer; the loss is on the answer."""
     given = f"\n\n### Input:\n{record['input']}" if record.get("input") else ""
     prompt = f"### Instruction:\n{record['instruction']}{given}\n\n### Response:\n"
     asked = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    said = tokenizer(record["output"])["input_ids"]  # and the token that ends it
+    said = tokenizer(record["output"])["input_ids"]  # with the token that ends it
     return {"input_ids": (asked + said)[:LONGEST], "labels": ([-100] * len(asked) + said)[:LONGEST]}
 
 
 def small_llama(vocab_size: int) -> LlamaForCausalLM:
-    """The same weights whenever it is called."""
+    """Returns the model, with the same weights in every call."""
     set_seed(0)
     sizes = dict(hidden_size=128, intermediate_size=352, num_hidden_layers=2, num_attention_heads=4)
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, max_position_embeddings=LONGEST, **sizes))
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """The bytes of all states in managed memory, and of those in ordinary memory."""
+    """Returns the bytes of all states in managed memory, and of those in ordinary memory."""
     tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
     managed = sum(tensor.nbytes for tensor in tensors if octavo._C.is_managed(tensor))
     return managed, sum(tensor.nbytes for tensor in tensors) - managed
 
 
 def train(name: str, options: argparse.Namespace) -> list[float]:
-    """Trains by an optimizer; returns the losses that Trainer has logged."""
+    """Trains with an optimizer and returns the losses that Trainer has logged."""
     tokenizer = ByT5Tokenizer(extra_ids=0)  # a token is a byte: nothing to download
     records = json.loads(options.data.read_text(encoding="utf-8")) if options.data else tasks.records(400)
     samples = [sample(record, tokenizer) for record in records]
-    model = small_llama(len(tokenizer)).to(options.device)  # before an optimizer has its parameters
+    model = small_llama(len(tokenizer)).to(options.device)  # moved before an optimizer has its parameters
     if options.by_class:  # Trainer makes the optimizer, without weight decay for norms; weight_decay is Trainer's own
         chosen = dict(optimizer_cls_and_kwargs=(OPTIMIZERS[name], {"lr": options.lr}))
     else:
@@ -99,7 +99,7 @@ def train(name: str, options: argparse.Namespace) -> list[float]:
             use_cpu=options.device == "cpu",
             disable_tqdm=True,
         ),
-        train_dataset=[kept for kept in samples if kept["labels"][-1] != -100],  # whose answer was not cut off
+        train_dataset=[kept for kept in samples if kept["labels"][-1] != -100],  # those whose answer was not cut off
         data_collator=DataCollatorForSeq2Seq(tokenizer),
         **chosen,
     )

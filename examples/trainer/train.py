@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """HF Trainer with compressed gradients: torchrun --nproc-per-node 2 examples/trainer/train.py [--one-bit]
 
-The script is an ordinary one but for CompressGradients, which works with any model and any optimizer of Trainer. With
---one-bit the optimizer is OneBitAdamW, whose momentum travels in one bit after a warm-up.
+The script is an ordinary one except for CompressGradients, which works with any model and any optimizer of Trainer.
+With --one-bit the optimizer is OneBitAdamW, which sends its momentum in one bit after a warm-up.
 """
 
 import sys
@@ -20,7 +20,7 @@ class CompressGradients(TrainerCallback):
         self.trainer, self.plan, self.compressed = trainer, plan, None
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if self.trainer.model_wrapped is not self.compressed:  # a second train() may go on with the same model
+        if self.trainer.model_wrapped is not self.compressed:  # a second train() may continue with the same model
             self.compressed = self.trainer.model_wrapped
             self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer)
 
@@ -31,13 +31,13 @@ class CompressGradients(TrainerCallback):
 
 
 def counting(first: int) -> dict[str, list[int]]:
-    """A record to learn: sixteen tokens, each the one before plus one."""
+    """Returns a record to learn: sixteen tokens, each one more than the one before."""
     tokens = [(first + i) % 64 for i in range(16)]
     return {"input_ids": tokens, "labels": tokens}
 
 
 def make_optimizer(model: LlamaForCausalLM, one_bit: bool, steps: int) -> torch.optim.Optimizer:
-    """AdamW or, with one bit, OneBitAdamW, which learns its variance in the first 15 % of the steps."""
+    """Returns AdamW or, with one bit, OneBitAdamW, which learns its variance in the first 15 % of the steps."""
     if one_bit:
         return octavo.optim.OneBitAdamW(model.parameters(), lr=3e-3, warmup_steps=round(0.15 * steps))
     return torch.optim.AdamW(model.parameters(), lr=3e-3)
