@@ -12,7 +12,7 @@
 
 namespace octavo::dc {
 
-/// Never destroyed: at the end of a process what it refers to in torch is gone before.
+/// The engine is never destroyed: at the end of a process what it refers to in torch is destroyed before.
 Engine& default_engine() {
   static auto* const engine = new Engine;
   return *engine;

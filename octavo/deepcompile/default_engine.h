@@ -14,15 +14,15 @@
 #include "octavo/deepcompile/symmetric.h"
 #include "octavo/export.h"
 
-/// The functions and variables of DeepSpeed's deepcompile.h, which are those of one engine of the process. Each
-/// function does what the engine's of the same name does, and refuses what that refuses; programs with more than one
-/// model make engines. A tensor that the engine's function lacks is there for the order of a graph alone. Not
-/// thread-safe.
+/// The functions and variables of DeepSpeed's deepcompile.h. They are those of one engine of the process, the default
+/// engine. Each function does what the engine's function of the same name does, and refuses what that refuses. Programs
+/// with more than one model make engines of their own. A tensor argument that the engine's function lacks only fixes
+/// the order of a graph. Not thread-safe.
 namespace octavo::dc {
 
 OCTAVO_API Engine& default_engine();
 
-// ---- its parts: the same objects, while it is a model's and when it is none's
+// ---- its parts: the same objects, whether the engine has a model or not
 
 OCTAVO_API extern c10::intrusive_ptr<c10d::ProcessGroup>& process_group;
 OCTAVO_API extern std::shared_ptr<DSParamRegistry>& param_registry;
@@ -44,10 +44,10 @@ OCTAVO_API extern bool& offload_activation_pin_memory;
 inline void enable_profiling(bool enable) { profile = enable; }
 inline bool is_profiling() { return profile; }
 
-// ---- its life
+// ---- its beginning and its end
 
-/// `config`: with the flags, which are set to what it says. `bucket_size`: in elements. Throws Error unsupported for a
-/// process group without a backend for memory of the CPU, through which ranks meet.
+/// `config` includes the flags, which are set to what it says. `bucket_size` is in elements. Throws Error unsupported
+/// for a process group without a backend for memory of the CPU, which ranks need to exchange messages.
 OCTAVO_API void init(c10::intrusive_ptr<c10d::ProcessGroup> group, EngineOptions config, std::int64_t bucket_size);
 inline void reset() { default_engine().reset(); }
 inline void cleanup() { default_engine().cleanup(); }
@@ -133,7 +133,7 @@ inline void reload_parameter(at::Tensor, long graph_id, long ds_id) {
   default_engine().reload_parameter(graph_id, ds_id);
 }
 
-/// A copy: tells that functions and operators are there.
+/// Returns a copy: shows that functions and operators are there.
 OCTAVO_API at::Tensor test_call(at::Tensor a);
 
 }  // namespace octavo::dc

@@ -7,8 +7,8 @@
 
 namespace octavo::dc {
 
-/// Returns what `talk` does, which other ranks take part in. Where one of them does something else, has gone or does
-/// not answer, the Error also says what this rank was doing, as `doing` returns it.
+/// Calls `talk`, in which other ranks take part, and returns what it returns. Where one of them does something else,
+/// has gone or does not answer, the Error also says what this rank was doing, as `doing` returns it.
 template <class Doing, class Talk>
 auto while_doing(Doing doing, Talk talk) {
   try {

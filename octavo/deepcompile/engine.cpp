@@ -145,7 +145,8 @@ void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_s
   add(ds_id, ds_shape, std::move(options));
 }
 
-/// Of what ranks send in a transfer, as far as they keep to buckets: of all parameters where those are fewer.
+/// Returns the bytes of the longest message in a transfer, as far as ranks keep to buckets; at most that of all
+/// parameters.
 std::uint64_t Engine::longest_message() const {
   std::uint64_t all = 0, largest = 0;
   for (const SummedParam& param : params_) {
@@ -161,7 +162,7 @@ std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& 
   return std::make_unique<Wire>(backend, options_.deadline, longest_message());
 }
 
-/// What graphs share: of the device of the parameters.
+/// Makes what graphs share, on the device of the parameters.
 void Engine::make_shared_parts() {
   if (sum_) return;
   if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
@@ -219,7 +220,8 @@ void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
 
 void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
   auto& reducing = *getExecutor<ReducingExecutor>(graph_id, executors);
-  // Among the gathers, whose order is the same on all ranks: who is at one more is found at the end of a pass.
+  // The connection is that of the gathers, whose order is the same on all ranks. A rank that makes one gather more is
+  // found at the end of a pass.
   reducing.useOrder(
       std::make_unique<GradientOrder>(new_wire(backend_), graph_id, reducing.getParamIds(), expected, learns));
 }

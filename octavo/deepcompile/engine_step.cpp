@@ -132,7 +132,7 @@ void Engine::clear_all_gathered_params() {
 // ---- values that wait on the host
 
 TensorOffload& Engine::offload_of(long graph_id) {
-  executor(graph_id);  // it is known
+  executor(graph_id);  // throws for an unknown graph
   return offloads_[graph_id];
 }
 
@@ -144,7 +144,7 @@ at::Tensor Engine::reload_tensor(at::Tensor, long graph_id, long id) { return of
 
 at::Tensor Engine::wait_offload(at::Tensor, long graph_id, long id) { return offload_of(graph_id).wait_offload(id); }
 
-/// Where a pass is measured operator by operator, the value was perhaps never sent to the host.
+/// Returns `tensor` where a pass is measured operator by operator and the value was perhaps never sent to the host.
 at::Tensor Engine::wait_reload(at::Tensor tensor, long graph_id, long id) {
   TensorOffload& offload = offload_of(graph_id);
   return flags->profile && !offload.is_reloading(id) ? tensor : offload.wait_reload(id);
@@ -177,7 +177,7 @@ void Engine::reload_params(long graph_id, const std::vector<long>& ds_ids) {
 // ---- what the optimizer keeps
 
 void Engine::set_states(long ds_id, std::vector<at::Tensor> states) {
-  param_registry->getParam(ds_id);  // it is known
+  param_registry->getParam(ds_id);  // throws for an unknown parameter
   states_.set(ds_id, std::move(states));
 }
 
@@ -202,7 +202,7 @@ void Engine::restore() {
   param_registry->restore();
 }
 
-/// The current stream may have work left with memory that another one has made.
+/// Records the use of the memory: the current stream may have work left with memory that another stream has made.
 void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   if (flags->profile) return;
   for (const at::Tensor& tensor : tensors) {
@@ -214,7 +214,7 @@ void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   }
 }
 
-/// Transfers of about a bucket, all under way at once.
+/// Makes transfers of about a bucket each, all under way at once.
 void Engine::gather_updated() {
   if (!sum_) return;
   std::vector<long> together;

@@ -34,7 +34,7 @@ CustomOpExecutor::CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
       pre_div_reduce_(pre_div_reduce),
       computed_(make_event(copy_stream.device_type(), /*timing=*/false)),
       copied_(make_event(copy_stream.device_type(), /*timing=*/false)) {
-  for (const long id : ds_ids_) param_registry_->getParam(id);  // each is known
+  for (const long id : ds_ids_) param_registry_->getParam(id);  // throws for an unknown one
 }
 
 CustomOpExecutor::~CustomOpExecutor() = default;
@@ -64,7 +64,7 @@ void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) c
        gradient.device().str());
 }
 
-/// Whether the bucket has a gradient of the parameter, by another graph: a parameter is in a transfer once.
+/// Whether the bucket already has a gradient of the parameter, from another graph: a parameter is in a transfer once.
 bool CustomOpExecutor::waits(at::ScalarType dtype, long ds_id) const {
   const auto found = reduce_tasks_.find(dtype);
   return found != reduce_tasks_.end() &&
@@ -109,7 +109,7 @@ void CustomOpExecutor::endBackward() {
 }
 
 void CustomOpExecutor::flushAllReduceBuckets() {
-  std::vector<at::ScalarType> dtypes;  // flushReduceBucket() takes them away
+  std::vector<at::ScalarType> dtypes;  // a copy: flushReduceBucket() erases them
   for (const auto& [dtype, tasks] : reduce_tasks_) dtypes.push_back(dtype);
   std::ranges::sort(dtypes);  // in the same order on all ranks
   for (const at::ScalarType dtype : dtypes) flushReduceBucket(dtype);

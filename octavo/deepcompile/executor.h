@@ -24,16 +24,16 @@ struct ReduceOp;
 
 namespace octavo::dc {
 
-/// What the operators of one compiled graph do on a rank: collects the gradients of its parameters in buckets, which a
-/// subclass reduces. Not thread-safe; all ranks make the calls in the same order.
+/// What the operators of one compiled graph do on a rank: it collects the gradients of the graph's parameters in
+/// buckets, which a subclass reduces. Not thread-safe; all ranks make the calls in the same order.
 ///
 /// A gradient is copied to its bucket on `copy_stream`, and the bucket is reduced on `rs_stream`, while the current
-/// stream of the device computes the next gradients; on the CPU all this happens in the call. A missing gradient, which
-/// is an undefined tensor, is none of the bucket's.
+/// stream of the device computes the next gradients. On the CPU all this happens in the call. A missing gradient is an
+/// undefined tensor, and is not put in a bucket.
 class OCTAVO_API CustomOpExecutor {
  public:
-  /// `ds_ids`: the parameters of the graph, which the registry knows. `pre_div_reduce`: gradients are divided by the
-  /// number of ranks before they are added up, and otherwise by the process group's average.
+  /// `ds_ids` are the parameters of the graph, which the registry knows. `pre_div_reduce`: gradients are divided by the
+  /// number of ranks before they are added up; otherwise the process group averages them.
   CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                    std::shared_ptr<DSParamRegistry> param_registry,
                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
@@ -46,22 +46,23 @@ class OCTAVO_API CustomOpExecutor {
   virtual void endForward() {}
   /// `update`: parameters change after this backward pass; false where gradients are accumulated further.
   virtual void startBackward(bool update) { param_updated_ = update; }
-  /// Reduces what the buckets have. What the current streams get from now on waits for it.
+  /// Reduces what is in the buckets. What the current streams get from now on waits for it.
   virtual void endBackward();
-  /// Of a parameter of this graph: as many elements as it has, in any floating dtype, on its device. Returns an empty
-  /// tensor. Throws Error invalid_argument for another one; nothing is in the bucket then.
+  /// Takes the gradient of a parameter of this graph. It must have as many elements as the parameter, any floating
+  /// dtype, and be on the parameter's device. Returns an empty tensor. Throws Error invalid_argument for another
+  /// gradient, Error unsupported for a sparse one; nothing is in the bucket then.
   virtual at::Tensor reduceGrad(at::Tensor grad_tensor, long ds_id);
-  /// The same of a gradient that nobody else uses any more: it may be sent from where it lies, and its memory is then
-  /// the executor's until endBackward().
+  /// Takes a gradient that nobody else uses any more. It may be sent from where it lies, and its memory is then the
+  /// executor's until endBackward().
   virtual void takeGrad(at::Tensor grad_tensor, long ds_id) { reduceGrad(std::move(grad_tensor), ds_id); }
 
-  /// What the current stream gets from now on waits until gradients are in the buckets: their memory may then be used
-  /// for something else.
+  /// Makes what the current stream gets from now on wait until gradients are in the buckets: their memory may then be
+  /// used for something else.
   void blockOnCopies();
 
   const std::vector<long>& getParamIds() const { return ds_ids_; }
   bool hasParam(long ds_id) const;
-  /// Throws Error invalid_argument for a parameter that is none of the graph.
+  /// Throws Error invalid_argument for a parameter that is not in the graph.
   void requireParam(long ds_id) const;
 
  protected:
@@ -69,15 +70,17 @@ class OCTAVO_API CustomOpExecutor {
   /// rs_stream_ by getReductionOp(), and performCleanup().
   virtual void flushReduceBucket(at::ScalarType scalar_type) = 0;
   void flushAllReduceBuckets();
-  /// What rs_stream_ gets from now on waits for the copies to the bucket.
+  /// Makes what rs_stream_ gets from now on wait for the copies to the bucket.
   void blockCopyEvents(at::ScalarType scalar_type);
-  /// On rs_stream_.
+  /// Divides the gradients in the bucket by the number of ranks, where that is wanted, on rs_stream_.
   void applyPreDivision(at::ScalarType scalar_type);
   c10d::ReduceOp getReductionOp() const;
-  /// The bucket has been sent: the other one fills, and gradients may be freed that the current stream has made.
+  /// Must be called when the bucket has been sent: the other one fills, and gradients that the current stream has made
+  /// may be freed.
   void performCleanup(at::ScalarType scalar_type);
   void requireGradient(const at::Tensor& gradient, long ds_id) const;
-  /// Room for a gradient in its dtype's bucket, which is flushed where that is full, or has the parameter already.
+  /// Returns room for a gradient in its dtype's bucket. Flushes that bucket first where it is full, or has the
+  /// parameter already.
   at::Tensor allocate(const at::Tensor& gradient, long ds_id);
 
   c10::intrusive_ptr<c10d::ProcessGroup> process_group_;
@@ -85,7 +88,7 @@ class OCTAVO_API CustomOpExecutor {
   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets_;
   std::vector<long> ds_ids_;
   c10::Stream rs_stream_, copy_stream_;
-  // Of buckets that are not empty, and so of all graphs that fill them.
+  // The tasks of buckets that are not empty, and so of all graphs that fill them.
   std::unordered_map<at::ScalarType, std::vector<ReduceTask>>& reduce_tasks_;
   std::unordered_map<long, bool>& has_acc_grad_;  // the registry's: a parameter may be one of several graphs
   bool param_updated_ = false;
@@ -97,8 +100,8 @@ class OCTAVO_API CustomOpExecutor {
   std::shared_ptr<StreamEvent> computed_, copied_;
 };
 
-/// The executor of a graph as the class that it is. Throws Error invalid_argument for a graph that has none, or one of
-/// another class.
+/// Returns the executor of a graph as the class that it is. Throws Error invalid_argument for a graph that has none, or
+/// one of another class.
 template <class T, class U>
 std::shared_ptr<T> getExecutor(long graph_id, const std::unordered_map<long, std::shared_ptr<U>>& executors) {
   const auto found = executors.find(graph_id);

@@ -32,11 +32,12 @@ std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<
   }
   gather_->start(ids, dtypes);
   for (const long id : ids) ++awaited_[id];
-  for (const at::Tensor& room : fresh) allow_access(room);  // compilers copy what wait() then writes to
+  for (const at::Tensor& room : fresh) allow_access(room);  // compilers copy the memory that wait() then writes to
   return fresh;
 }
 
-/// A collective writes straight to it where nothing is there, nor on its way. What was fetched ahead is handed over.
+/// Returns memory for the whole values. A collective writes straight to it where nothing is there or on its way. Memory
+/// of what was fetched ahead is handed over.
 at::Tensor FreshGather::make_room(long id, at::ScalarType dtype) {
   const DSParam& param = registry_->getParam(id);
   const bool is_kept = param.isPersistent(), comes = registry_->isThereOrComing(id);

@@ -14,27 +14,27 @@
 
 namespace octavo::dc {
 
-/// Whole parameters in memory that is the caller's alone, as a compiled graph needs it: it may use that memory for
-/// something else after its last use of the parameter. The registry therefore does not keep it: values that others wait
-/// for, or that stay for the step, are in other memory. Not thread-safe; all ranks make the calls in the same order.
-/// Throws what ParamGather throws.
+/// The gather of whole parameters to memory that is the caller's alone. A compiled graph needs this, because it may use
+/// that memory for something else after its last use of the parameter. The registry therefore does not keep the memory:
+/// values that others wait for, or that stay for the step, are in other memory. Not thread-safe; all ranks make the
+/// calls in the same order. Throws what ParamGather throws.
 class OCTAVO_API FreshGather {
  public:
-  /// `gather`: that of all graphs of the engine, with the same registry.
+  /// `gather` is that of all graphs of the engine, and has the same registry.
   FreshGather(std::shared_ptr<ParamGather> gather, std::shared_ptr<DSParamRegistry> registry)
       : gather_(std::move(gather)), registry_(std::move(registry)) {}
 
   /// Starts one transfer for what is neither valid nor on its way. Returns tensors of the parameters' shapes, whose
-  /// values are there after wait(). `dtypes`: of them, one for each; those of the parameters where it is empty.
+  /// values are there after wait(). `dtypes` has the dtype of each; empty: the parameters' own dtypes.
   std::vector<at::Tensor> start(std::span<const long> ids, std::span<const at::ScalarType> dtypes);
-  /// Once for each start(): until the values are in `gathered`, which are those tensors or copies of them. Throws Error
-  /// invalid_argument where there was no start, or another shape comes back.
+  /// Waits until the values are in `gathered`, which are the tensors of a start() or copies of them. Must be called
+  /// once for each start(). Throws Error invalid_argument where there was no start, or for tensors of another shape.
   void wait(at::TensorList gathered, std::span<const long> ids);
 
-  /// Throws Error invalid_argument where one of these was started more often than waited for, so that values were used
-  /// that had perhaps not come; these starts are forgotten.
+  /// Throws Error invalid_argument where one of these was started more often than waited for: values were then used
+  /// that had perhaps not come. Forgets these starts.
   void require_waited(std::span<const long> ids);
-  /// Starts that were not waited for are forgotten, as after an error.
+  /// Forgets starts that were not waited for, as after an error.
   void clear() { awaited_.clear(); }
 
  private:

@@ -15,7 +15,8 @@
 
 namespace octavo::dc {
 
-/// Two bits for each parameter follow: whether the rank had a gradient, and whether it has one left.
+/// The beginning of a message. Two bits for each parameter follow: whether the rank had a gradient, and whether it has
+/// one left.
 struct GradientOrder::Header {
   std::int64_t graph_id, parameters;
 };
@@ -46,7 +47,8 @@ void GradientOrder::begin_pass() {
   has_.assign(ids_.size(), false);
 }
 
-/// A second one of a pass is added to the first, or, where that was sent, is sent beside the expected.
+/// Adds a second gradient of a pass to the first. Where the first was sent already, the second is sent beside the
+/// expected ones.
 GradientOrder::Turns GradientOrder::take(at::Tensor gradient, long id) {
   const std::size_t index = indices_.at(id);
   if (!has_[index]) arrivals_.push_back(id);
@@ -126,7 +128,8 @@ GradientOrder::Heard GradientOrder::read_messages() const {
   return heard;
 }
 
-/// What ranks have lacked once they may lack again: it would keep all that comes behind it waiting.
+/// Leaves out of the order what ranks have lacked once: they may lack it again, and all that comes behind it would
+/// wait.
 void GradientOrder::learn(const Heard& heard) {
   for (const long id : order_) {
     if (has_learned_ && !heard.all[indices_.at(id)]) unsteady_.insert(id);

@@ -64,7 +64,8 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
     }
     comes_again |= in_step_.contains(task.getDSId());
   }
-  // What is remembered of a parameter is read and written once a step: one of several graphs is of several steps.
+  // What is remembered of a parameter is read and written once a step. A parameter of several graphs needs several
+  // steps.
   if (comes_again) begin_pass();
   for (const ReduceTask& task : tasks) in_step_.insert(task.getDSId());
   sent_ = std::move(tasks);

@@ -21,31 +21,32 @@ namespace octavo::dc {
 /// A parameter whose gradients are summed up.
 struct SummedParam {
   long id;
-  std::string name;  // by which a plan's rules and its residuals know it
+  std::string name;  // the name in a plan's rules and in its residuals
   std::vector<std::int64_t> shape;
   bool exempt = false;  // is sent in float32 whatever the plan says
 };
 
-/// The gradients of an engine's parameters on their way to the ranks that own their parts, by a plan. Each rank owns an
-/// equal share of every parameter, in its flat order (Ownership::shares). Not thread-safe; all ranks make the calls in
-/// the same order, with the same parameters. Throws what Compressor does.
+/// Averages an engine's gradients by a plan, at the ranks that own their parts. Each rank owns an equal share of every
+/// parameter, in its flat order (Ownership::shares). Not thread-safe; all ranks make the calls in the same order, with
+/// the same parameters. Throws what Compressor throws.
 class OCTAVO_API GradientSum {
  public:
-  /// `paging`: of what the plan remembers.
+  /// `paging` is for what the plan remembers.
   GradientSum(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<SummedParam> params, StatePaging paging = {});
 
-  /// What this rank owns of a parameter. Throws Error invalid_argument for an id that is none of these.
+  /// Returns the range that this rank owns of a parameter. Throws Error invalid_argument for an id that is none of
+  /// these.
   Range owned(long id) const;
 
-  /// A backward pass begins. What the plan remembers is that of whole passes.
+  /// Begins a backward pass, which is one step for what the plan remembers.
   void begin_pass();
   /// Whether gradients may lie apart from their bucket (Compressor::takes_apart).
   bool takes_apart(at::ScalarType dtype) const { return compressor_->takes_apart(dtype); }
-  /// Starts to send the gradients of `tasks`, slices of `bucket` or apart from it, which must stay until receive(). One
-  /// bucket at a time.
+  /// Starts to send the gradients of `tasks`. They are slices of `bucket` or lie apart from it, and must stay until
+  /// receive(). One bucket at a time.
   void send(const at::Tensor& bucket, std::vector<ReduceTask> tasks);
-  /// Waits for it. Returns its tasks, of whose values the owned ranges are the averages now, and the rest is undefined;
-  /// nothing where none was sent.
+  /// Waits for what was sent and returns its tasks; none where nothing was sent. In their values the owned ranges are
+  /// the averages now, and the rest is undefined.
   std::vector<ReduceTask> receive();
 
   Compressor& compressor() { return *compressor_; }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr long kFirst = 1L << 32;
 
-/// All numbers that were handed out. Of an engine that is gone the entries stay, so that messages can say so.
+/// All numbers that were handed out. The entries of an engine that is gone stay, so that messages can say so.
 struct GraphTable {
   struct Owner {
     Engine* engine;  // null: it is gone
@@ -23,7 +23,7 @@ struct GraphTable {
   std::unordered_map<long, Owner> owners;
 };
 
-/// Never destroyed: engines of Python may end after it would have been.
+/// The table is never destroyed: engines that Python owns may end later than static objects.
 GraphTable& graph_table() {
   static auto* const table = new GraphTable;
   return *table;

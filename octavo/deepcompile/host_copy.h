@@ -11,11 +11,12 @@
 namespace octavo::dc {
 
 c10::Stream current_stream_of(c10::Device device);
-/// Waits for all work of the device; on the CPU there is none.
+/// Waits for all work of the device; does nothing on the CPU.
 void synchronize(c10::Device device);
 
-/// Copies between a device and the host on the stream that is the device's current one, behind what it has; returns the
-/// mark of its end. `of_device`: the one of the two that is the device's, whose memory is not used again before that.
+/// Copies between a device and the host on the device's current stream, behind the work that this has. Returns the mark
+/// of the copy's end. `of_device` is the one of the two that is on the device; its memory is not used again before the
+/// mark.
 std::shared_ptr<StreamEvent> copy_on_stream(const at::Tensor& to, const at::Tensor& from, const at::Tensor& of_device);
 
 }  // namespace octavo::dc

@@ -36,7 +36,7 @@ void HostedStates::waitOffloads() const {
   }
 }
 
-/// All are on their way before any is waited for.
+/// All values are on their way before any are waited for.
 void HostedStates::restore() {
   for (auto& [id, states] : states_) {
     for (HostedTensor& state : states) state.reload(reload_streams_);

@@ -17,7 +17,7 @@ constexpr const char* kAwayMessage =
     "[deepcompile.hosted_tensor] these values wait on the host until the optimizer's step: ask the engine or the "
     "optimizer for its state_dict(), or call engine.bring_back() before they are read";
 
-/// Of a tensor that was made where torch counts no changes: 0.
+/// Returns torch's count of changes. It is 0 for a tensor that was made where torch counts none.
 std::int64_t changes_of(const at::Tensor& values) {
   return !values.defined() || values.is_inference() ? 0 : static_cast<std::int64_t>(values._version());
 }
@@ -33,7 +33,7 @@ HostedTensor::HostedTensor(at::Tensor values)
 
 std::int64_t HostedTensor::version() const { return changes_of(values_) + changes_of(on_host_); }
 
-/// As a tensor of its own, which counts its changes apart.
+/// Returns the bytes as a tensor of its own, whose changes torch counts apart.
 at::Tensor HostedTensor::bytes_of(const at::Tensor& tensor) const {
   const auto size = static_cast<std::int64_t>(tensor.nbytes());
   return at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage(), 0, {size}, {1});

@@ -12,34 +12,35 @@
 
 namespace octavo::dc {
 
-/// A device's tensor whose values can wait on the host. It stays the same tensor, as do its views: while its values are
-/// away its memory has no bytes, and who reads it gets an error. Not thread-safe.
+/// A device's tensor whose values can wait on the host. It stays the same tensor, as do its views. While its values are
+/// away its memory has no bytes, and whoever reads it gets an error. Not thread-safe.
 ///
-/// Moving is asynchronous, on streams beside the device's current one. What is on the CPU, or is a part of larger
-/// memory, stays where it is.
+/// Moving is asynchronous, on streams beside the device's current one. A tensor on the CPU, or one that is a part of
+/// larger memory, stays where it is.
 class OCTAVO_API HostedTensor {
  public:
   explicit HostedTensor(at::Tensor values);
 
   const at::Tensor& values() const { return values_; }
   bool isAway() const { return is_away_; }
-  /// Of the device, that offload() gives up; 0 for what stays.
+  /// The bytes of the device's memory that offload() gives up; 0 for a tensor that stays.
   std::int64_t bytes() const { return moves_ ? values_.nbytes() : 0; }
-  /// Another number after each change of the values that torch knows of; the same after they were moved.
+  /// A number that differs after each change of the values that torch knows of, and stays the same when they are moved.
   std::int64_t version() const;
 
-  /// Copies the values to page-locked memory, unless it has them, when the device's current stream is done with what it
-  /// has, and gives up those of the device. Nothing where they are away.
+  /// Copies the values to page-locked memory, unless it has them, once the device's current stream has done the work
+  /// that it has. Then gives up the device's memory. Does nothing where the values are away.
   void offload(SideStreams& streams);
-  /// The way back, after an offload that is under way. Throws c10::OutOfMemoryError, and nothing has changed.
+  /// Moves the values back, after an offload that is under way. Where it throws c10::OutOfMemoryError nothing has
+  /// changed.
   void reload(SideStreams& streams);
-  /// What the device's current stream gets from now on waits for values that are on their way back.
+  /// Makes what the device's current stream gets from now on wait for values that are on their way back.
   void waitReload() const;
-  /// The thread waits until the values are on the host, and the device's memory can be used again.
+  /// Waits, on the calling thread, until the values are on the host and the device's memory can be used again.
   void waitOffload() const;
-  /// The values while they are away, for which the thread waits. May be written.
+  /// Waits, on the calling thread, for the values while they are away, and returns them. They may be written.
   const at::Tensor& onHost() const;
-  /// The values may change now in ways that torch does not count: the next offload copies them.
+  /// Must be called where the values may change in ways that torch does not count: the next offload copies them.
   void touch() { has_copy_ = false; }
 
  private:

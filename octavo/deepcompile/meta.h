@@ -9,11 +9,11 @@
 
 #include "octavo/export.h"
 
-/// What the functions of default_engine.h return of tensors without memory, as torch.compile traces them: of the same
-/// shape and dtype. None has an effect.
+/// What the functions of default_engine.h return for tensors without memory, as torch.compile traces them: tensors of
+/// the same shape and dtype. None has an effect.
 namespace octavo::dc {
 
-/// `param_tensor`: the whole parameter as it was traced.
+/// `param_tensor` is the whole parameter as it was traced.
 OCTAVO_API at::Tensor allgather_param_meta(at::Tensor param_tensor, long graph_id, long ds_id,
                                            std::optional<at::ScalarType> dtype = std::nullopt);
 inline void prefetch_params_fused_meta(long, const std::vector<at::Tensor>&, const std::vector<long>&,
@@ -24,7 +24,7 @@ OCTAVO_API at::Tensor reduce_grad_meta(at::Tensor grad_tensor, long graph_id, lo
 inline void end_backward_meta(const c10::IValue&, long, bool) {}
 inline void free_tensors_meta(std::vector<at::Tensor>) {}
 
-/// Of offload_tensor, reload_tensor, wait_offload and wait_reload.
+/// Serves offload_tensor, reload_tensor, wait_offload and wait_reload.
 OCTAVO_API at::Tensor offload_tensor_meta(at::Tensor tensor, long graph_id, long id);
 inline at::Tensor reload_tensor_meta(at::Tensor tensor, long graph_id, long id) {
   return offload_tensor_meta(tensor, graph_id, id);

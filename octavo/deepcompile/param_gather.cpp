@@ -17,7 +17,7 @@
 
 namespace octavo::dc {
 
-/// Parameters that travel together.
+/// Parameters that are gathered in one transfer.
 struct ParamGather::Flight {
   c10::Device device;
   std::vector<long> ids;
@@ -26,7 +26,7 @@ struct ParamGather::Flight {
 
 namespace {
 
-/// As floats that hold their bits: an owner has both halves of its elements.
+/// Gathers doubles as floats that hold their bits: an owner has both halves of its elements.
 Contribution halves_of_doubles(const at::Tensor& whole) {
   static const BitsCoding kBits;
   const auto count = static_cast<std::uint64_t>(whole.numel());
@@ -71,7 +71,8 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   synchronize(device);
 }
 
-/// Memory for the whole values, in which this rank's own are: what the parameter kept, where it is of that dtype.
+/// Returns memory for the whole values, in which this rank's own are already. Uses what the parameter has kept, where
+/// that is of the dtype.
 at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) const {
   const long id = param.getId();
   if (!param.isPartitioned()) return registry_->getGatheredParam(id);  // this rank's part was changed in its place
@@ -96,7 +97,7 @@ Contribution ParamGather::contribution(const at::Tensor& whole) const {
   const Codec& exact = exact_coding(whole.scalar_type());
   Contribution all = GatherShards::tensor(whole.mutable_data_ptr(), static_cast<std::uint64_t>(whole.numel()),
                                           whole.scalar_type(), codec_ ? *codec_ : exact, Ownership::shares());
-  if (wire_->world_size() == 1) all.up = all.down = &exact;  // nothing travels, and nothing is left out
+  if (wire_->world_size() == 1) all.up = all.down = &exact;  // nothing is sent, and nothing is left out
   return all;
 }
 

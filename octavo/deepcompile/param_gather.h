@@ -18,21 +18,22 @@
 
 namespace octavo::dc {
 
-/// Whole parameters of the shards that ranks have of them (Ownership::shares), for all graphs of an engine: several
-/// gathers may be under way. Not thread-safe; all ranks make the calls in the same order. Throws what Wire throws.
+/// The gather of whole parameters from the shards that ranks have of them (Ownership::shares), for all graphs of an
+/// engine. Several gathers may be under way. Not thread-safe; all ranks make the calls in the same order. Throws what
+/// Wire throws.
 class OCTAVO_API ParamGather {
  public:
-  /// `codec`: by which values travel; null: as they are. `flags`: the engine's.
+  /// `codec` encodes the values that are sent; null: they are sent unchanged. `flags` are the engine's.
   ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegistry> registry, CodecPtr codec = nullptr,
               std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
   ~ParamGather();
 
-  /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`:
-  /// of the whole values, one for each; those of the parameters where it is empty.
+  /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`
+  /// has the dtype of the whole values of each; empty: the parameters' own dtypes.
   void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
-  /// Until the parameter's whole values are there, and those that travel with it. Nothing where they are.
+  /// Waits until the parameter's whole values, and those of the same transfer, are there. Does nothing where they are.
   void wait(long id);
-  /// Of all that are on their way.
+  /// Waits for all that are on their way.
   void wait_all();
 
   std::uint64_t sent_bytes() const { return wire_->sent_bytes(); }

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kOfParameter = "deepcompile.parameter";
 
-/// Of each thread that moves parameters: a device's streams live as long as the process.
+/// The streams of each thread that moves parameters: a device's streams exist as long as the process.
 SideStreams& offload_streams() {
   thread_local SideStreams streams;
   return streams;

@@ -18,10 +18,11 @@ namespace octavo::dc {
 /// where they are, and so do those that are a part of larger memory.
 class OCTAVO_API DSParam {
  public:
-  /// `id`: unique in its registry. `ds_shape`: of the whole parameter. `ds_tensor`: this rank's values, of which the
-  /// parameter keeps the memory; where `partitioned`, a shard, flat or not, whose padding counts. `grad_buffer`: may be
-  /// undefined, and is bound later. `offset`: of this rank's part in the whole, in elements (stages 1 and 2).
-  /// `persistent`: stays gathered from its first use to the end of the step (stage 3).
+  /// `id` is unique in its registry. `ds_shape` is the shape of the whole parameter. `ds_tensor` has this rank's
+  /// values, and the parameter keeps its memory; where `partitioned`, it is a shard, flat or not, whose padding counts.
+  /// `grad_buffer` may be undefined and be bound later. `offset` is where this rank's part begins in the whole, in
+  /// elements (stages 1 and 2). `persistent`: the parameter stays gathered from its first use to the end of the step
+  /// (stage 3).
   /// Throws Error invalid_argument where these contradict each other.
   DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tensor, at::Tensor grad_buffer, bool partitioned,
           std::int64_t offset, bool persistent);
@@ -29,13 +30,13 @@ class OCTAVO_API DSParam {
   long getId() const { return id_; }
   std::vector<std::int64_t> getShape() const { return shape_; }
   at::ScalarType getDtype() const { return dtype_; }
-  /// Where its values are used.
+  /// The device on which its values are used.
   c10::Device getDevice() const { return device_; }
 
-  /// Its values where they are now: on the device, ready for what its current stream gets from now on; or on the host,
-  /// where the thread waits for their copy.
+  /// Returns its values where they are now. On the device they are ready for what its current stream gets from now on.
+  /// On the host the thread waits for their copy.
   at::Tensor getDSTensor() const;
-  /// Another number after each change of the values that torch knows of; the same after they were moved.
+  /// A number that differs after each change of the values that torch knows of, and stays the same when they are moved.
   std::int64_t getVersion() const { return values_.version(); }
   at::Tensor getGradBuffer() const { return grad_buffer_; }
   void setGradBuffer(at::Tensor buffer);
@@ -44,17 +45,18 @@ class OCTAVO_API DSParam {
   bool isPersistent() const { return persistent_; }
   void setPersistent(bool persistent) { persistent_ = persistent; }
 
-  /// Moves the values to page-locked memory of the host, when the device's current stream is done with what it has, and
-  /// frees those of the device. Nothing where they are there; no copy where the host has them.
+  /// Moves the values to page-locked memory of the host, once the device's current stream has done the work that it
+  /// has, and frees the device's memory. Does nothing where they are there already; copies nothing where the host has
+  /// them.
   void offload();
-  /// The way back, after an offload that is under way.
+  /// Moves the values back, after an offload that is under way.
   void reload();
   bool isOffloaded() const { return values_.isAway(); }
-  /// Of the device, that an offload frees; 0 where the values stay.
+  /// The bytes of the device's memory that an offload frees; 0 where the values stay.
   std::int64_t bytes() const { return values_.bytes(); }
-  /// The thread waits for an offload that is under way: the device's memory can be used again.
+  /// Waits, on the calling thread, for an offload that is under way: the device's memory can be used again.
   void waitOffload() const { values_.waitOffload(); }
-  /// The values may change now in ways that torch does not count.
+  /// Must be called where the values may change in ways that torch does not count.
   void touch() { values_.touch(); }
 
  private:

@@ -16,10 +16,10 @@
 /// Where gradients wait to be reduced together.
 namespace octavo::dc {
 
-/// A gradient in a bucket, which is kept alive until it has been copied there.
+/// A gradient in a bucket. It is kept alive until it has been copied there.
 class ReduceTask {
  public:
-  /// `send_buf`: its slice of the bucket, or the gradient itself, flat.
+  /// `send_buf` is its slice of the bucket, or the gradient itself, flat.
   ReduceTask(long ds_id, at::Tensor grad, at::Tensor send_buf)
       : ds_id_(ds_id), grad_(std::move(grad)), send_buf_(std::move(send_buf)) {}
   long getDSId() const { return ds_id_; }
@@ -30,26 +30,27 @@ class ReduceTask {
   at::Tensor grad_, send_buf_;
 };
 
-/// Memory for gradients of one dtype, which slices are cut from in turn. Not thread-safe.
+/// Memory for gradients of one dtype, from which slices are cut in turn. Not thread-safe.
 class OCTAVO_API ReduceBucket {
  public:
-  /// `size`: in elements. Memory that is never written costs nothing on the CPU.
+  /// `size` is in elements. Memory that is never written costs nothing on the CPU.
   ReduceBucket(std::int64_t size, at::ScalarType scalar_type, c10::Device device = c10::DeviceType::CPU);
 
   std::int64_t getSize() const { return buffer_.numel(); }
-  /// Elements in use, from the begin on.
+  /// The number of elements in use, from the beginning on.
   std::int64_t getOffset() const { return offset_; }
   at::Tensor getBuffer() const { return buffer_; }
   at::ScalarType getScalarType() const { return buffer_.scalar_type(); }
 
-  /// Makes room for `size` elements in all. Throws Error invalid_argument where that needs other memory and slices of
-  /// this are in use.
+  /// Makes room for `size` elements in all. Throws Error invalid_argument where that needs new memory while slices of
+  /// the old memory are in use.
   void reserve(std::int64_t size);
-  /// The next `numel` elements. Throws Error invalid_argument where they do not fit.
+  /// Cuts off the next `numel` elements. Throws Error invalid_argument where they do not fit.
   at::Tensor allocate(std::int64_t numel);
-  /// Whether what is in the bucket has to be sent before `numel` elements fit. False while it is empty: then reserve().
+  /// Whether what is in the bucket must be sent before `numel` elements fit. False while it is empty: reserve() makes
+  /// room.
   bool shouldFlush(std::int64_t numel) const { return offset_ > 0 && offset_ + numel > getSize(); }
-  /// The slices are no longer in use.
+  /// Ends the use of the slices.
   void reset() { offset_ = 0; }
 
  private:
@@ -57,11 +58,11 @@ class OCTAVO_API ReduceBucket {
   std::int64_t offset_ = 0;
 };
 
-/// A bucket for each dtype and, where `enable_double_buffer`, a second one, which fills while the first is sent. Made
-/// at their first use. Not thread-safe.
+/// A bucket for each dtype and, where `enable_double_buffer`, a second one, which fills while the first is sent. They
+/// are made at their first use. Not thread-safe.
 class OCTAVO_API DoubleBufferedReduceBucket {
  public:
-  /// `initial_bucket_size`: in elements.
+  /// `initial_bucket_size` is in elements.
   DoubleBufferedReduceBucket(std::int64_t initial_bucket_size, bool enable_double_buffer,
                              c10::Device device = c10::DeviceType::CPU)
       : initial_size_(initial_bucket_size), is_double_(enable_double_buffer), device_(device) {}
@@ -70,16 +71,16 @@ class OCTAVO_API DoubleBufferedReduceBucket {
   bool isDouble() const { return is_double_; }
   /// The bucket that fills.
   std::shared_ptr<ReduceBucket> getBuffer(at::ScalarType scalar_type);
-  /// Marks the end of the work on that bucket's memory that was enqueued when it was last sent: what writes to it must
-  /// wait for this.
+  /// Returns the mark of the end of the work on that bucket's memory that was enqueued when it was last sent. What
+  /// writes to the bucket must wait for it.
   std::shared_ptr<StreamEvent> getEvent(at::ScalarType scalar_type);
-  /// After the bucket's communication was enqueued on `rs_stream`, for which copies on `copy_stream` have filled it: it
-  /// is empty again, and the other one fills.
+  /// Must be called after the bucket's communication was enqueued on `rs_stream`; copies on `copy_stream` have filled
+  /// the bucket. It is then empty again, and the other one fills.
   void swap(at::ScalarType scalar_type, c10::Stream rs_stream, c10::Stream copy_stream);
   /// Drops all buckets; the work that was enqueued on them goes on.
   void clear() { pairs_.clear(); }
 
-  /// What is in the buckets that fill, in the order of their slices.
+  /// The tasks in the buckets that fill, in the order of their slices.
   std::unordered_map<at::ScalarType, std::vector<ReduceTask>>& tasks() { return tasks_; }
 
  private:

@@ -27,12 +27,12 @@ const char* name_of(Gathered state) {
   fail(ErrorCode::invalid_argument, "deepcompile.registry", "parameter ", ds_id, " is ", name_of(state), ": ", what);
 }
 
-/// Whether all that the storage has is the tensor's.
+/// Whether the tensor has all of its storage's memory.
 bool has_all_of_its_memory(const at::Tensor& tensor) { return tensor.storage().nbytes() == tensor.nbytes(); }
 
 }  // namespace
 
-/// What was not waited for, as after an error, is the user's again.
+/// Gives what was not waited for, as after an error, back to its user.
 DSParamRegistry::~DSParamRegistry() {
   for (const auto& [id, entry] : entries_) {
     if (entry.state == Gathered::in_flight) allow_access(entry.gathered);
@@ -62,7 +62,7 @@ void DSParamRegistry::registerParam(long ds_id, const std::vector<std::int64_t>&
   entries_.emplace(ds_id, Entry{std::move(param)});
 }
 
-/// All are on their way before any is waited for.
+/// All values are on their way before any are waited for.
 void DSParamRegistry::restore() {
   for (auto& [id, entry] : entries_) entry.param.reload();
   for (auto& [id, entry] : entries_) {

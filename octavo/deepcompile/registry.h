@@ -18,22 +18,22 @@ namespace octavo::dc {
 enum class Gathered {
   sharded,    // nowhere
   in_flight,  // a collective writes them
-  available,  // in memory: registerGatheredParam()'s
+  available,  // in the memory of registerGatheredParam()
   released,   // no longer in memory
 };
 
-/// What an engine has of gradients between two changes of its parameters, of all graphs together.
+/// The state of an engine's gradients between two changes of its parameters, for all graphs together.
 struct Accumulation {
   std::unordered_map<long, bool> reduced;      // whether a parameter's buffer holds a sum already
-  std::unordered_map<long, at::Tensor> local;  // of stage 1: this rank's own sums, which wait for the last micro-batch
+  std::unordered_map<long, at::Tensor> local;  // stage 1: this rank's own sums, which wait for the last micro-batch
 };
 
 /// The parameters of an engine by id, and the whole values of those that are gathered. Every change of a state is
 /// checked; where it is refused, Error invalid_argument names the parameter and nothing has changed. Not thread-safe.
 ///
 /// Gathered values may be there and yet be those of an earlier step: they are *valid* until the shards change, and
-/// stale afterwards. A change that torch knows of, such as copy_() to a shard's tensor, is seen by itself; of others
-/// setValid() or invalidateAll() tell.
+/// stale afterwards. A change that torch knows of, such as copy_() to a shard's tensor, is seen without a call. Other
+/// changes must be told by setValid() or invalidateAll().
 class OCTAVO_API DSParamRegistry {
  public:
   DSParamRegistry() = default;
@@ -41,24 +41,25 @@ class OCTAVO_API DSParamRegistry {
   DSParamRegistry(const DSParamRegistry&) = delete;
   DSParamRegistry& operator=(const DSParamRegistry&) = delete;
 
-  /// As the constructor of DSParam. Zeros the gradient buffer. Throws for an id that is taken.
+  /// Registers a parameter; takes what the constructor of DSParam takes. Zeros the gradient buffer. Throws for an id
+  /// that is taken.
   void registerParam(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                      at::Tensor grad_buffer, bool partitioned, std::int64_t offset, bool persistent);
   const DSParam& getParam(long ds_id) const { return at(ds_id).param; }
   bool hasParam(long ds_id) const { return entries_.contains(ds_id); }
   /// Replaces the buffer of the reduced gradient, which is not zeroed; undefined: it has none.
   void setGradBuffer(long ds_id, at::Tensor grad_buffer) { at(ds_id).param.setGradBuffer(std::move(grad_buffer)); }
-  /// By which errors know it; "parameter ID" where it was given none.
+  /// Sets the name that errors use; "parameter ID" where none was given.
   void setName(long ds_id, std::string name) { at(ds_id).name = std::move(name); }
   std::string nameOf(long ds_id) const;
   void setPersistent(long ds_id, bool persistent) { at(ds_id).param.setPersistent(persistent); }
   void offload(long ds_id) { at(ds_id).param.offload(); }
   void reload(long ds_id) { at(ds_id).param.reload(); }
-  /// Brings back what was sent to the host, of all parameters: their values may change then.
+  /// Brings all parameters that were sent to the host back: their values may change then.
   void restore();
-  /// The thread waits for all that is on its way to the host.
+  /// Waits, on the calling thread, for all that is on its way to the host.
   void waitOffloads() const;
-  /// Of the device, that offloaded parameters have given up.
+  /// The bytes of the device's memory that offloaded parameters have given up.
   std::int64_t offloadedBytes() const;
 
   Accumulation& accumulation() { return accumulation_; }
@@ -66,18 +67,18 @@ class OCTAVO_API DSParamRegistry {
   // ---- whole values
 
   Gathered state(long ds_id) const { return at(ds_id).state; }
-  /// `ds_tensor`: memory with at least the parameter's elements, of any shape, in place of what was registered before.
-  /// Refused while a collective writes the one before.
+  /// Registers memory for the whole values, in place of what was registered before. `ds_tensor` has at least the
+  /// parameter's elements, in any shape. Refused while a collective writes the memory of before.
   void registerGatheredParam(long ds_id, at::Tensor ds_tensor);
-  /// From `available` or, where nothing is to be kept of it, from `sharded`: nothing. The values are no longer valid.
-  /// Refused while a collective writes them: wait for it first.
+  /// Releases the whole values, which are then no longer valid. Where the parameter is `sharded`, nothing else happens.
+  /// Refused while a collective writes them (wait for it first), and where they were released before.
   void unregisterGatheredParam(long ds_id);
-  /// Refused where there are none.
+  /// Returns the whole values. Refused where there are none.
   const at::Tensor& getGatheredParam(long ds_id) const;
   bool hasGatheredParam(long ds_id) const { return at(ds_id).gathered.defined(); }
-  /// A collective has been started that writes the registered memory; and has been waited for. Between the two who
-  /// reads or writes a shard's whole values gets c10::Error (forbid_access), where the memory is theirs alone, unless a
-  /// compiled graph has it.
+  /// Must be called when a collective that writes the registered memory has been started, and when it has been waited
+  /// for. In between, whoever reads or writes a shard's whole values gets c10::Error (forbid_access), where nothing
+  /// else is in their memory, unless a compiled graph has it.
   void beginGather(long ds_id);
   void endGather(long ds_id);
 
@@ -85,7 +86,7 @@ class OCTAVO_API DSParamRegistry {
   bool isValid(long ds_id) const { return at(ds_id).is_valid(); }
   /// Whether no gather is needed: the values are valid, or a collective writes them.
   bool isThereOrComing(long ds_id) const { return isValid(ds_id) || state(ds_id) == Gathered::in_flight; }
-  /// Of all parameters: the shards have changed.
+  /// Marks all whole values as stale, because the shards have changed.
   void invalidateAll();
 
  private:

@@ -9,9 +9,9 @@
 
 namespace octavo::dc {
 
-/// From now on whoever reads or writes the tensor's memory, through whatever view, gets c10::Error with `message`,
-/// instead of what memory without bytes has: for parameters that are not whole. Not with a torch that cannot take it
-/// back (before 2.13).
+/// From now on whoever reads or writes the tensor's memory, through any view, gets c10::Error with `message`, and not
+/// what memory without bytes has. For parameters that are not whole. Does nothing with a torch that cannot take it back
+/// (before 2.13).
 OCTAVO_API void forbid_access(const at::Tensor& tensor, std::string message);
 OCTAVO_API void allow_access(const at::Tensor& tensor);
 

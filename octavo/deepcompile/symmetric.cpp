@@ -18,7 +18,8 @@ namespace {
 
 constexpr const char* kOfWorkspace = "deepcompile.getSymmMemWorkspace";
 
-/// torch's own, of a device of which it has an allocator: CUDA, in a torch that is built for it.
+/// Makes torch's own symmetric memory, on a device for which torch has an allocator: CUDA, in a torch that is built for
+/// it.
 SymmetricMemoryPtr workspace_of_torch(const std::string& group_name, c10::Device device, std::int64_t size) {
   namespace torchs = c10d::symmetric_memory;
   if (!torchs::has_allocator(device.type())) {
@@ -43,7 +44,7 @@ SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>
   return c10::make_intrusive<SharedSymmetricMemory>(shared->ranks(), static_cast<std::uint64_t>(size), deadline);
 }
 
-// ---- of an engine
+// ---- the engine's
 
 SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
   if (!sum_)

@@ -19,9 +19,9 @@ namespace octavo::dc {
 
 using SymmetricMemoryPtr = c10::intrusive_ptr<c10d::symmetric_memory::SymmetricMemory>;
 
-/// Symmetric memory of `size` bytes on each rank, on all of them together: on the CPU that of ranks of one host
-/// (`backend` is a SharedBackend), on another device torch's own, for which the group of that name is known to torch.
-/// Throws Error unsupported where there is none, invalid_argument for less than a byte.
+/// Makes symmetric memory of `size` bytes on each rank; all ranks call it together. On the CPU it is memory of the
+/// ranks of one host (`backend` is a SharedBackend). On another device it is torch's own, and torch must know the group
+/// of that name. Throws Error unsupported where there is none, Error invalid_argument for less than a byte.
 OCTAVO_API SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>& backend,
                                                     const std::string& group_name, c10::Device device,
                                                     std::int64_t size, std::chrono::milliseconds deadline);

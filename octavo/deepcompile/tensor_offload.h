@@ -12,27 +12,26 @@
 
 namespace octavo::dc {
 
-/// Values of a graph that wait on the host between their last use in the forward pass and their first one in the
-/// backward pass, by numbers that are the graph's. Moving is asynchronous, on streams of its own. Not thread-safe.
-/// Throws Error invalid_argument for a number that is not under way.
+/// Values of a graph that wait on the host between their last use in the forward pass and their first use in the
+/// backward pass. The graph numbers them. Moving is asynchronous, on streams of its own. Not thread-safe. Throws Error
+/// invalid_argument for a number that is not under way.
 class OCTAVO_API TensorOffload {
  public:
-  /// Starts to copy the values to the host, when the device's current stream is done with what it has. Returns the
-  /// host's memory, which is used again by the next offload of values of this shape and dtype; its values are there
-  /// after wait_offload(). `is_pinned`: page-locked.
+  /// Starts to copy the values to the host, once the device's current stream has done the work that it has. Returns the
+  /// host's memory, whose values are there after wait_offload(). The next offload with this number uses it again for
+  /// values of this shape and dtype. `is_pinned`: the memory is page-locked.
   at::Tensor offload(const at::Tensor& values, long id, bool is_pinned);
-  /// What the device's current stream gets from now on waits for the copy, or the thread for the host. Returns the
-  /// host's memory.
+  /// Makes what the device's current stream gets from now on wait for the copy. Returns the host's memory.
   at::Tensor wait_offload(long id);
-  /// Starts to copy the values back, to memory that is kept until clear_reloaded(), and returns that.
+  /// Starts to copy the values back, to memory that is kept until clear_reloaded(). Returns that memory.
   at::Tensor reload(long id);
-  /// What the device's current stream gets from now on waits for the values, which are returned.
+  /// Makes what the device's current stream gets from now on wait for the values, and returns them.
   at::Tensor wait_reload(long id);
-  /// As wait_reload(), and leaves the memory to who has it.
+  /// Does what wait_reload() does, and leaves the memory to whoever has it.
   void hand_over_reloaded(long id);
   bool is_reloading(long id) const { return entries_.contains(id) && entries_.at(id).reloaded.defined(); }
 
-  /// After a backward pass: gives up what was brought back. The host's memory stays for the next step.
+  /// Gives up what was brought back, after a backward pass. The host's memory stays for the next step.
   void clear_reloaded();
 
  private:

@@ -12,7 +12,7 @@ namespace octavo::dc {
 std::string tensorPtrToString(void* ptr, std::size_t size, c10::ScalarType datatype, std::size_t max_elem,
                               std::size_t max_str_len) {
   const std::size_t shown = std::min(size, max_elem);
-  // as a tensor in double or int64, in which a stream writes numbers for characters and all floating formats
+  // converted to double or int64, which a stream writes as numbers, also for characters and all floating formats
   const at::Tensor values = at::from_blob(ptr, {static_cast<std::int64_t>(shown)}, at::dtype(datatype));
   if (at::isComplexType(datatype)) {
     const at::Tensor wide = values.to(at::kComplexDouble);

@@ -14,7 +14,7 @@
 
 #include "octavo/export.h"
 
-/// The helpers of DeepSpeed's deepcompile.h, for messages and for who comes from there.
+/// The helpers of DeepSpeed's deepcompile.h, for messages and for programs that were written for it.
 namespace octavo::dc {
 
 template <class K, class V>
@@ -22,7 +22,7 @@ bool hasKey(const std::unordered_map<K, V>& map, const std::type_identity_t<K>& 
   return map.contains(key);
 }
 
-/// As a stream writes it.
+/// Returns a value as a stream writes it.
 template <class T>
 std::string to_string(const T& v) {
   std::ostringstream text;
@@ -30,7 +30,8 @@ std::string to_string(const T& v) {
   return text.str();
 }
 
-/// The elements with `delim` between them; cut to `maxlen` characters and "..." where that is not 0.
+/// Joins the elements with `delim` between them. Where `maxlen` is not 0, cuts the text to `maxlen` characters and
+/// "...".
 template <class T>
 std::string join_as_str(const T& v, const char* delim = ",", const std::size_t maxlen = 0) {
   std::ostringstream text;
@@ -43,24 +44,24 @@ std::string join_as_str(const T& v, const char* delim = ",", const std::size_t m
   return maxlen == 0 || all.size() <= maxlen ? all : all.substr(0, maxlen) + "...";
 }
 
-/// `size` values of the host's memory, as join_as_str() with `str_len`.
+/// Joins `size` values of the host's memory, as join_as_str() does with `str_len`.
 template <class T>
 std::string tensorPtrToString(T* ptr, std::size_t size, std::size_t str_len = 100) {
   return join_as_str(std::span(ptr, size), ",", str_len);
 }
 
-/// The same of a dtype that is known at run time, of at most `max_elem` values. Throws Error wrong_type for a dtype
-/// without values that can be written.
+/// Joins at most `max_elem` values of a dtype that is known at run time. Throws Error wrong_type for a dtype without
+/// values that can be written.
 OCTAVO_API std::string tensorPtrToString(void* ptr, std::size_t size, c10::ScalarType datatype,
                                          std::size_t max_elem = 20, std::size_t max_str_len = 100);
 
-/// The first values of a tensor of any device, which is waited for.
+/// Returns the first values of a tensor of any device, which is waited for.
 OCTAVO_API std::string tensorToString(const at::Tensor& t, std::size_t max_elem = 20, std::size_t max_str_len = 100);
 
-/// "[2, 3]".
+/// Returns the sizes, as in "[2, 3]".
 OCTAVO_API std::string tensorDimToString(const at::Tensor& t);
 
-/// The product of the sizes; 1 of none.
+/// Returns the product of the sizes; 1 where there are none.
 template <class L>
 std::size_t productDim(const L& dim) {
   std::size_t product = 1;
@@ -70,7 +71,7 @@ std::size_t productDim(const L& dim) {
 
 OCTAVO_API std::vector<std::int64_t> sizes_to_int_vector(at::IntArrayRef sizes);
 
-/// NCCL's numbers of dtypes. Nothing of Octavo calls NCCL; who does can cast.
+/// NCCL's numbers of dtypes. Nothing in Octavo calls NCCL; programs that do can cast.
 enum ncclDataType_t : int {
   ncclInt8 = 0,
   ncclUint8 = 1,

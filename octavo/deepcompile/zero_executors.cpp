@@ -21,10 +21,10 @@ ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> proces
                        std::move(ds_ids), rs_stream, copy_stream, flags->pre_div_reduce),
       sum_(std::move(sum)),
       flags_(std::move(flags)) {
-  for (const long id : ds_ids_) sum_->owned(id);  // each is known
+  for (const long id : ds_ids_) sum_->owned(id);  // throws for an unknown one
 }
 
-/// What was sent before has come: one bucket travels at a time, and its memory fills again after the next swap.
+/// First receives what was sent before: one bucket is sent at a time, and its memory fills again after the next swap.
 void ReducingExecutor::flushReduceBucket(at::ScalarType scalar_type) {
   receive();
   blockCopyEvents(scalar_type);
@@ -57,7 +57,7 @@ void ReducingExecutor::endBackward() {
   }
 }
 
-/// What ranks have is told while the last expected bucket is sent.
+/// Ranks tell one another what they have while the last expected bucket is sent.
 void ReducingExecutor::send_rest() {
   add_to_bucket(order_->rest());
   order_->tell();
@@ -72,7 +72,7 @@ void ReducingExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
   add_to_bucket(order_->take(grad_tensor.to(param_registry_->getParam(ds_id).getDtype()), ds_id));
 }
 
-/// Zeros where this rank has no gradient.
+/// Adds zeros where this rank has no gradient.
 void ReducingExecutor::add_to_bucket(GradientOrder::Turns turns) {
   for (GradientOrder::Turn& turn : turns) {
     const DSParam& param = param_registry_->getParam(turn.id);
@@ -83,7 +83,8 @@ void ReducingExecutor::add_to_bucket(GradientOrder::Turns turns) {
   }
 }
 
-/// On the CPU it stays where it is: its room in the bucket, which is never written, says how much is to be sent.
+/// Leaves a gradient on the CPU where it is. Its room in the bucket, which is never written, says how much is to be
+/// sent.
 void ReducingExecutor::add_to_bucket(at::Tensor gradient, long ds_id) {
   const bool stays =
       gradient.defined() && gradient.is_cpu() && gradient.is_contiguous() && sum_->takes_apart(gradient.scalar_type());
@@ -112,7 +113,7 @@ void ReducingExecutor::deliver(const ReduceTask& task) {
   }
   const auto first = static_cast<std::int64_t>(own.first), count = static_cast<std::int64_t>(own.count);
   at::Tensor part = task.getSendBuf().narrow(0, first, count);
-  if (pre_div_reduce_) part.mul_(process_group_->getSize());  // an average came, of what was divided before
+  if (pre_div_reduce_) part.mul_(process_group_->getSize());  // an average of what was divided before
   at::Tensor buffer = buffer_of(id, count);
   if (std::exchange(has_acc_grad_[id], true)) {
     buffer.add_(part);
@@ -133,7 +134,7 @@ at::Tensor Z1CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   if (!grad_tensor.defined()) return {};
   auto& local = param_registry_->accumulation().local;
   if (!param_updated_) {
-    // as memory of its own: autograd may go on to use the gradient
+    // a copy: autograd may go on to use the gradient
     takeGrad(local.contains(ds_id) ? grad_tensor : grad_tensor.clone(), ds_id);
     return at::empty({0}, grad_tensor.options());
   }
@@ -147,13 +148,13 @@ void Z1CustomOpExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
   param_registry_->accumulation().local.insert_or_assign(ds_id, std::move(sum));
 }
 
-/// The sum over this step's micro-batches so far, which is then no longer the registry's.
+/// Returns the sum over this step's micro-batches so far, which the registry then no longer has.
 at::Tensor Z1CustomOpExecutor::with_earlier(at::Tensor gradient, long ds_id) {
   auto earlier = param_registry_->accumulation().local.extract(ds_id);
   return earlier ? earlier.mapped().add_(gradient) : gradient;
 }
 
-/// What had gradients in earlier micro-batches alone is reduced, too.
+/// Reduces, too, what had gradients in earlier micro-batches alone.
 void Z1CustomOpExecutor::endBackward() {
   if (!param_updated_) return CustomOpExecutor::endBackward();
   auto& local = param_registry_->accumulation().local;
@@ -178,7 +179,7 @@ Z3CustomOpExecutor::Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> pr
       gather_(std::move(gather)),
       fresh_(std::move(fresh)) {}
 
-/// Shards change before the next step: whole values are stale, of parameters that other graphs share, too.
+/// Shards change before the next step. Whole values become stale, also of parameters that other graphs share.
 void Z3CustomOpExecutor::endBackward() {
   ReducingExecutor::endBackward();
   uses_.clear();
@@ -219,7 +220,7 @@ void Z3CustomOpExecutor::waitParams(at::TensorList gathered, const std::vector<l
 
 at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
   requireParam(ds_id);
-  param_registry_->getGatheredParam(ds_id);  // there was a gather
+  param_registry_->getGatheredParam(ds_id);  // throws where there was no gather
   gather_->wait(ds_id);
   return v;
 }

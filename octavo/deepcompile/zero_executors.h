@@ -20,21 +20,23 @@
 
 namespace octavo::dc {
 
-/// Reduces buckets to the ranks that own their parts: half of what an all-reduce sends. While a bucket travels the next
-/// one fills. The average of a rank's own part goes to the parameter's gradient buffer, or is added to what is there of
-/// earlier micro-batches and of other graphs; a parameter of which a rank owns nothing needs no buffer there.
+/// Reduces buckets to the ranks that own their parts, which sends half of what an all-reduce sends. While one bucket is
+/// sent the next one fills. The average of a rank's own part goes to the parameter's gradient buffer, or is added to
+/// what is there from earlier micro-batches and from other graphs. A parameter of which a rank owns nothing needs no
+/// buffer on that rank.
 class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
  public:
-  /// As CustomOpExecutor; `sum` is that of all graphs of the engine, and has their parameters. `flags`: the engine's.
+  /// Takes what CustomOpExecutor takes. `sum` is that of all graphs of the engine, and has their parameters. `flags`
+  /// are the engine's.
   ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                    std::shared_ptr<DSParamRegistry> param_registry,
                    std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
                    c10::Stream rs_stream, c10::Stream copy_stream, std::shared_ptr<GradientSum> sum,
                    std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
 
-  /// From the next pass on gradients, which come by takeGrad(), are sent in an order on which ranks agree.
+  /// Sends gradients, from the next pass on, in an order on which ranks agree. They must come through takeGrad().
   void useOrder(std::unique_ptr<GradientOrder> order) { order_ = std::move(order); }
-  /// Bytes that agreeing has taken.
+  /// The bytes that agreeing on an order has taken.
   std::uint64_t orderBytes() const { return order_ ? order_->sent_bytes() : 0; }
 
   void startBackward(bool update) override;
@@ -54,11 +56,11 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
 
   std::shared_ptr<GradientSum> sum_;
   std::shared_ptr<const Flags> flags_;
-  std::unique_ptr<GradientOrder> order_;    // null: that in which gradients come
-  std::unordered_set<long> first_of_step_;  // of what was delivered in this pass
+  std::unique_ptr<GradientOrder> order_;    // null: gradients are sent in the order in which they come
+  std::unordered_set<long> first_of_step_;  // delivered in this pass as the first of the step
 };
 
-/// ZeRO-1: gradients of micro-batches are added up on every rank, whole, and reduced with those of the last one.
+/// ZeRO-1: every rank adds up the whole gradients of micro-batches, and reduces them with those of the last one.
 class OCTAVO_API Z1CustomOpExecutor final : public ReducingExecutor {
  public:
   using ReducingExecutor::ReducingExecutor;
@@ -70,18 +72,18 @@ class OCTAVO_API Z1CustomOpExecutor final : public ReducingExecutor {
   at::Tensor with_earlier(at::Tensor gradient, long ds_id);
 };
 
-/// ZeRO-2: gradients of every micro-batch are reduced, and each rank adds up its own part.
+/// ZeRO-2: the gradients of every micro-batch are reduced, and each rank adds up its own part.
 class OCTAVO_API Z2CustomOpExecutor final : public ReducingExecutor {
  public:
   using ReducingExecutor::ReducingExecutor;
 };
 
-/// ZeRO-3: every rank has a shard of each parameter, whose whole values are there from a gather to the last use of a
-/// graph; gradients as in ZeRO-2. A parameter that is persistent keeps its whole values, which serve until the end of a
-/// backward pass after which parameters change.
+/// ZeRO-3: every rank has a shard of each parameter. The whole values are there from a gather to the last use in a
+/// graph. Gradients are reduced as in ZeRO-2. A persistent parameter keeps its whole values, which serve until the end
+/// of a backward pass after which parameters change.
 class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
  public:
-  /// As ReducingExecutor; `gather` and `fresh` are those of all graphs of the engine.
+  /// Takes what ReducingExecutor takes; `gather` and `fresh` are those of all graphs of the engine.
   Z3CustomOpExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                      std::shared_ptr<DSParamRegistry> param_registry,
                      std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets, std::vector<long> ds_ids,
@@ -91,18 +93,19 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
 
   void endBackward() override;
 
-  /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, to be used
-  /// after waitAllgather() alone; `dtype`: of it, that of the parameter where it is not given.
+  /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, which must
+  /// not be used before waitAllgather(). `dtype` is that of the memory; not given: the parameter's.
   at::Tensor allgatherParam(long ds_id, std::optional<at::ScalarType> dtype = std::nullopt);
-  /// The same of several at once, in one transfer. `dtypes`: one for each, or none.
+  /// Starts to gather several parameters at once, in one transfer. `dtypes` has one for each, or none.
   void prefetchParamsFused(const std::vector<long>& ds_ids, const std::vector<at::ScalarType>& dtypes = {});
-  /// The parameter's whole values, which are there, in the dtype of `v`, which allgatherParam() has returned.
+  /// Waits for the parameter's whole values and returns them, in the dtype of `v`, which allgatherParam() has returned.
   at::Tensor waitAllgather(const at::Tensor& v, long ds_id);
-  /// After one of its `n_users` uses in the graph; after the last one the memory is given up, unless the parameter is
-  /// persistent. Throws Error invalid_argument where it was not waited for, or is used more often.
+  /// Must be called after each of the parameter's `n_users` uses in the graph. After the last one the memory is given
+  /// up, unless the parameter is persistent. Throws Error invalid_argument where the parameter was not waited for, or
+  /// is used more often.
   void releaseParam(long ds_id, long n_users);
 
-  /// Starts one transfer, and returns memory for the whole values that is the caller's alone, as FreshGather does.
+  /// Starts one transfer, and returns memory for the whole values that is the caller's alone (FreshGather).
   std::vector<at::Tensor> allgatherParamsFused(const std::vector<long>& ds_ids,
                                                const std::vector<at::ScalarType>& dtypes = {});
   void waitParams(at::TensorList gathered, const std::vector<long>& ds_ids);
