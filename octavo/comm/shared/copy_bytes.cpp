@@ -31,7 +31,7 @@ void copy_uncached(std::uint8_t* to, const std::uint8_t* from, std::uint64_t byt
     }
   }
   std::memcpy(to + at, from + at, bytes - at);
-  _mm_sfence();  // before others are told that it is there
+  _mm_sfence();  // before others are told that the bytes are there
 #else
   copy_cached(to, from, bytes);
 #endif

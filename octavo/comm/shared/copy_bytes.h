@@ -5,10 +5,10 @@
 
 namespace octavo {
 
-/// Copies by all threads. What is large goes around the caches, where nobody finds it soon: what another rank reads
-/// meanwhile then stays there.
+/// Copies on all threads. Large copies go around the caches, because they are not read soon; what another rank reads
+/// meanwhile then stays in the caches.
 void copy_out(void* to, const void* from, std::uint64_t bytes);
-/// The same, of what is read at once.
+/// Does the same for what is read at once: the copy goes through the caches.
 void copy_in(void* to, const void* from, std::uint64_t bytes);
 
 }  // namespace octavo

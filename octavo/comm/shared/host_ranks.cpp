@@ -20,22 +20,22 @@ namespace {
 
 constexpr const char* kOfSharedMemory = "comm.shared_memory";
 constexpr const char* kRebuild = "; the process group and its handles must be rebuilt";
-constexpr std::uint64_t kLine = 64;  // of a cache
+constexpr std::uint64_t kLine = 64;  // of the cache, in bytes
 
-/// That `number` was posted by one who has posted `count`: counts go round.
+/// Whether a rank that has posted `count` transfers has posted `number`. Counts wrap around.
 bool includes(std::uint32_t count, std::uint32_t number) { return static_cast<std::int32_t>(count - number) > 0; }
 
 }  // namespace
 
-/// What the others read of a rank, at the beginning of its memory.
+/// What the others read of a rank. It is at the beginning of the rank's memory.
 struct HostRanks::Head {
-  alignas(kLine) SharedWord posted;  // how many transfers; also changed when the rank leaves
+  alignas(kLine) SharedWord posted;  // the number of transfers; also changed when the rank leaves
   SharedWord has_left;
 };
 
-/// A transfer of a rank; behind it lies a Parcel for each receiver.
+/// One transfer of a rank. A Parcel for each receiver follows it in memory.
 struct HostRanks::Slot {
-  SharedWord readers;  // that have not let go of it
+  SharedWord readers;  // the number of readers that have not let go of it
 };
 
 std::uint64_t HostRanks::slot_bytes(int world_size) {
@@ -154,7 +154,7 @@ void HostRanks::settle() {
   });
 }
 
-/// The slot's transfer of kSlots transfers ago.
+/// Waits until the transfer that had this slot, kSlots transfers ago, is over.
 void HostRanks::require_free_slot() {
   const SharedWord& readers = slot(rank_, posted_).readers;
   if (readers.load(std::memory_order_acquire) == 0) return;
@@ -187,7 +187,8 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
     parcel(rank_, posted_, peer) = {first + one.offset, one.bytes};
   }
   slot(rank_, posted_).readers.store(static_cast<std::uint32_t>(world_size() - 1), std::memory_order_relaxed);
-  std::list<Kept> kept = {{sent, &slot(rank_, posted_).readers}};  // before the posting, which would lock to be undone
+  // made before the posting, whose destructor would lock
+  std::list<Kept> kept = {{sent, &slot(rank_, posted_).readers}};
   auto posting = std::make_unique<Posting>(shared_from_this(), posted_, std::move(expected));
   kept_.splice(kept_.end(), kept);
   head(rank_).posted.store(++posted_, std::memory_order_release);
@@ -197,7 +198,7 @@ std::unique_ptr<Posting> HostRanks::post(const at::Tensor& sent, std::span<const
 
 // ---- what others send
 
-/// Where it lies.
+/// Waits for what a rank has posted and returns where it lies.
 std::uint8_t* HostRanks::await_posted(int sender, std::uint32_t number, std::uint64_t expected,
                                       steady_clock::time_point end, milliseconds deadline) const {
   const auto outcome = await_word(

@@ -23,8 +23,8 @@ namespace octavo {
 
 class HostRanks;
 
-/// A transfer between the ranks of one host: each lays out parcels in memory that all read; nothing is copied. What
-/// others have laid out stays until this object is gone.
+/// A transfer between the ranks of one host. Each rank lays out parcels in memory that all ranks read; nothing is
+/// copied. What others have laid out stays until this object is destroyed.
 class OCTAVO_API Posting {
  public:
   Posting(std::shared_ptr<HostRanks> ranks, std::uint32_t number, std::vector<std::uint64_t> expected);
@@ -34,10 +34,11 @@ class OCTAVO_API Posting {
 
   int rank() const;
   int world_size() const;
-  /// Until all others have laid out theirs. Throws Error communication where one has left, or laid out another number
-  /// of bytes than expected or what is not in its memory, timeout after the deadline.
+  /// Waits until all others have laid out their parcels. Throws Error communication where a rank has left, or has laid
+  /// out another number of bytes than expected or bytes that are not in its memory, and Error timeout after the
+  /// deadline.
   void await(std::chrono::milliseconds deadline);
-  /// What another rank has for this one, once it was waited for.
+  /// Returns the address of what another rank has for this one, once await() has returned.
   std::uint8_t* from(int sender) const { return from_[static_cast<std::size_t>(sender)]; }
 
  private:
@@ -48,24 +49,24 @@ class OCTAVO_API Posting {
   bool is_awaited_ = false;
 };
 
-/// The ranks of a group, all on one host, and the memory that they share: each one's own, which the others read and
-/// whose words they change. Nothing of it is left behind, however a process ends.
+/// The ranks of a group, all on one host, and the memory that they share: each rank has its own, which the others read
+/// and whose words they change. Nothing of it is left behind, however a process ends.
 ///
-/// All ranks post in the same order; one thread at a time posts, others may wait. At most kSlots transfers may be under
-/// way; then post() waits for the others. A peer that has ended is noticed within a tenth of a second.
+/// All ranks post in the same order. One thread at a time posts; others may wait. At most kSlots transfers may be under
+/// way; after that post() waits for the others. A peer that has ended is noticed within a tenth of a second.
 class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
  public:
   static constexpr std::uint32_t kSlots = 4096;
 
   struct Met {
-    std::shared_ptr<HostRanks> ranks;  // null, on all ranks, where one cannot read another one's memory
-    std::string why_not;               // then why, as this rank sees it
+    std::shared_ptr<HostRanks> ranks;  // null, on all ranks, where a rank cannot read another rank's memory
+    std::string why_not;               // the reason in that case, as this rank sees it
   };
-  /// Tries it, on all ranks together. Throws what Wire throws.
+  /// Tries to connect the ranks, on all of them together. Throws what Wire throws.
   static Met meet(Wire& wire, std::chrono::milliseconds deadline);
 
   HostRanks(int rank, std::vector<std::shared_ptr<MemoryFile>> files, std::chrono::milliseconds deadline);
-  /// The others then know that nothing more will come.
+  /// Tells the others that nothing more will come.
   ~HostRanks();
   HostRanks(const HostRanks&) = delete;
   HostRanks& operator=(const HostRanks&) = delete;
@@ -73,26 +74,26 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   int rank() const { return rank_; }
   int world_size() const { return static_cast<int>(files_.size()); }
   const std::vector<std::shared_ptr<MemoryFile>>& files() const { return files_; }
-  /// Of waits for which none is given.
+  /// Returns the deadline of waits for which none is given.
   std::chrono::milliseconds deadline() const { return deadline_; }
 
-  /// uint8[bytes] in this rank's own memory. Throws Error out_of_memory.
+  /// Returns uint8[bytes] in this rank's own memory. Throws Error out_of_memory.
   at::Tensor room(std::uint64_t bytes);
-  /// Keeps memory of room() until `users`, a word in it, is 0: ranks that use it after its transfer count themselves
-  /// there.
+  /// Keeps memory of room() until `users`, a word in it, is 0. Ranks that use the memory after its transfer count
+  /// themselves there.
   void keep(const at::Tensor& room, const SharedWord& users);
-  /// Not in a copy that a fork made, which shares memory that it must not change.
+  /// Whether this process made the object. A copy that a fork made shares memory that it must not change.
   bool is_of_this_process() const;
   /// Whether the others can read a tensor.
   bool contains(const at::Tensor& tensor) const { return blocks_->contains(tensor); }
 
-  /// Lays out `parcels[r]` of `sent`, which must be of room(), for rank r, and `expected[r]` bytes are to come from it:
-  /// by rank, without a meaning for this one. `sent` stays until all have let go of it, and must not be written.
+  /// Lays out `parcels[r]` of `sent` for each rank r, and expects `expected[r]` bytes from it; the entries of this rank
+  /// have no meaning. `sent` must be of room(). It stays until all have let go of it, and must not be written.
   std::unique_ptr<Posting> post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                 std::vector<std::uint64_t> expected);
 
-  /// Until a word in shared memory, which `peer` changes, has a value. Throws Error communication or timeout: that the
-  /// peer did not `answer`.
+  /// Waits until a word in shared memory, which `peer` changes, has a value. Throws Error communication or timeout: the
+  /// message says that the peer did not `answer`.
   void await(const SharedWord& word, std::uint32_t value, int peer, const char* answer,
              std::chrono::milliseconds deadline) const;
 
@@ -102,7 +103,7 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   struct Slot;
   struct Kept {
     at::Tensor room;
-    const SharedWord* users;  // how many; none: the memory is free
+    const SharedWord* users;  // counts the ranks that still use it; 0: the memory is free
   };
   struct Unread {
     std::uint32_t number;
@@ -131,8 +132,8 @@ class OCTAVO_API HostRanks : public std::enable_shared_from_this<HostRanks> {
   const std::shared_ptr<SharedBlocks> blocks_;
   std::mutex mutex_;
   std::uint32_t posted_ = 0;
-  std::list<Kept> kept_;      // which others may read
-  std::list<Unread> unread_;  // which this rank never will, and which may not have come yet
+  std::list<Kept> kept_;      // memory that others may read
+  std::list<Unread> unread_;  // transfers that this rank will never read, and that may not have come yet
 };
 
 }  // namespace octavo

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t kFilePage = 4096;
 
-/// Files of this process, by which open() knows its own.
+/// The files of this process, by which open() knows its own ones.
 struct MadeHere {
   std::mutex mutex;
   std::vector<std::weak_ptr<MemoryFile>> files;
@@ -45,7 +45,8 @@ std::shared_ptr<MemoryFile> find_here(const MemoryFile::Name& name) {
   return nullptr;
 }
 
-/// All that the machine has, which none can fill: files of a host of many ranks need address space for each.
+/// Returns the bytes of address space of a file: all memory of the machine, which no file can fill, but at most kMost,
+/// because with many ranks on a host each of their files needs address space.
 std::uint64_t address_space() {
   constexpr std::uint64_t kMost = std::uint64_t{64} << 30U;
   const long pages = sysconf(_SC_PHYS_PAGES);
@@ -63,7 +64,8 @@ std::string path_of(const MemoryFile::Name& name) {
   return path.str();
 }
 
-/// What is opened is looked at before: on another host the same path may be anything.
+/// Whether the path leads to a file of ours. It is called before opening, because on another host the same path may be
+/// anything.
 bool looks_like_ours(const std::string& path) {
   char target[64] = {};
   const ssize_t length = readlink(path.c_str(), target, sizeof target - 1);
@@ -118,7 +120,7 @@ MemoryFile::~MemoryFile() {
 void MemoryFile::grow(std::uint64_t bytes) {
   const std::uint64_t wanted = (bytes + kFilePage - 1) / kFilePage * kFilePage;
   if (wanted <= size_) return;
-  // Pages are taken now: a process that is refused one when it writes there is ended.
+  // Pages are taken now, because a process that is refused a page when it writes there is ended.
   const bool fits = wanted <= name_.capacity;
   int refused = 0;
   while (fits && (refused = posix_fallocate(descriptor_, 0, static_cast<off_t>(wanted))) == EINTR) {

@@ -5,7 +5,7 @@
 
 namespace octavo {
 
-/// A process of this host, to know when it has ended: also where another one has its number by then.
+/// A process of this host. It knows when the process has ended, also where another process has got its id by then.
 class PeerProcess {
  public:
   explicit PeerProcess(std::int64_t id);
@@ -15,7 +15,7 @@ class PeerProcess {
   PeerProcess& operator=(const PeerProcess&) = delete;
 
   std::int64_t id() const { return id_; }
-  /// Never of the calling process.
+  /// Whether the process has ended; false for the calling process.
   bool has_ended() const;
 
  private:

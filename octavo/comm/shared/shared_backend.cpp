@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 
 namespace {
 
-/// Done by who waits for it.
+/// Work that is done by the caller that waits for it.
 class SharedWork final : public c10d::Work {
  public:
   using Finish = std::function<void(const Posting&)>;
@@ -52,8 +52,8 @@ bool can_add(const at::Tensor& tensor, const c10d::ReduceOp& op) {
   return is_plain(tensor) && op == c10d::ReduceOp::SUM && tensor.scalar_type() != at::kBool;
 }
 
-/// summands[r]: where rank r's elements begin, of the dtype of `out`, whose own memory may be one of them. A part at a
-/// time, which stays in a core's cache between the steps of its sum.
+/// Adds up summands[r], the address of rank r's elements, in rank order. They have the dtype of `out`, whose own memory
+/// may be one of them. It works on a part at a time, which stays in a core's cache between the steps of its sum.
 void add_in_rank_order(const at::Tensor& out, const std::vector<std::uint8_t*>& summands) {
   constexpr std::int64_t kPart = 1 << 15;
   const auto width = static_cast<std::int64_t>(out.itemsize());
@@ -75,7 +75,7 @@ void add_in_rank_order(const at::Tensor& out, const std::vector<std::uint8_t*>& 
   });
 }
 
-/// Bytes of rows of a first dimension that is cut by `sizes`, or evenly where there are none.
+/// Returns the bytes for each rank of a tensor whose first dimension is cut by `sizes`, or evenly where there are none.
 std::vector<std::uint64_t> bytes_by_rank(const at::Tensor& tensor, const std::vector<std::int64_t>& sizes, int world) {
   std::vector<std::uint64_t> bytes(static_cast<std::size_t>(world), tensor.nbytes() / static_cast<unsigned>(world));
   const std::uint64_t row = tensor.numel() == 0 ? 0 : tensor.nbytes() / static_cast<std::uint64_t>(tensor.size(0));
@@ -88,12 +88,12 @@ std::vector<std::uint64_t> bytes_by_rank(const at::Tensor& tensor, const std::ve
 SharedBackend::SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks)
     : Backend(beside->getRank(), beside->getSize()), beside_(std::move(beside)), ranks_(std::move(ranks)) {}
 
-/// Options that name none have a number below 0.
+/// Options that name no timeout have a number below 0.
 milliseconds SharedBackend::deadline_or_default(milliseconds timeout) const {
   return timeout > milliseconds(0) ? timeout : ranks_->deadline();
 }
 
-/// What this rank has for itself is not laid out.
+/// Lays out what the other ranks get; what this rank has for itself is not laid out.
 std::unique_ptr<Posting> SharedBackend::post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                              std::vector<std::uint64_t> expected) {
   if (ranks_->contains(sent)) return ranks_->post(sent, parcels, std::move(expected));
@@ -116,7 +116,7 @@ at::Tensor SharedBackend::copy_of(const at::Tensor& sent) {
   return room;
 }
 
-/// One copy, which all read.
+/// Lays out one copy, which all ranks read.
 std::unique_ptr<Posting> SharedBackend::post_to_all(const at::Tensor& sent) {
   const at::Tensor room = ranks_->contains(sent) ? sent : copy_of(sent);
   const auto world = static_cast<std::size_t>(getSize());
@@ -192,7 +192,7 @@ SharedBackend::WorkPtr SharedBackend::allreduce(std::vector<at::Tensor>& tensors
     }
     add_in_rank_order(own, summands);
   };
-  const at::Tensor room = copy_of(own);  // of what the sum is written to while others still read
+  const at::Tensor room = copy_of(own);  // a copy, because the sum is written to `own` while others still read
   return c10::make_intrusive<SharedWork>(post_to_all(room), deadline_or_default(options.timeout), finish);
 }
 

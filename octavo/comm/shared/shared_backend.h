@@ -16,13 +16,13 @@
 
 namespace octavo {
 
-/// The collectives of ranks of one host through memory that they share. A call lays out what this rank sends, which is
-/// a copy but for what is in room() already, and returns; who waits for its work reads from the others' memory. There
-/// is no thread beside: works may be waited for in any order, and are completed by wait() alone. A sum is formed in the
-/// order of the ranks, for all elements: ((x0 + x1) + x2) + ..., each step rounded to the tensor's dtype.
+/// The collectives of ranks of one host through memory that they share. A call lays out what this rank sends and
+/// returns; what is not in room() already is copied for that. The caller that waits for the work reads from the others'
+/// memory. There is no extra thread: works may be waited for in any order, and only wait() completes them. A sum is
+/// formed in rank order, for all elements: ((x0 + x1) + x2) + ..., each step rounded to the tensor's dtype.
 ///
-/// Dense tensors of the CPU, in row-major order, and sums; all else goes to the back end that `beside` is. Calls as of
-/// HostRanks. Works throw Error communication or timeout, of the sentences of HostRanks.
+/// It handles dense tensors of the CPU, in row-major order, and sums; everything else goes to the back end `beside`.
+/// Calls follow the rules of HostRanks. Works throw Error communication or timeout, with the messages of HostRanks.
 class OCTAVO_API SharedBackend final : public c10d::Backend {
  public:
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -37,13 +37,13 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                const c10d::ReduceScatterOptions& options) override;
-  /// Each rank adds up all: meant for what is small.
+  /// Each rank adds up everything, so this is meant for small tensors.
   WorkPtr allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
-  /// uint8[bytes] that the others read where it lies.
+  /// Returns uint8[bytes] that the others read where it lies.
   at::Tensor room(std::uint64_t bytes) { return ranks_->room(bytes); }
-  /// As HostRanks::post(); what is not in room() is copied there.
+  /// Posts as HostRanks::post() does; what is not in room() is copied there.
   std::unique_ptr<Posting> post(const at::Tensor& sent, std::span<const Parcel> parcels,
                                 std::vector<std::uint64_t> expected);
   const std::shared_ptr<HostRanks>& ranks() const { return ranks_; }
@@ -57,13 +57,13 @@ class OCTAVO_API SharedBackend final : public c10d::Backend {
   const std::shared_ptr<HostRanks> ranks_;
 };
 
-/// The same ranks, as they are reached best.
+/// The same ranks, reached in the best way.
 struct Reached {
   c10::intrusive_ptr<c10d::Backend> backend;  // a SharedBackend, or the back end that was given
-  std::string why_not;                        // the memory is not shared; empty where it is
+  std::string why_not;                        // why the memory is not shared; empty where it is
 };
-/// By shared memory where all ranks are on one host, which they try together. `wanted`: false: not even tried; all
-/// ranks say the same. `deadline`: of what they say meanwhile, and of HostRanks.
+/// Uses shared memory where all ranks are on one host, which they find out together. `wanted`: if false, it is not even
+/// tried; all ranks must say the same. `deadline`: of what they tell one another meanwhile, and of HostRanks.
 OCTAVO_API Reached reach_by_shared_memory(c10::intrusive_ptr<c10d::Backend> backend, std::optional<bool> wanted,
                                           std::chrono::milliseconds deadline);
 

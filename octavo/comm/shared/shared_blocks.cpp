@@ -11,7 +11,7 @@ namespace octavo {
 
 namespace {
 
-/// A page: what one rank writes and another one reads at the same time shares no line of a cache.
+/// Rounds up to pages, so that what one rank writes and another one reads at the same time shares no cache line.
 std::uint64_t whole_pages(std::uint64_t bytes) {
   constexpr std::uint64_t kPage = 4096;
   return std::max<std::uint64_t>(1, (bytes + kPage - 1) / kPage) * kPage;
@@ -30,7 +30,7 @@ at::Tensor SharedBlocks::allocate(std::uint64_t bytes) {
       .make_tensor();
 }
 
-/// The first that is large enough: what was used last is at the front, and in the caches.
+/// Takes the first free block that is large enough: what was used last is at the front, and in the caches.
 std::uint64_t SharedBlocks::take(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(free_, [&](const auto& block) { return block.second >= bytes; });

@@ -13,17 +13,17 @@
 
 namespace octavo {
 
-/// Tensors in a file of memory, from some place on, for the process that made the file. Memory is kept for later
-/// tensors until the last of them and this object are gone. Thread-safe.
+/// Tensors in a file of memory, from some place on, for the process that made the file. Freed memory is kept for later
+/// tensors until the last of them and this object are destroyed. Thread-safe.
 class OCTAVO_API SharedBlocks : public std::enable_shared_from_this<SharedBlocks> {
  public:
   SharedBlocks(std::shared_ptr<MemoryFile> file, std::uint64_t first);
 
-  /// uint8[bytes], not initialized. Throws Error out_of_memory.
+  /// Returns uint8[bytes], not initialized. Throws Error out_of_memory.
   at::Tensor allocate(std::uint64_t bytes);
   /// Whether all of a tensor's memory is in the file.
   bool contains(const at::Tensor& tensor) const;
-  /// Where in the file.
+  /// Returns the offset of an address in the file.
   std::uint64_t offset_of(const void* address) const;
   const MemoryFile& file() const { return *file_; }
 
@@ -33,8 +33,8 @@ class OCTAVO_API SharedBlocks : public std::enable_shared_from_this<SharedBlocks
 
   const std::shared_ptr<MemoryFile> file_;
   std::mutex mutex_;
-  std::map<std::uint64_t, std::uint64_t> free_;  // bytes by offset; no two of them touch
-  std::uint64_t end_;                            // of what was ever taken
+  std::map<std::uint64_t, std::uint64_t> free_;  // free blocks, bytes by offset; no two of them touch
+  std::uint64_t end_;                            // the end of all that was ever taken
 };
 
 }  // namespace octavo

@@ -12,7 +12,8 @@ namespace octavo {
 
 namespace {
 
-/// For so many looks a core waits in a loop: others are often about to answer, and to sleep takes two system calls.
+/// The number of times that a core looks at the word in a loop before it sleeps: others are often about to answer, and
+/// to sleep takes two system calls.
 constexpr int kLooks = 1000;
 
 void pause_core() {
@@ -23,7 +24,7 @@ void pause_core() {
 #endif
 }
 
-/// Until the word is not `value` any more, or a while has passed.
+/// Sleeps until the word is not `value` any more, or for `most` at the longest.
 void sleep_while(const SharedWord& word, std::uint32_t value, std::chrono::nanoseconds most) {
   const timespec time{most.count() / 1'000'000'000, most.count() % 1'000'000'000};
   syscall(SYS_futex, &word, FUTEX_WAIT, value, &time, nullptr, 0);
@@ -33,7 +34,7 @@ void sleep_while(const SharedWord& word, std::uint32_t value, std::chrono::nanos
 
 Awaited await_word(const SharedWord& word, std::chrono::steady_clock::time_point deadline,
                    const std::function<bool(std::uint32_t)>& reached, const std::function<bool()>& has_gone) {
-  constexpr std::chrono::nanoseconds kAsleep = std::chrono::milliseconds(50);  // between two looks at the others
+  constexpr std::chrono::nanoseconds kAsleep = std::chrono::milliseconds(50);  // between two calls of has_gone()
   for (int look = 0;; ++look) {
     const std::uint32_t value = word.load(std::memory_order_acquire);
     if (reached(value)) return Awaited::reached;
@@ -41,7 +42,7 @@ Awaited await_word(const SharedWord& word, std::chrono::steady_clock::time_point
       pause_core();
       continue;
     }
-    // Who has gone may have changed the word before.
+    // A process that has ended may have changed the word before.
     if (has_gone()) return reached(word.load(std::memory_order_acquire)) ? Awaited::reached : Awaited::gone;
     const auto left = deadline - std::chrono::steady_clock::now();
     if (left.count() <= 0) return Awaited::late;

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <functional>
 
-/// Words by which processes tell one another something: in memory that they share, and waited for without a loop.
+/// Words by which processes tell one another something. They are in shared memory. A process that waits for
+/// one sleeps, after a short loop.
 namespace octavo {
 
 using SharedWord = std::atomic<std::uint32_t>;
@@ -14,12 +15,12 @@ static_assert(SharedWord::is_always_lock_free && sizeof(SharedWord) == 4);
 
 enum class Awaited { reached, late, gone };
 
-/// Blocks until `reached(word)`, or the deadline, or `has_gone()`: that who would change the word is no more, which is
-/// asked now and then. What was written before the word was changed is then to be seen.
+/// Blocks until `reached(word)`, the deadline, or `has_gone()`, which says that the process that would change the word
+/// has ended and is asked from time to time. What was written before the word was changed can then be read.
 Awaited await_word(const SharedWord& word, std::chrono::steady_clock::time_point deadline,
                    const std::function<bool(std::uint32_t)>& reached, const std::function<bool()>& has_gone);
 
-/// After a change of the word: whoever awaits it looks again.
+/// Wakes all who wait for the word. It must be called after a change of the word.
 void wake_all(SharedWord& word);
 
 }  // namespace octavo

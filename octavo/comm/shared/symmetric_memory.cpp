@@ -9,8 +9,8 @@ namespace octavo {
 
 using std::chrono::milliseconds;
 
-/// A rank's block: how many ranks use it, its buffer, its signals. Its transfer is over when all know where it lies, so
-/// that the slots of others are not kept waiting.
+/// A rank's block holds the number of ranks that use it, its buffer and its signals. The transfer is over when all
+/// ranks know where the block lies, so that the slots of others need not wait.
 SharedSymmetricMemory::SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
                                              milliseconds deadline)
     : ranks_(ranks), bytes_(bytes), signal_bytes_(c10d::symmetric_memory::get_signal_pad_size()), deadline_(deadline) {
@@ -40,7 +40,7 @@ SharedSymmetricMemory::~SharedSymmetricMemory() {
   for (SharedWord* users : users_) users->fetch_sub(1, std::memory_order_acq_rel);
 }
 
-/// The word of rank `of` that rank `by` puts to 1 and `of` to 0, as torch lays them out.
+/// Changes the word of rank `of` that rank `by` sets to 1 and `of` sets to 0. The words lie as torch lays them out.
 void SharedSymmetricMemory::change(int of, int by, int channel, std::size_t timeout_ms, std::uint32_t from,
                                    std::uint32_t to) {
   const int world = ranks_->world_size(), other = of == ranks_->rank() ? by : of;

@@ -15,11 +15,13 @@
 
 namespace octavo {
 
-/// torch's symmetric memory, of ranks of one host on the CPU: a buffer of each rank that all others read and write, and
-/// words by which they tell one another when. Begins as zeros. Thread-safe: a channel is for one thread of a rank.
+/// torch's symmetric memory for ranks of one host on the CPU: a buffer of each rank that all others read and write, and
+/// words by which they signal one another. Everything begins as zeros. Thread-safe, but a channel is for one thread of
+/// a rank.
 class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::SymmetricMemory {
  public:
-  /// On all ranks together, in the order of their posts, with as many bytes. `deadline`: of waits that name none.
+  /// Called on all ranks together, in the order of their posts, with the same number of bytes. `deadline`: of waits
+  /// that name none.
   SharedSymmetricMemory(const std::shared_ptr<HostRanks>& ranks, std::uint64_t bytes,
                         std::chrono::milliseconds deadline);
   ~SharedSymmetricMemory() override;
@@ -37,11 +39,11 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   c10::Device get_device() override { return c10::kCPU; }
   bool world_within_direct_access() override { return true; }
 
-  /// Until all ranks have called it: what they wrote before is then to be seen. A timeout of 0 is the deadline. Throws
-  /// Error communication where a rank has gone, timeout where one did not come, invalid_argument for a channel of which
-  /// there is none.
+  /// Waits until all ranks have called it; what they wrote before can then be read. A timeout of 0 means the deadline.
+  /// Throws Error communication where a rank has gone, timeout where a rank did not come, and invalid_argument for a
+  /// channel that does not exist.
   void barrier(int channel, std::size_t timeout_ms) override;
-  /// Tells a rank something once, after it has taken in what it was told before.
+  /// Signals a rank once, after that rank has taken in the signal before.
   void put_signal(int dst_rank, int channel, std::size_t timeout_ms) override;
   void wait_signal(int src_rank, int channel, std::size_t timeout_ms) override;
 
@@ -51,7 +53,7 @@ class OCTAVO_API SharedSymmetricMemory final : public c10d::symmetric_memory::Sy
   const std::shared_ptr<HostRanks> ranks_;
   const std::uint64_t bytes_, signal_bytes_;
   const std::chrono::milliseconds deadline_;
-  std::vector<SharedWord*> users_;  // by rank: in its block, how many ranks use that
+  std::vector<SharedWord*> users_;  // by rank: a word in its block, which counts the ranks that use the block
   std::vector<void*> buffers_, signals_;
 };
 
