@@ -29,8 +29,8 @@ std::vector<ParameterInfo> infos_of(const std::vector<OuterParameter>& parameter
   return infos;
 }
 
-/// Calls `body` for pieces of `count` elements, one after another. On the CPU what one operation makes of a piece is
-/// still in the cache when the next one takes it; a device is given all at once.
+/// Calls `body` for pieces of `count` elements, one after another. On the CPU, what one operation makes of a piece is
+/// still in the cache when the next operation takes it; a device gets all elements at once.
 template <class Body>
 void for_pieces(c10::Device device, std::uint64_t count, const Body& body) {
   constexpr std::uint64_t kPieceOfThread = 1U << 18;
@@ -112,7 +112,7 @@ at::Tensor Fragment::own(const FragmentPart& part) const {
   return elements_of(parameter.tensor, part.range);
 }
 
-/// By part.
+/// Indexed by part.
 std::vector<at::Tensor> Fragment::all_own() const {
   std::vector<at::Tensor> all;
   for (const FragmentPart& part : parts_) all.push_back(own(part));
@@ -145,12 +145,12 @@ void Fragment::begin_round() {
   }
 }
 
-/// What this rank's start lacks of the anchor; null: nothing.
+/// Returns what this rank's start lacks of the anchor; null: nothing.
 OwedByRange Fragment::owed(std::size_t part) const {
   return starts_at_anchor_ ? OwedByRange() : compressor_->owed(part);
 }
 
-/// In float32: a view of the anchor, or another tensor.
+/// Returns the start in float32: a view of the anchor, or another tensor.
 at::Tensor Fragment::start(std::size_t part, const OwedByRange& owed, Range piece) const {
   const at::Tensor anchor = elements_of(all_of(anchor_, part), piece);
   if (!owed) return anchor;
@@ -171,27 +171,27 @@ bool Fragment::exchange() {
 }
 
 void Fragment::end_round(const rules::OuterStep& step) {
-  const std::vector<at::Tensor> mine = all_own();  // before anything has moved: a parameter may be refused
+  const std::vector<at::Tensor> mine = all_own();  // before anything has moved, because a parameter may be refused
   starts_at_anchor_ = step.own_share > 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const OwedByRange owed = this->owed(i);
     for_pieces(mine[i].device(), parts_[i].range.count, [&](Range piece) {
       const at::Tensor values = elements_of(mine[i], piece);
       move_anchor(step, i, piece, values);
-      if (owed) values.copy_(start(i, owed, piece));  // else it is at its start already
+      if (owed) values.copy_(start(i, owed, piece));  // otherwise they are at their start already
     });
     mine[i].unsafeGetTensorImpl()->bump_version();
   }
 }
 
-/// And `values`, which are this rank's own, of a piece of a part.
+/// Moves the anchor and `values`, this rank's own, for one piece of a part.
 void Fragment::move_anchor(const rules::OuterStep& step, std::size_t part, Range piece, const at::Tensor& values) {
   const auto floats_of = [&](const at::Tensor& all) {
     return elements_of(all_of(all, part), piece).mutable_data_ptr<float>();
   };
   Flat parameter(values, values);
   const float* const difference = floats_of(difference_);
-  // without a momentum the step writes the difference to its place: that may be where it is
+  // without a momentum the step writes the difference to the momentum's place, which may be where it is
   float* const momentum = floats_of(momentum_.defined() ? momentum_ : difference_);
   float *const anchor = floats_of(anchor_), *const own = parameter.data();
   const LaunchScope scope(values.device());

@@ -17,78 +17,78 @@ namespace octavo {
 
 /// A parameter that ranks move by themselves between rounds.
 struct OCTAVO_API OuterParameter {
-  /// `tensor`: of a floating dtype, dense in any memory order; the caller's, changed in place. `exempt`: it travels in
-  /// float32.
+  /// `tensor`: of a floating dtype, dense in any memory order; it belongs to the caller and is changed in place.
+  /// `exempt`: it is sent in float32.
   OuterParameter(std::string name, at::Tensor tensor, bool exempt);
 
   std::string name;
   at::Tensor tensor;
   bool exempt;
-  at::Tensor layout;  // without memory: its sizes and strides as they were at first
+  at::Tensor layout;  // without memory: the sizes and strides of the tensor as they were at first
 
-  /// Throws Error invalid_argument where the tensor has other sizes or strides by now: anchors have the order of its
-  /// memory.
+  /// Throws Error invalid_argument where the tensor has other sizes or strides by now, because anchors have its memory
+  /// order.
   void require_as_at_first() const;
 };
 
-/// Consecutive elements of a parameter, in the order of its memory, that are whole rows of it.
+/// Consecutive elements of a parameter, in its memory order, that are whole rows of it.
 struct FragmentPart {
   std::size_t parameter;  // index
   Range range;
   std::uint64_t rows;
 };
 
-/// The parameters, one after another, cut at rows into `count` fragments of equal size. A parameter of one dimension is
-/// one row. Throws Error invalid_argument where a fragment would get nothing.
+/// Cuts the parameters, one after another, at rows into `count` fragments of equal size. A parameter of one dimension
+/// is one row. Throws Error invalid_argument where a fragment would get nothing.
 OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<OuterParameter>& parameters,
                                                                      std::uint64_t count);
 
 /// A part of the model that is exchanged in rounds of its own: its anchor, the outer optimizer's momentum, and the
-/// compressor of what ranks have made of the anchor. Not thread-safe, but for exchange() between begin_round() and
-/// end_round().
+/// compressor of how far ranks have moved from the anchor. Not thread-safe, except that exchange() may run on another
+/// thread between begin_round() and end_round().
 ///
 /// A rank begins a round at its start: the anchor, less what it still owes (Compressor::owed). What codes have left out
-/// of its progress stays in its own values, where its next gradients know of it: from the anchor itself it would make
-/// the same progress once more, and send it beside what it owes (docs/quality.md has the losses of both).
+/// of its progress stays in its own values, so that its next gradients know of it. If it began at the anchor itself, it
+/// would make the same progress once more, and send it beside what it owes (docs/quality.md has the losses of both).
 class Fragment {
  public:
-  /// `parameters` must outlive it. Their values now are the anchor.
+  /// `parameters` must outlive this object. Their current values become the anchor.
   Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts, std::unique_ptr<Wire> wire,
            const Plan& plan, std::uint64_t seed, bool has_momentum);
 
   /// Takes the difference between this rank's start and its values.
   void begin_round();
-  /// Makes it the mean over ranks; returns whether that is finite, the same on all ranks: else nothing was sent that
-  /// counts. Throws what Wire throws.
+  /// Makes the difference the mean over ranks. Returns whether the mean is finite, the same on all ranks; if it is not,
+  /// nothing that was sent counts. Throws what Wire throws.
   bool exchange();
   /// Whether what this rank gave to the last exchange was finite.
   bool gave_finite_values() const { return gave_finite_values_; }
-  /// Moves the anchor along it, and this rank's values to its next start. Of its own values it keeps what `step` says,
-  /// and what it owes is then a part of them: its start is the anchor.
+  /// Moves the anchor along the mean, and this rank's values to its next start. The rank keeps the share of its own
+  /// values that `step` says; what it owes is then a part of them, and its start is the anchor.
   void end_round(const rules::OuterStep& step);
-  /// This rank's values become the start of its next round. Throws Error invalid_argument where the parameter's dtype
+  /// Sets this rank's values to the start of its next round. Throws Error invalid_argument where the parameter's dtype
   /// cannot hold it.
   void return_to_start();
-  /// They become the anchor's, which is the start, too.
+  /// Sets this rank's values to the anchor, which then is the start, too.
   void return_to_anchor();
   bool own_values_are_finite() const;
 
-  /// Of each part: float32, one dimension. No momenta where there is no momentum. Differences are those of the last
-  /// begin_round(), or, after exchange(), the means.
+  /// Each part with its values: float32, one dimension. There are no momenta where there is no momentum. Differences
+  /// are those of the last begin_round(), or after exchange() the means.
   using Views = std::vector<std::pair<FragmentPart, at::Tensor>>;
   Views anchors() const { return views_of(anchor_); }
   Views momenta() const { return momentum_.defined() ? views_of(momentum_) : Views(); }
   Views differences();
-  /// What a rank that did not start at the anchor has in its values beside the anchor and its progress. `residuals`: of
-  /// its compressor, in a world of `world_size` ranks.
+  /// Returns what a rank that did not start at the anchor has in its values beside the anchor and its progress.
+  /// `residuals`: those of its compressor, in a world of `world_size` ranks.
   Views owed_of(const std::map<std::string, at::Tensor>& residuals, int rank, int world_size) const;
 
-  /// Whether its start is the anchor. To be restored with the residuals.
+  /// Whether this rank's start is the anchor. It must be restored with the residuals.
   bool starts_at_anchor() const { return starts_at_anchor_; }
   void set_starts_at_anchor(bool starts_there) { starts_at_anchor_ = starts_there; }
   Compressor& compressor() { return *compressor_; }
   const std::vector<FragmentPart>& parts() const { return parts_; }
-  std::uint64_t dense_bytes() const;  // that a ring sends for its gradients
+  std::uint64_t dense_bytes() const;  // what a ring sends for its gradients
 
  private:
   Views views_of(const at::Tensor& flat) const;
@@ -102,15 +102,15 @@ class Fragment {
 
   const std::vector<OuterParameter>& parameters_;
   std::vector<FragmentPart> parts_;
-  std::vector<std::int64_t> offsets_;  // of the parts in the flat tensors
+  std::vector<std::int64_t> offsets_;  // offsets of the parts in the flat tensors
   std::vector<Slot> slots_;
   std::unique_ptr<Compressor> compressor_;
-  at::Tensor anchor_, momentum_, difference_;  // float32, flat; momentum_ undefined without one
+  at::Tensor anchor_, momentum_, difference_;  // float32, flat; momentum_ is undefined where there is none
   bool gave_finite_values_ = true;
   bool starts_at_anchor_ = true;
 };
 
-/// Consecutive elements of a dense tensor, in the order of its memory, as one dimension: a view.
+/// Returns a view of consecutive elements of a dense tensor, in its memory order, as one dimension.
 at::Tensor elements_of(const at::Tensor& tensor, Range range);
 
 }  // namespace octavo

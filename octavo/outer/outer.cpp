@@ -57,7 +57,7 @@ void require(const Plan& plan, double mix) {
   if (plan.momentum()) refuse("has a momentum of its own beside the outer one: use one without, such as topk:0.01+ef");
   const auto owes_twice = [](const ParameterPlan& one) {
     if (!one.feedback) return false;
-    const bool drops_sums = (one.down ? *one.down : *one.codec).traits().leaves_unsent;  // which owners then owe, too
+    const bool drops_sums = (one.down ? *one.down : *one.codec).traits().leaves_unsent;  // owners then owe, too
     return one.map || !one.feedback->knows_owed_share() || drops_sums;
   };
   const bool any =
@@ -70,7 +70,7 @@ void require(const Plan& plan, double mix) {
   }
 }
 
-/// The rules that fit a parameter of a fragment.
+/// Returns the plan with those rules that fit a parameter of a fragment.
 Plan of_fragment(Plan plan, const std::vector<OuterParameter>& parameters, const std::vector<FragmentPart>& parts) {
   std::erase_if(plan.rules, [&](const Plan::Rule& rule) {
     return std::none_of(parts.begin(), parts.end(), [&](const FragmentPart& part) {
@@ -88,7 +88,7 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
   require(plan, parameters_, options_);
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
-    // each draws other bits; those of a model in one piece are those of the seed
+    // each fragment draws other bits; those of a model in one piece are those of the seed
     const std::uint64_t own_seed = f == 0 ? seed : rules::derive_key(seed, f);
     auto wire = std::make_unique<Wire>(backend, deadline);
     const Plan its_plan = of_fragment(plan, parameters_, fragments[f]);
@@ -142,7 +142,7 @@ std::vector<Outer::Skipped> Outer::synchronize() {
     if (!round.is_at_start) send(round);
   }
   for (std::size_t f = 0; f < rounds_.size(); ++f) arrive(f, 0, skipped);
-  for (Round& round : rounds_) {  // all ranks, also where a round was skipped
+  for (Round& round : rounds_) {  // on all ranks, also where a round was skipped
     round.fragment->return_to_anchor();
     round.is_at_start = true;
   }
@@ -157,7 +157,7 @@ void Outer::send(Round& round) {
   round.travelling = promise->get_future();
   queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
     try {
-      throw_if_failed();  // the ranks no longer agree on which transfer is next
+      throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
       const auto on_own_stream = ready.take();
       promise->set_value(exchange(fragment));
     } catch (...) {
@@ -179,7 +179,7 @@ Outer::Arrival Outer::exchange(Fragment& fragment) {
   return arrival;
 }
 
-/// Of all ranks, those whose values are not finite.
+/// Returns those of all ranks whose values are not finite.
 std::vector<int> Outer::ranks_without(bool finite) {
   at::Tensor all = at::zeros({wire_.world_size()}, at::kLong);
   all.mutable_data_ptr<std::int64_t>()[wire_.rank()] = finite ? 0 : 1;
@@ -221,13 +221,14 @@ void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& sk
   skipped.push_back({index, round.fragment->compressor().step(), arrival.culprits, return_to_start()});
 }
 
-/// Where this rank has a NaN or an infinity anywhere: it would spread with the next step.
+/// Moves this rank back to its starts where it has a NaN or an infinity anywhere, which would spread with the next
+/// step. Returns whether it did so.
 bool Outer::return_to_start() {
   const bool finite = std::all_of(rounds_.begin(), rounds_.end(),
                                   [](const Round& round) { return round.fragment->own_values_are_finite(); });
   if (finite) return false;
   for (Round& round : rounds_) {
-    wait_for(round);  // what is owed changes when an exchange ends
+    wait_for(round);  // because what is owed changes when an exchange ends
     round.fragment->return_to_start();
   }
   return true;

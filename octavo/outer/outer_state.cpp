@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an Outer saves and loads.
+// Outer: what it saves and loads.
 #include <ATen/ATen.h>
 
 #include <utility>
@@ -11,16 +11,16 @@ namespace octavo {
 
 namespace {
 
-/// Float32, in the parameter's shape and memory order.
+/// Returns zeros in float32, in the parameter's shape and memory order.
 at::Tensor zeros_as(const OuterParameter& parameter) {
   parameter.require_as_at_first();
   return at::zeros_like(parameter.tensor.detach(), at::kFloat);
 }
 
-/// "fragment 3/"
+/// Returns the beginning of a fragment's keys, for example "fragment 3/".
 std::string prefix_of(std::size_t fragment) { return "fragment " + std::to_string(fragment) + "/"; }
 
-/// What of `tensors` has keys that begin with the prefix, without it.
+/// Returns those of `tensors` whose keys begin with the prefix, under their keys without it.
 std::map<std::string, at::Tensor> below(const std::string& prefix, const std::map<std::string, at::Tensor>& tensors) {
   std::map<std::string, at::Tensor> found;
   for (auto it = tensors.lower_bound(prefix); it != tensors.end() && it->first.starts_with(prefix); ++it) {
@@ -39,7 +39,7 @@ std::map<std::string, at::Tensor> Outer::anchors() const {
   return all;
 }
 
-/// Into tensors of the parameters' shapes.
+/// Copies the views into tensors of the parameters' shapes.
 void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views& views) const {
   for (const auto& [part, values] : views) {
     const OuterParameter& parameter = parameters_[part.parameter];
@@ -49,7 +49,7 @@ void Outer::gather(Tensors& into, const std::string& role, const Fragment::Views
   }
 }
 
-/// From tensors of the parameters' shapes, in any memory order.
+/// Copies into the views, from tensors of the parameters' shapes, in any memory order.
 void Outer::scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const {
   for (const auto& [part, values] : views) {
     const OuterParameter& parameter = parameters_[part.parameter];
@@ -147,7 +147,7 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
     for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
     compressor.load_residuals_of(residuals);
   });
-  const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is progress of its own
+  const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is its own progress
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     rounds_[f].fragment->set_starts_at_anchor(true);
     if (keeps_owed && !positions[f].starts_at_anchor) rounds_[f].is_at_start = false;
@@ -155,7 +155,7 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
   return rank && !keeps_owed ? owed_in_values(world, positions, *rank) : Tensors();
 }
 
-/// What a rank of another world has in its parameters beside the anchor and its progress.
+/// Returns what a rank of another world has in its parameters beside the anchor and its progress.
 Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions,
                                      int rank) const {
   Tensors all;
@@ -167,7 +167,7 @@ Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const st
   return all;
 }
 
-/// Where a fragment's residuals do not fit, those of the fragments before it are put back.
+/// Loads a state. Where a fragment's residuals do not fit, those of the fragments before it are put back.
 void Outer::load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
                       const std::function<void(std::size_t, Compressor&)>& load_residuals) {
   throw_if_failed();
