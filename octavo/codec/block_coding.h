@@ -37,7 +37,7 @@ class OCTAVO_API BlockCoding final : public Codec {
 
  private:
   std::uint64_t scale_bytes(std::uint64_t count) const;
-  /// Where the payload of a part begins, up to the end of the whole payload.
+  /// Returns the rest of the payload, from the part's first block on.
   Payload payload(const PayloadPart& part) const;
 
   BlockCodec codec_;

@@ -32,10 +32,10 @@ class OCTAVO_API CountSketch final : public LinearMap {
   /// `ratio` is the number of cells for each element, at most 0.5; `taken` is the share of the elements that are taken.
   CountSketch(double ratio, double taken, bool is_exact);
 
-  /// A tensor of which less than half would be saved is sent as it is.
+  /// Returns no sizes where less than half of the tensor's floats would be saved: it is sent as it is.
   std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
-  /// With the estimates, the sketch of the error and the one of the momentum. `exact` keeps the indices in the memory
-  /// from one round to the next.
+  /// The memory holds the sketch of the error, and one of the momentum where there is one. With `exact` it holds the
+  /// indices instead, from one round to the next.
   std::uint64_t memory_size(const MapInput& tensor) const override;
   bool keeps_momentum() const override { return !is_exact_; }
   bool needs_residual() const override { return is_exact_; }
@@ -44,7 +44,7 @@ class OCTAVO_API CountSketch final : public LinearMap {
   void reconstruct(c10::Device device, const MapInput& tensor, std::span<const float* const> images, float* out,
                    rules::Residual* next_residual, std::uint32_t* nonfinite) const override;
 
-  static constexpr double kTakenOfCells = 0.125;  // the default for each cell of what is taken
+  static constexpr double kTakenOfCells = 0.125;  // elements taken for each cell, where a plan does not say
 
  private:
   rules::CountSketch sketch_of(const MapInput& tensor) const;

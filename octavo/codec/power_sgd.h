@@ -17,7 +17,7 @@ class OCTAVO_API PowerSgd final : public LinearMap {
   PowerSgd(std::uint64_t rank, bool is_alternating);
 
   std::vector<std::uint64_t> image_sizes(const Matrix& shape, std::uint64_t step) const override;
-  /// The two factors, the left one first.
+  /// The memory holds the two factors, the left one first.
   std::uint64_t memory_size(const MapInput& tensor) const override { return factors_size(tensor.shape); }
   bool needs_residual() const override { return true; }
   void project(c10::Device device, const MapInput& tensor, std::size_t round,

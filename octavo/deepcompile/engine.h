@@ -34,7 +34,7 @@ struct EngineOptions {
   Plan plan = Plan::parse("dense");  // for gradients
   CodecPtr gather_codec = nullptr;   // for parameters that are sent to all ranks; null: they are sent unchanged
   bool double_buffer = true;         // a bucket fills while another one is sent
-  std::chrono::milliseconds deadline = std::chrono::minutes(30);  // of every wait for other ranks
+  std::chrono::milliseconds deadline = std::chrono::minutes(30);  // for every wait for other ranks
   /// Whether ranks send one another bytes through memory that they share. Not given, or true: they do where they can,
   /// which they try together. False: they do not. All ranks give the same.
   std::optional<bool> symmetric_memory = std::nullopt;

@@ -51,7 +51,7 @@ class OCTAVO_API GradientOrder {
   /// Returns what any rank has beside the expected gradients. Throws Error communication where a rank is at the end of
   /// another graph.
   Turns hear();
-  /// The parameters of which no rank had a gradient in this pass, although one was sent: zeros on all ranks.
+  /// The parameters for which no rank had a gradient in this pass, although one was sent: zeros on all ranks.
   const std::vector<long>& absent() const { return absent_; }
 
   std::uint64_t sent_bytes() const { return wire_->sent_bytes(); }

@@ -12,7 +12,7 @@ class OCTAVO_API GraphIds {
  public:
   /// `engine` must exist as long as this object.
   explicit GraphIds(Engine& engine) : engine_(engine) {}
-  /// From then on operators no longer find the engine.
+  /// Operators no longer find the engine afterwards.
   ~GraphIds();
   GraphIds(const GraphIds&) = delete;
   GraphIds& operator=(const GraphIds&) = delete;

@@ -44,7 +44,7 @@ SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>
   return c10::make_intrusive<SharedSymmetricMemory>(shared->ranks(), static_cast<std::uint64_t>(size), deadline);
 }
 
-// ---- the engine's
+// ---- functions of the engine
 
 SymmetricMemoryPtr Engine::getSymmMemWorkspace(std::int64_t size) {
   if (!sum_)

@@ -22,8 +22,8 @@ namespace octavo::dc {
 
 /// Reduces buckets to the ranks that own their parts, which sends half of what an all-reduce sends. While one bucket is
 /// sent the next one fills. The average of a rank's own part goes to the parameter's gradient buffer, or is added to
-/// what is there from earlier micro-batches and from other graphs. A parameter of which a rank owns nothing needs no
-/// buffer on that rank.
+/// what is there from earlier micro-batches and from other graphs. A rank that owns nothing of a parameter needs no
+/// buffer for it.
 class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
  public:
   /// Takes what CustomOpExecutor takes. `sum` is that of all graphs of the engine, and has their parameters. `flags`

@@ -48,7 +48,7 @@ ArenaKind kind_of(const ArenaOptions& options) {
        options.device.str(), ", got '", options.directory, "'");
 }
 
-/// All live allocations by address, and the figures of each kind. The user holds its mutex.
+/// All live allocations by address, and the figures of each kind. Callers hold its mutex.
 class Allocations {
  public:
   static Allocations& all() {
@@ -266,7 +266,7 @@ void Arena::reset_peak() {
   locked([&](Allocations&) { figures_.reset_peak(); });
 }
 
-// ---- all of them
+// ---- all arenas
 
 ArenaFigures arena_figures(ArenaKind kind) {
   return locked([&](Allocations& all) { return all.figures(kind); });

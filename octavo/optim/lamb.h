@@ -15,7 +15,7 @@ struct LambOptions {
   double beta2;
   double eps;
   double weight_decay;
-  double least_coefficient;  // bounds of the factor of lr
+  double least_coefficient;  // bounds of the coefficient of lr
   double greatest_coefficient;
 };
 

@@ -117,7 +117,7 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
     const auto share = static_cast<float>(totals[i] > 0 ? 1 / totals[i] : 0);
     const at::Tensor order = order_of(parameters[i]);
     Flat p(parameters[i], order), m(momenta[i], order), u(updates[i], order);
-    const at::Tensor kept = totals[i] > 0 ? at::Tensor() : momenta[i].clone();  // no step had a size: they say nothing
+    const at::Tensor kept = totals[i] > 0 ? at::Tensor() : momenta[i].clone();  // no step size: the updates say nothing
     std::optional<Flat> a;
     if (!anchors.empty()) a.emplace(anchors[i], order);
     float *pd = p.data(), *md = m.data(), *ud = u.data(), *ad = a ? a->data() : pd;

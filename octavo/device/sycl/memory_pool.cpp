@@ -156,9 +156,7 @@ void MemoryPool::use_on(void* memory, c10::Stream stream) {
   const auto found = used_.find(memory);
   if (found == used_.end()) return;
   const Block& block = found->second;
-  if (block.device == stream.device_index() && block.stream == stream.id())
-    return;  // the block's own stream: its work
-             // is in order
+  if (block.device == stream.device_index() && block.stream == stream.id()) return;  // its own stream: in order
   auto& streams = found->second.other_streams;
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
