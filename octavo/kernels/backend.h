@@ -8,8 +8,8 @@
 #include "octavo/export.h"
 #include "octavo/kernels/table.h"
 
-/// Which back ends there are. `reference` and `cpu` are always linked; `sycl` and `cuda` are plug-ins,
-/// liboctavo_<name>.so beside this library or on the loader's path, opened at first use.
+/// The back ends. `reference` and `cpu` are always linked. `sycl` and `cuda` are plug-ins, liboctavo_<name>.so beside
+/// this library or on the loader's path, opened at first use.
 namespace octavo {
 
 inline constexpr std::uint32_t kPluginAbi = 20;  // raised with every change of KernelTable or DeviceRuntime
@@ -17,23 +17,25 @@ inline constexpr std::uint32_t kPluginAbi = 20;  // raised with every change of 
 struct BackendStatus {
   std::string name;
   bool available;
-  std::string reason;  // why it is missing; what was chosen where it is there
+  std::string reason;  // why it is missing or, where it is available, what was chosen
 };
 
-/// The table of a back end: "reference", "cpu", "sycl" or "cuda". Thread-safe; the table lives as long as the process.
-/// Throws Error: invalid_argument for an unknown name, unsupported (one sentence, with the reason) for a missing one.
+/// Returns the table of a back end: "reference", "cpu", "sycl" or "cuda". Thread-safe; the table exists as long as the
+/// process. Throws Error invalid_argument for an unknown name, unsupported (one sentence, with the reason) for a
+/// missing back end.
 OCTAVO_API const KernelTable& backend(std::string_view name);
 
-/// The table for tensors in ordinary memory: `cpu`, or what OCTAVO_BACKEND names.
+/// Returns the table for tensors in ordinary memory: `cpu`, or what OCTAVO_BACKEND names.
 OCTAVO_API const KernelTable& host_backend();
 
-/// The state of one back end, for which no other is loaded; a name that none has is of one that is missing.
+/// Returns the state of one back end, without loading any other. An unknown name is reported as a missing back end.
 OCTAVO_API BackendStatus backend_status(std::string_view name);
-/// Every back end and its state, for `octavo info`.
+/// Returns every back end and its state, for `octavo info`.
 OCTAVO_API std::vector<BackendStatus> backends();
 
-/// The instruction set of the `cpu` back end: the best that this CPU has of "avx512", "avx2" and "portable", or what
-/// OCTAVO_ISA names. Throws Error invalid_argument where OCTAVO_ISA names one that is unknown or not on this CPU.
+/// Returns the instruction set of the `cpu` back end: the best that this CPU has of "avx512", "avx2" and "portable", or
+/// the one that OCTAVO_ISA names. Throws Error invalid_argument where OCTAVO_ISA names one that is unknown or not on
+/// this CPU.
 OCTAVO_API std::string_view cpu_isa();
 
 }  // namespace octavo

@@ -21,7 +21,7 @@ enum class ErrorCode {
   internal,          // RuntimeError: a defect of Octavo
 };
 
-/// What every function of Octavo throws: one sentence that begins with `[module.function]`.
+/// The exception that every function of Octavo throws: one sentence that begins with `[module.function]`.
 class OCTAVO_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& sentence) : std::runtime_error(sentence), code_(code) {}

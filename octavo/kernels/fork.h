@@ -5,9 +5,9 @@
 
 namespace octavo {
 
-/// From now on whoever forks this process holds the mutex meanwhile, which `mutex_of` returns and which lasts as long
-/// as the process: the child has no other thread that could unlock it, and frees tensors, too. Whoever holds it must
-/// wait for no other mutex of this kind.
+/// Makes whoever forks this process from now on hold a mutex meanwhile: the one that `mutex_of` returns, which exists
+/// as long as the process. The child has no other thread that could unlock it, and the child frees tensors, too.
+/// Whoever holds it must wait for no other mutex of this kind.
 template <auto mutex_of>
 void hold_over_forks() {
   const auto lock = [] { mutex_of().lock(); };

@@ -14,8 +14,8 @@ namespace octavo {
 namespace {
 
 #if !defined(MADV_COLD)
-#define MADV_COLD 20     // Linux 5.4, as
-#define MADV_PAGEOUT 21  // is this
+#define MADV_COLD 20     // since Linux 5.4
+#define MADV_PAGEOUT 21  // since Linux 5.4
 #endif
 
 std::uint64_t page_bytes() {
@@ -43,9 +43,9 @@ void free_pages(Queue, void* memory, std::uint64_t bytes) {
   if (!PageFiles::all().unmap(memory)) munmap(memory, whole_pages(bytes));
 }
 
-// What the kernel refuses changes nothing: all of this is advice.
+// All of this is advice: where the kernel refuses it, nothing changes.
 
-/// Reads in advance. Of a file Linux reads no more at once than its read-ahead, 128 KiB where nobody has set another.
+/// Reads pages in advance. From a file Linux reads no more at once than its read-ahead, 128 KiB by default.
 void bring(std::uintptr_t first, std::uintptr_t end) {
   constexpr std::uintptr_t kReadAhead = 128 << 10;
   const bool is_file = PageFiles::all().holds(reinterpret_cast<const void*>(first));
@@ -55,7 +55,7 @@ void bring(std::uintptr_t first, std::uintptr_t end) {
   }
 }
 
-/// Takes pages away. Linux takes none that it would have to write first.
+/// Takes pages away. Linux takes no page that it would have to write first, so writing is begun before.
 void take_away(std::uintptr_t first, std::uintptr_t end) {
   auto* const pages = reinterpret_cast<void*>(first);
   PageFiles::all().begin_write(pages, end - first);

@@ -25,7 +25,7 @@ const KernelTable& default_table() {
   return backend(has_sycl ? "sycl" : "cpu");
 }
 
-/// The default device, with a queue of its own, and what was allocated on it. Lives as long as the process.
+/// The default device, a queue of its own, and what was allocated on the device. It exists as long as the process.
 class DefaultDevice {
  public:
   static DefaultDevice& instance() {
@@ -75,7 +75,8 @@ class DefaultDevice {
     if (table_.runtime != nullptr) table_.runtime->wait(queue_);
   }
 
-  /// Memory was allocated for the first device, and the CPU is one.
+  /// Throws unless the device is the first one or the host: memory was allocated for the first device, and the CPU
+  /// counts as one.
   static void require_device(int device) {
     if (device <= 0) return;
     fail(ErrorCode::invalid_argument, kWhere, "expected device 0, whose memory cget_managed_ptr gives, or -1 for the ",

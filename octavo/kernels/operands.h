@@ -7,26 +7,27 @@
 #include "octavo/rules/counter_random.h"
 #include "octavo/rules/residual.h"
 
-/// What kernels read and write, and one element of it. Compiled for host and devices alike.
+/// What kernels read and write, and functions for one element of it. Compiled for the host and for devices.
 namespace octavo {
 
-/// What is encoded, by rules/contribution.h: a rank's contribution, gradient_weight*gradient or, with a momentum,
-/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum; at the owner its sum with what the others
-/// said, times sum_weight; plus the residual. Arrays hold an element each for every value; null: not there.
+/// What is encoded, by rules/contribution.h. It is a rank's contribution, gradient_weight*gradient or, with a momentum,
+/// gradient_weight*(gradient*preconditioner) + momentum_weight*momentum. At the owner it is the sum of this and
+/// `others`, what the other ranks sent, times sum_weight. The residual is added to it. Arrays have one element per
+/// value; null: there is none.
 struct EncodeInput {
   const float* gradient;
   const rules::Residual* residual = nullptr;
   const float* momentum = nullptr;
-  const float* preconditioner = nullptr;  // there where momentum is
+  const float* preconditioner = nullptr;  // not null where momentum is not
   const float* others = nullptr;
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  float sum_weight = 1.0F;         // read where others are
-  std::uint64_t rounding_key = 0;  // of the random bits by which residuals, and codes, are rounded
-  std::uint64_t first = 0;         // the number of the first element, by which it draws them
-  bool stochastic = false;         // rounds codes without bias, by codecs that dither
-  /// What receivers take for values of which these are the differences to it; for codecs that need it (CodecTraits),
-  /// not for kernels.
+  float sum_weight = 1.0F;         // used where there are `others`
+  std::uint64_t rounding_key = 0;  // key of the random bits by which residuals, and codes, are rounded
+  std::uint64_t first = 0;         // number of the first element, by which elements draw them
+  bool stochastic = false;         // codes are rounded without bias, by codecs that dither
+  /// The receivers' estimate of the values, where the difference to it is encoded. It is for codecs that need it
+  /// (CodecTraits), not for kernels.
   const float* estimate = nullptr;
 
   OCTAVO_RULE EncodeInput from(std::uint64_t offset) const {
@@ -48,11 +49,11 @@ struct Payload {
   std::uint8_t* codes;
 };
 
-/// How results are written. `uncached` is `assign` for results that nobody reads soon: large ones may then bypass the
-/// caches, which saves reading what is overwritten.
+/// How results are written. `uncached` is `assign` for results that nobody reads soon: large results may then bypass
+/// the caches, which saves reading what is overwritten.
 enum class Store { assign, add, uncached };
 
-/// The value that is encoded at an index.
+/// Returns the value that is encoded at an index.
 OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
   float value = in.momentum ? rules::contribution(in.gradient_weight, in.gradient[i], in.preconditioner[i],
                                                   in.momentum_weight, in.momentum[i])
@@ -61,13 +62,13 @@ OCTAVO_RULE float value_at(const EncodeInput& in, std::uint64_t i) {
   return in.residual ? value + rules::from_residual(in.residual[i]) : value;
 }
 
-/// The key of the bits that codes are rounded by.
+/// Returns the key of the random bits by which codes are rounded.
 OCTAVO_RULE std::uint64_t dither_key(const EncodeInput& in) {
   constexpr std::uint64_t kOfCodes = 2;
   return rules::derive_key(in.rounding_key, kOfCodes);
 }
 
-/// What is kept of what the code of the value at an index leaves over.
+/// Returns the residual of the value at an index: what its code leaves over, rounded at random.
 OCTAVO_RULE rules::Residual residual_at(const EncodeInput& in, std::uint64_t i, float left_over) {
   return rules::to_residual(left_over, rules::random_bits(in.rounding_key, in.first + i));
 }

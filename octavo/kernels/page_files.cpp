@@ -19,11 +19,12 @@ namespace octavo {
 
 namespace {
 
-/// A file of the directory that goes with the process, however that ends; -1 where there can be none.
+/// Opens a file in the directory that is gone when the process ends, however it ends. Returns -1 where there can be
+/// none.
 int open_nameless(const std::string& directory) {
 #if defined(O_TMPFILE)
   const int file = open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR);
-  if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return file;  // some file systems do not have it
+  if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return file;  // otherwise the file system has no O_TMPFILE
 #endif
   std::string name = directory + "/octavo-XXXXXX";
   const int named = mkstemp(name.data());
@@ -35,14 +36,15 @@ int open_nameless(const std::string& directory) {
 
 constexpr std::uint64_t kWindowBytes = std::uint64_t{1} << 36U;
 
-/// Addresses without memory, for mappings that come later; null where the process may not have so many.
+/// Reserves addresses without memory, for mappings that come later. Returns null where the process may not have so
+/// many.
 std::byte* reserve(std::uint64_t bytes, void* at = nullptr) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (at == nullptr ? 0 : MAP_FIXED);
   void* const start = mmap(at, bytes, PROT_NONE, flags, -1, 0);
   return start == MAP_FAILED ? nullptr : static_cast<std::byte*>(start);
 }
 
-/// Whether reserved addresses count for nothing.
+/// Whether the process may reserve any number of addresses.
 bool may_reserve() {
   rlimit addresses;
   return getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur == RLIM_INFINITY;
@@ -50,9 +52,10 @@ bool may_reserve() {
 
 }  // namespace
 
-/// Ranges of a file, each for one mapping. A range that is given back becomes a hole, for the next mapping of its size.
-/// Mappings lie as their ranges do in the file, in windows of reserved addresses: the kernel then takes neighbours for
-/// one, and a process may have some 65,000 mappings. Where addresses are limited they lie anywhere.
+/// The ranges of a file, each for one mapping. A range that is given back becomes a hole, which the next mapping of its
+/// size takes. Mappings lie as their ranges do in the file, in windows of reserved addresses: the kernel then takes
+/// neighbours for one mapping, of which a process may have some 65,000. Where addresses are limited, mappings lie
+/// anywhere.
 class PageFiles::File {
  public:
   explicit File(const std::string& directory) : file_(open_nameless(directory)) {
@@ -70,12 +73,12 @@ class PageFiles::File {
   int descriptor() const { return file_; }
   bool is_own() const { return owner_ == getpid(); }
 
-  /// Memory of a range of zeros, and where the range is; null where the disk is full.
+  /// Maps a range of zeros. Returns its memory, null where the disk is full, and where the range begins in the file.
   std::pair<void*, std::uint64_t> map(std::uint64_t bytes) {
     const auto hole = holes_.find(bytes);
     const std::uint64_t offset = hole == holes_.end() ? end_ : hole->second;
     const auto first = static_cast<off_t>(offset), size = static_cast<off_t>(bytes);
-    // Room is taken now: where the disk is full later, a write to a page that has none ends the process.
+    // Room on the disk is taken now. If the disk were full later, a write to a page without room would end the process.
     int error = EINTR;
     while (error == EINTR) error = posix_fallocate(file_, first, size);
     const bool has_room = error == 0;
@@ -99,7 +102,8 @@ class PageFiles::File {
     }
   }
 
-  /// A range that cannot be made a hole is not zero any more, and not used again.
+  /// Makes a range a hole for another mapping. A range for which that fails is not zero any more, and is not used
+  /// again.
   void give_back(std::uint64_t offset, std::uint64_t bytes) {
     if (make_hole(offset, bytes)) holes_.emplace(bytes, offset);
   }
@@ -124,7 +128,7 @@ class PageFiles::File {
     return nullptr;
   }
 
-  /// Where a range has its place in a window; null: nowhere.
+  /// Returns the address of a range in its window; null where no window has a place for it.
   void* place_of(std::uint64_t offset, std::uint64_t bytes) const {
     const auto next = windows_.upper_bound(offset);
     if (next == windows_.begin()) return nullptr;
@@ -132,7 +136,8 @@ class PageFiles::File {
     return offset - first + bytes <= window.bytes ? window.start + (offset - first) : nullptr;
   }
 
-  /// Of a place without a mapping. What cannot be reserved others may get: its window takes no more mappings then.
+  /// Reserves the addresses of a place that has no mapping any more. Where that fails, others may get the addresses,
+  /// and the window takes no more mappings.
   void keep_reserved(std::uint64_t offset, void* place, std::uint64_t bytes) {
     if (reserve(bytes, place) == nullptr) windows_.erase(std::prev(windows_.upper_bound(offset)));
   }
@@ -144,9 +149,9 @@ class PageFiles::File {
 
   const int file_;
   const pid_t owner_ = getpid();
-  std::uint64_t end_ = 0;                              // of all ranges
-  std::multimap<std::uint64_t, std::uint64_t> holes_;  // by size
-  std::map<std::uint64_t, Window> windows_;            // by the range that comes first
+  std::uint64_t end_ = 0;                              // end of all ranges
+  std::multimap<std::uint64_t, std::uint64_t> holes_;  // offsets, by size
+  std::map<std::uint64_t, Window> windows_;            // by the offset of the first range
 };
 
 PageFiles::PageFiles() {

@@ -10,21 +10,22 @@
 
 namespace octavo {
 
-/// Memory in files that have no name: one file for each directory, since a process may open few, closed with its last
-/// mapping. Thread-safe.
+/// Memory in files that have no name. There is one file per directory, because a process may open only few; a file is
+/// closed with its last mapping. Thread-safe.
 class PageFiles {
  public:
-  static PageFiles& all();  // lives as long as the process
+  static PageFiles& all();  // exists as long as the process
 
-  /// `bytes` in whole pages, zeroed. Null where the disk is full; throws Error invalid_argument where no file can be
-  /// made in the directory.
+  /// Maps `bytes` bytes, which are whole pages and zero. Returns null where the disk is full; throws Error
+  /// invalid_argument where no file can be made in the directory.
   void* map(const std::string& directory, std::uint64_t bytes);
-  /// Whether `memory` was mapped here. In a process that was forked it is unmapped, and stays what it is for the other.
+  /// Unmaps `memory`; returns whether it was mapped here. In a forked process this leaves the contents as they are for
+  /// the other process.
   bool unmap(void* memory);
-  /// Whether the address is inside of a mapping from here.
+  /// Whether the address is inside a mapping that was made here.
   bool holds(const void* address);
-  /// Starts to write what has changed in the range to the disk, where it is of a mapping from here. May wait for
-  /// the disk to take it.
+  /// Starts to write to the disk what has changed in the range, where the range is in a mapping that was made here. May
+  /// wait until the disk takes it.
   void begin_write(const void* memory, std::uint64_t bytes);
 
  private:
@@ -34,16 +35,16 @@ class PageFiles {
     std::uint64_t offset, bytes;
   };
   struct Place {
-    std::shared_ptr<File> file;  // null for an address that is nowhere here
+    std::shared_ptr<File> file;  // null for an address outside of all mappings
     std::uint64_t offset;
   };
   Place find(const void* address);
 
   PageFiles();
 
-  std::mutex mutex_;  // held over forks
+  std::mutex mutex_;  // held during forks (fork.h)
   std::map<std::string, std::weak_ptr<File>> files_;
-  std::map<const std::byte*, Mapping> mappings_;  // by their start
+  std::map<const std::byte*, Mapping> mappings_;  // by the address at which they start
 };
 
 }  // namespace octavo

@@ -16,7 +16,7 @@ namespace octavo {
 
 namespace {
 
-/// The folder of this library, with a slash at its end.
+/// Returns the folder of this library, with a slash at its end.
 std::string own_folder() {
   Dl_info info;
   if (dladdr(reinterpret_cast<const void*>(&plugin), &info) == 0 || info.dli_fname == nullptr) return "";
@@ -25,7 +25,7 @@ std::string own_folder() {
   return slash == std::string::npos ? "" : file.substr(0, slash + 1);
 }
 
-/// The file that the environment names in the place of the back end's own; empty where it names none.
+/// Returns the file that the environment names in place of the back end's own; empty where it names none.
 std::string file_of_environment(std::string name) {
   for (char& c : name) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   const char* file = std::getenv(("OCTAVO_" + name + "_PLUGIN").c_str());
@@ -45,7 +45,7 @@ Library load(const std::string& name) {
     return {nullptr, file, file + ", which the environment names, cannot be loaded: " + dlerror()};
   }
   const std::string file = "liboctavo_" + name + ".so", beside = own_folder() + file;
-  const bool is_beside = access(beside.c_str(), F_OK) == 0;  // then why it does not load is what the user must know
+  const bool is_beside = access(beside.c_str(), F_OK) == 0;  // if so, the user must know why it does not load
   void* handle = dlopen((is_beside ? beside : file).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle != nullptr) return {handle, file};
   return {nullptr, file, file + (is_beside ? " cannot be loaded: " : " is not installed: ") + dlerror()};

@@ -8,17 +8,19 @@
 
 namespace octavo {
 
-/// A back end in a shared library of its own: liboctavo_<name>.so, which exports two C symbols,
-///   std::uint32_t octavo_backend_abi()              the kPluginAbi that it was built with
-///   const octavo::KernelTable* octavo_backend_create(char* reason, std::size_t capacity)   null and a reason where its
-///   device is missing
+/// A back end in a shared library of its own, liboctavo_<name>.so, which exports two C symbols:
+///   std::uint32_t octavo_backend_abi()
+///     returns the kPluginAbi that it was built with
+///   const octavo::KernelTable* octavo_backend_create(char* reason, std::size_t capacity)
+///     returns null and a reason where its device is missing
 struct Plugin {
   const KernelTable* table;  // null where it is missing
   std::string reason;        // why it is missing, or the file that it came from
 };
 
-/// Opens the plug-in, once; it stays open. Looks beside liboctavo_core, then where the loader looks; the environment
-/// variable OCTAVO_<NAME>_PLUGIN (OCTAVO_SYCL_PLUGIN) names another file, and that one alone is tried. Thread-safe.
+/// Opens the plug-in at the first call; it stays open. Looks beside liboctavo_core, then where the loader looks. Where
+/// the environment variable OCTAVO_<NAME>_PLUGIN (OCTAVO_SYCL_PLUGIN) names another file, that file alone is tried.
+/// Thread-safe.
 OCTAVO_API const Plugin& plugin(const std::string& name);
 
 }  // namespace octavo

@@ -8,25 +8,25 @@
 #include "octavo/rules/fp16.h"
 #include "octavo/rules/state_codes.h"
 
-/// What the step of an optimizer reads and writes. Compiled for host and devices alike.
+/// What the step of an optimizer reads and writes. Compiled for the host and for devices.
 namespace octavo {
 
-/// How floats lie in memory.
+/// The format of floats in memory.
 enum class FloatFormat : std::uint32_t { float32, bfloat16, float16 };
 
 OCTAVO_RULE constexpr std::uint64_t bytes_of(FloatFormat format) { return format == FloatFormat::float32 ? 4 : 2; }
 
-/// How a state does: as floats, or as codes of rules/state_codes.h under a scale for each of their blocks.
+/// The format of an optimizer state in memory: floats, or codes of rules/state_codes.h with one scale per block.
 enum class StateFormat : std::uint32_t { float32, bits8, bits4 };
 
-/// Elements that a step handles together: whole blocks of every format.
+/// The number of elements that a step handles together: whole blocks of every format.
 inline constexpr std::uint64_t kStepBlock = 256;
 static_assert(kStepBlock % rules::Momentum8::kBlock == 0 && kStepBlock % rules::Momentum4::kBlock == 0);
 
 OCTAVO_RULE constexpr std::uint64_t state_block(StateFormat format) {
   return format == StateFormat::bits4 ? rules::Momentum4::kBlock : rules::Momentum8::kBlock;
 }
-/// Of `count` elements from the begin of a block on.
+/// Returns the bytes of `count` elements of a state, from the beginning of a block on.
 OCTAVO_RULE constexpr std::uint64_t state_bytes(StateFormat format, std::uint64_t count) {
   if (format == StateFormat::float32) return count * sizeof(float);
   return format == StateFormat::bits8 ? count : count / 2 + count % 2;
@@ -49,20 +49,21 @@ struct StateView {
 struct StepOperands {
   void* parameter;
   FloatFormat parameter_format = FloatFormat::float32;
-  /// Of a bfloat16 parameter: what rounding it leaves over, in 8 more bits; null: it is rounded to nearest, or at
-  /// random.
+  /// For a bfloat16 parameter: what rounding leaves over, in 8 more bits per element. Null: the parameter is rounded to
+  /// nearest, or at random.
   std::int8_t* tail = nullptr;
   const void* gradient;
   FloatFormat gradient_format = FloatFormat::float32;
   StateView mean;         // the momentum
   StateView square = {};  // the variance, where the rule has one; in the format of `mean`
-  /// A float of the device by which gradients are multiplied; null: 1.
+  /// A float in the device's memory by which gradients are multiplied; null: 1.
   const float* gradient_factor = nullptr;
-  /// Set to 1 where a gradient leaves its element as it is, otherwise left alone; null: not wanted. Calls may share it.
+  /// Set to 1 where a gradient leaves its element as it is, and otherwise not written; null: not wanted. Several calls
+  /// may share it.
   std::uint32_t* nonfinite = nullptr;
-  bool rounds_at_random = false;  // a bfloat16 parameter without a tail
+  bool rounds_at_random = false;  // rounds a bfloat16 parameter without a tail at random
   std::uint64_t rounding_key = 0;
-  std::uint64_t first = 0;  // the number of the first element, by which it draws its random bits
+  std::uint64_t first = 0;  // number of the first element, by which elements draw their random bits
 
   OCTAVO_RULE StepOperands from(std::uint64_t offset) const {
     StepOperands rest = *this;

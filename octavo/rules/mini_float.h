@@ -54,7 +54,7 @@ struct ScaledFloat {
   static constexpr unsigned kBits = Float::kBits;
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;
   static constexpr std::uint64_t kBlock = kDefaultBlock;
-  static constexpr std::uint32_t kGreatest = Float::kSign - 1;  // greater than what encoders send, but still a number
+  static constexpr std::uint32_t kGreatest = Float::kSign - 1;  // not below what encoders send, and a number too
   using Statistic = LargestMagnitude;
   struct Scale {
     float sent;

@@ -30,7 +30,7 @@ float summary(rules::MeanMagnitude, std::uint64_t count, ValueAt value) {
   return rules::lane_sum(count, [&](std::uint64_t i) { return rules::magnitude(value(i)); });
 }
 
-/// Of a block; 0 for a codec without scales.
+/// Returns the statistic of a block; 0 for a codec without scales.
 template <class Rule>
 float statistic_of(const EncodeInput& in, std::uint64_t first, std::uint64_t count) {
   if constexpr (Rule::kHasScale) {
@@ -50,7 +50,7 @@ float dither_at(const EncodeInput& in, std::uint64_t i) {
   return rules::dither(rules::random_bits(dither_key(in), in.first + i));
 }
 
-/// Writes the code of element i of a block of `size`; in order, from 0.
+/// Writes the code of element i of a block of `size` elements. Must be called in order, from element 0 on.
 template <unsigned kBits>
 void store_code(std::uint32_t code, std::uint64_t i, std::uint64_t size, std::uint8_t* codes) {
   switch (rules::kLayout<kBits>) {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t kGroup = rules::kSketchGroup;
 
-/// The column of an element, by its number.
+/// Returns the column of an element, by its number.
 std::uint64_t column_of(const rules::SketchRow& row, std::uint64_t element) {
   return row.place(element / kGroup) ^ element % kGroup;
 }

@@ -9,7 +9,7 @@ namespace octavo::reference {
 
 namespace {
 
-/// Calls visit(block's number, its first word, its words) for all blocks.
+/// Calls visit(number of the block, its first word, its number of words) for all blocks.
 template <class Visit>
 void for_each_word_block(std::uint64_t count, Visit visit) {
   for (std::uint64_t number = 0; number < rules::word_blocks(count); ++number) {
@@ -18,7 +18,8 @@ void for_each_word_block(std::uint64_t count, Visit visit) {
   }
 }
 
-/// Plane number `plane` of a block's codes, the highest bit's first.
+/// Returns where plane number `plane` of a block's codes begins in its packed bytes; the plane of the highest bit is
+/// the first.
 std::uint64_t plane_at(std::uint64_t size, std::uint64_t plane) {
   return size + plane * rules::packed_sign_bytes(size);
 }

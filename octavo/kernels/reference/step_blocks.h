@@ -7,7 +7,8 @@
 
 namespace octavo::reference {
 
-/// The values of a block of a state while a step is made, a block of codes at a time.
+/// The values of a step's block of a state, as floats while the step is made. Codes are made one block of codes at a
+/// time.
 template <class Map8, class Map4>
 class StateBlock {
  public:

@@ -11,7 +11,7 @@ namespace octavo::reference {
 
 namespace {
 
-/// The indices of a tile's largest values, ascending.
+/// Returns the indices of a tile's largest values, in ascending order.
 std::vector<std::uint64_t> largest(const EncodeInput& in, const rules::TopTile& tile) {
   std::vector<std::uint64_t> order(tile.size);
   std::iota(order.begin(), order.end(), std::uint64_t{0});
