@@ -51,9 +51,9 @@ OCTAVO_API void zero_one_variance_(at::Tensor& parameter, const at::Tensor& grad
                                    at::Tensor& square, at::Tensor& preconditioner, const ZeroOneVariance& options);
 
 /// Makes one step of all parameters that is not sent to other ranks (rules::zero_one_local). The lists are of one
-/// length, and each parameter's tensors are of one shape. Preconditioners, momenta and updates are float32; an anchor
-/// is of the parameter's dtype. `step_sizes` has one for each parameter. Throws Error invalid_argument otherwise,
-/// before any parameter has changed.
+/// length, and each parameter's tensors are of one shape. Preconditioners, momenta and updates are float32; gradients
+/// and anchors are of any floating dtype. `step_sizes` has one for each parameter. Throws Error invalid_argument
+/// otherwise, before any parameter has changed.
 OCTAVO_API void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::TensorList preconditioners,
                                 at::TensorList anchors, at::TensorList momenta, at::TensorList updates, double beta,
                                 const std::vector<double>& step_sizes);
