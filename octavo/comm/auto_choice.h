@@ -15,7 +15,7 @@ namespace octavo {
 /// The figures of a bucket that was exchanged alone, with nothing else under way: its waits are then the time that the
 /// network takes for it.
 struct BucketFigures {
-  double ready_s = 0;                 // after the step's first bucket was handed over
+  double ready_s = 0;                 // seconds after the step's first bucket was handed over
   std::uint64_t values = 0;           // elements
   std::vector<PhaseSeconds> by_plan;  // infinite where nothing was measured
 };

@@ -84,7 +84,7 @@ class OCTAVO_API AutoPlan {
   std::vector<BucketPlans> contenders_;
   std::vector<std::vector<double>> turns_;  // seconds by turn and contender
   BucketPlans chosen_;
-  std::vector<double> since_check_;        // of each step
+  std::vector<double> since_check_;        // seconds of each step's exchange
   double usual_s_ = 0;                     // the usual time of a step's exchange; 0: not known yet
   double measured_s_ = 0, settled_s_ = 0;  // of exchanges in the last measurement, and since then
   double all_measured_s_ = 0;

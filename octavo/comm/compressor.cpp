@@ -237,7 +237,7 @@ bool Compressor::exchange_updates() {
   return end_step();
 }
 
-/// Makes the outcome of a bucket of which nothing is sent. Powers are 0, because ranks would have to agree on them.
+/// Makes the outcome of a bucket that is not sent. Powers are 0, because ranks would have to agree on them.
 void Compressor::keep_gradients(Job& job) const {
   const at::Tensor& bucket = job.bucket;
   wait_for_current_stream(bucket.device());

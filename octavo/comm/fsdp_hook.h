@@ -38,7 +38,7 @@ class OCTAVO_API FsdpHook {
   /// a gradient has no place in FSDP2's flat tensors.
   void mark(std::size_t parameter);
 
-  /// Averages the gradients of a group. `input`: [W, shard], the rank-th row of which becomes the averages, too;
+  /// Averages the gradients of a group. `input`: [W, shard], whose rank-th row becomes the averages, too;
   /// `output`: [shard], the averages. Both are flat, of one real floating dtype. `divisor`: of the sum over ranks.
   void reduce_scatter(std::size_t group, at::Tensor output, at::Tensor input, double divisor);
   /// Averages `shard`, this rank's flat shard of a group, over its replicas, in place.

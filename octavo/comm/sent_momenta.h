@@ -44,7 +44,7 @@ class SentMomenta {
     at::Tensor update;    // the sum of its updates since the last step that was sent
   };
 
-  /// Some elements of the last result for the largest parameter of which a momentum is sent: every `stride`-th in the
+  /// Some elements of the last result for the largest parameter whose momentum is sent: every `stride`-th in the
   /// order of its memory, in the gradient's dtype, on the CPU.
   struct Sample {
     std::size_t parameter = 0;

@@ -52,7 +52,7 @@ FeedbackPtr make_ef14(const CodecText& text);
 template <class Element>
 class OCTAVO_API Owed {
  public:
-  /// `worker`, `owner`: of Extent::sent and Extent::owned.
+  /// `worker` is of Extent::sent, `owner` of Extent::owned.
   Owed(Versioned& worker, Versioned& owner, int rank, int world_size)
       : worker_(worker), owner_(owner), rank_(rank), world_size_(world_size) {}
 

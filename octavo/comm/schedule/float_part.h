@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-/// Some elements of a contribution as float32, of which codes are made and which codes become. Where the gradient is
+/// Some elements of a contribution as float32, to be encoded or to hold what was decoded. Where the gradient is
 /// float32 they are these elements themselves, where it is of another dtype they are a copy. On the CPU the copy
 /// belongs to the calling thread and, while parts are small, stays in its cache: a pass over the whole bucket in memory
 /// would cost as much as a codec.

@@ -12,7 +12,7 @@
 
 namespace octavo {
 
-/// All-gather of tensors of which every rank has its own range. Afterwards all ranks have the same bits everywhere: a
+/// All-gather of tensors where every rank has its own range. Afterwards all ranks have the same bits everywhere: a
 /// codec that leaves something out does so in the rank's own range, too. It makes one gather at a time and keeps its
 /// buffers. Not thread-safe. All ranks make the calls for all gathers in the same order. Throws what Wire throws.
 class OCTAVO_API GatherShards {

@@ -18,7 +18,7 @@ struct SizeMessage {
   std::uint64_t bytes;
 };
 
-/// Bytes of a message before its first payload.
+/// Returns the bytes of a message before its first payload.
 std::uint64_t bytes_before_payloads(const Message& message) {
   return message.pieces.empty() ? message.bytes : message.pieces.front().offset;
 }

@@ -52,7 +52,7 @@ struct Outcome {
   /// By tensor: the mean square of the gradient, averaged over ranks. It is 0 where the gradient is zero on every rank,
   /// never otherwise. For large tensors it is an estimate from a 32nd of their elements.
   std::vector<float> power;
-  /// By tensor; empty where no codec of the bucket packs.
+  /// The figures by tensor; empty where no codec of the bucket packs.
   std::vector<PackedFigures> packed = {};
 };
 

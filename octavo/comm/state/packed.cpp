@@ -13,7 +13,7 @@ namespace {
 
 bool is_of_own(Extent extent) { return extent == Extent::owned || extent == Extent::own_contribution; }
 
-/// Calls visit(elements, byte offset) for the ranges of which `rank` keeps something, in rank order.
+/// Calls visit(elements, byte offset) for the ranges that `rank` keeps something for, in rank order.
 template <class Visit>
 void for_each_packed(Extent extent, std::uint64_t count, int rank, int world_size, Ownership ownership, Visit visit) {
   std::uint64_t offset = 0;

@@ -139,7 +139,7 @@ at::Tensor redistribute(Extent extent, const Kept& kept, std::uint64_t count, in
     case Extent::sent:
       return sent_part_of(owed(kept, count, world_size, ownership), count, rank, world_size, ownership).to(dtype);
     case Extent::owned: return part_of(owned_parts(kept, count, ownership), own.first, own.count).to(dtype);
-    case Extent::own_contribution: {  // its part of the average depends on the number of ranks
+    case Extent::own_contribution: {  // in the average it counts as one part in the number of ranks
       const double share = static_cast<double>(world_size) / size_of(kept);
       return part_of(owned_parts(kept, count, ownership), own.first, own.count).mul(share).to(dtype);
     }

@@ -16,8 +16,8 @@
 
 namespace octavo {
 
-/// The elements of a parameter of which a rank keeps something. It decides how the state is redistributed over another
-/// number of ranks (redistribute.h).
+/// Says for which elements of a parameter a rank keeps something, and so how this is redistributed over another number
+/// of ranks (redistribute.h).
 enum class Extent {
   sent,                // those that it sends to others: what is owed to their sum
   owned,               // those that it owns: what is owed of their average
@@ -87,7 +87,7 @@ class OCTAVO_API StateStore {
   /// state is then unchanged.
   void load(const std::map<std::string, at::Tensor>& tensors);
   /// Does the same from the tensors of all ranks of another world, indexed by old rank, redistributed over this one.
-  /// Estimates of which a rank's part is missing are left out: both ends of them must begin with the same values, and
+  /// Estimates that lack a rank's part are left out: both ends of them must begin with the same values, and
   /// begin with zeros.
   void load_world(const std::vector<std::map<std::string, at::Tensor>>& world);
 
