@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Residency as a device has it, simulated: kernels find all memory, and the journal tells which of it would have had to
-// be fetched while they waited.
+// Simulates which managed memory is resident on a device: kernels find all memory, and the journal says which memory
+// they would have had to wait for.
 #include "tests/fake_device/managed.h"
 
 #include <algorithm>
@@ -92,7 +92,7 @@ void Pages::move(Movement movement, const void* first, std::uint64_t bytes) {
 bool Pages::bring(const void* first) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t page = page_of(first);
-  if (page == resident_.size() || resident_[page]) return false;  // at the end a command uses nothing
+  if (page == resident_.size() || resident_[page]) return false;  // at the end there is nothing to use
   journal_.add(Movement::fault, first, 0);
   set_resident(page, resident_.size(), true);
   return true;
@@ -162,7 +162,7 @@ OCTAVO_API void octavo_fake_managed_figures(int device, octavo::fake::ManagedFig
   *figures = octavo::fake::Journal::of(device).figures();
 }
 
-/// How many records there are; the first `capacity` of them to `records`.
+/// Returns how many records there are, and copies the first `capacity` of them to `records`.
 OCTAVO_API std::uint64_t octavo_fake_managed_records(int device, octavo::fake::MovementRecord* records,
                                                      std::uint64_t capacity) {
   const auto all = octavo::fake::Journal::of(device).records();

@@ -11,30 +11,30 @@
 
 namespace octavo::fake {
 
-/// What happened to managed memory, of which the numbers are in the records of octavo_fake_managed_records().
+/// What happened to managed memory. The records of octavo_fake_managed_records() have these numbers.
 enum class Movement : std::uint64_t { prefetch, evict, use, fault };
 
 struct MovementRecord {
   Movement movement;
   const void* address;
-  std::uint64_t bytes;  // of prefetch and evict
+  std::uint64_t bytes;  // 0 except for prefetch and evict
 };
 
 struct ManagedFigures {
-  std::uint64_t resident_bytes, peak_resident_bytes;  // of pages that lie on the device
-  std::uint64_t faults;                               // commands that used a page that did not
+  std::uint64_t resident_bytes, peak_resident_bytes;  // of pages that are on the device
+  std::uint64_t faults;                               // commands that used a page that was not there
 };
 
 /// What happened to a device's managed memory, in the order in which commands ran. Thread-safe.
 class Journal {
  public:
-  static Journal& of(int device);  // lives as long as the process
+  static Journal& of(int device);  // never destroyed
 
   void add(Movement, const void* address, std::uint64_t bytes);
   void add_resident(std::int64_t bytes);
   ManagedFigures figures() const;
   std::vector<MovementRecord> records() const;
-  /// Forgets the records and the faults; the peak is what is resident.
+  /// Forgets the records and the faults, and sets the peak to what is resident.
   void reset();
 
  private:
@@ -43,7 +43,7 @@ class Journal {
   std::vector<MovementRecord> records_;
 };
 
-/// Which pages of an allocation lie on its device: none at first. Thread-safe.
+/// The pages of an allocation that are on its device: none at first. Thread-safe.
 class Pages {
  public:
   Pages(int device, const std::byte* start, std::uint64_t bytes);
@@ -54,8 +54,8 @@ class Pages {
   void prefetch(const void* first, std::uint64_t bytes) { move(Movement::prefetch, first, bytes); }
   void evict(const void* first, std::uint64_t bytes) { move(Movement::evict, first, bytes); }
 
-  /// Around a command that uses memory from `first` on; how much is not known. A page that is not there then is a
-  /// fault, which brings all from there on.
+  /// Called before and after a command that uses memory from `first` on; how much it uses is not known. Where the page
+  /// of `first` is not on the device, this counts as a fault and brings that page and all after it.
   void begin_use(const void* first);
   void end_use(const void* first);
 
@@ -71,10 +71,10 @@ class Pages {
   std::vector<bool> resident_;
 };
 
-/// What a command uses of managed memory.
+/// The managed memory that a command uses.
 class ManagedUses {
  public:
-  /// `pages`: null for other memory.
+  /// Adds memory from `first` on. `pages` is null for memory that is not managed.
   void add(Pages* pages, const void* first) {
     if (pages != nullptr) all_.emplace_back(pages, first);
   }
@@ -89,7 +89,7 @@ class ManagedUses {
   std::vector<std::pair<Pages*, const void*>> all_;
 };
 
-/// Managed memory of the fake devices: without a budget, since the host holds it.
+/// The managed memory of the fake devices. It has no budget, because the host holds it.
 extern const ManagedMemory managed;
 
 }  // namespace octavo::fake

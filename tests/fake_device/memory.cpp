@@ -47,7 +47,7 @@ std::byte* Allocation::map(int protection) {
   mappings_.push_back(mapping);
   const std::uint64_t first = round_up(reinterpret_cast<std::uintptr_t>(mapping), alignment_);
   auto* memory = reinterpret_cast<std::byte*>(first);
-  mprotect(memory + round_up(bytes_, page_bytes()), page_bytes(), PROT_NONE);  // the end starts a page where it can
+  mprotect(memory + round_up(bytes_, page_bytes()), page_bytes(), PROT_NONE);  // directly behind whole pages
   return memory;
 }
 

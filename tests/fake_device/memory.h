@@ -13,12 +13,12 @@
 
 namespace octavo::fake {
 
-/// Memory of a fake device. What is the device's alone (MemoryKind::device) has two addresses: the caller's, at which
-/// every access of the host ends in a segmentation fault, and the one at which commands find the bytes.
+/// Memory of a fake device. Private memory (MemoryKind::device) has two addresses: at the caller's every access of the
+/// host ends in a segmentation fault, and at the other one commands find the bytes.
 class Allocation {
  public:
-  /// At a multiple of `alignment`, with a page behind it that nobody may touch. Throws std::bad_alloc where the system
-  /// has no room.
+  /// Allocates at a multiple of `alignment`, with a page behind the memory that nobody may access. Throws
+  /// std::bad_alloc where the system has no room.
   Allocation(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment, bool is_managed);
   ~Allocation();
   Allocation(const Allocation&) = delete;
@@ -28,10 +28,10 @@ class Allocation {
   MemoryKind kind() const { return kind_; }
   std::uint64_t bytes() const { return bytes_; }
   std::byte* address() const { return address_; }
-  /// Where commands find what the caller has at `address`.
+  /// Returns the address at which commands find what the caller has at `address`.
   std::byte* inside(const void* address) const;
   bool holds(const void* address, std::uint64_t bytes) const;
-  /// Of managed memory; null otherwise.
+  /// The pages of managed memory; null for other memory.
   Pages* pages() const { return pages_.get(); }
   /// Whether it counts towards its device's budget.
   bool is_counted() const { return kind_ != MemoryKind::host && pages_ == nullptr; }
@@ -48,21 +48,22 @@ class Allocation {
   std::unique_ptr<Pages> pages_;
 };
 
-/// All memory of the fake devices, each of which has a budget for its own and for shared memory. Thread-safe.
+/// All memory of the fake devices. Each device has a budget for its private and its shared memory. Thread-safe.
 class Memory {
  public:
-  static Memory& all();  // lives as long as the process
+  static Memory& all();  // never destroyed
 
-  /// Null beyond the budget, or where the system has no room.
+  /// Returns null beyond the budget, or where the system has no room.
   void* allocate(int device, MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment);
-  /// Of whole pages, beside the budget; null where the system has no room.
+  /// Allocates whole pages, which do not count towards the budget. Returns null where the system has no room.
   void* allocate_managed(int device, std::uint64_t bytes);
   /// Throws Error internal where a command that was enqueued still uses the memory, or where it is not the device's.
   void free(int device, void* memory);
   std::uint64_t free_bytes(int device) const;
 
-  /// What a command of the device uses from `address` on: the allocation, which it must hold until it has run. Null for
-  /// ordinary memory. Throws Error invalid_argument where the memory is another device's or ends before.
+  /// Returns the allocation that a command of the device uses from `address` on. The command must hold it until it has
+  /// run. Returns null for ordinary memory. Throws Error invalid_argument where the memory is another device's, or ends
+  /// before `bytes`.
   std::shared_ptr<const Allocation> used_by(int device, const void* address, std::uint64_t bytes) const;
 
  private:
@@ -73,8 +74,8 @@ class Memory {
   std::map<int, std::uint64_t> used_bytes_;                       // by device
 };
 
-/// A number of the environment, or what it is where the variable is not set.
+/// Returns the number in an environment variable, or `otherwise` where the variable is not set.
 std::uint64_t setting(const char* variable, std::uint64_t otherwise);
-std::uint64_t budget_bytes();  // OCTAVO_FAKE_MEMORY_BYTES, 2 GiB
+std::uint64_t budget_bytes();  // of each device: OCTAVO_FAKE_MEMORY_BYTES, or 2 GiB
 
 }  // namespace octavo::fake

@@ -52,7 +52,7 @@ void CommandQueue::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return !commands_.empty(); });
-    const Command& command = commands_.front();  // stays where it is: others only add behind it
+    const Command& command = commands_.front();  // stays valid: others only add behind it
     lock.unlock();
     if (command.waits_for) command.waits_for->wait();
     if (command.run) {
@@ -61,7 +61,7 @@ void CommandQueue::run() {
     }
     lock.lock();
     const std::shared_ptr<Mark> reached = command.reaches;
-    commands_.pop_front();  // and lets go of its memory, before anybody learns that it has run
+    commands_.pop_front();  // releases its memory before anybody learns that it has run
     if (reached) reached->reach();
     changed_.notify_all();
   }

@@ -22,7 +22,7 @@ class Mark {
   void reach();
   bool is_reached() const;
   void wait() const;
-  Clock::time_point time() const;  // of a mark that was reached
+  Clock::time_point time() const;  // only for a mark that was reached
 
  private:
   mutable std::mutex mutex_;
@@ -30,16 +30,16 @@ class Mark {
   std::optional<Clock::time_point> time_;
 };
 
-/// What a queue does in its turn: it waits for a mark, runs, and reaches a mark, each where there is one.
+/// An entry of a queue: the queue waits for a mark, runs a function, and reaches a mark, each where there is one.
 struct Command {
   std::shared_ptr<const Mark> waits_for = {};
   std::function<void()> run = {};
-  std::vector<std::shared_ptr<const Allocation>> uses = {};  // memory of `run`
+  std::vector<std::shared_ptr<const Allocation>> uses = {};  // memory that `run` uses
   std::shared_ptr<Mark> reaches = {};
 };
 
-/// A thread that takes commands in order, and runs each OCTAVO_FAKE_DELAY_US (500) after it could have: who does not
-/// wait for a command finds that it has not run. Thread-safe; never destroyed.
+/// A thread that runs commands in order, each of them OCTAVO_FAKE_DELAY_US (500) microseconds after it could have run.
+/// A caller that does not wait for a command therefore finds that it has not run. Thread-safe; never destroyed.
 class CommandQueue {
  public:
   CommandQueue();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // liboctavo_fake: a back end whose devices are threads. The reference kernels do its work, late and in memory that the
-// host cannot read, so that tests find what a processor posing as a device hides: a missing wait, a read of private
+// host cannot read. So tests find what a processor that poses as a device hides: a missing wait, a read of private
 // memory, the wrong device, a budget. OCTAVO_SYCL_PLUGIN=<its path> puts it in the place of SYCL's back end. Settings:
-// OCTAVO_FAKE_DEVICES (2), OCTAVO_FAKE_MEMORY_BYTES of each (2 GiB), OCTAVO_FAKE_DELAY_US of each command (500).
+// OCTAVO_FAKE_DEVICES (2), OCTAVO_FAKE_MEMORY_BYTES per device (2 GiB), OCTAVO_FAKE_DELAY_US per command (500).
 #include <cstring>
 #include <tuple>
 
@@ -32,9 +32,9 @@ CommandQueue& commands_of(Queue queue) {
   return *static_cast<CommandQueue*>(queue.handle);
 }
 
-// ---- kernels: those of the reference, with pointers to where commands find the memory
+// ---- kernels: those of the reference, with pointers at which commands find the memory
 
-/// What one command uses, collected while its arguments are looked at.
+/// The memory that one command uses, collected while its arguments are translated.
 struct Uses {
   int device;
   std::vector<std::shared_ptr<const Allocation>> all = {};
@@ -95,7 +95,7 @@ void enqueue(Kernel kernel, Queue queue, const Arguments&... arguments) {
 
 const KernelTable& reference() { return backend("reference"); }
 
-/// The function of the same type that enqueues the reference's, which `Get` finds.
+/// A function of the same type that enqueues the reference's kernel. `Get` returns that kernel.
 template <auto Get, class Function>
 struct Late;
 template <auto Get, class... Parameters>
@@ -144,7 +144,7 @@ constexpr auto zero_one_send = late<&KernelTable::zero_one_send>();
 constexpr auto zero_one_local = late<&KernelTable::zero_one_local>();
 constexpr auto zero_one_sync = late<&KernelTable::zero_one_sync>();
 constexpr auto outer_step = late<&KernelTable::outer_step>();
-// of the host's memory
+// on the host's memory, at once
 constexpr auto measure_words = [](auto... all) { reference().measure_words(all...); };
 constexpr auto pack_words = [](auto... all) { reference().pack_words(all...); };
 constexpr auto unpack_words = [](auto... all) { return reference().unpack_words(all...); };
@@ -169,7 +169,7 @@ DeviceFacts facts(int device) {
           .largest_group = 1024};
 }
 
-/// Copies may go from and to ordinary memory, as SYCL's do.
+/// Enqueues a copy, which may be from and to ordinary memory, as SYCL's may.
 void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
   CommandQueue& commands = commands_of(queue);
   const auto target = Memory::all().used_by(queue.device, to, bytes);
@@ -185,7 +185,7 @@ void copy(Queue queue, void* to, const void* from, std::uint64_t bytes) {
   commands.push({.run = run, .uses = {target, source}});
 }
 
-/// The mark of the latest record; none before the first.
+/// An event: the mark of its latest record, none before the first one.
 struct RecordedMark {
   std::mutex mutex;
   std::shared_ptr<Mark> latest;
