@@ -12,7 +12,7 @@
 #include "octavo/comm/layout.h"
 #include "tests/cpp/ranks.h"
 
-/// Steps of a compressor of two parameters, one of which is exempt, in one bucket.
+/// Steps of a compressor with two parameters in one bucket; the second parameter is exempt.
 namespace octavo::compressor_steps {
 
 inline constexpr std::int64_t kCount = 4096;
@@ -38,7 +38,8 @@ inline void expect_equal(const std::map<std::string, at::Tensor>& a, const std::
   for (const auto& [name, tensor] : a) EXPECT_TRUE(at::equal(tensor, b.at(name))) << name;
 }
 
-/// What a world still owes to the average, by element: the senders' residuals over W, and the owners'.
+/// Returns for each element what a world still owes to the average: the senders' residuals divided by the world size,
+/// and the owners' residuals.
 inline at::Tensor owed(const std::vector<std::map<std::string, at::Tensor>>& world, std::uint64_t count) {
   at::Tensor total = at::zeros({static_cast<std::int64_t>(count)});
   const int size = static_cast<int>(world.size());

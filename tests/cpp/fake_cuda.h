@@ -16,8 +16,8 @@
 
 namespace octavo {
 
-/// What torch does with the streams and events of CUDA, on the devices of tests/fake_device. Stream 0 is a device's
-/// default; the current one is the thread's own.
+/// Implements torch's streams and events of CUDA on the devices of tests/fake_device. Stream 0 is a device's default
+/// stream; each thread has its own current stream.
 class FakeCudaGuard : public c10::impl::DeviceGuardImplInterface {
  public:
   static constexpr auto kType = c10::DeviceType::CUDA;
@@ -84,8 +84,8 @@ class FakeCudaGuard : public c10::impl::DeviceGuardImplInterface {
   mutable std::map<std::pair<c10::DeviceIndex, c10::StreamId>, Queue> queues_;
 };
 
-/// Tests with torch's device `cuda` on the fake devices, which need FAKE_PLUGIN, the plug-in's path. Tensors must be
-/// dead at the end.
+/// A test with torch's device `cuda` on the fake devices. It needs FAKE_PLUGIN, the plug-in's path. All tensors must be
+/// freed before it ends.
 template <class Guard = FakeCudaGuard>
 class FakeCudaTest : public testing::Test {
  protected:

@@ -11,7 +11,7 @@
 
 namespace octavo {
 
-/// Tests of managed memory on the fake device, as torch's `cuda`, whose journal tells which pages came and went.
+/// A test of managed memory on the fake device, as torch's `cuda`. The device's journal says which pages were moved.
 class FakeManagedTest : public FakeCudaTest<> {
  protected:
   void SetUp() override {
@@ -36,7 +36,7 @@ class FakeManagedTest : public FakeCudaTest<> {
     copy(0, all.data(), all.size());
     return all;
   }
-  /// Of what begins at an address.
+  /// Returns the movements of the memory that begins at `address`.
   std::vector<fake::Movement> movements_of(const void* address) const {
     std::vector<fake::Movement> all;
     for (const auto& record : records()) {

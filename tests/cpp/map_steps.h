@@ -13,7 +13,7 @@
 
 namespace octavo {
 
-/// One rank's state of one tensor, and the steps that it makes.
+/// One rank's state of one tensor, and the rank's steps.
 class MapSteps {
  public:
   static constexpr auto kDeadline = std::chrono::milliseconds(20000);
@@ -26,7 +26,7 @@ class MapSteps {
         feedback_(feedback),
         momentum_(momentum) {}
 
-  /// The result in the place of the values.
+  /// Makes a step, with the result in the place of the values.
   Outcome step(at::Tensor& values, bool commit = true) {
     ++step_;
     Contribution tensor = contribution(values);

@@ -14,11 +14,12 @@
 #include <thread>
 #include <vector>
 
-/// Threads as ranks, joined by a backend that copies through shared memory: the schedules are tested without a network,
-/// and a race in them is visible to a thread sanitizer. Real networks are the Python tests' part.
+/// Threads as ranks, joined by a back end that copies through shared memory. So schedules are tested without a network,
+/// and a thread sanitizer sees a race in them. The Python tests use real networks.
 namespace octavo::thread_ranks {
 
-/// Where the ranks of one group meet: each lays down what it sends, and takes what the others laid down.
+/// The memory through which the ranks of one group exchange: each puts there what it sends, and reads what the others
+/// put there.
 struct Meeting {
   explicit Meeting(int world_size)
       : barrier(world_size),
@@ -60,7 +61,7 @@ class ThreadBackend : public c10d::Backend {
       for (int before = 0; before < getRank(); ++before) offset += splits[static_cast<std::size_t>(before)];
       const auto size = splits[static_cast<std::size_t>(getRank())];
       const auto room = output_splits[static_cast<std::size_t>(peer)];
-      fits = fits && size <= room;  // a shorter one is taken, as by Gloo
+      fits = fits && size <= room;  // a shorter message is accepted, as by Gloo
       std::memcpy(out, bytes + offset, static_cast<std::size_t>(std::min(size, room)));
       out += room;
     }
@@ -88,10 +89,10 @@ class ThreadBackend : public c10d::Backend {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
-/// A network on which one bit of what a rank receives in one of its transfers flips.
+/// A back end that flips one bit of what a rank receives in one of its transfers.
 class FlippedBit : public c10d::Backend {
  public:
-  /// `transfer`: which all-to-all, from 0; -1: none.
+  /// `transfer`: the number of the all-to-all, from 0; -1: none.
   FlippedBit(BackendPtr inner, int transfer, std::int64_t bit)
       : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), transfer_(transfer), bit_(bit) {}
 
@@ -116,7 +117,7 @@ class FlippedBit : public c10d::Backend {
   std::int64_t bit_;
 };
 
-/// Runs body(backend, rank) on `world_size` threads; rethrows the first rank's exception.
+/// Runs body(backend, rank) on `world_size` threads. Rethrows the exception of the lowest rank that threw one.
 inline void run_ranks(int world_size, const std::function<void(const BackendPtr&, int rank)>& body) {
   auto meeting = std::make_shared<Meeting>(world_size);
   std::vector<std::exception_ptr> thrown(static_cast<std::size_t>(world_size));

@@ -9,7 +9,7 @@
 
 namespace octavo {
 
-/// What `body` says that is refused: of the category invalid_argument.
+/// Returns the sentence with which `body` is refused. The error must be of the category invalid_argument.
 template <class Body>
 std::string refusal_of(Body body) {
   try {

@@ -19,7 +19,7 @@ inline c10::intrusive_ptr<c10d::ProcessGroup> process_group_of(const thread_rank
   return group;
 }
 
-/// A rank with an engine and one graph of all its parameters, which are numbered from 0 on.
+/// A rank with an engine and one graph of all its parameters; parameters are numbered from 0.
 class ZeroOneGraph {
  public:
   using Shapes = std::vector<std::vector<std::int64_t>>;
@@ -37,7 +37,7 @@ class ZeroOneGraph {
     if (stage == 3) engine.register_graph_z3(kGraph, ids);
   }
 
-  /// Different for each parameter, step and element.
+  /// Returns the whole of a parameter. Its values differ by parameter, step and element.
   at::Tensor whole(long id, int step = 0) const {
     const auto& shape = shapes_[static_cast<std::size_t>(id)];
     const at::Tensor flat = at::arange(at::empty(shape).numel(), at::kDouble) * 31 + 7 * id + step;
@@ -62,7 +62,7 @@ class ZeroOneGraph {
 
   dc::Engine engine;
   std::vector<long> ids;
-  std::vector<at::Tensor> values, gradients;  // of stage 3 the shards, else whole; where sums of this rank's part go
+  std::vector<at::Tensor> values, gradients;  // shards in stage 3, else whole; where sums of own parts go
 
  private:
   void add(long id, int stage) {
