@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that begin with torch imported and nothing else done: forked from one that has, since importing torch takes
-more than a second of a core. So do torch._dynamo, which torch imports at the first step of any optimizer, and the model
-that jobs train; these too are imported. Of what torch reads while it is imported they heed OMP_NUM_THREADS alone.
+"""Processes that begin with torch imported and nothing else done. They are forked from one that has imported it,
+because importing torch takes more than a second of a core. So does importing torch._dynamo, which torch imports at the
+first step of any optimizer, and the model that jobs train, so these are imported too. Of the environment variables that
+torch reads while it is imported, the processes obey OMP_NUM_THREADS alone.
 """
 
 import gc
@@ -19,14 +20,15 @@ from typing import Any
 import torch
 from patience import PATIENCE
 
-# No test asks a hub. It is read where transformers is imported: in the fork server.
+# No test asks a hub. The variable is read where transformers is imported: in the fork server.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def start(function: Callable[..., Any], *args: Any, daemon: bool = False, **environment: str) -> ForkServerProcess:
     """Starts a process for `function(*args)`, with this process's environment and `environment`.
 
-    `function` must be importable (top level of a module). The end of this process waits for it, or kills a `daemon`.
+    `function` must be importable (top level of a module). This process waits for it before it ends, or kills it if it
+    is a `daemon`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "transformers.models.llama.modeling_llama"])
@@ -52,7 +54,8 @@ def run_code(code: str, *arguments: str | Path, timeout_s: float = 60, **environ
 def run_ranks(
     count: int, code: str, *arguments: str | Path, timeout_s: float, **environment: str
 ) -> list[tuple[int, str, str]]:
-    """`run_code` for each rank of a job on this machine, all at a time; the results in rank order."""
+    """Does `run_code` for each rank of a job on this machine, all at the same time. Returns the results in rank
+    order."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
@@ -67,7 +70,7 @@ def run_ranks(
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], environment: Mapping[str, str]) -> None:
-    gc.freeze()  # collections look at what the process makes, not at all of torch
+    gc.freeze()  # garbage collections then look at what the process makes, not at all of torch
     os.environ.clear()
     os.environ.update(environment)
     if threads := environment.get("OMP_NUM_THREADS"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the fused optimizers that the tests of their states and of their options have alike."""
+"""Runs of the fused optimizers, shared by the tests of their states and those of their options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def give_gradients(parameters: list[nn.Parameter], step: int) -> None:
 
 
 def run(make: Any, steps: range, parameters: list[nn.Parameter] | None = None, **options: Any) -> Any:
-    """The parameters and the optimizer after some steps."""
+    """Makes some steps and returns the parameters and the optimizer."""
     parameters = parameters_of() if parameters is None else parameters
     optimizer = make(parameters, **options)
     go_on(optimizer, steps)
@@ -42,7 +42,7 @@ def go_on(optimizer: torch.optim.Optimizer, steps: range) -> None:
 
 
 def tensors_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters and all state, in order."""
+    """Returns the parameters and all state, in order."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [p.detach() for p in parameters] + [t for p in parameters for t in optimizer.state[p].values()]
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of Lion, Distributed Lion, Signum and OneBitLamb share: Lion in ten lines, a model joined to its
-optimizer, and a run that is saved and loaded on its way."""
+optimizer, and a run that is saved and loaded in the middle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def build(name: str, parameters, **options):
 
 
 def update_of(momentum: Tensor, gradient: Tensor, betas: tuple[float, float]) -> Tensor:
-    """The update that a rank sends; turns `momentum` into the one that it keeps."""
+    """Returns the update that a rank sends, and turns `momentum` into the one that the rank keeps."""
     update = momentum * betas[0] + gradient * (1 - betas[0])
     momentum.copy_(momentum * betas[1] + gradient * (1 - betas[1]))
     return update
@@ -35,7 +35,8 @@ def move(parameter: Tensor, update: Tensor, lr: float, weight_decay: float) -> N
 
 
 class Given(nn.Module):
-    """Whose gradients are what it is given: of a matrix that is encoded, and of a bias that travels in float32."""
+    """A model whose gradients are its inputs: those of a matrix, which is encoded, and of a bias, which is sent in
+    float32."""
 
     def __init__(self):
         super().__init__()
@@ -47,7 +48,7 @@ class Given(nn.Module):
 
 
 def gradients_of(rank: int, step: int) -> list[Tensor]:
-    """A fifth of the matrix' are exact zeros."""
+    """Returns the gradients of the matrix and the bias. A fifth of the matrix's elements are exact zeros."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     weight, bias = torch.randn(64, 40, generator=generator), torch.randn(40, generator=generator)
     return [weight * (torch.rand(64, 40, generator=generator) > 0.2), bias]
@@ -56,7 +57,7 @@ def gradients_of(rank: int, step: int) -> list[Tensor]:
 def wrap(
     name: str, plan: str = "sign-vote", module: nn.Module | None = None, ddp_options: dict | None = None, **options
 ):
-    """A model, its handle and its optimizer, which was built before DDP wrapped the model."""
+    """Returns a model, its handle and its optimizer, which was built before DDP wrapped the model."""
     module = Given() if module is None else module
     compress_options = {key: options.pop(key) for key in ("scaler",) if key in options}
     optimizer = build(name, module.parameters(), **options)
@@ -67,8 +68,8 @@ def wrap(
 def learning_curve(
     rank: int, make: Callable[[], tuple[Any, Any, Any]], stop: int | None
 ) -> tuple[list[tuple[float, str]], Any, Any]:
-    """Losses and digests of 30 steps of a model that `make` builds with its handle and its optimizer, and these two; at
-    `stop` everything is saved, built anew and loaded."""
+    """Returns losses and digests of 30 steps of a model that `make` builds with its handle and its optimizer, and these
+    two. At `stop` everything is saved, built anew and loaded."""
     model, handle, optimizer = make()
     curve = []
     for step in range(30):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mark of tests that make hosts of their own. Asking whether they can makes one, so it is asked once."""
+"""The mark of tests that make hosts of their own. Finding out whether this machine can make them makes one, so it is
+done once."""
 
 import pytest
 

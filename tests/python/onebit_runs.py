@@ -10,7 +10,7 @@ from octavo.optim import OneBitAdamW
 
 
 def wrap(warmup_steps: int = 2, plan: str = "sign+ef", width: int = 64, **options):
-    """A model, its handle and its optimizer, which was built before DDP wrapped the model."""
+    """Returns a model, its handle and its optimizer, which was built before DDP wrapped the model."""
     torch.manual_seed(0)
     module = nn.Linear(width, width, bias=False)
     compress_options = {key: options.pop(key) for key in ("scaler",) if key in options}

@@ -10,7 +10,8 @@ import octavo
 
 
 class Net(nn.Module):
-    """Of several sizes and memory orders; `scale` makes ranks begin differently, which Outer must undo."""
+    """A model with parameters of several sizes and memory formats. `scale` makes ranks begin differently, which Outer
+    must undo."""
 
     def __init__(self, scale: float = 1.0):
         super().__init__()

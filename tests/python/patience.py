@@ -2,8 +2,8 @@
 """How much longer than on two quiet cores a test may take.
 
 `OCTAVO_TEST_PATIENCE` multiplies a test's time limit, and how long the helpers here wait for processes. `tools/test`
-sets it: its tests share the cores with the sanitizers' builds, on machines of which some are half as fast as others.
-These limits are there to end what hangs; what a user waits for has deadlines of its own, which do not change.
+sets it, because its tests share the cores with the sanitizers' builds, and some machines are half as fast as others.
+These limits are there to end what hangs. What a user waits for has deadlines of its own, which do not change.
 """
 
 import os

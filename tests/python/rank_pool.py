@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes as ranks, kept between tests: starting Python and torch takes longer than most tests."""
+"""Processes as ranks, kept between tests, because starting Python and torch takes longer than most tests."""
 
 import faulthandler
 import multiprocessing
@@ -18,7 +18,7 @@ from patience import PATIENCE
 
 
 def _serve(rank: int, world_size: int, pipe: Any, stderr: Path) -> None:
-    # What a rank writes last, the stack of one that dies or is late too, stands in the error of its test.
+    # The error of a test contains what each rank wrote last, including the stack of a rank that died or is late.
     os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     faulthandler.enable(2)
     faulthandler.register(signal.SIGUSR1, 2)
@@ -53,8 +53,8 @@ def _serve(rank: int, world_size: int, pipe: Any, stderr: Path) -> None:
 
 class RankPool:
     """``run(function, *args)`` calls ``function(rank, *args)`` in every rank of a new Gloo group, and returns the
-    results in rank order. ``function`` must be importable (top level of a test module). `timeout_s`, of two quiet
-    cores (patience.py), is the group's too."""
+    results in rank order. ``function`` must be importable (top level of a test module). `timeout_s`, in seconds of two
+    quiet cores (patience.py), is also the group's timeout."""
 
     def __init__(self, world_size: int):
         self.world_size = world_size
@@ -86,7 +86,8 @@ class RankPool:
             self._folder = None
 
     def _start(self) -> None:
-        # As long as the ranks: a store that a rank still holds ends its process when the store's folder is gone.
+        # The folder must exist as long as the ranks: a store that a rank still holds ends its process when the folder
+        # is gone.
         self._folder = tempfile.TemporaryDirectory()
         for rank in range(self.world_size):
             ours, theirs = multiprocessing.Pipe()

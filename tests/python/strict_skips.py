@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pytest -p strict_skips`, as tools/test runs it: a skipped test is a failed one, unless this machine explains it.
+"""`pytest -p strict_skips`, as tools/test runs it: a skipped test fails, unless this machine explains the skip.
 
 Continuous integration installs everything that tests need. A skip that nobody expects there hides a broken set-up.
 """
@@ -13,7 +13,7 @@ import pytest
 
 
 def _has_cuda() -> bool:
-    import torch  # here, where a skip asks: it takes two seconds of each worker
+    import torch  # only where a skip needs it: it takes two seconds of each worker
 
     return torch.cuda.is_available()
 
@@ -34,7 +34,7 @@ def _may_not_make_hosts() -> bool:
     return not int(effective[1], 16) >> 21 & 1
 
 
-#: The reasons for which a test may be skipped, as regular expressions, and on which machines.
+#: The reasons for which a test may be skipped, as regular expressions, each with whether it applies to this machine.
 ALLOWED: list[tuple[str, Callable[[], bool]]] = [
     (r"network namespaces|ip netns", _may_not_make_hosts),
     (r"the flags are those of x86", lambda: platform.machine() != "x86_64"),

@@ -32,7 +32,7 @@ NANO = dict(
 
 
 def write_inputs(folder: Path) -> tuple[Path, Path]:
-    """A data set of 60 sums and a model of 30 thousand parameters, as files."""
+    """Writes a data set of 60 sums and the config of a model of 30 thousand parameters. Returns the two paths."""
     data, model = folder / "sums.jsonl", folder / "nano.json"
     records = [
         dict(instruction=f"Add, number {i}.", input=f"{i % 7} {i % 5}", output=str(i % 7 + i % 5)) for i in range(60)
@@ -43,7 +43,7 @@ def write_inputs(folder: Path) -> tuple[Path, Path]:
 
 
 def nano_config(folder: Path, **changes: Any) -> TrainConfig:
-    """Eight quick steps of the nano model into `folder`/out."""
+    """Returns the config of eight quick steps of the nano model, into `folder`/out."""
     data, model = write_inputs(folder)
     options: dict[str, Any] = dict(
         data=str(data), model=str(model), out=str(folder / "out"), steps=8, batch_size=2, seq_len=32
@@ -54,7 +54,7 @@ def nano_config(folder: Path, **changes: Any) -> TrainConfig:
 
 @contextlib.contextmanager
 def solo_world() -> Iterator[World]:
-    """A process group of this process alone."""
+    """Yields the world of this process alone, in a process group."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -64,20 +64,20 @@ def solo_world() -> Iterator[World]:
 
 
 def run_as_rank(rank: int, config: TrainConfig) -> dict[str, Any]:
-    """The part of one rank of a pool, in a world of `config.nproc`; returns its summary."""
-    from octavo.train.job import run_job  # transformers, which most users of this module do without
+    """Runs a job as one rank of a pool, in a world of `config.nproc`. Returns its summary."""
+    from octavo.train.job import run_job  # imports transformers, which most users of this module do not need
 
     return run_job(config, World(rank, config.nproc), None)
 
 
 def read_curve(out: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without what depends on the clock."""
+    """Returns the records of metrics.jsonl without what depends on the clock."""
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [{name: value for name, value in record.items() if name not in TIMINGS} for record in records]
 
 
 def clean_environment(**changes: str) -> dict[str, str]:
-    """This environment without what would make a process a rank."""
+    """Returns this environment without the variables that would make a process a rank."""
     ours = (
         "RANK",
         "LOCAL_RANK",
@@ -91,12 +91,12 @@ def clean_environment(**changes: str) -> dict[str, str]:
 
 
 def train_command(config: TrainConfig) -> list[str]:
-    """The command line of `config`."""
+    """Returns the command line of `config`."""
     return [sys.executable, "-m", "octavo", "train", *config.to_args()]
 
 
 def run_octavo(*arguments: str, timeout_s: float = 90, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs `octavo …` to its end, its output captured; for `timeout_s` seconds of two quiet cores (patience.py)."""
+    """Runs `octavo …` to its end and captures its output. `timeout_s`: seconds of two quiet cores (patience.py)."""
     command = [sys.executable, "-m", "octavo", *arguments]
     env = clean_environment(**environment)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE * timeout_s, check=False)

@@ -16,7 +16,7 @@ from octavo.optim import ZeroOneAdam
 LR, BETAS, EPS, DECAY = 1e-2, (0.9, 0.99), 1e-3, 0.1
 SCHEDULE = dict(var_freeze_step=8, var_update_scaler=2, local_step_scaler=4, local_step_clipper=4)
 KINDS = "vvvsvsvs ssss lsls llls llls llls".replace(" ", "")
-"""Of the first steps of SCHEDULE: variance, sync or local."""
+"""The kinds of the first steps of SCHEDULE: variance, sync or local."""
 
 
 def build(parameters: Any, **options: Any) -> ZeroOneAdam:
@@ -27,7 +27,7 @@ def build(parameters: Any, **options: Any) -> ZeroOneAdam:
 def wrap(
     plan: str = "dense", module: nn.Module | None = None, ddp_options: dict | None = None, **options: Any
 ) -> tuple[DistributedDataParallel, Any, ZeroOneAdam]:
-    """A model, its handle and its optimizer."""
+    """Returns a model, its handle and its optimizer."""
     module = Given() if module is None else module
     compress_options = {key: options.pop(key) for key in ("scaler", "timeout_s") if key in options}
     optimizer = build(module.parameters(), **options)
@@ -42,8 +42,9 @@ def run_step(model: nn.Module, optimizer: ZeroOneAdam, gradients: list[Tensor]) 
 
 
 class Published:
-    """Algorithm 1 of the paper for all ranks at once, in float64, with AdamW's corrections and decoupled weight decay:
-    `x[rank]`, `m[rank]` and `u[rank]` of one tensor, `v` of all ranks, `common` the parameter of the last sync."""
+    """Algorithm 1 of the paper for all ranks at once, in float64, with AdamW's corrections and decoupled weight decay.
+    It has one tensor: `x[rank]`, `m[rank]` and `u[rank]` are a rank's, `v` is that of all ranks, and `common` is the
+    parameter at the last sync."""
 
     def __init__(self, parameter: Tensor, world_size: int):
         self.betas = BETAS
@@ -55,7 +56,7 @@ class Published:
         self.total, self.decay = 0.0, 1.0
 
     def step(self, kind: str, gradients: list[Tensor | None], lr: float = LR) -> None:
-        """`gradients`: by rank; None for a rank that leaves a local step out."""
+        """Makes a step. `gradients`: by rank; None for a rank that leaves a local step out."""
         beta1, beta2 = self.betas
         self.steps += 1
         size = lr / (1 - beta1**self.steps)
@@ -96,14 +97,15 @@ def published_of(module: nn.Module, world_size: int) -> list[Published]:
 def step_published(
     published: list[Published], kind: str, step: int, world_size: int, without: set[int] | None = None
 ) -> None:
-    """`without`: ranks that leave the step out."""
+    """Makes a step of the reference. `without`: ranks that leave the step out."""
     given = [gradients_of(rank, step) for rank in range(world_size)]
     for i, one in enumerate(published):
         one.step(kind, [None if rank in (without or ()) else given[rank][i] for rank in range(world_size)])
 
 
 def require_close(module: nn.Module, published: list[Published], rank: int, words: str) -> None:
-    """Parameters, which are of size 1, within a few units in their last place of the float64 reference."""
+    """Requires that parameters, which are of size 1, are within a few units in their last place of the float64
+    reference."""
     for parameter, one in zip(module.parameters(), published, strict=True):
         torch.testing.assert_close(
             parameter.detach().double(), one.x[rank], rtol=1e-6, atol=2e-6, msg=lambda text: f"{words}: {text}"
