@@ -33,7 +33,7 @@ def take_turns(
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Inside, torch's kernels and ours run on so many threads."""
+    """Inside this context torch's kernels and ours run on `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -45,7 +45,7 @@ class _Run:
     disk: Disk
     identity: dict[str, Any]
     precision: str | None
-    """None where it is not chosen yet."""
+    """The precision, if it is chosen already."""
     found: Found | None
 
     @property

@@ -104,7 +104,7 @@ class Setting:
         return max(1, round(self.trial_share * self.steps))
 
     def seeds_among(self, asked: Sequence[int] | None) -> tuple[int, ...]:
-        """The seeds of this setting that are asked for; None asks for all."""
+        """Returns the seeds of this setting that are asked for; None asks for all."""
         return tuple(seed for seed in self.seeds if asked is None or seed in asked)
 
     @property

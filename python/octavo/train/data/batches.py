@@ -60,7 +60,7 @@ class Batches:
         self._order = lru_cache(maxsize=2)(lambda epoch: Rng("epoch", seed, epoch).permutation(len(self)))
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return len(self._rows)
 
     def batch(self, step: int, micro_step: int = 0, rank: int = 0, world_size: int = 1) -> dict[str, Tensor]:

@@ -89,7 +89,7 @@ class Engine(ABC):
 
     @abstractmethod
     def save_model(self, folder: Path) -> None:
-        """Rank 0 writes the files by which transformers opens a model. Raises OSError there, or on all ranks."""
+        """Writes, on rank 0, the files by which transformers opens a model. Raises OSError there, or on all ranks."""
 
     # ---- state
 
