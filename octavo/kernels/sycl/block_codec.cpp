@@ -10,7 +10,7 @@ namespace {
 
 using sycl_span::Blocks, sycl_span::divide_up;
 
-/// What an encoder's kernels are compiled for: a residual, a momentum, ...
+/// Returns what an encoder's kernels are compiled for: a residual, a momentum, ...
 template <BlockCodec codec>
 unsigned what_it_has(const EncodeInput& in, const rules::Residual* next) {
   using namespace sycl_span;
@@ -32,7 +32,7 @@ KernelName kernel_of(const char* function, std::string options) {
 
 std::uint64_t groups_of(const Blocks& blocks) { return divide_up(blocks.blocks, blocks.blocks_of_group); }
 
-/// Without scales, blocks only cut the work.
+/// Returns the blocks of a codec. Without scales, blocks only divide the work.
 template <BlockCodec codec>
 Blocks blocks_of(std::uint64_t count, std::uint64_t block, Payload payload) {
   return Blocks::of(count, RuleOf<codec>::type::kHasScale ? block : sycl_span::kChunk, payload);

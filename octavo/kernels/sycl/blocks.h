@@ -9,14 +9,14 @@
 #include "octavo/kernels/sycl/span.h"
 #include "octavo/rules/block_codecs.h"
 
-/// The loop over the blocks of a block codec (rules/block_codec.h), a chunk at a time. All lanes of a group call all of
-/// this together.
+/// The loop over the blocks of a block codec (rules/block_codec.h), a chunk at a time. All lanes of a group call each
+/// of these functions together.
 namespace octavo::sycl_code {
 
 using sycl_span::Blocks, sycl_span::Chunk, sycl_span::kChunk;
 
-/// rules::random_bits(key, first + lane()) for all lanes together: they lie in one random group or in two that follow
-/// each other, whose bases are then computed once and not by each lane.
+/// Returns rules::random_bits(key, first + lane()). The elements of all lanes lie in one random group or in two that
+/// follow each other, whose bases are then computed once and not by each lane.
 inline std::uint32_t lane_random(std::uint64_t key, std::uint64_t first) {
   static_assert(kLanes <= rules::kRandomGroup);
   const std::uint64_t group = first / rules::kRandomGroup;
@@ -26,8 +26,8 @@ inline std::uint32_t lane_random(std::uint64_t key, std::uint64_t first) {
                                      : rules::random_bits_at(next_base, place - rules::kRandomGroup);
 }
 
-/// The random bits of the lanes' elements. The device's compiler does not vectorise shared bases beside several planes
-/// of codes: there each lane hashes for itself.
+/// Returns the random bits of the lane's element. The device's compiler does not vectorise shared bases beside several
+/// planes of codes: there each lane hashes for itself.
 template <class Rule>
 inline std::uint32_t random_of_lane(std::uint64_t key, std::uint64_t first) {
   constexpr bool kHasPlanes = Rule::kBits > 1 && rules::kLayout<Rule::kBits> == rules::Layout::planes;
@@ -41,7 +41,7 @@ inline float lane_dither(const EncodeInput& in, std::uint64_t first) {
   return rules::dither(random_of_lane<Rule>(dither_key(in), in.first + first));
 }
 
-/// What a chunk says of its block's scale; the same in all lanes.
+/// Returns the summary of a chunk, from which the statistic of its block is made; the same in all lanes.
 inline std::uint32_t summary(rules::LargestMagnitude, const EncodeInput& in, std::uint64_t first, std::uint64_t count) {
   std::uint32_t largest = 0;
   for_lanes(count, [&](std::uint64_t i, auto step) {
@@ -55,7 +55,7 @@ inline float summary(rules::MeanMagnitude, const EncodeInput& in, std::uint64_t 
   return lane_sum(count, [&](std::uint64_t i) { return rules::magnitude(value_at(in, first + i)); });
 }
 
-/// `statistic`: of the block; 0 where the codec has no scales.
+/// Encodes a chunk. `statistic`: that of its block; 0 where the codec has no scales.
 template <class Rule, bool kStochastic>
 inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statistic, std::uint8_t* codes,
                          rules::Residual* next) {
@@ -77,7 +77,7 @@ inline void encode_chunk(const EncodeInput& in, const Chunk& chunk, float statis
   });
 }
 
-/// `nonfinite` is set by codecs without scales, value by value.
+/// Decodes a chunk. Codecs without scales set `nonfinite` here, value by value.
 template <class Rule>
 inline void decode_chunk(const Chunk& chunk, float scale, const std::uint8_t* codes, Store how, float* out,
                          std::uint32_t* nonfinite) {
@@ -105,7 +105,7 @@ inline float scale_of(const Blocks& blocks, std::uint64_t number, std::uint32_t*
   return 1.0F;
 }
 
-/// Calls body(number, chunk) for the blocks of one chunk that this group takes.
+/// Calls body(number, chunk) for the blocks that this group takes, each of which is one chunk.
 template <class Body>
 inline void for_blocks(const Blocks& blocks, Body body) {
   const std::uint64_t from = group_index() * blocks.blocks_of_group;
@@ -116,7 +116,7 @@ inline void for_blocks(const Blocks& blocks, Body body) {
   }
 }
 
-/// Blocks of one chunk: a group takes some, and reads each twice while it is in the cache.
+/// Encodes blocks of one chunk. A group takes some of them, and reads each twice while it is in the cache.
 template <class Rule, bool kStochastic>
 inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Residual* next) {
   for_blocks(blocks, [&](std::uint64_t number, const Chunk& chunk) {
@@ -131,8 +131,9 @@ inline void encode_blocks(const EncodeInput& in, const Blocks& blocks, rules::Re
   });
 }
 
-// Wider blocks: a group a chunk, in four kernels. Between them a chunk's summary waits where its codes will be, and
-// a block's statistic where its scale will be. The last chunk of a block may have no room for a summary: it keeps none.
+// Wider blocks: a group takes one chunk, and encoding takes four kernels. Between the kernels a chunk's summary is
+// stored where its codes will be, and a block's statistic where its scale will be. The last chunk of a block may have
+// no room for a summary, so its summary is not stored.
 
 template <class Rule>
 inline std::uint8_t* room_of(const Blocks& blocks, std::uint64_t number, const Chunk& chunk) {
@@ -156,7 +157,7 @@ inline void summarize_chunks(const EncodeInput& in, const Blocks& blocks) {
   });
 }
 
-/// A group a block.
+/// Makes a block's statistic of the summaries of its chunks. A group takes one block.
 template <class Rule>
 inline void add_summaries(const EncodeInput& in, const Blocks& blocks) {
   typename Rule::Statistic statistic;
@@ -184,7 +185,7 @@ inline void encode_chunks(const EncodeInput& in, const Blocks& blocks, rules::Re
   });
 }
 
-/// An item a block.
+/// Replaces the statistic of a block by the scale that is sent. An item takes one block.
 template <class Rule>
 inline void write_scales(const Blocks& blocks) {
   const std::uint64_t number = item().get_global_id(0);

@@ -19,8 +19,8 @@ std::string path_of_libsycl() {
   return dladdr(inside, &info) != 0 && info.dli_fname != nullptr ? info.dli_fname : "";
 }
 
-/// The CPU device comes with a package that registers itself nowhere: its library lies beside libsycl. SYCL reads these
-/// variables at its first query; the user's own settings stay.
+/// Sets the variables that SYCL reads at its first query; the user's own settings stay. The CPU device comes with a
+/// package that registers itself nowhere, but its library lies beside libsycl.
 void prepare_environment() {
   const std::string libsycl = path_of_libsycl();
   const std::string driver = libsycl.substr(0, libsycl.rfind('/') + 1) + "libintelocl.so";
@@ -28,7 +28,7 @@ void prepare_environment() {
   setenv("SYCL_CACHE_PERSISTENT", "1", 0);
 }
 
-/// A file of the process, for dl_iterate_phdr: kept where it is a run time of SYCL.
+/// Takes a file of the process from dl_iterate_phdr, and keeps its path where the file is a run time of SYCL.
 int keep_run_time(dl_phdr_info* file, std::size_t, void* found) {
   const std::filesystem::path path = file->dlpi_name;
   if (path.filename().string().starts_with("libsycl.so")) {
@@ -37,7 +37,8 @@ int keep_run_time(dl_phdr_info* file, std::size_t, void* found) {
   return 0;
 }
 
-/// What one of them made, such as queues, is useless to the other, and symbols of one may be taken for the other's.
+/// Throws where the process has a second run time of SYCL. What one of them made, such as queues, is useless to the
+/// other, and symbols of one may be taken for those of the other.
 void require_single_run_time() {
   const std::filesystem::path own = std::filesystem::weakly_canonical(path_of_libsycl());
   std::set<std::filesystem::path> found;

@@ -18,21 +18,22 @@ struct Device {
   sycl::context context;
 };
 
-/// Empty where SYCL finds none. Throws Error unsupported where another library has loaded a SYCL run time of its own,
-/// whose queues would mean nothing here. Lives as long as the process: SYCL's statics may be destroyed before ours.
+/// Returns the devices; none where SYCL finds none. Throws Error unsupported where another library has loaded a SYCL
+/// run time of its own, whose queues would mean nothing here. The list exists as long as the process, because SYCL's
+/// statics may be destroyed before ours.
 const std::vector<Device>& devices();
 
-/// Throws Error invalid_argument where there is no such device.
+/// Returns a device by its number. Throws Error invalid_argument where there is no such device.
 const Device& device_at(int index);
 
-/// The queue of the calling thread's own calls, whose memory is ordinary: of the first device that can read it, or of
-/// the CPU where only GPUs are numbered. Throws Error unsupported where there is none.
+/// Returns the queue of the calling thread's own calls, whose memory is ordinary. It is a queue of the first device
+/// that can read such memory, or of the CPU where only GPUs are numbered. Throws Error unsupported where there is none.
 sycl::queue& host_queue();
 
-/// For queues: a failure on the device is thrown by wait_and_throw(), instead of ending the process.
+/// The error handler of queues. With it wait_and_throw() throws a failure on the device, instead of ending the process.
 void rethrow(sycl::exception_list failures);
 
-/// SYCL's queue behind one of ours; behind the calling thread it is host_queue().
+/// Returns SYCL's queue behind one of ours; behind the calling thread it is host_queue().
 inline sycl::queue& sycl_queue_of(Queue queue) {
   if (queue.is_calling_thread()) return host_queue();
   return *static_cast<sycl::queue*>(queue.handle);
@@ -50,10 +51,10 @@ auto guarded(std::string_view where, Body body) {
   }
 }
 
-/// Held for each submission to a queue and each question about one.
+/// Returns the mutex that is held during each submission to a queue and each question about one.
 std::mutex& submission_mutex();
 
-/// Runs `body`, which submits to a queue or asks whether it is idle, on one thread at a time, and must not wait: SYCL's
+/// Runs `body` on one thread at a time. `body` submits to a queue or asks whether it is idle, and must not wait. SYCL's
 /// OpenCL adapter keeps a queue's latest event without a lock, and two threads would release it twice.
 template <class Body>
 auto alone(Body body) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr const char* kWhere = "device.sycl";
 
-/// A place for the event of the latest record.
+/// The event of the latest record, if there is one.
 class Marker {
  public:
   void set(sycl::event event) {

@@ -3,7 +3,7 @@
 
 #include "octavo/kernels/runtime.h"
 
-/// The events of DeviceRuntime, as it describes them.
+/// The functions of DeviceRuntime for events; kernels/runtime.h describes them.
 namespace octavo::sycl_backend {
 
 Event create_event();

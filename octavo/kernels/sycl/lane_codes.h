@@ -4,12 +4,12 @@
 #include "octavo/kernels/sycl/device.h"
 #include "octavo/rules/block_codec.h"
 
-/// The lanes' codes to and from the bytes of their block (rules/block_codec.h says how they lie there). `first`: the
-/// number of lane 0's element in its block of `size` elements. Both are the same in all lanes, and so is `codes`; a
-/// lane that is not inside the step has the code 0.
+/// Writes the lanes' codes to the bytes of their block and reads them back (rules/block_codec.h says how codes are laid
+/// out). `first`: the number of lane 0's element in its block of `size` elements. `first`, `size` and `codes` are the
+/// same in all lanes. A lane that is not inside the step has the code 0.
 namespace octavo::sycl_code {
 
-/// Eight lanes share a word: how far a lane's nibble is shifted in it.
+/// Returns how far a lane's nibble is shifted in a word, which eight lanes share.
 OCTAVO_RULE std::uint32_t nibble_shift() { return 4 * (lane() % 8 ^ 1); }
 
 OCTAVO_RULE void store_nibbles(std::uint32_t nibble, WholeStep, std::uint8_t* bytes) {
@@ -38,9 +38,11 @@ OCTAVO_RULE std::uint32_t load_nibble(const std::uint8_t* bytes, LastStep step) 
   return lane() % 2 == 0 ? bytes[lane() / 2] >> 4 : bytes[lane() / 2] & 15;
 }
 
-// Plane after plane without a loop: the compiler takes what a loop holds for a lane's own, and makes masks of it.
+// Planes are handled one after another, without a loop: the compiler assumes that what a loop holds differs from lane
+// to lane, and uses masks for it.
 
-/// The lanes' flags, packed as sign bits are, without a ballot: two of them are not vectorised beside a residual.
+/// Returns the lanes' flags, packed as sign bits are, without a ballot: two ballots are not vectorised beside a
+/// residual.
 OCTAVO_RULE std::uint64_t packed_union(std::uint32_t flag) {
   const std::uint32_t place = static_cast<std::uint32_t>(lane()) ^ 7;
   if constexpr (kLanes <= 32) return union_of_lanes(flag << place);

@@ -6,8 +6,8 @@
 
 namespace octavo::sycl_code {
 
-/// rules::lane_sum by the lanes of a group; the same in all of them. An item holds every kLanes-th of the rule's lanes:
-/// the halves that are added are first its own, then its neighbours'.
+/// Returns rules::lane_sum, worked out by the lanes of a group; the same in all of them. An item holds every kLanes-th
+/// of the rule's lanes. The halves that are added are first its own lanes, then those of its neighbours.
 template <class Term>
 inline float lane_sum(std::uint64_t count, Term term) {
   constexpr std::uint64_t kOwn = rules::kSumLanes / kLanes;

@@ -19,7 +19,7 @@
 /// call returns when its kernel has run.
 namespace octavo::sycl_backend {
 
-// A kernel's arguments, with structs taken apart (device.h says why).
+// flat() returns the arguments of a kernel, with structs taken apart (device.h says why).
 inline auto flat(const EncodeInput& in) {
   return std::tuple(in.gradient, in.residual, in.momentum, in.preconditioner, in.others, in.gradient_weight,
                     in.momentum_weight, in.sum_weight, in.rounding_key, in.first);
@@ -45,7 +45,7 @@ auto flat(const Argument& argument) {
   return std::tuple(argument);
 }
 
-/// What the program of a step is compiled for. Both states of a step have one format.
+/// Returns the options with which the program of a step is compiled. Both states of a step have the same format.
 inline std::string step_options(const StepOperands& step) {
   const auto define = [](const char* name, auto value) {
     return std::string("-DOCTAVO_") + name + "=" + std::to_string(static_cast<std::uint32_t>(value));
@@ -71,19 +71,19 @@ void launch(Queue queue, const KernelName& name, std::uint64_t groups, std::uint
   });
 }
 
-/// For kernels that give each group a span of their own: groups of one sub-group.
+/// Launches a kernel that decides itself what each group takes. A group is one sub-group.
 template <class... Arguments>
 void launch_groups(Queue queue, const KernelName& name, std::uint64_t groups, const Arguments&... arguments) {
   if (groups > 0) launch(queue, name, groups, lanes(sycl_queue_of(queue)), arguments...);
 }
 
-/// For kernels whose groups take a span of elements each.
+/// Launches a kernel in which each group takes a span of elements.
 template <class... Arguments>
 void launch_spans(Queue queue, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
   launch_groups(queue, name, sycl_span::divide_up(count, sycl_span::kSpan), arguments...);
 }
 
-/// For kernels that take an item an element.
+/// Launches a kernel in which each item takes one element.
 template <class... Arguments>
 void launch_elements(Queue queue, const KernelName& name, std::uint64_t count, const Arguments&... arguments) {
   if (count == 0) return;

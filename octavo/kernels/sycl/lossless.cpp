@@ -4,7 +4,7 @@
 #include "octavo/kernels/backend.h"
 #include "octavo/kernels/sycl/table.h"
 
-/// Messages lie in the host's memory, where its own processor packs them.
+/// Messages lie in the host's memory, so the host's own processor packs them.
 namespace octavo::sycl_backend {
 
 void measure_words(const std::uint16_t* words, std::uint64_t count, rules::WordBlock* blocks) {

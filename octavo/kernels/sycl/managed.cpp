@@ -12,10 +12,10 @@ namespace {
 
 constexpr const char* kWhere = "kernels.managed";
 
-/// The host's, which shares the memory.
+/// Returns the size of the host's pages, because the host shares the memory.
 std::uint64_t page_bytes() { return host_managed.page_bytes(); }
 
-/// Runs `body` with the queue; the calling thread waits for what it gave it.
+/// Runs `body` with the queue. On the calling thread it waits for what `body` enqueued.
 template <class Body>
 void enqueue_managed(Queue queue, Body body) {
   guarded(kWhere, [&] {
@@ -35,13 +35,13 @@ void free_managed(Queue queue, void* memory, std::uint64_t) {
   guarded(kWhere, [&] { sycl::free(memory, sycl_queue_of(queue)); });
 }
 
-/// Tells a driver that moves pages by itself where they belong; one that knows no such advice may refuse it.
+/// Tells a driver that moves pages by itself where they belong. A driver that does not know such advice may refuse it.
 void advise(sycl::queue& queue, void* memory, std::uint64_t bytes, bool to_device) {
   constexpr int kToDevice = UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION;
   constexpr int kToHost = UR_USM_ADVICE_FLAG_SET_PREFERRED_LOCATION_HOST;
   try {
     queue.mem_advise(memory, bytes, to_device ? kToDevice : kToHost);
-  } catch (const sycl::exception&) {  // and pages still move when they are asked for
+  } catch (const sycl::exception&) {  // pages still move when they are asked for
   }
 }
 
@@ -55,7 +55,7 @@ void prefetch(Queue queue, void* memory, std::uint64_t bytes, bool to_device) {
   });
 }
 
-/// Bytes by memset: fill() with an unsigned char ends in a segmentation fault in some drivers (seed 002).
+/// Sets bytes by memset: fill() with an unsigned char ends in a segmentation fault in some drivers (seed 002).
 void fill(Queue queue, void* memory, std::uint32_t pattern, unsigned width, std::uint64_t count) {
   if (count == 0) return;
   enqueue_managed(queue, [&](sycl::queue& target) {

@@ -20,7 +20,7 @@ namespace {
 namespace ext = sycl::ext::oneapi::experimental;
 using Executable = sycl::kernel_bundle<sycl::bundle_state::executable>;
 
-/// The kernels of a source for a device, found by name.
+/// The kernels of a source, compiled for a device, by name.
 class Program {
  public:
   explicit Program(Executable kernels) : kernels_(std::move(kernels)) {}
@@ -47,7 +47,7 @@ std::string first_error(const std::string& log) {
 
 struct Source {
   std::string text, options;
-  std::string name;       // for the sentence that says why it does not compile
+  std::string name;       // named in the error where it does not compile
   ErrorCode its_failure;  // invalid_argument where the text is a user's
 };
 
@@ -55,7 +55,7 @@ Executable compile(const sycl::queue& queue, const Source& source) {
   const sycl::device device = queue.get_device();
   ext::include_files headers;
   for (const SourceFile& file : embedded_files) headers.add(file.name, file.text);
-  // the order of floating-point operations is part of a rule
+  // No contraction, because the order of floating-point operations is part of a rule.
   std::vector<std::string> options = {"-O3", "-I.", "-ffp-contract=off", "-fno-sycl-id-queries-fit-in-int",
                                       "-DOCTAVO_LANES=" + std::to_string(lanes(queue))};
   std::istringstream own(source.options);
@@ -71,9 +71,10 @@ Executable compile(const sycl::queue& queue, const Source& source) {
   }
 }
 
-/// SYCL's cache keeps a program that it compiled from source under another key than the one by which the next process
-/// will look for it. Compiled once more, from the cache and in a third of a second, it is found. The time that
-/// it took, a tenth of a compiler's, tells where it came from; a wrong guess costs only time.
+/// Compiles a source so that the next process finds it in SYCL's cache. The cache keeps a program that was compiled
+/// from source under another key than the one by which the next process will look for it. A program that is compiled
+/// once more, from the cache and in a third of a second, is found. The time of the first compilation tells where the
+/// program came from: the cache takes a tenth of the compiler's time. A wrong guess costs only time.
 Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kLongestFromCache = std::chrono::milliseconds(400);
@@ -82,7 +83,8 @@ Executable compile_for_cache(const sycl::queue& queue, const Source& source) {
   return Clock::now() - start < kLongestFromCache ? kernels : compile(queue, source);
 }
 
-/// Own kernels run on devices without fp64 too, such as Intel Arc: a `double` in them does not compile anywhere.
+/// Compiles one of Octavo's own kernels. They also run on devices without fp64, such as Intel Arc, so a `double` in
+/// them does not compile anywhere.
 Executable compile_own(const sycl::queue& queue, const KernelName& name) {
   const std::string file = std::string("octavo/kernels/sycl/") + name.program + ".sycl";
   const std::string text =
@@ -90,7 +92,7 @@ Executable compile_own(const sycl::queue& queue, const KernelName& name) {
   return compile_for_cache(queue, {text, name.options, file, ErrorCode::internal});
 }
 
-/// What a program was compiled for.
+/// The source, options and device for which a program was compiled.
 struct Key {
   std::string_view program;
   std::string options;

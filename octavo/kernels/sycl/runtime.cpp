@@ -37,7 +37,7 @@ DeviceFacts facts(int index) {
   });
 }
 
-/// What the system could hand out without swapping.
+/// Returns the bytes that the system could hand out without swapping.
 std::uint64_t available_bytes_of_machine() {
   std::ifstream file("/proc/meminfo");
   for (std::string name; file >> name;) {

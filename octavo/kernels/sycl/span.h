@@ -9,12 +9,12 @@
 /// How blocks are shared out to groups. Host and device must agree: both read this file.
 namespace octavo::sycl_span {
 
-/// What a wide block is cut into, in elements.
+/// The number of elements in a chunk; a wide block is cut into chunks.
 inline constexpr std::uint64_t kChunk = 4096;
-/// Elements that a group takes at least, so that it is worth starting.
+/// The least number of elements that a group takes, so that it is worth starting.
 inline constexpr std::uint64_t kSpan = 8192;
 
-/// What an encoder is compiled for.
+/// What an input may have, and what an encoder is compiled for: a bit for each.
 enum Input : unsigned { kHasResidual = 1, kHasMomentum = 2, kHasOthers = 4, kWantsNext = 8, kIsStochastic = 16 };
 
 OCTAVO_RULE constexpr std::uint64_t divide_up(std::uint64_t count, std::uint64_t by) {
@@ -27,7 +27,8 @@ struct Chunk {
   bool is_last() const { return offset + count == block_count; }
 };
 
-/// What the kernels of a codec go over. The quotients are formed once, on the host: a group has no time for divisions.
+/// The blocks that the kernels of a codec go over. The quotients are formed once, on the host: a group has no time for
+/// divisions.
 struct Blocks {
   std::uint64_t count, block;
   Payload payload;
@@ -42,7 +43,7 @@ struct Blocks {
             divide_up(kSpan, block)};
   }
 
-  /// The chunk may be empty: the last block is shorter.
+  /// Returns a chunk of block number `number`. It may be empty, because the last block is shorter.
   Chunk chunk(std::uint64_t number, std::uint64_t of_block) const {
     const std::uint64_t start = number * block, size = std::min(block, count - start);
     const std::uint64_t offset = std::min(of_block * kChunk, size);

@@ -6,9 +6,9 @@
 #include "octavo/kernels/step_operands.h"
 #include "octavo/kernels/sycl/device.h"
 
-/// The walk of an optimizer's step: a group takes the blocks of a span, and each of its lanes every kLanes-th element
-/// of a block, which it keeps in registers. Formats are known when a program is compiled, as OCTAVO_PARAMETER_FORMAT,
-/// OCTAVO_GRADIENT_FORMAT and OCTAVO_STATE_FORMAT.
+/// The loop of an optimizer's step. A group takes the blocks of a span, and each of its lanes takes every kLanes-th
+/// element of a block, which it keeps in registers. Formats are known when a program is compiled, as
+/// OCTAVO_PARAMETER_FORMAT, OCTAVO_GRADIENT_FORMAT and OCTAVO_STATE_FORMAT.
 #define OCTAVO_STEP_PARAMETERS                                                                                   \
   std::uint64_t count, void *parameter, std::int8_t *tail, const void *gradient, void *mean, float *mean_scales, \
       void *square, float *square_scales, const float *gradient_factor, std::uint32_t *nonfinite,                \
@@ -24,7 +24,7 @@
 
 namespace octavo::sycl_code {
 
-/// The lanes' elements of a block of a state. All lanes of a group call all of this together.
+/// The lane's elements of a block of a state. All lanes of a group call each of these functions together.
 template <class Map8, class Map4>
 class StateBlock {
  public:
@@ -64,7 +64,7 @@ class StateBlock {
     return Map::decoded(code, state_.scales[element_of_first_lane(k) / Map::kBlock]);
   }
 
-  /// The block of codes that the lanes hold from their element `from` on.
+  /// Encodes the block of codes that is made of the lanes' elements [from, to).
   void encode(std::uint64_t from, std::uint64_t to) {
     float greatest = 0, least = 0;
     for (std::uint64_t k = from; k < to; ++k) {

@@ -23,7 +23,7 @@ void set_argument(sycl::handler& handler, int index, const KernelArgument& argum
   }
 }
 
-/// What was passed: the driver's message names neither the kernel nor its argument.
+/// Describes the arguments that were passed, because the driver's message names neither the kernel nor its argument.
 std::string described(const KernelArgument* arguments, std::uint64_t count) {
   std::string all;
   for (std::uint64_t i = 0; i < count; ++i) {
