@@ -8,7 +8,8 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-/// The gradients of a block with what is added to them, in `decayed`. Apart, because few steps have it.
+/// Writes to `decayed` the gradients of a block plus what Adam's weight decay adds to them, and returns `decayed`. It
+/// is not inlined, because few steps have such a decay.
 [[gnu::noinline]] const float* add_decay(rules::AdamWStep step, const float* parameter, const float* gradient,
                                          float* decayed) {
   for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
@@ -17,7 +18,7 @@ namespace {
   return decayed;
 }
 
-/// The first half of a step updates the moments, the second moves the parameters and encodes.
+/// The first half of a step updates the moments; the second half moves the parameters and encodes.
 template <class MeanMap, class SquareMap>
 class AdamWBlock {
  public:
@@ -54,7 +55,7 @@ class AdamWBlock {
       rules::adamw_moments(step_, load_floats(gradient_ + i), mean, square);
       mean_.store(i, mean);
       square_.store(i, square);
-    } else {  // memory is the limit: what would be gained later is lost by loading all once more
+    } else {  // memory is the limit: a second half would have to load everything once more
       const Floats parameter = load_floats(parameter_ + i);
       Floats mean, square;
       const Ints taken = taken_moments(i, mean, square);
@@ -101,9 +102,9 @@ class AdamWBlock {
     return taken;
   }
 
-  // Few blocks have a gradient that is not taken: to look for it in each turn would cost all of them.
+  // Few blocks have a gradient that is not taken. Looking for it in each turn would slow down all blocks.
 
-  /// The first half.
+  /// Does the first half once more, and leaves the moments as they are where a gradient is not taken.
   [[gnu::noinline]] static AdamWBlock gone_through_again(AdamWBlock block) {
     block.mean_.begin_again();
     block.square_.begin_again();
@@ -112,7 +113,8 @@ class AdamWBlock {
     return block;
   }
 
-  /// The second half and the end. Returns a block that has not begun.
+  /// Does the second half and the end, and leaves the parameters as they are where a gradient is not taken. Returns a
+  /// block that has not begun.
   [[gnu::noinline]] static AdamWBlock finished(AdamWBlock block) {
     for (std::uint64_t i = 0; i < kStepBlock; i += kLanes) {
       const Floats parameter = load_floats(block.parameter_ + i);

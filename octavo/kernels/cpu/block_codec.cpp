@@ -11,9 +11,9 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-// Values are worked out into L1, a block or some small ones at a time, and a wide block chunk by chunk; zeros fill up
-// the last group. More at a time would crowd out of L1 what is prefetched. That is asked for where codes are made,
-// which takes longest: a core that computes while memory is idle, and then waits for it, is slower by half.
+// Values are worked out into L1: a block or several small ones at a time, and a wide block chunk by chunk. Zeros fill
+// up the last group. More values at a time would displace from L1 what is prefetched. Memory is prefetched where codes
+// are made, which takes longest: a core that computes while memory is idle, and then waits for it, is slower by half.
 
 constexpr std::uint64_t kWorkedOut = 512;
 
@@ -25,12 +25,13 @@ OCTAVO_INLINE float summary(rules::MeanMagnitude, const float* values, std::uint
   return lane_sum(values, count, magnitudes);
 }
 
-/// Where a chunk of values lies: elements [first, first + count) of the input, and `offset` of its block of `size`.
+/// Where a chunk of values lies: elements [first, first + count) of the input, from element `offset` of its block of
+/// `size` elements on.
 struct Place {
   std::uint64_t first, count, offset, size;
 };
 
-/// Of a group, in `memory`; null where codes are rounded to nearest.
+/// Returns the dithers of a group, drawn into `memory`; null where codes are rounded to nearest.
 template <class Rule>
 OCTAVO_INLINE const float* draw_dithers(const EncodeInput& in, std::uint64_t first, float* memory) {
   if (!Rule::kDithers || !in.stochastic) return nullptr;
@@ -39,7 +40,8 @@ OCTAVO_INLINE const float* draw_dithers(const EncodeInput& in, std::uint64_t fir
   return memory;
 }
 
-/// The codes of some values, and what they leave over. Two loops: without dithers none are read.
+/// Makes the codes of some values, and what they leave over. There are two loops, so that without dithers none are
+/// read.
 template <class Rule, std::uint64_t kCount>
 OCTAVO_INLINE void make_codes(const float* values, const typename Rule::Scale& scale, const float* dithers,
                               std::uint32_t* words, float* left_over) {
@@ -67,7 +69,7 @@ OCTAVO_INLINE void encode_chunk(const EncodeInput& in, const float* values, cons
   });
 }
 
-/// Encodes a block whose values are there, and its scale.
+/// Encodes a block whose values are worked out already, and its scale.
 template <class Rule>
 OCTAVO_INLINE void encode_block(const EncodeInput& in, float* values, std::uint64_t first, std::uint64_t size,
                                 float* scale, std::uint8_t* codes, ResidualOut out) {
@@ -83,11 +85,13 @@ OCTAVO_INLINE void encode_block(const EncodeInput& in, float* values, std::uint6
   encode_chunk<Rule>(in, values, {first, size, 0, size}, used, codes, out);
 }
 
-/// A block of several chunks, whose values are worked out twice: up to 2^18 elements are still in L2 then.
+/// Encodes a block of several chunks. Its values are worked out twice; the second time up to 2^18 elements are still in
+/// L2.
 template <class Rule>
 OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first, std::uint64_t size, float* scale,
                                      std::uint8_t* codes, ResidualOut out) {
-  constexpr bool kAnyChunks = std::is_same_v<typename Rule::Statistic, rules::LargestMagnitude>;  // say the same
+  // The largest magnitude does not depend on the chunks.
+  constexpr bool kAnyChunks = std::is_same_v<typename Rule::Statistic, rules::LargestMagnitude>;
   constexpr std::uint64_t kChunk = kAnyChunks ? kWorkedOut : rules::kSummaryChunk;
   alignas(64) float values[kChunk] = {};
   typename Rule::Statistic statistic;
@@ -105,7 +109,7 @@ OCTAVO_INLINE void encode_wide_block(const EncodeInput& in, std::uint64_t first,
   });
 }
 
-/// A group of small blocks.
+/// Encodes a group of small blocks.
 template <class Rule, std::uint64_t kBlock>
 OCTAVO_INLINE void encode_small_blocks(const EncodeInput& in, float* values, std::uint64_t first, float* scales,
                                        std::uint8_t* codes, ResidualOut out) {
@@ -144,7 +148,7 @@ OCTAVO_INLINE bool decode_small_blocks(const float* scales, const std::uint8_t* 
   return all_finite;
 }
 
-/// Added to the magnitude of what is not finite, and of nothing else, it carries into the sign bit.
+/// Carries into the sign bit when it is added to the magnitude_bits of what is not finite, and of nothing else.
 constexpr std::uint32_t kCarryIntoSign = rules::kSignMask - rules::kInfinityBits;
 
 template <class Rule>

@@ -6,9 +6,9 @@
 #include "octavo/kernels/cpu/simd.h"
 #include "octavo/rules/block_codec.h"
 
-/// The codes of a group, as words, to and from the bytes of their block (rules/block_codec.h says how they lie there).
-/// `first`: the group's first element in its block of `size` elements. What lies behind the `count` elements of the
-/// last group of a block is 0.
+/// Writes the codes of a group, which are words, to the bytes of their block and reads them back (rules/block_codec.h
+/// says how codes are laid out). `first`: the number of the group's first element in its block of `size` elements. In
+/// the last group of a block, the words after its `count` elements are 0.
 namespace octavo::cpu::OCTAVO_ISA {
 
 template <unsigned kBits>
@@ -39,8 +39,8 @@ OCTAVO_INLINE void store_codes(const std::uint32_t* words, std::uint64_t first, 
   }
 }
 
-/// Calls visit(j, code) for all elements of a group. A visitor that keeps what it makes of a code, not the code itself,
-/// lets the compiler widen codes in whole registers.
+/// Calls visit(j, code) for all elements of a group. A visitor should keep what it makes of a code, not the code
+/// itself: the compiler then widens codes in whole registers.
 template <unsigned kBits, class Visit>
 OCTAVO_INLINE void for_codes(const std::uint8_t* codes, std::uint64_t first, std::uint64_t count, std::uint64_t size,
                              Visit visit) {

@@ -11,7 +11,8 @@ static_assert(kGroup == rules::kSketchGroup);
 
 constexpr std::uint64_t kCacheLine = kCacheLineBytes / sizeof(float);
 
-/// A group in a row: the first column of its block, by what its elements are exchanged there, and their signs.
+/// The place of a group in a row: the first column of its block, the number by which its elements are exchanged in the
+/// block (element j is at j ^ exchange), and their signs.
 struct Placed {
   std::uint64_t block, exchange, signs;
 
@@ -26,7 +27,7 @@ struct Placed {
       store_vector(load_vector(to) + exchange_lanes(vector, of_lanes()), to);
     }
   }
-  /// values[j] = the cell of element j with its sign.
+  /// Sets values[j] to the cell of element j with its sign.
   OCTAVO_INLINE void read(const float* cells, float* values) const {
     for (std::uint64_t k = 0; k < kGroup; k += kVectorFloats) {
       const FloatVector vector = exchange_lanes(load_vector(cells + (k ^ of_vectors())), of_lanes());
@@ -39,7 +40,7 @@ struct Placed {
   std::uint64_t of_vectors() const { return exchange - exchange % kVectorFloats; }
 };
 
-/// The places of consecutive groups in a row, found together: hashes are vectors then.
+/// The places of consecutive groups in a row. They are found together, so that hashes are computed in vectors.
 class Places {
  public:
   static constexpr std::uint64_t kCount = 64;
@@ -49,7 +50,7 @@ class Places {
   }
   std::uint64_t operator[](std::uint64_t i) const { return places_[i]; }
 
-  /// Bit i is 1 where place number i is among the columns.
+  /// Returns a mask: bit i is 1 where place number i is among the columns.
   OCTAVO_INLINE std::uint64_t among(rules::SketchColumns columns) const {
     const auto begin = static_cast<std::uint32_t>(columns.begin);
     const auto size = static_cast<std::uint32_t>(columns.end - columns.begin);
@@ -62,7 +63,7 @@ class Places {
   std::uint32_t places_[kCount];
 };
 
-/// Groups before one is needed, it is asked for: no hardware foresees a place.
+/// The number of groups by which a group is prefetched ahead: no hardware foresees a place.
 constexpr std::uint64_t kAhead = 8;
 
 OCTAVO_INLINE void prefetch_group(const float* group) {
@@ -99,7 +100,7 @@ OCTAVO_INLINE void add_group(const EncodeInput& in, GroupPart part, const Placed
   placed.add(values, block);
 }
 
-/// Adds those of up to Places::kCount groups that are among the columns. `cells`: the row's.
+/// Adds those of up to Places::kCount groups that are among the columns. `cells`: the cells of the row.
 OCTAVO_INLINE void add_groups(const EncodeInput& in, std::uint64_t count, const rules::SketchRow& row,
                               rules::SketchColumns columns, std::uint64_t group, std::uint64_t groups, float* cells) {
   Places places;
@@ -117,7 +118,7 @@ OCTAVO_INLINE void add_groups(const EncodeInput& in, std::uint64_t count, const 
   }
 }
 
-/// The estimates of a group's elements.
+/// Writes the estimates of a group's elements.
 template <std::uint64_t kRows>
 OCTAVO_INLINE void estimate_group(const float (&cells)[kRows][kGroup], float* estimates) {
   for (std::uint64_t j = 0; j < kGroup; ++j) {
@@ -172,7 +173,7 @@ void insert_sketch(Queue, const EncodeInput& in, std::uint64_t count, const rule
       }
     }
   }
-  // sums that were not finite once are not finite now
+  // A sum that was once not finite is still not finite now.
   float* const cells = sketch + part.first * kGroup;
   for (std::uint64_t i = 0; i < part.count * kGroup; ++i) cells[i] = rules::sketch_cell(cells[i]);
 }

@@ -6,10 +6,10 @@
 #include "octavo/kernels/cpu/lanes.h"
 #include "octavo/rules/state_codes.h"
 
-/// The extreme of a block of state, of which its scale is made: take() for all of the block, then value().
+/// The extreme of a block of state, from which its scale is made. Call take() for all of the block, then value().
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// combine(a, b) over all of a register's lanes, in any order.
+/// Combines all lanes of a register by combine(a, b), in any order.
 template <class Vector, class Combine>
 OCTAVO_INLINE Vector over_lanes(Vector vector, Combine combine) {
   for (std::uint32_t half = kVectorFloats / 2; half > 0; half /= 2) {
@@ -17,7 +17,7 @@ OCTAVO_INLINE Vector over_lanes(Vector vector, Combine combine) {
   }
   return vector;
 }
-/// combine(a, b) over four registers and another one, lane by lane.
+/// Combines four registers and another one by combine(a, b), lane by lane.
 template <class Vector, class Combine>
 OCTAVO_INLINE Vector over_registers(const Lanes<Vector>& a, Vector b, Combine combine) {
   return combine(combine(combine(a.of[0], a.of[1]), combine(a.of[2], a.of[3])), b);
@@ -28,8 +28,8 @@ OCTAVO_INLINE Lanes<Words> as_words(const Floats& floats) {
   return each([](FloatVector x) { return Words(as_ints(x)); }, floats);
 }
 
-/// The greatest of a block of values of at least 0, none of them -0. Floats of one sign are compared as integers, which
-/// any unit of a processor does; a NaN is greater than all numbers then.
+/// The greatest of a block of values that are at least 0 and not -0. Floats of one sign are compared as integers, which
+/// any unit of a processor can do; a NaN is then greater than all numbers.
 class PositiveExtreme {
  public:
   OCTAVO_INLINE void take(const Floats& values) { greatest_ = over_registers(as_words(values), greatest_, kGreater); }
@@ -40,7 +40,7 @@ class PositiveExtreme {
   Words greatest_ = {};
 };
 
-// Of a block of finite values the one of the largest magnitude, of opposite ones the positive one.
+// The value of the largest magnitude in a block of finite values; of two opposite values the positive one.
 #if defined(__AVX512DQ__)
 class SignedExtreme {
  public:
@@ -53,8 +53,8 @@ class SignedExtreme {
 #else
 class SignedExtreme {
  public:
-  /// Of the values above 0 the greatest is the greatest signed integer, of the others the least is the greatest
-  /// unsigned one.
+  /// Compares values as integers. The greatest of the values above 0 is the greatest signed integer; the least of the
+  /// others is the greatest unsigned integer.
   OCTAVO_INLINE void take(const Floats& values) {
     greatest_ = over_registers(as_ints(values), greatest_, kGreater);
     least_ = over_registers(as_words(values), least_, kGreater);

@@ -9,14 +9,14 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-/// `count`: of whole groups.
+/// Returns the rules::chunk_power of a chunk. `count`: of whole groups.
 OCTAVO_INLINE float power_of(const float* values, std::uint64_t count) {
   std::uint32_t seen = 0;
   for (std::uint64_t i = 0; i < count; ++i) seen |= rules::magnitude_bits(values[i]);
   return rules::chunk_power(lane_sum(values, count, [](FloatVector vector) { return vector * vector; }), seen);
 }
 
-/// Asks for a chunk that no hardware foresees: the strides are longer than a page.
+/// Prefetches a chunk. No hardware foresees it, because the strides are longer than a page.
 OCTAVO_INLINE void prefetch_chunk(const float* values) {
   constexpr std::uint64_t kCacheLine = kCacheLineBytes / sizeof(float);
   for (std::uint64_t i = 0; i < rules::kPowerChunk; i += kCacheLine) __builtin_prefetch(values + i);

@@ -7,7 +7,8 @@
 
 namespace octavo::cpu {
 
-/// The table for OCTAVO_ISA, or for the best instruction set that this CPU has. Chosen once.
+/// Returns the table for OCTAVO_ISA or, where that is not set, for the best instruction set that this CPU has. It is
+/// chosen once.
 const KernelTable& table();
 
 }  // namespace octavo::cpu

@@ -8,7 +8,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 static_assert(kGroup == rules::kSumLanes);
 
-/// The sum of the elements, pairwise in halves.
+/// Returns the sum of the elements, added pairwise in halves.
 template <std::uint64_t kFloats>
 OCTAVO_INLINE float add_halves(typename Register<kFloats>::Floats vector) {
   if constexpr (kFloats == 2) {
@@ -20,7 +20,7 @@ OCTAVO_INLINE float add_halves(typename Register<kFloats>::Floats vector) {
   }
 }
 
-/// rules::lane_sum of term(values[i]), over whole groups; zeros fill up the last one.
+/// Returns rules::lane_sum of term(values[i]), over whole groups; the last group must be filled up with zeros.
 template <class Term>
 OCTAVO_INLINE float lane_sum(const float* values, std::uint64_t count, Term term) {
   constexpr std::uint64_t kVectors = kGroup / kVectorFloats;

@@ -4,7 +4,8 @@
 #include "octavo/kernels/cpu/vector_math.h"
 
 /// Four registers as one value, so that a rule written for a float can be worked out for all of their elements. Each
-/// operation is done on all four before the next is: what waits for a result in one register has three others to do.
+/// operation is done on all four registers before the next operation: while one register waits for a result, there are
+/// three others to work on.
 namespace octavo::cpu::OCTAVO_ISA {
 
 template <class Vector>
@@ -14,10 +15,10 @@ struct Lanes {
 using Floats = Lanes<FloatVector>;
 using Ints = Lanes<IntVector>;
 
-/// Elements of these.
+/// The number of elements in four registers.
 inline constexpr std::uint64_t kLanes = 4 * kVectorFloats;
 
-/// operation(register of a, register of b, ...) for each of the four.
+/// Returns operation(register of a, register of b, ...) for each of the four registers.
 template <class Operation, class... Vector>
 OCTAVO_INLINE auto each(Operation operation, const Lanes<Vector>&... a) {
   return Lanes<decltype(operation(a.of[0]...))>{
@@ -65,13 +66,13 @@ OCTAVO_INLINE Floats load_floats(const float* values) {
 OCTAVO_INLINE void store_floats(const Floats& floats, float* values) {
   for (std::uint64_t k = 0; k < 4; ++k) store_vector(floats.of[k], values + k * kVectorFloats);
 }
-/// Bytes, each as an integer.
+/// Loads bytes, each as an integer.
 OCTAVO_INLINE Ints load_ints(const std::uint8_t* bytes) {
   return {{load_bytes(bytes), load_bytes(bytes + kVectorFloats), load_bytes(bytes + 2 * kVectorFloats),
            load_bytes(bytes + 3 * kVectorFloats)}};
 }
 
-// What a rule asks of a float.
+// The functions that a rule calls on a float.
 
 OCTAVO_INLINE Ints is_finite(const Floats& values) {
   constexpr auto kInfinity = static_cast<std::int32_t>(rules::kInfinityBits);
@@ -100,7 +101,7 @@ OCTAVO_INLINE Floats sign_of(const Floats& values) {
               values);
 }
 
-/// Where a condition holds in each of the four registers.
+/// Returns in which lanes a condition holds in each of the four registers.
 OCTAVO_INLINE IntVector in_all(const Ints& conditions) {
   return conditions.of[0] & conditions.of[1] & conditions.of[2] & conditions.of[3];
 }

@@ -19,7 +19,7 @@ void sign_step(Queue, float decay, float step_size, std::uint64_t count, const f
 
 namespace {
 
-/// The first half of a step updates momentum and parameters, the second encodes.
+/// The first half of a step updates momentum and parameters; the second half encodes.
 template <class Map>
 class LionBlock {
  public:

@@ -3,15 +3,15 @@
 
 #include "octavo/kernels/cpu/lanes.h"
 
-/// Small tables that are looked up in registers: a gather from memory for each element takes several times as long.
+/// Small tables that are looked up in registers. A gather from memory for each element takes several times as long.
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// A power of two.
+/// The number of entries in a table: a power of two.
 inline constexpr std::uint32_t kLookupEntries = kVectorFloats < 8 ? 8 : kVectorFloats;
 
 struct alignas(64) LookupTable {
   float entries[kLookupEntries];
-  /// entry(i) for i in [0, kLookupEntries).
+  /// Returns the table of entry(i) for i in [0, kLookupEntries).
   template <class Entry>
   static constexpr LookupTable of(Entry entry) {
     LookupTable table = {};
@@ -21,11 +21,11 @@ struct alignas(64) LookupTable {
   }
 };
 
-/// A table, in a register where it can be, of which each lane picks the entry that the lowest bits of its index name.
+/// A table that is in a register where it can be. Each lane picks the entry that the lowest bits of its index name.
 class Lookup {
  public:
   OCTAVO_INLINE explicit Lookup(const LookupTable& table) { std::memcpy(&entries_, table.entries, sizeof entries_); }
-  /// All entries times `factor`.
+  /// The table with all entries times `factor`.
   OCTAVO_INLINE Lookup(const LookupTable& table, float factor) : Lookup(table) {
 #if defined(__AVX2__)
     entries_ *= factor;
@@ -59,10 +59,10 @@ class Lookup {
 #endif
 };
 
-/// Sixteen bytes, of which each lane picks the one that the lowest bits of its index name.
+/// A table of sixteen bytes. Each lane picks the byte that the lowest bits of its index name.
 struct alignas(16) ByteLookup {
   std::uint8_t entries[16];
-  /// entry(i) for i in [0, 16).
+  /// Returns the table of entry(i) for i in [0, 16).
   template <class Entry>
   static constexpr ByteLookup of(Entry entry) {
     ByteLookup table = {};
@@ -70,7 +70,7 @@ struct alignas(16) ByteLookup {
     for (std::uint8_t& one : table.entries) one = static_cast<std::uint8_t>(entry(i++));
     return table;
   }
-  /// Of indices below 128, each a byte or an integer.
+  /// Looks up indices below 128, each of which is a byte or an integer.
   template <class Index>
   OCTAVO_INLINE Index operator[](Index index) const {
 #if defined(__AVX512F__)

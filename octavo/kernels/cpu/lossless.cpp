@@ -8,8 +8,8 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-/// Of those words of a block that its codes are chosen by. In four turns: a symbol that comes again at once would wait
-/// for its own count to be written.
+/// Counts the symbols of those words of a block from which its codes are chosen. Four histograms take turns: in a
+/// single one, a symbol that comes again at once would wait for its own count to be written.
 OCTAVO_INLINE void count_symbols(const std::uint16_t* words, std::uint64_t count, std::uint16_t* histogram) {
   constexpr std::uint64_t kTurns = 4, kSymbols = 256;
   const std::uint64_t stride = rules::word_stride(count), step = kTurns * stride;
@@ -24,12 +24,12 @@ OCTAVO_INLINE void count_symbols(const std::uint16_t* words, std::uint64_t count
   }
 }
 
-/// The greatest code of a block: its escape, where there are any.
+/// Returns the greatest code of a block, which is its escape where it has escapes.
 OCTAVO_INLINE std::uint8_t greatest_code(const rules::WordBlock& block) {
   return static_cast<std::uint8_t>((1U << block.bits) - 1);
 }
 
-/// A group's codes; in bytes throughout, or the compiler would widen them.
+/// Makes the codes of a group. Everything is in bytes, because the compiler would otherwise widen the codes.
 OCTAVO_INLINE void make_codes(const rules::WordBlock& block, const std::uint8_t* symbols, std::uint8_t* codes) {
   const std::uint8_t greatest = greatest_code(block), base = block.base;
   for (std::uint64_t j = 0; j < kGroup; ++j) {
@@ -38,7 +38,7 @@ OCTAVO_INLINE void make_codes(const rules::WordBlock& block, const std::uint8_t*
   }
 }
 
-/// Which codes of a group are escapes, where the block has any.
+/// Returns a mask of the codes of a group that are escapes; for a block that has escapes.
 OCTAVO_INLINE std::uint64_t escapes_among(const std::uint8_t* codes, const rules::WordBlock& block) {
   const std::uint8_t escape = greatest_code(block);
   std::uint8_t flags[kGroup];
@@ -50,7 +50,7 @@ OCTAVO_INLINE std::uint64_t first_bits(std::uint64_t count) {
   return count < kGroup ? (std::uint64_t{1} << count) - 1 : ~std::uint64_t{0};
 }
 
-/// Up to a group of words, and zeros behind them, as their two halves.
+/// Splits up to a group of words, and zeros after them, into their two halves.
 OCTAVO_INLINE void split(const std::uint16_t* words, std::uint64_t count, std::uint8_t* rests, std::uint8_t* symbols) {
   std::uint16_t group[kGroup] = {};
   std::memcpy(group, words, count * sizeof *group);
@@ -73,7 +73,7 @@ OCTAVO_INLINE std::uint64_t count_escapes(const rules::WordBlock& block, const s
   return found;
 }
 
-/// codes[j] = the code of `bits` bits of a group's element j, whose planes are `plane_bytes` apart.
+/// Sets codes[j] to the code of `bits` bits of a group's element j; the planes are `plane_bytes` apart.
 OCTAVO_INLINE void load_planes(const std::uint8_t* planes, std::uint64_t plane_bytes, std::uint32_t bits,
                                std::uint64_t count, std::uint8_t* codes) {
   std::memset(codes, 0, kGroup);

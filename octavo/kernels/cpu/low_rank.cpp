@@ -25,7 +25,7 @@ OCTAVO_INLINE void add_products(const float* values, const float* factor, std::u
   std::memcpy(sums, lanes, sizeof lanes);
 }
 
-/// The same for fewer than a group: zeros, which change no sum, fill it up.
+/// Does the same for fewer elements than a group, which are filled up with zeros; these change no sum.
 OCTAVO_INLINE void add_last_products(const float* values, const float* factor, std::uint64_t count, FloatVector* sums) {
   float padded[2][kGroup] = {};
   std::memcpy(padded[0], values, count * sizeof *values);
@@ -45,7 +45,7 @@ OCTAVO_INLINE void add_scaled(const float* values, float factor, std::uint64_t c
   for (std::uint64_t i = 0; i < count; ++i) sums[i] += values[i] * factor;
 }
 
-/// Part of a row of the product; zeros up to the end of the last group.
+/// Works out a part of a row of the product, and zeros up to the end of the last group.
 OCTAVO_INLINE void multiply(const rules::LowRank& shape, const float* left, const float* right, std::uint64_t row,
                             std::uint64_t column, std::uint64_t count, float* result) {
   const std::uint64_t groups = (count + kGroup - 1) / kGroup;

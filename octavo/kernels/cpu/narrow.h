@@ -6,13 +6,15 @@
 
 #include "octavo/kernels/cpu/lanes.h"
 
-/// Integers to bytes, four registers at a time: what can be done with bytes takes a quarter of the instructions.
+/// Converts integers to bytes, four registers at a time: what can be done with bytes takes a quarter of the
+/// instructions.
 namespace octavo::cpu::OCTAVO_ISA {
 
 using SignedBytes [[gnu::vector_size(kLanes)]] = std::int8_t;
 using Bytes [[gnu::vector_size(kLanes)]] = std::uint8_t;
 
-/// In an order that in_order() mends; integers beyond the range of a byte become its ends.
+/// Narrows integers to bytes, in an order that in_order() corrects. Integers beyond the range of a byte become its
+/// least or greatest value.
 template <class To>
 OCTAVO_INLINE To narrowed(const Ints& from) {
   constexpr bool kSigned = std::is_same_v<To, SignedBytes>;
@@ -37,7 +39,8 @@ OCTAVO_INLINE To narrowed(const Ints& from) {
 #endif
 }
 
-/// Vectors narrow within each 16 bytes of a register: of these, the first 4 are the first register's.
+/// Puts narrowed bytes in order. Vectors narrow within each 16 bytes of a register: the first 4 of these come from the
+/// first register.
 OCTAVO_INLINE Bytes in_order(Bytes bytes) {
 #if defined(__AVX512F__)
   const __m512i from = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -80,7 +83,7 @@ OCTAVO_INLINE Bytes greater(Bytes a, Bytes b) {
 #endif
 }
 
-/// The opposite modulo 256 where `sign` is negative; where it is 0, `bytes` are.
+/// Returns `bytes`, negated modulo 256 where `sign` is negative. Where `sign` is 0, `bytes` must be 0.
 OCTAVO_INLINE SignedBytes with_sign(SignedBytes bytes, SignedBytes sign) {
 #if defined(__AVX512F__)
   const __mmask64 negative = _mm512_movepi8_mask(reinterpret_cast<__m512i>(sign));

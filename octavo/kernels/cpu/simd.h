@@ -12,8 +12,8 @@
 #include "octavo/rules/float_bits.h"
 #include "octavo/rules/sign_bits.h"
 
-/// What a loop cannot tell the compiler: moving sign bits between vectors and masks. A group is 64 elements; its packed
-/// signs are 8 bytes, held in a little-endian 64-bit word.
+/// What a loop cannot tell the compiler, such as moving sign bits between vectors and masks. A group is 64 elements;
+/// its packed signs are 8 bytes, held in a little-endian 64-bit word.
 namespace octavo::cpu::OCTAVO_ISA {
 
 inline constexpr std::uint64_t kGroup = 64;
@@ -34,8 +34,8 @@ struct Register {
   using Words [[gnu::vector_size(kFloats * sizeof(float))]] = std::uint32_t;
   using Ints [[gnu::vector_size(kFloats * sizeof(float))]] = std::int32_t;
 };
-/// Floats in a register. The compiler keeps an array of these in registers from one turn of a loop to the next, an
-/// array of floats it does not.
+/// Floats in a register. The compiler keeps an array of these in registers from one turn of a loop to the next; it does
+/// not do so with an array of floats.
 using FloatVector = Register<kVectorFloats>::Floats;
 
 using IntVector = Register<kVectorFloats>::Ints;
@@ -45,7 +45,8 @@ OCTAVO_INLINE IntVector as_ints(FloatVector floats) { return reinterpret_cast<In
 OCTAVO_INLINE FloatVector as_floats(IntVector ints) { return reinterpret_cast<FloatVector>(ints); }
 OCTAVO_INLINE FloatVector to_floats(IntVector ints) { return __builtin_convertvector(ints, FloatVector); }
 
-/// In all lanes. (To add zeros instead would be an addition: it makes a zero of -0.)
+/// Returns a vector with the value in all lanes. (Adding zeros instead would be a true addition, because it makes 0 of
+/// -0.)
 OCTAVO_INLINE FloatVector broadcast(float value) { return value - FloatVector{}; }
 
 OCTAVO_INLINE FloatVector load_vector(const float* values) {
@@ -60,9 +61,9 @@ OCTAVO_INLINE FloatVector magnitudes(FloatVector values) {
   return reinterpret_cast<FloatVector>(reinterpret_cast<Words>(values) & ~rules::kSignMask);
 }
 
-// Masks of all lanes, which change nothing, spare the compiler the unused vector that it would warn of.
+// Masks of all lanes change nothing. With them an intrinsic has no unused vector, of which the compiler would warn.
 
-/// Lane l of the result is lane l ^ x of the vector.
+/// Exchanges lanes: lane l of the result is lane l ^ x of the vector.
 OCTAVO_INLINE FloatVector exchange_lanes(FloatVector vector, std::uint32_t x) {
 #if defined(__AVX512F__)
   const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -79,7 +80,7 @@ OCTAVO_INLINE FloatVector exchange_lanes(FloatVector vector, std::uint32_t x) {
 #endif
 }
 
-/// -value in the lanes whose bit of the mask is 1, lane 0 in the lowest.
+/// Negates the lanes whose bit of the mask is 1; lane 0 has the lowest bit.
 OCTAVO_INLINE FloatVector negate_lanes(FloatVector vector, std::uint64_t mask) {
   Words shifts;
   for (std::uint32_t lane = 0; lane < kVectorFloats; ++lane) shifts[lane] = 31 - lane;
@@ -94,7 +95,7 @@ OCTAVO_INLINE std::uint64_t reverse_bits_in_bytes(std::uint64_t x) {
   return (x >> 1 & 0x5555555555555555U) | (x & 0x5555555555555555U) << 1;
 }
 
-/// Bit i of the result is the sign bit of words[i], for 64 words of 1, 2, 4 or 8 bytes at any alignment.
+/// Returns a mask: bit i is the sign bit of words[i], for 64 words of 1, 2, 4 or 8 bytes at any alignment.
 template <class Word>
 OCTAVO_INLINE std::uint64_t sign_mask(const Word* words) {
   const auto* bytes = reinterpret_cast<const char*>(words);
@@ -130,7 +131,7 @@ OCTAVO_INLINE std::uint64_t sign_mask(const Word* words) {
   return mask;
 }
 
-/// The packed signs of a group (rules/sign_bits.h).
+/// Returns the packed signs of a group (rules/sign_bits.h).
 template <class Word>
 OCTAVO_INLINE std::uint64_t packed_signs(const Word* words) {
   return reverse_bits_in_bytes(~sign_mask(words));
@@ -191,7 +192,7 @@ OCTAVO_INLINE void expand_bits(std::uint64_t packed, std::uint8_t byte, std::uin
 #endif
 }
 
-/// Asks for the group that lies kPrefetchBytes ahead. The hardware's own prefetch stops at the end of a page.
+/// Prefetches the group that lies kPrefetchBytes ahead. The hardware's own prefetch stops at the end of a page.
 template <class Word>
 OCTAVO_INLINE void prefetch_ahead(const Word* group) {
   constexpr std::uint64_t kPrefetchBytes = 2048;
@@ -199,10 +200,10 @@ OCTAVO_INLINE void prefetch_ahead(const Word* group) {
   for (std::uint64_t i = 0; i < kGroup * sizeof(Word); i += kCacheLineBytes) __builtin_prefetch(ahead + i);
 }
 
-/// From how many elements on an output is written around the caches: 2 MiB, about what L2 holds.
+/// The number of elements from which on an output bypasses the caches: 2 MiB, about what L2 holds.
 inline constexpr std::uint64_t kStreamCount = 1U << 19;
 
-/// Copies a multiple of a vector's bytes around the caches, where `out` is aligned to a vector; otherwise as usual.
+/// Copies kBytes, a multiple of a vector's bytes. The copy bypasses the caches where `out` is aligned to a vector.
 template <unsigned kBytes>
 OCTAVO_INLINE void stream_bytes(const void* from, void* out) {
 #if defined(__AVX512F__)
@@ -233,7 +234,7 @@ OCTAVO_INLINE void end_stream() {
 #endif
 }
 
-/// The packed signs of the first `count` < 64 elements of a group, byte by byte; tail bits are 0.
+/// Writes the packed signs of the first `count` < 64 elements of a group, byte by byte; tail bits are 0.
 template <class Word>
 OCTAVO_INLINE void pack_tail(const Word* words, std::uint64_t count, std::uint8_t* bits) {
   for (std::uint64_t i = 0; i < count; ++i) {
@@ -256,7 +257,7 @@ OCTAVO_INLINE void pack_signs(const float* values, std::uint64_t count, std::uin
   pack_signs(reinterpret_cast<const std::uint32_t*>(values), count, bits);
 }
 
-/// The packed signs of up to a group, the rest of them 0.
+/// Returns the packed signs of up to a group; the rest of the bits are 0.
 OCTAVO_INLINE std::uint64_t load_signs(const std::uint8_t* bytes, std::uint64_t count) {
   std::uint64_t word = 0;
   std::memcpy(&word, bytes, rules::packed_sign_bytes(count));

@@ -5,11 +5,12 @@
 
 #include "octavo/kernels/cpu/codes.h"
 
-/// Blocks of 8, 16, 32 or 64 elements: a group holds one or several. Their number is known to the compiler, so that the
-/// loops over each are whole vectors.
+/// Blocks of 8, 16, 32 or 64 elements: a group holds one or several. The compiler knows their size, so that the loops
+/// over each block are whole vectors.
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// Calls body(size) with the constant that `block` is, if groups consist of such blocks. Returns whether they do.
+/// If groups consist of such blocks, calls body(size) with the size of `block` elements as a constant. Returns whether
+/// they do.
 template <class Body>
 OCTAVO_INLINE bool with_small_block(std::uint64_t block, Body body) {
   switch (block) {
@@ -31,7 +32,7 @@ OCTAVO_INLINE std::uint32_t small_summary(rules::LargestMagnitude, const float* 
   return largest;
 }
 
-/// rules::lane_sum, of which the lanes behind the block are zeros.
+/// Returns rules::lane_sum, where the lanes after the block are zeros.
 template <std::uint64_t kBlock>
 OCTAVO_INLINE float small_summary(rules::MeanMagnitude, const float* values) {
   float lanes[kBlock];
@@ -42,7 +43,8 @@ OCTAVO_INLINE float small_summary(rules::MeanMagnitude, const float* values) {
   return lanes[0];
 }
 
-/// The planes of a group's blocks, which lie block by block: plane p of block s is at (s * kBits + p) * kBlock / 8.
+/// Writes the codes of a group's blocks. Planes are laid out block by block: plane p of block s is at (s * kBits + p) *
+/// kBlock / 8.
 template <unsigned kBits, std::uint64_t kBlock>
 OCTAVO_INLINE void store_small_codes(const std::uint32_t* words, std::uint8_t* codes) {
   if constexpr (rules::kLayout<kBits> != rules::Layout::planes)
@@ -57,7 +59,8 @@ OCTAVO_INLINE void store_small_codes(const std::uint32_t* words, std::uint8_t* c
   }
 }
 
-/// The codes of a group as those of one block; where they are not yet, they are put so into `packed`.
+/// Returns the codes of a group, laid out as those of one block. Where they are not laid out so yet, they are copied so
+/// into `packed`.
 template <unsigned kBits, std::uint64_t kBlock>
 OCTAVO_INLINE const std::uint8_t* load_small_codes(const std::uint8_t* codes, std::uint8_t* packed) {
   if constexpr (rules::kLayout<kBits> != rules::Layout::planes) return codes;

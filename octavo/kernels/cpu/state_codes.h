@@ -7,10 +7,10 @@
 #include "octavo/kernels/cpu/narrow.h"
 #include "octavo/rules/state_codes.h"
 
-/// Codes of optimizer state (rules/state_codes.h) to floats and back, kLanes elements at a time.
+/// Converts codes of optimizer state (rules/state_codes.h) to floats and back, kLanes elements at a time.
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// Codes, whichever their width, as bytes of their own.
+/// Unpacks codes of any width to one byte each.
 template <class Map>
 OCTAVO_INLINE void unpack_codes(const std::uint8_t* from, std::uint64_t count, std::uint8_t* codes) {
   if constexpr (Map::kBits == 8) {
@@ -36,7 +36,7 @@ OCTAVO_INLINE void pack_codes(const std::uint8_t* codes, std::uint64_t count, st
   }
 }
 
-/// What decoding the codes of a block takes beside them: nothing where there are no codes.
+/// Decodes the codes of a block, and holds what that takes. A state without codes needs nothing.
 template <class Map>
 struct StateDecoder {
   explicit StateDecoder(float) {}
@@ -45,7 +45,7 @@ struct StateDecoder {
 template <unsigned kDecades, bool kSigned>
 struct StateDecoder<rules::DynamicMap<kDecades, kSigned>> {
   using Map = rules::DynamicMap<kDecades, kSigned>;
-  /// To this power of two a code is added by setting bits, in quarters.
+  /// To this power of two a code, counted in quarters, is added by setting its bits.
   static constexpr float kBase = 0x1p25F;
   static constexpr float kZero = kBase + Map::kQuarters * (Map::kZeroCode - Map::kZeroNumber);
   static constexpr std::uint32_t kFirstExponent = std::bit_cast<std::uint32_t>(Map::kQuarters * Map::kFirst) >> 23;
@@ -56,7 +56,8 @@ struct StateDecoder<rules::DynamicMap<kDecades, kSigned>> {
   }
   static constexpr LookupTable kSlopes = LookupTable::of([](auto i) { return by_exponent(Map::kSlopes, i, 0.0F); });
   static constexpr LookupTable kOffsets = LookupTable::of([](auto i) { return by_exponent(Map::kOffsets, i, -0.0F); });
-  /// The number of an unsigned zero is 1, of which the exponent modulo 8 is another value's.
+  /// Whether zero has an entry of its own. The number of an unsigned zero is 1, and its exponent modulo 8 is that of
+  /// another value.
   static constexpr bool kZeroHasEntry = kSigned || kLookupEntries > 8;
 
   Lookup slopes, offsets;
@@ -81,20 +82,20 @@ struct StateDecoder<rules::LinearMap4> {
   }
 };
 
-/// Finds the decade of magnitudes from kLeast to 1, by two octaves at a time: in these there is no more than one border
-/// of decades. The upper seven bits of a float's exponent name two octaves, the lowest four of them tell those from
-/// kLeast on apart.
+/// Finds the decade of magnitudes from kLeast to 1, by pairs of octaves: a pair contains no more than one border
+/// between decades. The upper seven bits of a float's exponent name a pair; the lowest four of these bits tell the
+/// pairs from kLeast on apart.
 template <class Map>
 struct DecadeFinder {
   static constexpr float kLeast = 0x1p-29F;
   static constexpr std::uint32_t kFirstPair = std::bit_cast<std::uint32_t>(kLeast) >> 24, kShift = 24;
   static constexpr std::uint32_t pair_of(std::uint32_t i) { return kFirstPair + (i - kFirstPair) % 16; }
-  /// The decade in which two octaves begin.
+  /// Returns the decade in which a pair of octaves begins.
   static constexpr std::uint32_t decade_of(std::uint32_t pair) {
     return Map::decade_of(std::bit_cast<float>(pair << kShift));
   }
 #if defined(__AVX512F__)
-  /// What is added to a float so that it gets into the next two octaves if it is above the border.
+  /// Returns what is added to a float so that it gets into the next pair of octaves if it is not below the border.
   static constexpr float carry_of(std::uint32_t pair) {
     const std::uint32_t border = std::bit_cast<std::uint32_t>(Map::kBorders[decade_of(pair) + 1]);
     return std::bit_cast<float>(border >> kShift == pair ? ((pair + 1) << kShift) - border : 0U);
@@ -102,13 +103,13 @@ struct DecadeFinder {
   static constexpr std::uint32_t decade_of_entry(std::uint32_t i) { return decade_of(pair_of(i)); }
   static constexpr LookupTable kCarries = LookupTable::of([](auto i) { return carry_of(pair_of(i)); });
   Lookup carries{kCarries};
-  /// The entry of a table by decade_of_entry.
+  /// Returns for each magnitude the index of an entry in tables that are made by decade_of_entry().
   OCTAVO_INLINE Ints operator()(const Floats& size) const {
     return (as_ints(size) + as_ints(carries[as_ints(size) >> kShift])) >> kShift;
   }
 #else
   static constexpr std::uint32_t decade_of_entry(std::uint32_t i) { return i; }
-  /// Entry 0, of 2 and above, is also picked for the three other bytes of an index, which are 0.
+  /// Entry 0 is for magnitudes of 2 and above. It is also picked for the three other bytes of an index, which are 0.
   static constexpr ByteLookup kGuesses = ByteLookup::of([](auto i) { return i == 0 ? 0 : decade_of(pair_of(i)); });
   static constexpr LookupTable kNextBorders =
       LookupTable::of([](auto i) { return i < Map::kLevels ? Map::kBorders[i + 1] : __builtin_inff(); });
@@ -121,7 +122,7 @@ struct DecadeFinder {
 #endif
 };
 
-/// What encoding the values of a block takes: as many at a time as bytes fit a register.
+/// Encodes the values of a block: as many at a time as there are bytes in a register.
 template <class Map>
 struct StateEncoder;
 
@@ -141,8 +142,8 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
   Lookup steepness{kSteepness}, shifts{kShifts};
   float factor;
 
-  /// Codes of a signed map are worked out from opposite values: the distance of 128, which 8 bits have with a negative
-  /// sign alone, is that of a positive value.
+  /// Codes of a signed map are worked out from opposite values. Positive values may have the distance 128, which 8 bits
+  /// can hold only with a negative sign.
   OCTAVO_INLINE explicit StateEncoder(float reciprocal) : factor(kSigned ? -reciprocal : reciprocal) {}
 
   OCTAVO_INLINE Bytes operator()(const Floats& values) const {
@@ -154,7 +155,7 @@ struct StateEncoder<rules::DynamicMap<kDecades, kSigned>> {
     const Bytes distance = lesser(narrowed<Bytes>(nearest_wholes(place)), last);
     if constexpr (kSigned) {
       constexpr std::uint8_t kZeroCode = Map::kZeroCode;
-      const SignedBytes sign = narrowed<SignedBytes>(as_ints(scaled));  // 127 or -128, in 8 bits the greatest distances
+      const SignedBytes sign = narrowed<SignedBytes>(as_ints(scaled));  // 127 or -128: the greatest distances in 8 bits
       const SignedBytes opposite = with_sign(SignedBytes(lesser(distance, Bytes(sign))), sign);
       const SignedBytes bounded =
           kDecades == 7 ? opposite : lesser(opposite, SignedBytes{} + static_cast<std::int8_t>(kZeroCode));

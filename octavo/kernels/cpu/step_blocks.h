@@ -7,9 +7,9 @@
 #include "octavo/kernels/cpu/values.h"
 #include "octavo/kernels/step_operands.h"
 
-/// The walk of an optimizer's step: blocks of floats, which lie in L1 where memory holds them in another format, or
-/// fewer than a block, and otherwise where they are. A copy of StepOperands for each block would cost much: what is
-/// written in parts and read as a whole waits until all of it has got into L1.
+/// The loop of an optimizer's step over blocks of floats. A block is copied to a buffer in L1 where memory holds it in
+/// another format, or holds fewer elements than a block; otherwise it is used where it is. A copy of StepOperands for
+/// each block would cost much: what is written in parts and read as a whole waits until all of it has got into L1.
 namespace octavo::cpu::OCTAVO_ISA {
 
 /// Room for a block that is not float32 in memory.
@@ -30,7 +30,7 @@ OCTAVO_INLINE void widen(FloatFormat format, const void* from, std::uint64_t cou
   }
 }
 
-/// The block's parameters: in their place, which is then written directly, or in the buffer, followed by zeros.
+/// Returns the block's parameters: in their place, which is then written directly, or in the buffer, followed by zeros.
 OCTAVO_INLINE float* load_parameters(const StepOperands& operands, std::uint64_t first, std::uint64_t count,
                                      StepBuffer& buffer) {
   const bool is_float = operands.parameter_format == FloatFormat::float32;
@@ -94,9 +94,9 @@ OCTAVO_INLINE const float* load_gradients(const StepOperands& operands, std::uin
   return buffer.values;
 }
 
-/// Asks for memory some blocks ahead of the walk, in each turn for as much as a turn takes of it: the hardware's own
-/// prefetch stops at the end of a page, and a processor that is asked for a whole block at once works on nothing else
-/// until it can ask for the rest. `kStateBits` are those of an element of each state.
+/// Prefetches memory some blocks ahead of the loop, in each turn as much as a turn uses. The hardware's own prefetch
+/// stops at the end of a page. A processor that is asked for a whole block at once works on nothing else until it can
+/// ask for the rest. `kStateBits`: the bits of an element of each state.
 template <std::uint64_t kStateBits>
 class Prefetch {
  public:
@@ -116,7 +116,8 @@ class Prefetch {
   }
 
  private:
-  /// A turn takes up to kBits for each element; where it takes less, lines are asked for more than once.
+  /// One tensor's memory. A turn uses up to kBits for each element; where it uses less, lines are asked for more than
+  /// once.
   template <std::uint64_t kBits>
   struct Stream {
     static constexpr std::uint64_t kTurnsAhead = 4 * kStepBlock / kLanes;
@@ -135,24 +136,25 @@ class Prefetch {
   Stream<kStateBits> mean_, square_;
 };
 
-/// Walks through the blocks of a tensor in two halves: beside the first half of each, kLanes elements at a time, goes
-/// the second half of the one before. Thus a processor always finds work of several kinds, which need different units
-/// of it, and does not wait for what takes long, as roots, divisions and the scale of a block do. A Block has
+/// Goes through the blocks of a tensor in two halves. The first half of each block and the second half of the block
+/// before run side by side, kLanes elements at a time. A processor therefore always finds work of several kinds, which
+/// need different units of it, and does not wait for what takes long, such as roots, divisions and the scale of a
+/// block. A Block has
 ///
 ///   Room                            the memory that it may need, which it does not own
-///   kStateBits                      of an element of each state
+///   kStateBits                      the bits of an element of each state
 ///   Block(step, room)
 ///   begin(operands, first, count)   takes up the block that begins at element `first`
 ///   first(i), second(i)             a half for kLanes of its elements, from i on
-///   between(), end()                after all of the first half, and of the second
+///   between(), end()                called after all of the first half, and after all of the second half
 ///   takes_all()                     after between(): whether the rule took all gradients
 ///
-/// Of a Block that has not begun, second() and end() do no harm. between() may do them itself, and leave the Block as
+/// For a Block that has not begun, second() and end() do no harm. between() may do them itself, and leave the Block as
 /// one that has not begun. Returns whether the rule took all gradients.
 ///
-/// A Block points to its Room and nothing points to the Block: so the compiler knows that what is stored does not
+/// A Block points to its Room, and nothing points to the Block. The compiler then knows that what is stored does not
 /// change it, and keeps pointers, factors and extremes where they are. Otherwise it would load them again for each
-/// kLanes.
+/// kLanes elements.
 template <class Block, class Step>
 OCTAVO_INLINE bool for_step_blocks(const StepOperands& operands, std::uint64_t count, const Step& step) {
   typename Block::Room rooms[2];

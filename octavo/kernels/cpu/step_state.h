@@ -8,14 +8,14 @@
 /// The states of an optimizer's step, a block at a time.
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// In place of a map: a state in float32.
+/// Stands in for a map: a state in float32.
 struct PlainState {
   static constexpr unsigned kBits = 32;
   static constexpr std::uint64_t kBlock = kStepBlock;
   static constexpr bool kSigned = true;
 };
 
-/// Calls visit(map of momenta, map of variances) with those of a format, which both have.
+/// Calls visit(map of momenta, map of variances) with the maps of a format, which both states have.
 template <class Visit>
 OCTAVO_INLINE void with_state_maps(StateFormat format, Visit visit) {
   switch (format) {
@@ -31,9 +31,9 @@ struct StateRoom {
   alignas(64) std::uint8_t codes[kStepBlock] = {};
 };
 
-/// A block of a state: begin(); before() and store() for all of its elements; work_out_scales(); after() and encode()
-/// for all of them; end(). Codes become floats just before these are updated. What follows the elements of a tensor's
-/// last block, up to a whole block, is of no meaning.
+/// A block of a state. Call begin(); before() and store() for all of its elements; work_out_scales(); after() and
+/// encode() for all of them; end(). Codes become floats just before these are updated. In the last block of a tensor,
+/// what follows its elements up to a whole block is meaningless.
 template <class Map>
 class StateBlock {
  public:
@@ -61,7 +61,7 @@ class StateBlock {
     }
   }
 
-  /// As they were before the step.
+  /// Returns the values as they were before the step.
   OCTAVO_INLINE Floats before(std::uint64_t first) const {
     if constexpr (kHasCodes) {
       return of_[number(first)].decoder(load_ints(codes_ + first));
@@ -76,18 +76,18 @@ class StateBlock {
   }
   OCTAVO_INLINE Floats after(std::uint64_t first) const { return load_floats(values_ + first); }
 
-  /// Whether all that was stored is, in a state of values of at least 0.
+  /// Whether all values that were stored are finite. Only for a state of values that are at least 0.
   OCTAVO_INLINE bool is_finite() const {
     bool finite = true;
     for (const auto& block : of_) finite &= block.extreme.is_finite();
     return finite;
   }
-  /// All values are stored once more.
+  /// Forgets the extremes, because all values are stored once more.
   OCTAVO_INLINE void begin_again() {
     for (auto& block : of_) block.extreme = {};
   }
 
-  /// After all values of the block are stored.
+  /// Works out the scales. Called after all values of the block are stored.
   OCTAVO_INLINE void work_out_scales() {
     if constexpr (kHasCodes) {
       if (count_ < kStepBlock) forget_rest();
@@ -114,19 +114,20 @@ class StateBlock {
 
  private:
   using Decoder = StateDecoder<Map>;
-  static constexpr std::uint64_t kBlocks = kStepBlock / Map::kBlock;  // of codes with a scale of their own
+  static constexpr std::uint64_t kBlocks = kStepBlock / Map::kBlock;  // blocks of codes, each with a scale of its own
   struct OfBlock {
     Decoder decoder = Decoder(0.0F);
     Extreme<Map> extreme;
     float reciprocal = 0.0F;  // of the scale
   };
 
-  /// Written so that the compiler knows it where there is one.
+  /// Returns the number of the block of codes. It is written so that the compiler knows it where there is only one
+  /// block.
   OCTAVO_INLINE static constexpr std::uint64_t number(std::uint64_t first) {
     return kBlocks == 1 ? 0 : first / Map::kBlock;
   }
 
-  /// What lies behind the elements of a tensor's last block becomes zeros, which are no extremes.
+  /// Sets what follows the elements of a tensor's last block to zeros, which are no extremes.
   OCTAVO_INLINE void forget_rest() {
     std::memset(room_->values + count_, 0, (kStepBlock - count_) * sizeof(float));
     begin_again();

@@ -3,17 +3,18 @@
 
 #include "octavo/kernels/cpu/values.h"
 
-/// Magnitudes are compared as integers (rules::magnitude_bits), which orders NaNs too. Arrays that are searched are
-/// whole groups, padded with zeros: these follow all zeros of the tile, and no more are kept than the tile has.
+/// Magnitudes are compared as integers (rules::magnitude_bits), which orders NaNs, too. Arrays that are searched are
+/// whole groups, padded with zeros. The padding comes after all zeros of the tile, and no more values are kept than the
+/// tile has.
 namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
 OCTAVO_INLINE std::uint64_t whole_groups(std::uint64_t count) { return (count + kGroup - 1) / kGroup * kGroup; }
 
-/// How many values have at least this magnitude.
+/// Returns how many values have at least this magnitude.
 std::uint64_t count_from(const float* values, std::uint64_t count, std::uint32_t least) {
-  constexpr std::uint64_t kPart = 1U << 30;  // what 32 bits count: the loop is then twice as fast
+  constexpr std::uint64_t kPart = 1U << 30;  // as many as 32 bits can count: the loop is then twice as fast
   std::uint64_t all = 0;
   for (std::uint64_t first = 0; first < count; first += kPart) {
     std::uint32_t found = 0;
@@ -26,7 +27,8 @@ std::uint64_t count_from(const float* values, std::uint64_t count, std::uint32_t
   return all;
 }
 
-/// The kept-th largest magnitude, bit by bit, down to `last_bit`: below that it is a lower bound.
+/// Returns the kept-th largest magnitude, found bit by bit down to `last_bit`; with a higher last bit the result is a
+/// lower bound.
 std::uint32_t kth_largest(const float* values, std::uint64_t count, std::uint64_t kept, std::uint32_t last_bit = 1) {
   std::uint32_t least = 0;
   for (std::uint32_t bit = 1U << 30; bit >= last_bit; bit >>= 1) {
@@ -35,8 +37,8 @@ std::uint32_t kth_largest(const float* values, std::uint64_t count, std::uint64_
   return least;
 }
 
-/// Calls visit(index) in order for the values that have at least this magnitude, while it says true. Returns whether it
-/// always did.
+/// Calls visit(index) in order for the values that have at least this magnitude, as long as it returns true. Returns
+/// whether it always did.
 template <class Visit>
 OCTAVO_INLINE bool for_each_from(const float* values, std::uint64_t count, std::uint32_t least, Visit visit) {
   for (std::uint64_t first = 0; first < count; first += kGroup) {
@@ -49,7 +51,7 @@ OCTAVO_INLINE bool for_each_from(const float* values, std::uint64_t count, std::
   return true;
 }
 
-/// Takes the `kept` largest of some values: visit(index of a value) in order, of equal ones the first.
+/// Takes the `kept` largest of some values, and of equal ones the first. Calls visit(index of a value) in order.
 template <class Visit>
 OCTAVO_INLINE void for_each_largest(const float* values, std::uint64_t count, std::uint64_t kept, Visit visit) {
   const std::uint32_t least = kth_largest(values, count, kept);
@@ -63,8 +65,9 @@ OCTAVO_INLINE void for_each_largest(const float* values, std::uint64_t count, st
   });
 }
 
-/// The candidates for the largest where few of many are kept. The maxima of disjoint sets tell a lower bound: at least
-/// `kept` values reach the kept-th largest of them, and little more do. They are found in two passes.
+/// The candidates for the largest values where few of many are kept. The maxima of disjoint sets give a lower bound: at
+/// least `kept` values reach the kept-th largest of the maxima, and few more do. The candidates are found in two
+/// passes.
 class Candidates {
  public:
   /// `memory`: room for half of the values and two groups.
@@ -80,14 +83,15 @@ class Candidates {
     });
     while (found_ % kGroup != 0) values_[found_++] = 0.0F;
   }
-  /// Otherwise many values are equal, or the largest share few of the sets: there are more than expected.
+  /// Whether the candidates fit. If they do not, there are more than expected, because many values are equal or the
+  /// largest share few of the sets.
   bool fit() const { return fit_; }
   const float* values() const { return values_; }
   std::uint64_t count() const { return found_; }
   std::uint64_t index(std::uint64_t i) const { return rules::to_bits(indices_[i]); }
 
  private:
-  /// Of as many sets as there is room, where the indices will be.
+  /// Returns the maxima of as many sets as there is room for. They are where the indices will be.
   const float* maxima(const float* values, std::uint64_t count) {
     for (std::uint64_t i = 0; i < room_; ++i) indices_[i] = rules::magnitude(values[i]);
     for (std::uint64_t first = room_; first < count; first += room_) {
@@ -100,12 +104,13 @@ class Candidates {
   }
 
   std::uint64_t room_;
-  float *values_, *indices_;  // these as bits
+  float *values_, *indices_;  // the indices as bits
   std::uint64_t found_ = 0;
   bool fit_;
 };
 
-/// `tile_values`: of whole groups, with room behind them (top_k_scratch() in all).
+/// Selects the largest values of a tile. `tile_values`: whole groups, with room after them (top_k_scratch() floats in
+/// all).
 void select_tile(float* tile_values, const rules::TopTile& tile, float* values, std::uint32_t* words) {
   constexpr std::uint64_t kFew = 16;  // a set of candidates has then four values or more
   const auto layout = rules::IndexWords::of(tile.size, tile.kept);

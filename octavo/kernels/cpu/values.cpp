@@ -7,7 +7,7 @@ namespace octavo::cpu::OCTAVO_ISA {
 
 namespace {
 
-/// The pointer, of which the compiler then knows whether it is null.
+/// Returns the pointer, and lets the compiler know whether it is null.
 template <bool kIsThere, class T>
 OCTAVO_INLINE const T* known(const T* pointer) {
   if constexpr (!kIsThere) return nullptr;

@@ -7,14 +7,14 @@
 
 #include "octavo/kernels/cpu/simd.h"
 
-/// What the cpu codecs share: the values to encode, the walks, and how residuals and results are written.
+/// What the cpu codecs share: the values to encode, the loops over them, and how residuals and results are written.
 namespace octavo::cpu::OCTAVO_ISA {
 
-/// values[i] = the value to encode at first + i; zeros up to the end of the last group. One function for all codecs:
-/// the values stay in L1, and what an input may have need not be compiled into each of them.
+/// Sets values[i] to the value to encode at first + i, and those up to the end of the last group to zero. There is one
+/// function for all codecs: the values stay in L1, and what an input may have need not be compiled into each codec.
 void work_out(const EncodeInput& in, std::uint64_t first, std::uint64_t count, float* values);
 
-/// Asks for what a group further on will need, but for `others`: their sum was written just now.
+/// Prefetches what a group further on will need, except `others`: their sum was written just now.
 OCTAVO_INLINE void prefetch(const EncodeInput& in, std::uint64_t i) {
   prefetch_ahead(in.gradient + i);
   if (in.residual) prefetch_ahead(in.residual + i);
@@ -22,18 +22,18 @@ OCTAVO_INLINE void prefetch(const EncodeInput& in, std::uint64_t i) {
   if (in.momentum) prefetch_ahead(in.preconditioner + i);
 }
 
-/// The same as work_out() where the caller prefetches group by group, between other work: memory is then busy all the
-/// time, not only while values are worked out.
+/// Does the same as work_out() where the caller prefetches group by group, between other work. Memory is then busy all
+/// the time, not only while values are worked out.
 void work_out_prefetched(const EncodeInput& in, std::uint64_t first, std::uint64_t count, float* values);
 
 OCTAVO_INLINE std::uint64_t smaller(std::uint64_t a, std::uint64_t b) { return a < b ? a : b; }
 
-/// Elements that stay in L1 from one loop to the next.
+/// The number of elements that stay in L1 from one loop to the next.
 inline constexpr std::uint64_t kSpan = 1024;
 
 inline constexpr float kZeros[kSpan] = {};
 
-/// The floats from element `first` on, of a span; null: zeros.
+/// Returns the floats of a span, from element `first` on; zeros where `floats` is null.
 OCTAVO_INLINE const float* floats_from(const float* floats, std::uint64_t first) {
   return floats ? floats + first : kZeros;
 }
@@ -46,8 +46,8 @@ OCTAVO_INLINE void for_each_block(std::uint64_t count, std::uint64_t block, Visi
   }
 }
 
-/// Calls visit(first, count) for every group of `count` elements. The count of a whole group is a constant to the
-/// compiler, if the visitor takes it as `auto`.
+/// Calls visit(first, count) for every group of `count` elements. The compiler knows the count of a whole group as a
+/// constant, if the visitor takes it as `auto`.
 template <class Visit>
 OCTAVO_INLINE void for_each_group(std::uint64_t count, Visit visit) {
   const std::uint64_t whole = count - count % kGroup;
@@ -57,7 +57,7 @@ OCTAVO_INLINE void for_each_group(std::uint64_t count, Visit visit) {
   if (whole < count) visit(whole, count - whole);
 }
 
-/// The largest magnitude_bits of values that are zeros up to the end of their last group.
+/// Returns the largest magnitude_bits of the values, which are zeros from `count` to the end of the last group.
 OCTAVO_INLINE std::uint32_t largest_magnitude(const float* values, std::uint64_t count) {
   std::uint32_t largest = 0;
   for (std::uint64_t i = 0; i < count; i += kGroup) {
@@ -69,7 +69,7 @@ OCTAVO_INLINE std::uint32_t largest_magnitude(const float* values, std::uint64_t
   return largest;
 }
 
-/// out[i] = or += values[i], for i in [0, count).
+/// Assigns values[i] to out[i], or adds it, for i in [0, count).
 OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, float* out) {
   if (how == Store::add) {
     for (std::uint64_t i = 0; i < count; ++i) out[i] += values[i];
@@ -80,8 +80,8 @@ OCTAVO_INLINE void store(Store how, const float* values, std::uint64_t count, fl
 
 static_assert(kGroup == rules::kRandomGroup);
 
-/// Calls visit(i, 16 random bits) for `count` elements, up to a group, from number `first` on. Nearly all are whole
-/// groups whose numbers begin at a multiple of kGroup: a word then serves two elements.
+/// Calls visit(i, 16 random bits) for `count` elements, at most a group, from number `first` on. Nearly all calls are
+/// for whole groups whose numbers begin at a multiple of kGroup: a word then serves two elements.
 template <class Visit>
 OCTAVO_INLINE void for_random_bits(std::uint64_t key, std::uint64_t first, std::uint64_t count, Visit visit) {
   if (count < kGroup || first % kGroup != 0) {
@@ -98,12 +98,12 @@ OCTAVO_INLINE void for_random_bits(std::uint64_t key, std::uint64_t first, std::
 
 /// Where and how residuals are written.
 struct ResidualOut {
-  rules::Residual* next;  // of the input's first element; null: not wanted
-  Store how;              // uncached: whole groups go around the caches
-  bool is_small = false;  // what is left over is rules::to_residual_of_small()
+  rules::Residual* next;  // residual of the input's first element; null: not wanted
+  Store how;              // uncached: whole groups bypass the caches
+  bool is_small = false;  // whether rules::to_residual_of_small() may round what is left over
 };
 
-/// Keeps what the codes of up to a group of the input leave over, from element `first` on.
+/// Writes the residuals of up to a group of the input, from element `first` on. `left_over`: what the codes leave over.
 OCTAVO_INLINE void store_residual(const ResidualOut& out, const EncodeInput& in, std::uint64_t first,
                                   const float* left_over, std::uint64_t count) {
   rules::Residual rounded[kGroup];
@@ -120,7 +120,7 @@ OCTAVO_INLINE void store_residual(const ResidualOut& out, const EncodeInput& in,
   std::memcpy(out.next + first, rounded, count * sizeof *rounded);
 }
 
-/// Keeps values, from element `first` of the input on, as what is left over; nothing of what is not finite.
+/// Writes values as what is left over, from element `first` of the input on; 0 for values that are not finite.
 OCTAVO_INLINE void keep_residual(const ResidualOut& out, const EncodeInput& in, std::uint64_t first,
                                  const float* values, std::uint64_t count) {
   for_each_group(count, [&](std::uint64_t i, auto size) {
@@ -130,18 +130,18 @@ OCTAVO_INLINE void keep_residual(const ResidualOut& out, const EncodeInput& in, 
   });
 }
 
-/// Writes up to a group; where `how` is uncached, a whole one around the caches.
+/// Writes up to a group. Where `how` is uncached, a whole group bypasses the caches.
 OCTAVO_INLINE void store_part(Store how, const float* values, std::uint64_t count, float* out) {
   if (how == Store::uncached && count == kGroup) return stream_bytes<kGroup * sizeof(float)>(values, out);
   store(how, values, count, out);
 }
 
-/// Tells the caller of a decoder, which several threads may be in, what is not finite.
+/// Tells the caller of a decoder, which several threads may run at the same time, that something is not finite.
 OCTAVO_INLINE void report(bool is_finite, std::uint32_t* nonfinite) {
   if (!is_finite && nonfinite) std::atomic_ref(*nonfinite).store(1, std::memory_order_relaxed);
 }
 
-/// Writes few values among zeros: each chunk is made in L1 and, while they come in order, written once.
+/// Writes few values among zeros. Each chunk is made in L1 and, as long as the values come in order, written once.
 class ChunkWriter {
  public:
   ChunkWriter(Store how, std::uint64_t size, float* out) : how_(how), size_(size), out_(out) {
@@ -151,7 +151,7 @@ class ChunkWriter {
     while (i >= first_ + kChunk) flush();
     if (i >= first_) {
       chunk_[i - first_] = value;
-    } else {  // indices that no encoder made
+    } else {  // no encoder makes such indices
       end_stream();
       out_[i] = value;
     }
@@ -175,8 +175,8 @@ class ChunkWriter {
   float* out_;
 };
 
-/// Adds few values, or assigns them among zeros: visit_all(put) calls put(index, value) for each. Returns whether all
-/// are finite.
+/// Adds few values, or assigns them among zeros. visit_all(put) calls put(index, value) for each value. Returns whether
+/// all values are finite.
 template <class VisitAll>
 OCTAVO_INLINE bool scatter(Store how, std::uint64_t size, float* out, VisitAll visit_all) {
   bool all_finite = true;
@@ -196,18 +196,18 @@ OCTAVO_INLINE bool scatter(Store how, std::uint64_t size, float* out, VisitAll v
   return all_finite;
 }
 
-/// How a kernel writes `count` values that nobody reads soon.
+/// Returns how a kernel writes `count` values that nobody reads soon.
 OCTAVO_INLINE Store choose_store(std::uint64_t count) {
   return count >= kStreamCount ? Store::uncached : Store::assign;
 }
 
-/// How it keeps `count` residuals. They are read a whole step later, when no cache remembers them: small ones, which
-/// are parts of large ones, go around the caches too.
+/// Returns how a kernel writes `count` residuals. They are read a whole step later, when no cache holds them any more.
+/// Small outputs, which are parts of large ones, therefore bypass the caches, too.
 OCTAVO_INLINE Store choose_residual_store(std::uint64_t count) {
   return count >= kStreamCount / 64 ? Store::uncached : Store::assign;
 }
 
-/// What a decode kernel makes of the caller's wish: small outputs stay in the caches.
+/// Returns how a decode kernel follows the caller's wish: small outputs stay in the caches.
 OCTAVO_INLINE Store choose_store(Store how, std::uint64_t count) {
   return how == Store::uncached ? choose_store(count) : how;
 }

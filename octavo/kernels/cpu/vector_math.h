@@ -6,9 +6,9 @@
 /// Arithmetic on a register for which C++ has no operator.
 namespace octavo::cpu::OCTAVO_ISA {
 
-// Masks of all lanes, which change nothing, spare the compiler the unused vector that it would warn of.
+// Masks of all lanes change nothing. With them an intrinsic has no unused vector, of which the compiler would warn.
 
-/// The second where either is a NaN.
+/// Returns the lesser values; `b` where either is a NaN.
 OCTAVO_INLINE FloatVector lesser(FloatVector a, FloatVector b) {
 #if defined(__AVX512F__)
   return reinterpret_cast<FloatVector>(
@@ -39,12 +39,12 @@ OCTAVO_INLINE Words greater(Words a, Words b) {
   return a > b ? a : b;
 #endif
 }
-/// Compared as integers, which more units of a processor do: `b` is above 0.
+/// Returns the greater values, compared as integers, which more units of a processor can do. `b` is above 0.
 OCTAVO_INLINE FloatVector greater_positive(FloatVector a, float b) {
   return as_floats(greater(as_ints(a), as_ints(broadcast(b))));
 }
 
-/// Magnitudes, but no less than `least`, which is above 0.
+/// Returns the magnitudes, but no less than `least`, which is above 0.
 OCTAVO_INLINE FloatVector magnitudes_from(FloatVector values, float least) {
 #if defined(__AVX512DQ__)
   constexpr int kGreaterMagnitude = 0b1011;
@@ -57,7 +57,7 @@ OCTAVO_INLINE FloatVector magnitudes_from(FloatVector values, float least) {
 }
 
 #if defined(__AVX512DQ__)
-/// The one of the greater magnitude; of opposite values the positive one, of a NaN and a number the number.
+/// Returns the value of the greater magnitude; of opposite values the positive one, of a NaN and a number the number.
 OCTAVO_INLINE FloatVector farther_from_zero(FloatVector a, FloatVector b) {
   constexpr int kGreaterMagnitudeWithSign = 0b0111;
   return reinterpret_cast<FloatVector>(_mm512_maskz_range_ps(0xFFFF, reinterpret_cast<__m512>(a),
@@ -93,7 +93,7 @@ OCTAVO_INLINE FloatVector square_root(FloatVector values) {
 #endif
 }
 
-/// a * b + c, rounded once.
+/// Returns a * b + c, rounded once.
 OCTAVO_INLINE FloatVector fused(FloatVector a, FloatVector b, FloatVector c) {
 #if defined(__AVX512F__)
   return reinterpret_cast<FloatVector>(_mm512_maskz_fmadd_ps(0xFFFF, reinterpret_cast<__m512>(a),
@@ -107,7 +107,7 @@ OCTAVO_INLINE FloatVector fused(FloatVector a, FloatVector b, FloatVector c) {
 #endif
 }
 
-/// Of magnitudes below 2^22; ties to even.
+/// Returns the nearest whole numbers of values below 2^22 in magnitude; ties to even.
 OCTAVO_INLINE IntVector nearest_wholes(FloatVector values) {
 #if defined(__AVX512F__)
   return reinterpret_cast<IntVector>(_mm512_maskz_cvtps_epi32(0xFFFF, reinterpret_cast<__m512>(values)));
