@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO-1, 2 and 3 by Octavo's engine (``octavo/deepcompile/engine.h``)."""
+"""ZeRO stages 1, 2 and 3 by Octavo's engine (``octavo/deepcompile/engine.h``)."""
 
 from octavo.zero.config import ZeroConfig
 from octavo.zero.engine import ZeroEngine, initialize

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fails on one rank fails on all: none of them is left waiting."""
+"""Work that fails on all ranks where it fails on one of them, so that no rank is left waiting."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 
 def on_all_ranks(work: Callable[[], None], where: str, what: str, group: dist.ProcessGroup) -> None:
-    """Does it on this rank, with its errors as those of `where`. On all ranks RuntimeError where one cannot do it, or
-    OSError where that was its error."""
+    """Calls ``work`` on this rank. All ranks call it. Where ``work`` fails on a rank, all ranks raise RuntimeError, or
+    OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could not be done."""
     failure: Exception | None = None
     try:
         work()
@@ -20,12 +20,12 @@ def on_all_ranks(work: Callable[[], None], where: str, what: str, group: dist.Pr
 
 
 def by_first_rank(work: Callable[[], None], where: str, what: str, group: dist.ProcessGroup) -> None:
-    """The same, where rank 0 alone has something to do and the others wait for it."""
+    """Does what ``on_all_ranks`` does, where only rank 0 has work to do and the others wait for it."""
     on_all_ranks(work if group.rank() == 0 else lambda: None, where, what, group)
 
 
 def require_none_failed(failure: Exception | None, where: str, what: str, group: dist.ProcessGroup) -> None:
-    """All ranks call it, each with the error that it has met."""
+    """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None."""
     own = None if failure is None else (isinstance(failure, OSError), _said_by(failure))
     of_all: list[tuple[bool, str] | None] = [None] * group.size()
     dist.all_gather_object(of_all, own, group=group)

@@ -4,8 +4,8 @@ DTensors, which any number of ranks can load, whatever the stage.
 
     DIRECTORY/latest -> saved-000002    what torch.distributed.checkpoint has written
 
-A checkpoint is written aside, synced, and gets its name; then the link is replaced, in one step, and the one before
-removed: a process that is killed at any moment leaves one of both, whole.
+A checkpoint is written under another name, synced, and renamed. Then the link is replaced, in one step, and the
+checkpoint before is removed. A process that is killed at any moment leaves one of the two, whole.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ASIDE = ".aside"
 
 
 def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
-    """Buffers, which ranks keep each for itself, become those of the first rank, on all of them: whoever resumes goes
-    on as they do."""
+    """Does what ``ZeroEngine.save_checkpoint`` does. Each rank has buffers of its own; they become those of the first
+    rank, on all ranks, so that a resumed run goes on as this one does."""
     aside = directory / _ASIDE
     send_around(_saved_buffers(engine.module).values(), group)
     where = "zero.save_checkpoint"
@@ -62,7 +62,7 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     require_groups(engine, options)
     parts = parts_by_name(engine)
     try:
-        engine.optimizer.state.clear()  # else old and new states are there at once
+        engine.optimizer.state.clear()  # otherwise old and new states are in memory at once
         tensors = _in_place(engine, parts)
         tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
         with torch.no_grad():
@@ -75,7 +75,8 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
 
 
 def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:
-    """Of what exchanges remember: on as many ranks as have saved each one's own alone."""
+    """Returns what this rank is to load. On as many ranks as have saved, each rank loads only its own part of what
+    exchanges remember."""
     ranks = sum(key.startswith("about/") for key in saved)
     if ranks != group.size():
         return saved
@@ -109,13 +110,14 @@ def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:
 
 
 def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Those of `model.state_dict()`: others are what a module can compute again, of any shape."""
+    """Returns the buffers that `model.state_dict()` has. Others are what a module can compute again, and may have any
+    shape."""
     saved = model.state_dict(keep_vars=True)
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def _in_place(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Any]:
-    """The tensors of the model, in their own memory."""
+    """Returns the tensors of the model by their keys in the checkpoint, in their own memory."""
     state: dict[str, Any] = {f"parameters/{name}": part.values.data for name, part in parts.items()}
     return state | {f"module/{name}": tensor for name, tensor in _others(engine, parts).items()}
 
@@ -124,7 +126,7 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
     state = _in_place(engine, parts_by_name(engine))
     for name, of_one in states_by_name(engine).items():
         state |= {f"optimizer/{name}/{key}": value for key, value in of_one.items()}
-    state["groups"] = _text_of(options_of(engine))  # a list would be taken apart
+    state["groups"] = _text_of(options_of(engine))  # as a text: torch.distributed.checkpoint would take a list apart
     about = {}
     for key, value in engine.handle.state_dict().items():
         if isinstance(value, Tensor):
@@ -136,11 +138,11 @@ def _state_of(engine: ZeroEngine, rank: int) -> dict[str, Any]:
 
 
 def _text_of(options: list[dict[str, Any]]) -> str:
-    """As JSON. ValueError for an option that it cannot have."""
+    """Returns the options as JSON. Raises ValueError for an option that JSON does not have."""
 
     def number(value: Any) -> float:
         if isinstance(value, Tensor | numpy.generic):
-            return value.item()  # of one element
+            return value.item()  # for one element
         raise TypeError
 
     for group in options:
@@ -172,7 +174,7 @@ def _described(shape: torch.Size | None) -> str:
 
 
 def _room_for(parts: dict[str, OwnPart], key: str, what: TensorStorageMetadata) -> Tensor:
-    """Where a saved state is loaded to: cut as its parameter is, if it has its elements."""
+    """Returns a tensor to load a saved state to. It is cut as its parameter is, where it has as many elements."""
     part = parts.get(key.partition("/")[2].rpartition("/")[0])
     if part is not None and what.size == part.values.shape:
         return torch.zeros_like(part.values.data, dtype=what.properties.dtype)
@@ -190,7 +192,8 @@ def _states_in(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _exchanges_in(texts: dict[str, Any], tensors: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the exchange of each rank that saved has remembered, as far as it was loaded."""
+    """Returns what the exchanges of the ranks that saved have remembered, in the order of ranks, as far as it was
+    loaded."""
     by_rank = {
         int(key.partition("/")[2]): json.loads(about) for key, about in texts.items() if key.startswith("about/")
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user of ZeRO chooses of ``torch.compile``. Apart from what compiles, whose imports take seconds."""
+"""The options of ZeRO for ``torch.compile``, apart from what compiles, whose imports take seconds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ BACKENDS = ("inductor", "aot_eager")
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """``backend``: "inductor" generates code, "aot_eager" runs aten's operators. ``schedule``: from which step on which
-    passes make the graphs; None: the stage's own (``default_schedule``). ``memory_mib``: of the device that a rank may
-    use; None: passes do not raise the peak that a step was measured to have, and send to the host all that they can. A
-    step that is measured resets the device's peak statistics. ``dynamic``: as of ``torch.compile``."""
+    """The fields that ``compile`` in the config of ``octavo.initialize`` may have.
+
+    - ``backend``: "inductor" generates code, "aot_eager" runs aten's operators.
+    - ``schedule``: pairs of a step and the passes that make the graphs from that step on; None: the schedule of the
+      stage (``default_schedule``).
+    - ``memory_mib``: how much of the device's memory a rank may use, in MiB. None: passes do not raise the peak that
+      was measured in a step, and send to the host all that they can. A step that is measured resets the device's peak
+      statistics.
+    - ``dynamic``: as in ``torch.compile``.
+
+    Raises ValueError for a value that makes no sense.
+    """
 
     backend: str = "inductor"
     schedule: Schedule | None = None
@@ -35,7 +43,8 @@ class CompileConfig:
 
 
 def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | None:
-    """Of ``octavo.initialize``: False; True; the name of a backend; or the fields of a ``CompileConfig``."""
+    """Returns the config of the value of ``compile``: False (None is returned), True, the name of a backend, or the
+    fields of a ``CompileConfig``. Raises ValueError for anything else."""
     if isinstance(value, bool):
         return CompileConfig() if value else None
     if not isinstance(value, str | Mapping):

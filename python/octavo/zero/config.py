@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user of ZeRO chooses."""
+"""The options of ZeRO."""
 
 from __future__ import annotations
 
@@ -15,17 +15,29 @@ from octavo.zero.compile_config import compile_config
 
 @dataclass(frozen=True)
 class ZeroConfig:
-    """``zero_stage``: 1 shares out optimizer state, 2 gradients too, 3 parameters too. ``plan``: by which gradients
-    travel to the ranks that own their parts. ``gather``: the codec by which parameters travel to all ranks; None: as
-    they are. ``accumulation_steps``: micro-batches of a step. ``clip_norm``: of all gradients together; None: they are
-    not clipped. ``bucket_mib``: of gradients that travel together; ``gather_mib``: of parameters. ``reuse_mib``: of
-    stage 3; what is used again before parameters of this size stays whole. ``exempt``: as of ``octavo.compress``.
-    ``compile``: True, the name of a backend or a mapping for ``torch.compile``
-    (``octavo.zero.compiled.CompileConfig``): graphs that gather and reduce. ``seed``: of what the plan draws.
-    ``timeout_s``: how long a rank waits for the others. ``symmetric_memory``: ranks send one another what they have
-    through memory that they share, with the same bits; None: where all ranks are on one host; True warns where they
-    cannot; False: they use the network. ``is_paged`` and ``page_dir``: of what the plan remembers from step to step, as
-    of ``octavo.compress``; ranks may differ."""
+    """The fields that the config of ``octavo.initialize`` may have; ``zero_stage`` must be given.
+
+    - ``zero_stage``: 1 shares out the optimizer's state, 2 gradients too, 3 parameters too.
+    - ``plan``: how gradients are sent to the ranks that own their parts.
+    - ``gather``: the codec by which parameters are sent to all ranks; None: as they are.
+    - ``accumulation_steps``: the number of micro-batches in a step.
+    - ``clip_norm``: the greatest norm of all gradients together; None: they are not clipped.
+    - ``bucket_mib``: the size of a bucket of gradients that are sent together, in MiB.
+    - ``gather_mib``: the size of the parameters that are sent together, in MiB.
+    - ``reuse_mib``: in stage 3, in MiB: a parameter stays whole where it is used again before other parameters of this
+      size are needed.
+    - ``exempt``: the parameters whose gradients are sent in float32, as in ``octavo.compress``.
+    - ``compile``: True, the name of a backend, or a mapping with the fields of ``octavo.zero.compiled.CompileConfig``,
+      for ``torch.compile``, whose graphs then gather parameters and reduce gradients; False: no compilation.
+    - ``seed``: the seed of what the plan draws at random.
+    - ``timeout_s``: how long a rank waits for the others, in seconds.
+    - ``symmetric_memory``: whether ranks exchange data through memory that they share, with the same bits. None: where
+      all ranks are on one host. True: the same, with a warning where it is not possible. False: they use the network.
+    - ``is_paged`` and ``page_dir``: where what the plan remembers from step to step is kept, as in ``octavo.compress``;
+      ranks may differ in them.
+
+    Raises ValueError for a value that makes no sense.
+    """
 
     zero_stage: int
     plan: str | Plan = "dense"
@@ -69,7 +81,8 @@ class ZeroConfig:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> ZeroConfig:
-        """ValueError for a key that is none of the fields'."""
+        """Makes a config of a mapping. Raises ValueError for a key that is no field, and where ``zero_stage`` is
+        missing; TypeError for anything else than a mapping."""
         if not isinstance(config, Mapping):
             raise TypeError(f"[zero.initialize] expected the config as a mapping, got {type(config).__name__}")
         known = {field.name for field in fields(cls)}
@@ -83,7 +96,8 @@ class ZeroConfig:
         return cls(**config)
 
     def shared(self) -> dict[str, Any]:
-        """What must be equal on all ranks, as text; ``exempt`` may be a function."""
+        """Returns the fields that must be equal on all ranks. ``exempt`` is not among them, because it may be a
+        function."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         for own in ("exempt", "timeout_s", "is_paged", "page_dir"):
             del values[own]

@@ -49,7 +49,7 @@ def initialize(
     *,
     group: dist.ProcessGroup | None = None,
 ) -> ZeroEngine:
-    """An engine that trains ``model`` on all ranks of ``group`` by ZeRO. Call it on all of them.
+    """Returns an engine that trains ``model`` on all ranks of ``group`` by ZeRO. Call it on all of them.
 
     >>> engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 2, "plan": "int4+ef"})
     >>> for batch in batches:            # each rank has its own
@@ -57,18 +57,23 @@ def initialize(
     ...     engine.backward(loss)
     ...     engine.step()
 
-    ``model``: a plain module, on one device; rank 0's parameters and buffers become those of all. ``optimizer``: any
-    that treats elements alike or each parameter's by themselves, without state; of each parameter it gets the part that
-    this rank owns, flat. ``config``: the fields of ``ZeroConfig``. ValueError for what makes no sense or differs
-    between ranks.
+    - ``model``: a plain module on one device. The parameters and buffers of rank 0 become those of all ranks.
+    - ``optimizer``: a new one, without state, that treats all elements alike, or all elements of a parameter. It gets
+      the part of each parameter that this rank owns, flat.
+    - ``config``: the fields of ``ZeroConfig``, such as ``zero_stage`` (1, 2 or 3) and ``plan``.
+    - ``group``: the ranks; None: all ranks.
+
+    Raises ValueError for arguments that make no sense or differ between ranks.
     """
     return ZeroEngine(model, optimizer, ZeroConfig.of(config), group)
 
 
 class ZeroEngine:
-    """What ``octavo.initialize`` makes. After an error of ``backward`` or ``step`` start again from a checkpoint, since
-    ranks may differ and gradients be lost: ``backward``, ``step`` and checkpoints refuse to go on with RuntimeError
-    where a backward pass has failed."""
+    """The engine that ``octavo.initialize`` returns. Calling it is a forward pass of the model.
+
+    After an error in ``backward`` or ``step`` start again from a checkpoint, because ranks may differ and gradients may
+    be lost. Where a backward pass has failed, ``backward``, ``step`` and checkpoints raise RuntimeError.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, config: ZeroConfig, group: dist.ProcessGroup | None = None
@@ -99,7 +104,8 @@ class ZeroEngine:
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
         }
         getattr(self._engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(len(self.parts))))
-        # graphs that compute what a model decides by its data differ between ranks; compiled ones come in between
+        # Ranks may have different gradients where a model decides by its data. With torch.compile no order is expected,
+        # because gradients of compiled graphs come in between.
         expected = [] if compiled is not None else list(reversed(range(len(self.parts))))
         self._engine.order_gradients(GRAPH, expected, compiled is None)
         if config.symmetric_memory and self._engine.why_no_symmetric_memory():
@@ -126,11 +132,12 @@ class ZeroEngine:
         self._steps = 0
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
-        self._failure: str | None = None  # of a backward pass
+        self._failure: str | None = None  # why a backward pass has failed
         if compiled is not None and setting is not None:
             self._compiler = self._make_compiler(compiled, setting, transfer_bytes)
-            # each engine is another backend, and all engines of a model's class would share one limit of recompilations
-            has_own_limit = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # from torch 2.13 on
+            # Each engine has a backend of its own, and all engines of a model's class would share one limit of
+            # recompilations.
+            has_own_limit = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since torch 2.13
             own_limit = {"isolate_recompiles": True} if has_own_limit else {}
             backend = while_alive(self._compiler.compile)
             self._forward = torch.compile(model, backend=backend, dynamic=compiled.dynamic, **own_limit)
@@ -150,7 +157,9 @@ class ZeroEngine:
         return (self._micro_batches + 1) % self.config.accumulation_steps == 0
 
     def backward(self, loss: Tensor) -> None:
-        """Adds up the gradients of this micro-batch, averaged over ranks and micro-batches, where they belong."""
+        """Makes the backward pass of this micro-batch's ``loss``, and adds its gradients, averaged over ranks and
+        micro-batches, to the parts that ranks own. Raises ValueError for a loss that cannot be differentiated,
+        RuntimeError where ``step`` is due."""
         self._require_whole_passes("backward")
         if self._has_gradients:
             raise RuntimeError(
@@ -160,7 +169,7 @@ class ZeroEngine:
         _require_differentiable(loss)
         self._engine.start_backward(self.is_last_micro_batch)
         for parameter in self.parts:
-            parameter.grad = None  # of a pass that was not this engine's
+            parameter.grad = None  # what a pass that was not this engine's has left
         self._engine.ignore_gradients(False)
         try:
             (loss / self.config.accumulation_steps).backward()
@@ -178,14 +187,14 @@ class ZeroEngine:
 
     @torch.no_grad()
     def step(self) -> Tensor | None:
-        """The optimizer's step, once after the last micro-batch of one; otherwise nothing. Returns the norm of all
-        gradients where they are clipped."""
+        """Makes the optimizer's step after the last micro-batch of a step; otherwise does nothing. Returns the norm of
+        all gradients where they are clipped, otherwise None."""
         self._require_whole_passes("step")
         if not self._has_gradients:
             return None
         require_same(self.module, self._memories, self.optimizer, self.parts)
         if self._gathering is not None:
-            self._gathering.release_all()  # also of passes that had no backward pass
+            self._gathering.release_all()  # also what forward passes without a backward pass have gathered
         for part in self._reduced_parts():
             part.values.grad = part.gradient
         norm = None if self.config.clip_norm is None else self.clip_grad_norm_(self.config.clip_norm)
@@ -193,11 +202,11 @@ class ZeroEngine:
         self.optimizer.step()
         for part in self.parts.values():
             part.values.grad = None
-        torch.autograd.graph.increment_version(self.parts)  # graphs of before saw other values
+        torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
         if self._gathering is None:
             self._engine.gather_updated()
         else:
-            self._engine.invalidate_gathered_params()  # a pass before this step may have gathered what stays whole
+            self._engine.invalidate_gathered_params()  # what stays whole may have been gathered before this step
         self._steps += 1
         if self._compiler is not None:
             self._compiler.begin_step(self._steps)
@@ -205,9 +214,12 @@ class ZeroEngine:
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """After the last micro-batch of a step, in the place of ``torch.nn.utils.clip_grad_norm_``, which finds no
-        gradients: they are in the ranks' parts. Returns their norm before, of all ranks, which call it together;
-        ``clip_norm`` in the config does it in every step. RuntimeError where there are none."""
+        """Clips the norm of all gradients to ``max_norm``. Returns the norm that they had. All ranks call it together,
+        after the last micro-batch of a step. ``clip_norm`` in the config does it in every step.
+
+        It takes the place of ``torch.nn.utils.clip_grad_norm_``, which finds no gradients: they are in the ranks'
+        parts. Raises RuntimeError where there are no gradients.
+        """
         if not self._has_gradients:
             raise RuntimeError("[zero.clip_grad_norm_] call it between the last backward() of a step and step()")
         gradients = self._reduced_gradients()
@@ -220,7 +232,7 @@ class ZeroEngine:
         return norm
 
     def _reduced_parts(self) -> list[OwnPart]:
-        """Of parameters that some rank had a gradient for in this step."""
+        """Returns the parts of the parameters for which some rank had a gradient in this step."""
         reduced = set(self._engine.reduced_params())
         return [part for parameter, part in self.parts.items() if self._ids[parameter] in reduced]
 
@@ -229,15 +241,15 @@ class ZeroEngine:
 
     @torch.no_grad()
     def has_finite_gradients(self) -> bool:
-        """After the last micro-batch of a step: whether all gradients are finite, of all ranks, which call it
-        together. ``drop_gradients`` then takes the place of ``step``."""
+        """Whether all gradients of all ranks are finite. All ranks call it together, after the last micro-batch of a
+        step. Where it is False, call ``drop_gradients`` in the place of ``step``."""
         flag = all_finite(self._reduced_gradients()).to(torch.int32)
         dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._group)
         return bool(flag)
 
     def drop_gradients(self) -> None:
-        """In the place of ``step``, or between the micro-batches of one: those of this step count no longer, and the
-        next micro-batch is a step's first. Call it on all ranks. What error feedback has sent stays sent."""
+        """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next
+        micro-batch is then the first of a step. Call it on all ranks. What error feedback has sent stays sent."""
         self._require_whole_passes("drop_gradients")
         self._engine.drop_gradients()
         self._micro_batches -= self._micro_batches % self.config.accumulation_steps
@@ -245,9 +257,12 @@ class ZeroEngine:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Inside, all parameters are whole, on all ranks, which call it together: to read or save
-        ``module.state_dict()``, or for passes without gradients that ranks make by themselves. In stages 1 and 2 they
-        always are. What is written to them is lost where a rank has its part apart: in stage 3, and with ``gather``."""
+        """A context in which all parameters are whole, on all ranks, which call it together. It is for reading or
+        saving ``module.state_dict()``, and for passes without gradients that ranks make by themselves.
+
+        In stages 1 and 2 parameters are always whole. What is written to them is lost where a rank has its part in
+        other memory: in stage 3, and with ``gather``.
+        """
         if self._gathering is not None:
             self._gathering.gather_all()
         try:
@@ -257,7 +272,8 @@ class ZeroEngine:
                 self._gathering.release_all()
 
     def _reduce(self, name: str, parameter: Tensor) -> None:
-        """Of a parameter whose gradient is complete. None where a compiled graph has reduced it."""
+        """Hands over the gradient of a parameter, once backward has it. There is none where a compiled graph has
+        reduced it."""
         gradient, parameter.grad = parameter.grad, None
         if self._engine.ignores_gradients():
             raise RuntimeError(
@@ -272,11 +288,13 @@ class ZeroEngine:
             self._gathering.release(self._ids[parameter])
 
     def register_compile_pass(self, name: str, edit: Edit, contract: Contract) -> None:
-        """A pass of the user's own, which ``set_compile_schedule`` can name. ``edit`` gets each graph."""
+        """Registers a pass of the user's own, which ``set_compile_schedule`` can then name. ``edit`` is called with
+        each graph."""
         self._of_compiled("register_compile_pass").register_pass(name, edit, contract)
 
     def set_compile_schedule(self, schedule: Schedule) -> None:
-        """In place of the config's, before the first forward pass. ValueError where it breaks a contract."""
+        """Replaces the schedule of the config. Call it before the first forward pass. Raises ValueError where the
+        schedule breaks a contract."""
         self._of_compiled("set_compile_schedule").set_schedule(schedule)
 
     def _of_compiled(self, what: str) -> ZeroCompiler:
@@ -285,21 +303,22 @@ class ZeroEngine:
         return self._compiler
 
     def owned(self, part: OwnPart) -> tuple[int, int]:
-        """The first element that this rank owns of a flat parameter, and how many."""
+        """Returns the first element of the flat parameter that this rank owns, and the number of elements that it
+        owns."""
         return self._engine.owned(part.values.numel())
 
     # ---- checkpoints
 
     def whole_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """One after another, by name, those that need a gradient, as `whole` makes them. All ranks go through them
-        together, to the end."""
+        """Yields, one after another, the names of the parameters that need a gradient, with the whole of each as
+        `whole` makes it. All ranks go through them together, to the end."""
         for name, parameter in self._parameters.items():
             yield name, self.whole(parameter)
 
     @torch.no_grad()
     def whole(self, tensor: Tensor) -> Tensor:
-        """A parameter as its owners have it, whatever ``gather`` leaves out, on all ranks, which call it together; any
-        other tensor of the model as it is."""
+        """Returns a whole parameter as its owners have it, without what ``gather`` leaves out, on all ranks, which call
+        it together; any other tensor of the model as it is."""
         is_there = self._gathering is None and self.config.gather is None
         if is_there or tensor not in self.parts:
             return tensor.detach()
@@ -307,22 +326,23 @@ class ZeroEngine:
         return self.parts[tensor].gathered().view(tensor.shape)
 
     def export_safetensors(self, path: str | Path) -> None:
-        """Writes ``module.state_dict()`` to one file that ``safetensors`` and ``transformers`` open, with parameters as
-        their owners have them. All ranks call it; rank 0 writes, tensor by tensor. OSError on all ranks where it
-        cannot. Between steps."""
+        """Writes ``module.state_dict()`` to the file ``path``, which ``safetensors`` and ``transformers`` open, with
+        parameters as their owners have them. All ranks call it, between steps. Rank 0 writes, tensor by tensor. Raises
+        OSError on all ranks where it cannot."""
         self._require_between_steps("export_safetensors")
         export.export(self, Path(path), self._group)
 
     def optimizer_state(self) -> optimizer_state.States:
-        """This rank's part: by parameter's name and by key flat tensors, or what all ranks have alike."""
+        """Returns this rank's part of the optimizer's state: by the parameter's name and the state's key, a flat
+        tensor, or a value that is equal on all ranks."""
         return optimizer_state.own_states(self)
 
     def optimizer_options(self) -> list[dict[str, Any]]:
-        """Of the optimizer's parameter groups."""
+        """Returns the options of the optimizer's parameter groups."""
         return optimizer_state.options_of(self)
 
     def optimizer_bytes(self) -> int:
-        """Of this rank's part, as the optimizer has it."""
+        """Returns the bytes of this rank's part of the optimizer's state, in the optimizer's own format."""
         return optimizer_state.bytes_of(self)
 
     def load_optimizer_state(
@@ -330,35 +350,41 @@ class ZeroEngine:
         states: optimizer_state.States | Iterable[optimizer_state.States],
         options: list[dict[str, Any]],
     ) -> None:
-        """Takes back ``optimizer_state`` and ``optimizer_options``: this rank's state, or, one after another and of any
-        number of ranks, those of all. ValueError where they do not fit."""
+        """Restores what ``optimizer_state`` and ``optimizer_options`` returned. ``states``: this rank's state, or the
+        states of all ranks of any world, in their order. Raises ValueError where they do not fit."""
         own = states if isinstance(states, Mapping) else optimizer_state.of_this_rank(self, states)
         optimizer_state.load_states(self, own, options)
 
     def save_checkpoint(self, directory: str | Path) -> None:
-        """Writes parameters, buffers, the optimizer's state and what the plan remembers, each rank its part, by
-        ``torch.distributed.checkpoint``, into a folder to which ``directory/latest`` points once all is written and on
-        the disk; the checkpoint before is then removed. Buffers become rank 0's on all ranks; those that
-        ``state_dict()`` leaves out are not saved. Between steps."""
+        """Writes parameters, buffers, the optimizer's state and what the plan remembers, by
+        ``torch.distributed.checkpoint``; each rank writes its part. All ranks call it, between steps.
+
+        They are written to a folder, to which ``directory/latest`` points once all is written and on the disk. The
+        checkpoint before is then removed. On all ranks buffers become those of rank 0; buffers that ``state_dict()``
+        leaves out are not saved.
+        """
         self._require_between_steps("save_checkpoint")
         self.bring_back()
-        from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
+        from octavo.zero import checkpoint  # imports torch.distributed.checkpoint, which is slow
 
         checkpoint.save(self, Path(directory), self._group)
 
     def load_checkpoint(self, directory: str | Path) -> None:
-        """Takes back what an engine of the same model and kind of optimizer has saved, on any number of ranks and of
-        any stage: on as many ranks to the bit. ValueError for the checkpoint of another model or kind of optimizer;
-        then nothing has changed. Where a file cannot be read on the way, the engine refuses to go on."""
+        """Restores what an engine of the same model and kind of optimizer has saved, on any number of ranks and with
+        any stage; on the same number of ranks to the bit. All ranks call it, between steps.
+
+        Raises ValueError for the checkpoint of another model or kind of optimizer; nothing has changed then. Where a
+        file cannot be read on the way, the engine refuses to go on.
+        """
         self._require_between_steps("load_checkpoint")
         self.bring_back()
-        from octavo.zero import checkpoint  # and torch.distributed.checkpoint: not by `import octavo`
+        from octavo.zero import checkpoint  # imports torch.distributed.checkpoint, which is slow
 
         checkpoint.load(self, Path(directory), self._group)
         self.take_own_parts()
 
     def take_own_parts(self) -> None:
-        """After ``parts`` were changed outside of a step, what modules compute with follows. All ranks call it, between
+        """Updates what modules compute with after ``parts`` were changed outside of a step. All ranks call it, between
         steps."""
         torch.autograd.graph.increment_version(self.parts)
         if self._gathering is None:
@@ -368,7 +394,8 @@ class ZeroEngine:
             self._engine.invalidate_gathered_params()
 
     def fail(self, error: BaseException) -> None:
-        """From now on the engine refuses to go on: what it has is in part that of before."""
+        """Makes the engine refuse to go on from now on, because ``error`` has left some of its values changed and
+        others not."""
         self._failure = f"{type(error).__name__}: {error}"
 
     def _require_whole_passes(self, what: str) -> None:
@@ -387,20 +414,21 @@ class ZeroEngine:
             )
 
     def sent_bytes(self) -> int:
-        """Bytes that this rank has sent to others: gradients and parameters."""
+        """Returns the bytes that this rank has sent to others, of gradients and parameters."""
         return self._engine.sent_bytes()
 
     def bring_back(self) -> None:
-        """Brings to the device what passes have sent to the host, ``optimizer.state`` and ``parts``, before they are
-        looked at between a forward pass and its step. Checkpoints, the optimizer's ``state_dict`` and ``step`` do it by
-        themselves."""
+        """Brings to the device what passes have sent to the host. Call it before ``optimizer.state`` and ``parts`` are
+        looked at between a forward pass and its step. Checkpoints, and the optimizer's ``state_dict`` and ``step``, do
+        it by themselves."""
         self._engine.restore()
 
     # ---- set-up
 
     def _compilable(self, config: CompileConfig, device_type: str) -> Setting:
-        """What graphs are made for. ValueError where they cannot be compiled, or have no such schedule."""
-        from octavo.zero.compiled import Setting, require_compilable  # and all of Inductor: not by `import octavo`
+        """Returns what graphs are made for. Raises ValueError where they cannot be compiled, or where the config's
+        schedule does not suit them."""
+        from octavo.zero.compiled import Setting, require_compilable  # imports Inductor, which is slow
         from octavo.zero.compiled.on_host import paging_optimizer
 
         setting = Setting(
@@ -422,7 +450,7 @@ class ZeroEngine:
 
     @property
     def _has_parts_apart(self) -> bool:
-        """Otherwise a rank's part of a parameter is in its place in the whole."""
+        """Whether a rank's part of a parameter has memory of its own, apart from the whole parameter."""
         return self.config.zero_stage == 3 or self.config.gather is not None
 
     def _connect(self, plan: Plan, exempt: dict[str, bool]) -> _C.Engine:
@@ -448,7 +476,7 @@ class ZeroEngine:
             gather,
             self.config.timeout_s,
             self.config.symmetric_memory,
-            # a rank that waits for a gradient sends it after gathers that others make before
+            # for gradients: a rank that waits for one sends it after gathers that others make before
             rendezvous.connect() if self.config.zero_stage == 3 else None,
             paging,
         )
@@ -456,7 +484,7 @@ class ZeroEngine:
     def _share_out(self, name: str, exempt: bool) -> OwnPart:
         parameter = self._parameters[name]
         id = self._ids[parameter]
-        if self.config.zero_stage == 3:  # memory of its own, which can be emptied: it may be a file's, or others'
+        if self.config.zero_stage == 3:  # copied, because it will be emptied: the memory may be a file's, or shared
             parameter.data = parameter.data.clone()
         whole = parameter.data
         first, count = self._engine.owned(whole.numel())
@@ -472,7 +500,7 @@ class ZeroEngine:
 
 
 def _require_differentiable(loss: Tensor) -> None:
-    """ValueError before anything has happened."""
+    """Raises ValueError for a loss that cannot be differentiated, before anything has happened."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         what = f"{tuple(loss.shape)}, requires_grad={loss.requires_grad}" if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model in one safetensors file, written tensor by tensor: the whole of it is never in memory at once.
+"""Writes a model to one safetensors file, tensor by tensor: the whole model is never in memory at once.
 
-The format (huggingface.co/docs/safetensors): eight bytes, little-endian, that count the header's; the header, JSON with
-each tensor's dtype, shape and place in the data, and metadata; the data.
+The format (huggingface.co/docs/safetensors): eight bytes, a little-endian integer, with the length of the header; the
+header, JSON with metadata and each tensor's dtype, shape and place in the data; the data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ALIGNMENT = 8  # of the data's begin in the file
+_ALIGNMENT = 8  # the data begin in the file at a multiple of this, in bytes
 
 
 def export(engine: ZeroEngine, path: Path, group: dist.ProcessGroup) -> None:
-    """``ZeroEngine.export_safetensors``."""
+    """Does what ``ZeroEngine.export_safetensors`` does."""
     named, tied = _without_ties(engine.module)
     header = _header(named, tied)
     failure: Exception | None = None
@@ -50,14 +50,14 @@ def export(engine: ZeroEngine, path: Path, group: dist.ProcessGroup) -> None:
             _write(path, header, wholes)
         except Exception as error:
             failure = error
-    for _ in wholes:  # what is left of them, on which other ranks wait
+    for _ in wholes:  # all ranks gather together: the others all of them, rank 0 the rest after an error
         pass
     require_none_failed(failure, "zero.export_safetensors", f"write {path}", group)
 
 
 def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of ``state_dict``, each under its first name; and by its other names the first one, which is how
-    safetensors' own ``save_model`` says it."""
+    """Returns the tensors of ``state_dict``, each under its first name; and for each of its other names the first one,
+    as ``save_model`` of safetensors writes them."""
     named: dict[str, Tensor] = {}
     first: dict[Tensor, str] = {}
     tied = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage 3 without ``torch.compile``: when parameters are whole."""
+"""Stage 3 without ``torch.compile``: decides when parameters are whole."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from torch.utils._pytree import tree_leaves
 
 from octavo import _C
 
-GRAPH = 0  # without torch.compile all parameters are of one
+GRAPH = 0  # without torch.compile all parameters belong to one graph
 
 
 class Gathering:
-    """Parameters are whole while a module uses them, forward and backward; between, their memory has no bytes. Views
-    that autograd has saved are of the same memory, and valid when it is filled again.
+    """Makes parameters whole while a module uses them, in its forward and its backward pass. Between these uses their
+    memory has no bytes. Views that autograd has saved are of the same memory, and are valid when it is filled again.
 
-    While Dynamo traces a module nothing is done: compiled graphs gather for themselves, what they call otherwise is as
-    without them.
+    While Dynamo traces a module nothing is done: compiled graphs gather for themselves, and what they call besides
+    gathers as without them.
 
-    Parameters travel in transfers of some MiB, one of which is under way while modules work with the last one: for
-    those modules that came next in the pass before. Where others come, their parameters are gathered alone. What comes
-    again soon, as the last modules of a forward pass do, stays: ``kept_bytes`` is what may be needed until then.
+    Parameters are sent in transfers of ``transfer_bytes``. One transfer is under way while modules work with the one
+    before: it is for the modules that came next in the pass before. Where other modules come, their parameters are
+    gathered alone. A parameter that is used again soon, such as those of the last modules of a forward pass, stays
+    whole: ``kept_bytes`` is how much may be needed until then.
     """
 
     def __init__(
@@ -40,17 +41,17 @@ class Gathering:
     ):
         self._engine = engine
         self._transfer_bytes, self._kept_bytes = transfer_bytes, kept_bytes
-        # by parameter, which are numbers from here on: a visit of a module must cost little
-        self._wholes = [p.data for p in ids]  # without its count of changes, which autograd compares
+        # lists by parameter; parameters are numbers from here on, because a visit of a module must cost little
+        self._wholes = [p.data for p in ids]  # without their counts of changes, which autograd compares
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
-        self._users = [0] * len(ids)  # modules that are at work with it
-        self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or on their way
+        self._users = [0] * len(ids)  # how many modules are at work with each
+        self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
-        self._visits: list[int] = []  # modules of this pass, in the order in which they needed their parameters
+        self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
         self._last_visits: list[int] = []
-        self._own: list[list[int]] = []  # by module
+        self._own: list[list[int]] = []  # the parameters of each module
         self._refusals = [
             f"[zero.gathering] {name} is not whole on rank {engine.compressor.rank} outside of its module's forward "
             f"and backward: read it in engine.gathered(), or call the module that has it"
@@ -64,16 +65,16 @@ class Gathering:
             if own:
                 number = len(self._own)
                 self._own.append(own)
-                # before hooks of the user's own, which may read parameters, as that of torch's old weight_norm does
+                # before the user's own hooks, which may read parameters, as the hook of torch's old weight_norm does
                 module.register_forward_pre_hook(_OwnHook(self._before_forward, number), prepend=True)
                 module.register_forward_hook(_OwnHook(self._after_forward, number), always_call=True)
 
     def _before_pass(self, *_: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._visits.clear()  # what came before had no backward pass
+            self._visits.clear()  # the pass before had no backward pass
 
     def gather(self, ids: Iterable[int]) -> None:
-        """Until they are whole."""
+        """Gathers these parameters, and returns when they are whole."""
         needed = list(ids)
         self._start(needed)
         for id in needed:
@@ -82,14 +83,14 @@ class Gathering:
                 self._moving.discard(id)
 
     def gather_all(self) -> None:
-        """All of them, until `release_all`."""
+        """Gathers all parameters, which stay whole until `release_all`."""
         self._users = [users + 1 for users in self._users]
         self.gather(range(len(self._wholes)))
 
     def release(self, id: int) -> None:
         if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:
             return
-        self.gather([id])  # it may be on its way for a module that did not come
+        self.gather([id])  # it may be under way for a module that did not come
         self._engine.give_back(id)
         self._empty(id)
         self._there.discard(id)
@@ -100,7 +101,7 @@ class Gathering:
             _C.forbid_access(self._wholes[id], self._refusals[id])
 
     def release_all(self) -> None:
-        """Also what had no gradient in this backward pass."""
+        """Releases all parameters, also those that had no gradient in this backward pass."""
         self._users = [0] * len(self._users)
         for id in list(self._there):
             self.release(id)
@@ -110,7 +111,7 @@ class Gathering:
         self._last_visits, self._visits = self._visits, []
 
     def _start(self, ids: Iterable[int]) -> None:
-        """In one transfer, those that are not whole nor on their way."""
+        """Starts one transfer of those parameters that are neither whole nor being gathered."""
         needed = [id for id in ids if id not in self._there]
         if not needed:
             return
@@ -122,7 +123,8 @@ class Gathering:
         self._moving.update(needed)
 
     def _comes_soon(self, id: int) -> bool:
-        """Whether a module needs it before others need too much."""
+        """Whether a module needs the parameter again before the modules until then need more than ``kept_bytes`` of
+        others."""
         place = len(self._visits)
         if self._last_visits[place - 1 : place] != self._visits[-1:]:
             return False
@@ -140,7 +142,7 @@ class Gathering:
         return False
 
     def _visit(self, number: int) -> None:
-        """A module needs its parameters."""
+        """Gathers the parameters that a module needs now, and starts transfers for the next modules."""
         place = len(self._visits)
         self._visits.append(number)
         is_known = place < len(self._last_visits) and self._last_visits[place] == number
@@ -151,8 +153,9 @@ class Gathering:
             self._start_ahead(place + 1, self._transfer_bytes)
 
     def _start_ahead(self, place: int, enough_bytes: int) -> None:
-        """Starts a transfer for the visits of the last pass from the first one on whose parameters are not there or on
-        their way, unless those of the visits from ``place`` to it have enough bytes."""
+        """Starts a transfer for the visits of the last pass that come next. It begins with the first visit from
+        ``place`` on whose parameters are neither whole nor being gathered. Nothing is started where the visits before
+        that one need ``enough_bytes`` already."""
         for next_place in range(place, len(self._last_visits)):
             own = self._own[self._last_visits[next_place]]
             if not self._there.issuperset(own):
@@ -163,7 +166,7 @@ class Gathering:
         return None
 
     def _of_a_transfer(self, place: int) -> Iterable[int]:
-        together: dict[int, int] = {}  # with their bytes
+        together: dict[int, int] = {}  # the bytes of each parameter
         for number in self._last_visits[place:]:
             together.update((id, self._bytes[id]) for id in self._own[number])
             if sum(together.values()) >= self._transfer_bytes:
@@ -181,10 +184,10 @@ class Gathering:
         if torch.compiler.is_compiling():
             return
         has_backward = torch.is_grad_enabled()
-        is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs them next
+        is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs the parameters next
         leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
-        # a parameter that the module returns, or a view of one, is read by whoever called it
+        # a parameter that the module returns, or a view of one, is read by the caller
         returned = {self._id_of_storage.get(leaf.untyped_storage()._cdata) for leaf in outputs}
         for id in self._own[number]:
             self._users[id] -= 1
@@ -201,7 +204,7 @@ class Gathering:
 
 
 class _OwnHook(partial):
-    """A hook of one model: copies of the model, whose parameters are whole, have none."""
+    """A hook that belongs to one model. In a copy of the model, whose parameters are whole, it does nothing."""
 
     def __reduce__(self) -> tuple[type, tuple[Callable[..., None]]]:
         return partial, (_do_nothing,)
@@ -212,8 +215,8 @@ def _do_nothing(*_: Any) -> None:
 
 
 def _parameters_used_by(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Its own, and those of children that it reads without calling them: lists of parameters, and the last layer of a
-    torch.nn.MultiheadAttention."""
+    """Yields the parameters of a module, and those of children that it reads without calling them: lists of parameters,
+    and the last layer of a torch.nn.MultiheadAttention."""
     yield from module.parameters(recurse=False)
     for child in module.children():
         if isinstance(child, nn.ParameterList | nn.ParameterDict):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine's optimizer keeps of each parameter, by name: this rank's part of it, and how the parts of other ranks
-become it."""
+"""What an engine's optimizer keeps of each parameter, by name: this rank's part, and how it is made of the parts of
+other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from octavo.zero.engine import ZeroEngine
     from octavo.zero.parts import OwnPart
 
-States = dict[str, dict[str, Any]]  # by parameter's name and by key; tensors are flat, or scalars that all ranks have
+States = dict[str, dict[str, Any]]  # by parameter's name and key: flat tensors, and scalars that are equal on all ranks
 
 
 def parts_by_name(engine: ZeroEngine) -> dict[str, OwnPart]:
@@ -24,13 +24,13 @@ def parts_by_name(engine: ZeroEngine) -> dict[str, OwnPart]:
 
 
 def states_by_name(engine: ZeroEngine) -> States:
-    """In the form of checkpoints: what is cut as its parameter is, is a DTensor."""
+    """Returns the states in the form of checkpoints: what is cut as its parameter is, is a DTensor."""
     states = engine.optimizer.state_dict()["state"]
     return {name: states.get(place, {}) for place, name in enumerate(_names_in_order(engine))}
 
 
 def own_states(engine: ZeroEngine) -> States:
-    """As plain tensors."""
+    """Returns the states of this rank's parts, as plain tensors."""
     return {
         name: {key: local(value) if isinstance(value, Tensor) else value for key, value in state.items()}
         for name, state in states_by_name(engine).items()
@@ -38,7 +38,7 @@ def own_states(engine: ZeroEngine) -> States:
 
 
 def options_of(engine: ZeroEngine) -> list[dict[str, Any]]:
-    """Of the optimizer's groups."""
+    """Returns the options of the optimizer's parameter groups."""
     groups = engine.optimizer.state_dict()["param_groups"]
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
@@ -50,7 +50,7 @@ def require_groups(engine: ZeroEngine, options: list[dict[str, Any]]) -> None:
             f"got {len(options)}; nothing has changed"
         )
     if type(engine.optimizer).__module__.startswith("octavo."):
-        return  # they take states of torch's, too, and know what these lack
+        return  # these take torch's states, too, and know which options those lack
     for group, saved in zip(engine.optimizer.param_groups, options, strict=True):
         missing, unknown = group.keys() - saved.keys() - {"params"}, saved.keys() - group.keys()
         if missing and unknown:
@@ -62,14 +62,14 @@ def require_groups(engine: ZeroEngine, options: list[dict[str, Any]]) -> None:
 
 
 def _as_here(here: Any, saved: Any) -> Any:
-    """An option as JSON has it, of the type that the optimizer's own has."""
+    """Returns an option that was read from JSON, as the type that the optimizer's own option has."""
     if isinstance(here, Tensor):
         return torch.full_like(here, saved)
     return tuple(saved) if isinstance(here, tuple) else saved
 
 
 def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], options: list[dict[str, Any]]) -> None:
-    """Takes back `states_by_name`, or `own_states`, and `options_of`. ValueError where they do not fit."""
+    """Restores `states_by_name`, or `own_states`, and `options_of`. Raises ValueError where they do not fit."""
     require_groups(engine, options)
     groups = engine.optimizer.state_dict()["param_groups"]
     merged = [
@@ -86,13 +86,14 @@ def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], opt
 
 
 def of_this_rank(engine: ZeroEngine, ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:
-    """From the `own_states` of all ranks of another world, in their order."""
+    """Returns the states of this rank, made of the `own_states` of all ranks of another world, in their order."""
     return redistributed({name: engine.owned(part) for name, part in parts_by_name(engine).items()}, ranks)
 
 
 def redistributed(owned: Mapping[str, tuple[int, int]], ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:
-    """What a rank has that owns these elements of each parameter, a first one and how many, of the `own_states` of all
-    ranks of some world, in their order. One of them is held at a time."""
+    """Returns the states of a rank, made of the `own_states` of all ranks of some world, in their order. ``owned``: for
+    each parameter the first element that the rank owns, and how many. Only one element of ``ranks`` is held at a
+    time."""
     ends = dict.fromkeys(owned, 0)
     own: States = {name: {} for name in owned}
     for states in ranks:
@@ -113,13 +114,13 @@ def redistributed(owned: Mapping[str, tuple[int, int]], ranks: Iterable[Mapping[
 
 
 def bytes_of(engine: ZeroEngine) -> int:
-    """That this rank's states have, in the format in which the optimizer works with them."""
+    """Returns the bytes of this rank's states, in the format in which the optimizer works with them."""
     states = engine.optimizer.state.values()
     return sum(local(value).nbytes for state in states for value in state.values() if isinstance(value, Tensor))
 
 
 def _names_in_order(engine: ZeroEngine) -> list[str]:
-    """Of the optimizer's parameters."""
+    """Returns the names of the parameters in the optimizer's order."""
     names = {part.values: name for name, part in parts_by_name(engine).items()}
     return [names[values] for group in engine.optimizer.param_groups for values in group["params"]]
 

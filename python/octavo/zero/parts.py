@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which models ranks own parts, and what such a part is."""
+"""The part of each parameter that a rank owns, and the checks of the models and optimizers that can be shared out."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class OwnPart:
-    """What a rank has of a parameter, as a shard of the flat parameter: the optimizer's parameter, and where its
-    gradient comes."""
+    """The part of a parameter that a rank owns, as a shard of the flat parameter. ``values`` is the optimizer's
+    parameter, ``gradient`` the buffer that the averaged gradient is written to."""
 
     values: nn.Parameter
     gradient: DTensor
 
     @classmethod
     def of(cls, values: Tensor, gradient: Tensor, count: int, mesh: DeviceMesh) -> OwnPart:
-        """``count``: the elements of the whole parameter."""
-        from torch.distributed.tensor import DTensor, Shard  # most of a second of imports: not by `import octavo`
+        """Makes a part of this rank's flat tensors. ``count``: the number of elements of the whole parameter."""
+        from torch.distributed.tensor import DTensor, Shard  # takes most of a second, which `import octavo` must not
 
         def of_all(part: Tensor) -> DTensor:
             shape = torch.Size([count])
@@ -42,10 +42,11 @@ class OwnPart:
         return cls(nn.Parameter(of_all(values)), of_all(gradient))
 
     def gathered(self) -> Tensor:
-        """All of the flat parameter, on all ranks, which call it together.
+        """Returns the whole of the flat parameter, on all ranks, which call it together.
 
-        Not by ``full_tensor``: of that operation Gloo keeps a name too long for ``std::string`` to hold in place, and
-        its two threads assign such names without a lock (seen in torch 2.13), which corrupts the heap.
+        It does not use ``full_tensor``: Gloo keeps a name of that operation that is too long for ``std::string`` to
+        hold in place, and its two threads assign such names without a lock (seen in torch 2.13), which corrupts the
+        heap.
         """
         values: DTensor = self.values.data
         group, own = values.device_mesh.get_group(), values.to_local()
@@ -58,12 +59,13 @@ class OwnPart:
 _LOOK_AT_SHAPES = {
     *("adafactor", "lamb", "fusedlamb", "lars", "muon", "shampoo", "distributedshampoo", "soap", "lbfgs"),
 }
-"""Names of optimizers in small letters: those of other packages are not here to be compared with."""
+"""Optimizers whose steps look at a parameter's shape, as class names in small letters: the classes of other packages
+cannot be imported here to compare with."""
 
 
 def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-    """ValueError where the parameters that need a gradient cannot be shared out, or the optimizer lacks one, needs
-    whole ones or sends gradients by itself."""
+    """Raises ValueError where the parameters that need a gradient cannot be shared out, or where the optimizer lacks
+    one of them, needs whole ones or sends gradients by itself."""
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(
             f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
@@ -96,8 +98,8 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
 
 
 def require_uncompiled(model: nn.Module) -> None:
-    """ValueError for modules that torch.compile has wrapped: their graphs keep parameters that have no memory between
-    uses."""
+    """Raises ValueError for modules that torch.compile has wrapped: their graphs keep parameters, which have no memory
+    between uses."""
     for name, module in model.named_modules():
         if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
             raise ValueError(
@@ -110,7 +112,7 @@ Memory = tuple[int, torch.dtype]
 
 
 def memory_of(parameter: Tensor) -> Memory:
-    """Tells the memory of a parameter from others, also while it is empty."""
+    """Returns what identifies the memory of a parameter, also while it is empty."""
     return parameter.untyped_storage()._cdata, parameter.dtype
 
 
@@ -120,7 +122,8 @@ def require_same(
     optimizer: Optimizer,
     parts: Mapping[nn.Parameter, OwnPart],
 ) -> None:
-    """RuntimeError where model or optimizer are not what was shared out: it would not be trained."""
+    """Raises RuntimeError where the model or the optimizer is no longer what was shared out: the difference would not
+    be trained."""
     for name, parameter in model.named_parameters():
         if parameter in parts and memory_of(parameter) != memories[parameter]:
             raise RuntimeError(
@@ -142,7 +145,7 @@ def require_same(
 
 
 def warn_of_rounding(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Where what ranks send one another of a gradient has fewer digits than it."""
+    """Warns of parameters whose gradients have more digits than what ranks send of them."""
     wide = [name for name, p in parameters.items() if p.dtype == torch.float64]
     if wide:
         warnings.warn(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO's schedule in the graphs that ``torch.compile`` makes of a model."""
+"""ZeRO in the graphs that ``torch.compile`` makes of a model: passes put gathers and reductions into them."""
 
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.compiled.compiler import ZeroCompiler, require_compilable

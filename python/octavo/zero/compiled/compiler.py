@@ -55,7 +55,7 @@ class _Graph:
 
 
 def require_compilable(config: CompileConfig, setting: Setting) -> None:
-    """ValueError where graphs cannot be compiled as the config says."""
+    """Raises ValueError where graphs cannot be compiled as the config says."""
     if config.backend == "inductor":
         require_code_for(setting.device)
     require_sound(_first_schedule(config, setting), BUILT_IN, setting)
@@ -66,7 +66,7 @@ def _first_schedule(config: CompileConfig, setting: Setting) -> Schedule:
 
 
 class ZeroCompiler:
-    """Makes what Dynamo has found of a model into graphs that gather and reduce. One for an engine; not thread-safe."""
+    """Makes graphs that gather and reduce of what Dynamo has found of a model. Each engine has one. Not thread-safe."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ZeroCompiler:
         self._names: Sequence[str] = ()
         self.set_schedule(_first_schedule(config, setting))
         self._profiles: dict[str, Profile] = {}
-        self._shared: set[str] = set()  # structures of graphs that all ranks ran in the measured step
+        self._shared: set[str] = set()  # the structures of the graphs that all ranks ran in the measured step
         self._memory = Memory()
         self._is_measuring = False
 
@@ -108,8 +108,8 @@ class ZeroCompiler:
         self._schedule, self._names = schedule, schedule[0][1]
 
     def begin_step(self, step: int) -> None:
-        """Between two steps; ``step`` is the number of those that were made. All ranks call it, and where one of them
-        fails all do: RuntimeError names it."""
+        """Is called between two steps, by all ranks; ``step`` is the number of steps that were made. Where it fails on
+        a rank, it raises RuntimeError on all ranks, which names that rank."""
         if self._is_measuring:
             self._finish_measuring()
         due = dict(self._schedule).get(step)
@@ -125,7 +125,7 @@ class ZeroCompiler:
         if any(self._passes[name].contract.needs_profile for name in following):
             self._is_measuring = True
             if not self._device.is_host:
-                self._device.take_peak()  # what was before is not of the step
+                self._device.take_peak()  # the peak before does not belong to the step
             for graph in self._graphs:
                 self._start_measuring(graph)
 
@@ -146,7 +146,7 @@ class ZeroCompiler:
             memory.spare_bytes = max(0, memory.limit_bytes - most)
 
     def _figures(self) -> dict[Any, float]:
-        """Of this rank."""
+        """Returns the figures of this rank."""
         device = self._device
         figures: dict[Any, float] = {"peak_bytes": device.peak_bytes(), "copy_s_per_byte": device.copy_s_per_byte()}
         for id, states in self._on_host.states().items():
@@ -160,7 +160,7 @@ class ZeroCompiler:
     # ---- graphs
 
     def compile(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        """The backend."""
+        """The backend of ``torch.compile``: returns what runs for a graph that Dynamo has found."""
         ids = {i: self._ids[x] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) and x in self._ids}
         graph_id = self._engine.new_graph_id()
         if ids:
@@ -198,13 +198,14 @@ class ZeroCompiler:
             return compile_fx(module, inputs, inner_compile=inner_compile, config_patches=options)
 
     def _may_reuse_saved_memory(self) -> bool:
-        """Generated code may write to the memory of saved values after their last use; not where that is the host's."""
+        """Whether generated code may write to the memory of saved values after their last use. It must not where that
+        is the host's memory."""
         return not any("offload_activations" in names for _, names in self._schedule)
 
     def _add(
         self, module: GraphModule, ids: Mapping[int, int], graph_id: int, is_backward: bool, compile: Compile
     ) -> Lowered:
-        mark_parameters(module, ids)  # those of a pass without gradients, which was not partitioned
+        mark_parameters(module, ids)  # for a pass without gradients, which was not partitioned
         view = partial(
             ZeroGraph,
             graph_id=graph_id,
@@ -222,15 +223,18 @@ class ZeroCompiler:
         return graph.lowered
 
     def _lower(self, graphs: Sequence[_Graph], *, together: bool = False) -> None:
-        """``together``: on all ranks. Otherwise, and of graphs that not all ranks have, as where one evaluates by
-        itself, no pass takes of the memory to spare: ranks must agree on what stays whole."""
+        """Makes the graphs anew by the passes in force. ``together``: whether all ranks do it at the same time.
+
+        Ranks must agree on which parameters stay whole. Therefore passes take none of the memory to spare where ranks
+        do not do it together, and in graphs that not all ranks have, such as those of a rank that evaluates by itself.
+        """
         views = [graph.view(graph.lowered.copy_original()) for graph in graphs]
         own = replace(self._memory, spare_bytes=0)
         for graph, view in zip(graphs, views, strict=True):
             view.memory = self._memory if together and graph.structure in self._shared else own
             view.profile = self._profiles.get(graph.structure)
             view.later_bytes = self._later_bytes(graph)
-        for name in self._names:  # one after another on all of them: they share the memory that is to spare
+        for name in self._names:  # each pass on all graphs before the next pass: they share the memory to spare
             for view in views:
                 self._passes[name].edit(view)
         for id in sorted(self._memory.persistent):
@@ -241,7 +245,8 @@ class ZeroCompiler:
             graph.lowered.lower(view.module)
 
     def _later_bytes(self, graph: _Graph) -> int:
-        """Backward passes are compiled in the order in which they run first."""
+        """Returns the most that was allocated in the backward passes that run after this graph's. Backward passes are
+        compiled in the order in which they first run."""
         later = self._graphs[self._graphs.index(graph) + 1 :]
         profiles = [self._profiles.get(other.structure) for other in later if other.is_backward]
         return max((p.most_allocated_bytes for p in profiles if p is not None), default=0)
@@ -251,7 +256,8 @@ _Part = Callable[..., tuple[GraphModule, GraphModule]]
 
 
 def _has_hooks(parameter: nn.Parameter) -> bool:
-    """Of the user's, which see its gradient before it is reduced: beside them there is the engine's own."""
+    """Whether the user has put hooks on a parameter, which see its gradient before it is reduced. The engine has one
+    hook of its own there."""
     return bool(parameter._backward_hooks) or len(parameter._post_accumulate_grad_hooks or ()) > 1
 
 
@@ -265,4 +271,4 @@ class _Partitioner(CustomPartitionerFn):
         return self._part(gm, joint_inputs, **kwargs)
 
     def uuid(self) -> None:
-        """Inductor's caches are not used."""
+        """Returns None: Inductor's caches are not used."""

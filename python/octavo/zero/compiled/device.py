@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the device of a model has in use, and how fast the host's memory reaches it."""
+"""How much memory is in use on the device of a model, and how fast the host's memory is copied to it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ _PROBE_BYTES = 2**22
 
 class Device:
     def __init__(self, kind: str, engine: _C.Engine):
-        """``kind``: torch's name of the device type. ``engine``: knows what waits on the host."""
+        """``kind``: torch's name of the device type. ``engine``: knows how much is on the host."""
         self._accelerator, self._engine, self.is_host = accelerator_named(kind), engine, kind == "cpu"
 
     def peak_bytes(self) -> int:
         return self._accelerator.max_memory_allocated()
 
     def take_peak(self) -> int:
-        """The most that the device would have had since this was asked last, if nothing waited on the host."""
+        """Returns the most bytes that the device would have had allocated since the last call, if nothing were on the
+        host."""
         most = self._accelerator.max_memory_allocated() + self._engine.offloaded_bytes()
         self._accelerator.reset_peak_memory_stats()
         return most
 
     def copy_s_per_byte(self) -> float:
-        """From page-locked memory of the host: of the second copy, since the first one may prepare something."""
+        """Returns the seconds per byte of a copy from page-locked memory of the host. It times the second of two
+        copies, because the first one may prepare something."""
         if self.is_host:
             return 0.0
         on_host = self._accelerator.pin_memory(torch.zeros(_PROBE_BYTES, dtype=torch.uint8))

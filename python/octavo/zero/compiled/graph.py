@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph of aten operators as passes see it."""
+"""A graph of aten operators, as passes see it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ from octavo.zero.compiled.partition import PARAMETER
 
 @dataclass(frozen=True)
 class Profile:
-    """Of one run of a graph, the greatest of all ranks. By ``key`` of the node: the ``seconds`` that it took,
-    ``live_bytes`` of what was computed before and is still needed then, and ``allocated_bytes``, the most that the
-    device had from the node before, which may be another graph's, to its end, as if nothing waited on the host; not
-    measured on the CPU."""
+    """The figures of one run of a graph, the greatest of all ranks, by ``key`` of the node.
+
+    - ``seconds``: the time that the node took.
+    - ``live_bytes``: the bytes of the values that were computed before the node and are still needed at it.
+    - ``allocated_bytes``: the most that the device had allocated from the node before, which may be another graph's, to
+      the end of this one, as if nothing were on the host. It is not measured on the CPU.
+    """
 
     seconds: Mapping[str, float]
     live_bytes: Mapping[str, int]
@@ -37,10 +40,18 @@ class Profile:
 
 @dataclass
 class ZeroGraph:
-    """``module``: what passes edit, and nothing else. ``graph_id``: what its operators carry, equal for a forward pass
-    and its backward pass. ``device``: of the model, its type. ``transfer_bytes``: of parameters that travel together.
-    ``profile``: of a step before; None: none was measured yet. ``later_bytes``: the most that was allocated in the
-    backward passes of graphs that come after this one's."""
+    """A graph that passes edit.
+
+    - ``module``: what passes edit, and nothing else.
+    - ``graph_id``: the id in the graph's operators. A forward pass and its backward pass have the same.
+    - ``stage``: the stage of ZeRO.
+    - ``device``: the type of the model's device.
+    - ``is_backward``: whether it is a backward pass.
+    - ``transfer_bytes``: the bytes of parameters that are sent together.
+    - ``memory``: the memory of the device, shared by all graphs of a model.
+    - ``profile``: the figures of an earlier step; None: none was measured yet.
+    - ``later_bytes``: the most that was allocated in the backward passes of graphs that come after this one's.
+    """
 
     module: GraphModule
     graph_id: int
@@ -58,7 +69,7 @@ class ZeroGraph:
 
     @property
     def parameters(self) -> dict[Node, int]:
-        """The ids of those that are used, by placeholder, in the order of their first use."""
+        """The ids of the parameters that are used, by placeholder, in the order of their first use."""
         place = {node: i for i, node in enumerate(self.nodes)}
         first = {
             node: min(place[user] for user in users(node))
@@ -71,14 +82,16 @@ class ZeroGraph:
         return list(self.module.graph.find_nodes(op="call_function", target=target))
 
     def insert(self, before: Node, target: Callable[..., Any], arguments: tuple[Any, ...], value: Any = None) -> Node:
-        """``value``: a fake tensor, or several, as what it returns."""
+        """Inserts a call of ``target`` before a node, and returns it. ``value``: a fake tensor, or several, like what
+        it returns."""
         with self.module.graph.inserting_before(before):
             node = self.module.graph.call_function(target, arguments)
         node.meta["val"] = value
         return node
 
     def token(self) -> Node:
-        """A tensor before all that is computed, for operators beside it: that they are said to change it keeps them."""
+        """Inserts a tensor before all that is computed, and returns it. It is for operators whose results the graph
+        does not use: they are declared to change the token, which keeps them in the graph."""
         first = next(node for node in self.nodes if node.op != "placeholder")
         like = next(v for v in (node.meta.get("val") for node in self.nodes) if isinstance(v, torch.Tensor))
         options = {"dtype": torch.uint8, "device": like.device}
@@ -89,7 +102,8 @@ class ZeroGraph:
         return node
 
     def structure(self) -> str:
-        """Equal for graphs that call the same operators with the same parameters, whatever the shapes are."""
+        """Returns a text that is equal for graphs that call the same operators with the same parameters, whatever the
+        shapes are."""
         digest = hashlib.sha256(b"backward" if self.is_backward else b"forward")
         for node in self.nodes:
             target = node.target if node.op == "call_function" else ""
@@ -98,13 +112,13 @@ class ZeroGraph:
 
 
 def users(node: Node) -> list[Node]:
-    """That compute with it."""
+    """Returns the nodes that compute with this one."""
     return [user for user in node.users if user.op != "output"]
 
 
 def key(node: Node) -> str:
-    """The same in all lowerings of a graph and on all ranks: passes insert the calls that name parameters, in one order
-    or another."""
+    """Returns a name of the node that is the same in all lowerings of a graph and on all ranks. Passes insert the calls
+    that name parameters in different orders, so these are named by their parameters."""
     for argument in node.args if getattr(node.target, "namespace", "") == "dc" else ():
         if isinstance(argument, list | tuple) and all(isinstance(id, int) for id in argument):
             return f"{node.target} {list(argument)}"
@@ -112,7 +126,8 @@ def key(node: Node) -> str:
 
 
 def size_bytes(node: Node) -> int:
-    """Of the tensor that a node gives; 0 where it gives none, or its shape is not known when it is compiled."""
+    """Returns the bytes of the tensor that a node gives; 0 where it gives none, or where its shape is not known at
+    compile time."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0

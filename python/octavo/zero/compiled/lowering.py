@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a graph to what runs, again for each step of the schedule: without Dynamo, and without tracing."""
+"""Makes of a graph what runs, again for each step of the schedule, without Dynamo and without tracing."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from torch.fx import GraphModule
 from octavo.zero.compiled.graph import Profile
 from octavo.zero.compiled.measure import Measuring
 
-Runner: TypeAlias = Callable[[list[Any]], Any]  # takes its inputs' references
+Runner: TypeAlias = Callable[[list[Any]], Any]  # takes its inputs out of the list that it is called with
 Compile: TypeAlias = Callable[[GraphModule], Runner]
 
 INDUCTOR_OPTIONS: dict[str, Any] = {
-    "fx_graph_cache": False,  # graphs carry ids of this process
-    "reorder_for_peak_memory": False,  # passes have put transfers where they belong
+    "fx_graph_cache": False,  # graphs have ids of this process in them
+    "reorder_for_peak_memory": False,  # passes have put transfers at their places
 }
 
 
 class Lowered:
-    """A graph that AOT autograd calls, as what the passes last made of it."""
+    """A graph that AOT autograd calls. It runs what the passes have last made of it."""
 
     def __init__(self, module: GraphModule, compile: Compile):
-        self._boxed_call = True  # AOT autograd's word for a Runner
+        self._boxed_call = True  # tells AOT autograd that it is a Runner
         self._original = GraphModule(module, copy.deepcopy(module.graph))
         self._compile = compile
         self._module = module
@@ -56,14 +56,15 @@ class Lowered:
         self._measuring = Measuring(self._module, take_peak)
 
     def finish_measuring(self) -> Profile | None:
-        """None: it did not run."""
+        """Returns the figures of the measured step; None where the graph did not run."""
         measuring, self._measuring = self._measuring, None
         profile = None if measuring is None else measuring.profile
         return profile if profile is not None and profile.seconds else None
 
 
 def require_code_for(device: str) -> None:
-    """Inductor finds out later, in the first forward pass."""
+    """Raises ValueError where Inductor generates no code for the device. Inductor itself finds out only in the first
+    forward pass."""
     init_backend_registration()
     if get_scheduling_for_device(device) is None:
         raise ValueError(
@@ -73,8 +74,8 @@ def require_code_for(device: str) -> None:
 
 
 def run_as_is(module: GraphModule) -> Runner:
-    """As aten's own operators. Takes its inputs out of their list by the graph's own code, which lets go of each after
-    its last use; a call would keep its arguments to its end."""
+    """Returns a function that runs the graph by aten's own operators. The graph's own code takes the inputs out of
+    their list, and drops each after its last use. As arguments of a call they would be kept until its end."""
     graph, placeholders = module.graph, list(module.graph.find_nodes(op="placeholder"))
     with graph.inserting_before(next(iter(graph.nodes))):
         box = graph.placeholder("box")
@@ -88,7 +89,8 @@ def run_as_is(module: GraphModule) -> Runner:
 
 
 def inductor_compiler(inputs: Sequence[Any], options: dict[str, Any]) -> Compile:
-    """To be made while Inductor compiles a graph for the first time: what it needs again later is that time's."""
+    """Returns a function that compiles a graph by Inductor. It must be made while Inductor compiles the graph for the
+    first time, because it keeps that time's context for later."""
     fake_mode, context = V.fake_mode, torch._guards.TracingContext.try_get()
 
     def compile(module: GraphModule) -> Runner:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a graph's nodes cost in one real step, which counts as any other."""
+"""Measures what a graph's nodes cost in one real step, which counts as any other step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SEEDED = {"prims::inductor_random", "prims::inductor_randint"}
 
 
 class Measuring(Interpreter):
-    """Runs a graph node by node. On a device each node is waited for, so that its time is its own. ``take_peak``: the
-    most that the device had since it was asked last."""
+    """Runs a graph node by node. On a device it waits for each node, so that the node's time is its own. ``take_peak``:
+    returns the most bytes that the device had allocated since its last call."""
 
     def __init__(self, module: torch.fx.GraphModule, take_peak: Callable[[], int] | None = None):
         super().__init__(module)
@@ -28,7 +28,7 @@ class Measuring(Interpreter):
         self._allocated_bytes: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._live_bytes: dict[str, int] = {}
-        self._holders: dict[int, int] = {}  # of a storage: how many live values have it
+        self._holders: dict[int, int] = {}  # by storage: how many live values use it
         self._bytes: dict[int, int] = {}
         self._sum_bytes = 0
 
@@ -59,8 +59,8 @@ class Measuring(Interpreter):
         return value
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Inductor's random operators, run one by one, ignore the seed that they are given, by which the backward pass
-        draws again what the forward pass has drawn."""
+        """Calls Inductor's random operators with the generator set to the seed that they are given. Run one by one they
+        ignore the seed, by which the backward pass must draw again what the forward pass has drawn."""
         if not (isinstance(target, torch._ops.OpOverload) and target.name() in _SEEDED):
             return super().call_function(target, args, kwargs)
         seed = next(value for value in args if isinstance(value, Tensor))
@@ -86,8 +86,9 @@ class Measuring(Interpreter):
 def agree(
     profiles: list[tuple[str, Profile]], figures: dict[Any, float], group: dist.ProcessGroup
 ) -> tuple[dict[str, Profile], set[str], dict[Any, float]]:
-    """The greatest figures of all ranks, those of graphs by their structure, which several may share: what is decided
-    by them is equal on all. Between them the structures that all ranks have."""
+    """Returns the greatest figures of all ranks, so that what is decided by them is equal on all: the profiles of
+    graphs by their structure, which several graphs may share; the structures that all ranks have; and the greatest
+    ``figures``."""
     of_all: list[Any] = [None] * group.size()
     dist.all_gather_object(of_all, (profiles, figures), group=group)
     agreed: dict[str, Profile] = {}

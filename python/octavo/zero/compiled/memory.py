@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What passes may use of a device, and what they have sent to the host."""
+"""How much of a device's memory passes may use, and what they have sent to the host."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Memory:
-    """Of the device, for all graphs of a model: what passes may use beyond what a measured step has used, which each
-    pass lessens by what it takes. ``persistent``: parameters that stay whole from their first use to the end of a step.
-    ``staying``: saved values, by graph and number, that are not offloaded; those of fewer than ``min_offload_bytes``
-    never are. ``states`` and ``shards``: bytes that the optimizer keeps of each parameter, and that a rank has of its
-    values apart from those that graphs compute with. ``copy_s_per_byte``: from the host to the device.
-    ``limit_bytes``: that a rank may use; None: as few as passes can make it. ``peak_bytes``: of the measured step's
-    graphs, as if nothing waited on the host. ``sent``: what waits there, by kind and parameter."""
+    """The memory of the device, for all graphs of a model.
+
+    - ``spare_bytes``: bytes that passes may use beyond what a measured step has used. Each pass subtracts what it
+      takes.
+    - ``min_offload_bytes``: saved values of fewer bytes are not offloaded.
+    - ``persistent``: the ids of parameters that stay whole from their first use to the end of a step.
+    - ``staying``: the saved values that are not offloaded, by graph and number.
+    - ``states``: by parameter, the bytes that the optimizer keeps of it.
+    - ``shards``: by parameter, the bytes of a rank's part that are apart from the values that graphs compute with.
+    - ``copy_s_per_byte``: the seconds per byte of a copy from the host to the device.
+    - ``limit_bytes``: bytes that a rank may use; None: as few as passes can make it.
+    - ``peak_bytes``: the peak of the measured step's graphs, as if nothing were on the host.
+    - ``sent``: the bytes that are sent to the host, by kind and parameter.
+    """
 
     spare_bytes: int = 0
     min_offload_bytes: int = 2**20
@@ -29,8 +36,9 @@ class Memory:
     sent: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def send(self, kind: str, sizes: Mapping[int, int]) -> dict[int, int]:
-        """Which of several, by parameter and bytes, are to wait on the host: all where there is no limit, otherwise as
-        few bytes as it is exceeded by. The same for all graphs until a step is measured again."""
+        """Chooses which of the values with these ``sizes``, bytes by parameter, are sent to the host. Without a limit
+        these are all; otherwise as few bytes as the limit is exceeded by. The choice is the same for all graphs until a
+        step is measured again."""
         if kind not in self.sent:
             of_others = sum(sum(sizes.values()) for sizes in self.sent.values())
             missing = None if self.limit_bytes is None else self.peak_bytes - of_others - self.limit_bytes
@@ -38,12 +46,13 @@ class Memory:
         return self.sent[kind]
 
     def allowed_bytes(self, sent: Mapping[int, int]) -> int:
-        """That may be allocated while all of ``sent`` is away."""
+        """Returns how many bytes may be allocated while all of ``sent`` is on the host."""
         return self.peak_bytes - sum(sent.values()) if self.limit_bytes is None else self.limit_bytes
 
 
 def _enough(sizes: Mapping[int, int], missing: int | None) -> dict[int, int]:
-    """Some whose sum is at least ``missing``: the largest ones, and at last the smallest that suffices."""
+    """Returns some of ``sizes`` whose sum is at least ``missing``: the largest ones, and as the last one the smallest
+    that is enough. Returns all where ``missing`` is None."""
     if missing is None:
         return dict(sizes)
     left = sorted(sizes.items(), key=lambda item: item[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine may send to the host between steps: an optimizer's state and a rank's parts of parameters."""
+"""What an engine may send to the host between steps: an optimizer's state, and a rank's parts of parameters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from octavo.optim.shards import local
 
 
 class OnHost:
-    """Keeps an optimizer whole whose state is away while graphs compute: it comes back before a step, and before the
-    state is saved or loaded, by the optimizer's own hooks. Not thread-safe."""
+    """Keeps an optimizer usable whose state is on the host while graphs compute. By the optimizer's own hooks, the
+    state comes back before a step, and before it is saved or loaded. Not thread-safe."""
 
     def __init__(self, engine: _C.Engine, parts: Mapping[int, Tensor], optimizer: Optimizer):
         """``parts``: the optimizer's parameters, by id."""
@@ -24,7 +24,8 @@ class OnHost:
         self._is_followed = False
 
     def states(self) -> dict[int, list[Tensor]]:
-        """What the optimizer keeps of each parameter on the device, as far as it does not page that by itself."""
+        """Returns, by the parameter's id, what the optimizer keeps of each parameter on the device and does not page by
+        itself."""
         of_parts = {id: self._optimizer.state.get(part, {}) for id, part in self._parts.items()}
         return {id: [local(value) for value in state.values() if _may_move(value)] for id, state in of_parts.items()}
 
@@ -32,7 +33,7 @@ class OnHost:
         return local(self._parts[id]).nbytes
 
     def follow(self) -> None:
-        """From now on the engine has what the optimizer keeps, also after it has changed."""
+        """Tells the engine, from now on, what the optimizer keeps, also when that has changed."""
         if not self._is_followed:
             restore, tell = while_alive(self._restore), while_alive(self._tell)
             self._optimizer.register_step_pre_hook(restore)
@@ -52,13 +53,14 @@ class OnHost:
 
 
 def paging_optimizer(optimizer: Optimizer) -> str:
-    """Its name where it pages all that it keeps."""
+    """Returns the name of the optimizer's class where it pages all that it keeps; otherwise an empty text."""
     pages = [group.get("is_paged", getattr(optimizer, "_is_paged", False)) for group in optimizer.param_groups]
     return type(optimizer).__name__ if all(pages) else ""
 
 
 def _may_move(value: Any) -> bool:
-    """Counts of steps are too small to be worth it."""
+    """Whether a value of a state is worth sending to the host: a tensor on a device that is not paged. Counts of steps
+    are too small."""
     if not isinstance(value, Tensor) or value.ndim == 0:
         return False
     own = local(value)

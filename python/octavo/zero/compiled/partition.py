@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the joint graph of a forward and a backward pass to the two: gradients are reduced, not returned."""
+"""Cuts the joint graph of a forward and a backward pass into the two. Gradients of parameters are reduced, not
+returned."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTIn
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-# In the meta of nodes:
-PARAMETER = "octavo_parameter"  # of a placeholder: the parameter's id
-SAVED = "octavo_saved"  # of a value that the backward pass gets, and no other that it gets shares its memory: a number
+# Keys in the meta of nodes:
+PARAMETER = "octavo_parameter"  # of a placeholder: the id of its parameter
+SAVED = "octavo_saved"  # of a value saved for the backward pass that shares its memory with no other one: its number
 
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
@@ -28,9 +29,14 @@ def partition(
     returned: Set[int] = frozenset(),
     **options: Any,
 ) -> tuple[GraphModule, GraphModule]:
-    """``ids``: of the parameters, by index of the input; ``returned``: those among them whose gradients the graph
-    returns, for hooks, and does not reduce. Nothing that is made of a parameter alone is saved for the
-    backward pass, which gathers it again. What the backward pass does with gradients is in one call at its end."""
+    """Returns the forward and the backward graph.
+
+    Nothing that is made of a parameter alone is saved for the backward pass, which gathers the parameter again. What
+    the backward pass does with gradients is in one call at its end.
+
+    - ``ids``: the ids of the parameters, by index of the input.
+    - ``returned``: the ids of those parameters whose gradients the graph returns, for hooks, and does not reduce.
+    """
     mark_parameters(joint, ids)
     _recompute_views(joint)
     grads = _parameters_of_gradients(joint, {index: id for index, id in ids.items() if id not in returned})
@@ -56,7 +62,8 @@ def _index(description: object) -> int | None:
 
 
 def _recompute_views(joint: GraphModule) -> None:
-    """A saved view or cast would keep the whole values from the forward pass to the backward pass."""
+    """Marks views and casts of parameters to be computed again. If they were saved, they would keep the whole values
+    from the forward pass to the backward pass."""
     of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if PARAMETER in node.meta}
     for node in joint.graph.nodes:
         inputs = node.all_input_nodes
@@ -70,13 +77,14 @@ def _is_view(target: Callable[..., Any] | str) -> bool:
 
 
 def _parameters_of_gradients(joint: GraphModule, ids: Mapping[int, int]) -> list[int | None]:
-    """By output of the joint graph: the id of the parameter of which it is the gradient."""
+    """Returns for each output of the joint graph the id of the parameter whose gradient it is, or None."""
     descriptions = joint.graph.output_node().meta["desc"]
     return [ids.get(_index(d.grad_of), None) if isinstance(d, GradAOTOutput) else None for d in descriptions]
 
 
 def _reduce_at_end(backward: GraphModule, parameters: Sequence[int | None], graph_id: int) -> None:
-    """The calls mutate a token, so that none of them is taken for dead code."""
+    """Puts the calls that reduce gradients at the end of the backward graph. They mutate a token, so that none of them
+    is taken for dead code."""
     output = backward.graph.output_node()
     values: list[Any] = list(output.args[0])
     reduced = [i for i, id in enumerate(parameters) if id is not None and isinstance(values[i], Node)]
@@ -105,13 +113,13 @@ def _token(gradient: Node) -> Node:
 
 
 def _number_saved(forward: GraphModule, backward: GraphModule, outputs: int) -> None:
-    """Of what the forward pass has computed, and does not return besides."""
+    """Numbers the saved values that the forward pass has computed and does not also return as outputs."""
     returned = forward.graph.output_node().args[0]
     held = [*returned, *forward.graph.find_nodes(op="placeholder")]
     holders = Counter(_storage(node) for node in held if isinstance(node, Node))
     placeholders = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     for number, node in enumerate(returned[outputs:]):
-        if not isinstance(node, Node) or node.name not in placeholders:  # random states have another name there
+        if not isinstance(node, Node) or node.name not in placeholders:  # random states have other names there
             continue
         if node.op != "placeholder" and holders[_storage(node)] == 1:
             node.meta[SAVED] = placeholders[node.name].meta[SAVED] = number

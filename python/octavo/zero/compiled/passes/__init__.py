@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes: functions that edit a graph, what each needs of the others, and when they run."""
+"""The passes: functions that edit a graph, what each of them needs of the others, and when they run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ Schedule: TypeAlias = Sequence[tuple[int, Sequence[str]]]
 
 @dataclass(frozen=True)
 class Setting:
-    """What graphs are made for. ``device``: of the model, its type. ``paged_by``: the optimizer, where it pages all
-    that it keeps. ``has_parts_apart``: a rank's part of a parameter is not in its place in the whole."""
+    """What graphs are made for.
+
+    - ``stage``: the stage of ZeRO.
+    - ``backend``: the backend that compiles them.
+    - ``device``: the type of the model's device.
+    - ``paged_by``: the name of the optimizer's class, where it pages all that it keeps; otherwise empty.
+    - ``has_parts_apart``: whether a rank's part of a parameter has memory of its own, apart from the whole.
+    """
 
     stage: int
     backend: str
@@ -34,11 +40,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Contract:
-    """``provides``: what is true of a graph after the pass. ``requires``: what must be true before it.
-    ``conflicts``: passes that must not run on the same graph. ``after``: passes that, where they run, run before it.
-    ``stages``: of ZeRO, of which it is a part. ``needs_profile``: only after a step that was measured, which the second
-    one can be at first. ``backends``: whose rules of aliasing its operators keep. ``why_not``: what else speaks against
-    it; an empty text where nothing does."""
+    """What a pass needs, and what it promises. Schedules that break a contract are refused.
+
+    - ``provides``: what is true of a graph after the pass.
+    - ``requires``: what must be true of it before the pass.
+    - ``conflicts``: the passes that must not run on the same graph.
+    - ``after``: the passes that must run before it where they run.
+    - ``stages``: the stages of ZeRO that it is for.
+    - ``needs_profile``: whether it needs a measured step before it; then a schedule may have it from step 2 on.
+    - ``backends``: the backends whose rules of aliasing its operators keep.
+    - ``why_not``: returns what else forbids it in a setting; an empty text where nothing does.
+    """
 
     provides: frozenset[str] = frozenset()
     requires: frozenset[str] = frozenset()
@@ -91,15 +103,15 @@ BUILT_IN: Mapping[str, Pass] = {
         offload_parameters,
         Contract(
             provides=frozenset({"parameters offloaded"}),
-            conflicts=frozenset({"selective_gather"}),  # which takes memory for what this gives up
-            after=frozenset({"gather", "prefetch"}),  # they say where parameters are needed
+            conflicts=frozenset({"selective_gather"}),  # which takes memory for what this pass gives up
+            after=frozenset({"gather", "prefetch"}),  # these decide where parameters are needed
             needs_profile=True,
             why_not=_no_parameters_to_offload,
         ),
     ),
 }
 
-MEASURED_STEP = 3  # by then all graphs of most models are compiled, and memory that is kept has been allocated
+MEASURED_STEP = 3  # by then most models have compiled all graphs and allocated the memory that they keep
 
 
 def default_schedule(stage: int) -> Schedule:
@@ -109,7 +121,7 @@ def default_schedule(stage: int) -> Schedule:
 
 
 def require_sound(schedule: Schedule, passes: Mapping[str, Pass], setting: Setting) -> None:
-    """ValueError where a schedule breaks a contract, before anything runs."""
+    """Raises ValueError where a schedule breaks a contract, before anything runs."""
     steps = [step for step, _ in schedule]
     if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
         raise ValueError(f"[zero.passes] expected a schedule whose steps begin with 0 and increase, got {steps}")

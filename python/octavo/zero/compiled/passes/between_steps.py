@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only the optimizer's step needs waits on the host while graphs compute."""
+"""Keeps on the host, while graphs compute, what only the optimizer's step needs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from octavo.zero.compiled.graph import ZeroGraph, key
 def wait_between_steps(
     graph: ZeroGraph, sent: Mapping[int, int], offload: torch._ops.OpOverload, reload: torch._ops.OpOverload
 ) -> None:
-    """``sent``: by parameter, its bytes. They leave when the forward pass begins and come back in the backward
-    pass, each as soon as there is room for it up to the end of all backward passes. What finds none comes back in the
-    step."""
+    """Inserts the calls of ``offload`` and ``reload`` for the parameters in ``sent``, bytes by parameter.
+
+    They are sent away when the forward pass begins. In the backward pass each comes back as soon as there is room for
+    it up to the end of all backward passes. What finds no room comes back in the optimizer's step.
+    """
     token = graph.token()
     if not graph.is_backward:
         graph.insert(token.next, offload, (token, graph.graph_id, sorted(sent)))
@@ -27,7 +29,7 @@ def wait_between_steps(
 
 
 def wait_where_needed(graph: ZeroGraph, token: Node, sent: Mapping[int, int]) -> None:
-    """Where the graph first needs the memory that was given up, the copies must be done."""
+    """Inserts a wait for the copies to the host where the graph first needs the memory that they give up."""
     allowed = graph.memory.allowed_bytes(sent)
     full = next((node for node in graph.nodes if allocated_bytes(graph, node) > allowed), None)
     if full is not None:
@@ -35,12 +37,14 @@ def wait_where_needed(graph: ZeroGraph, token: Node, sent: Mapping[int, int]) ->
 
 
 def allocated_bytes(graph: ZeroGraph, node: Node) -> int:
-    """The most that the device had at this node of the measured step, as if nothing waited on the host."""
+    """Returns the most bytes that the device had allocated at this node of the measured step, as if nothing were on the
+    host."""
     return 0 if graph.profile is None else graph.profile.allocated_bytes.get(key(node), 0)
 
 
 def _places(graph: ZeroGraph, sent: Mapping[int, int]) -> list[tuple[list[int], Node]]:
-    """Parameters, and the node before which what is kept of them comes back: the largest ones first."""
+    """Returns the parameters, each with the node before which what is kept of it comes back. The largest ones come
+    first."""
     most, from_here = graph.later_bytes, []
     for node in reversed([node for node in graph.nodes if node.op != "placeholder"]):
         most = max(most, allocated_bytes(graph, node))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage 3: parameters are gathered for their uses in a graph, several in one transfer."""
+"""Stage 3: gathers parameters for their uses in a graph, several in one transfer."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from octavo.zero.compiled.partition import PARAMETER, is_cast
 
 
 def gather(graph: ZeroGraph) -> None:
-    """Parameters that are used next to each other come in one transfer, before the first use of any of them. It starts
-    when the one before has come. Their memory is the graph's, and is free after the last use."""
+    """Gathers parameters that are used next to each other in one transfer, before the first use of any of them. A
+    transfer starts when the one before is complete. The memory is the graph's, and is free after the last use."""
     waits = [_gather_together(graph, parameters) for parameters in _transfers(graph)]
     for before, wait in itertools.pairwise(waits):
         move_launch(launch_of(wait), before)
 
 
 def launch_of(wait: Node) -> Node:
-    """The call that starts the transfer for which a call of wait_params waits."""
+    """Returns the call that starts the transfer for which ``wait``, a call of wait_params, waits."""
     return wait.args[0][0].args[0]
 
 
 def parts_of(launch: Node) -> list[Node]:
-    """The parameters that it gives, which are there after the wait."""
+    """Returns the nodes of the parameters that a transfer gives. They are there after the wait."""
     return [node for node in launch.users if node.target is operator.getitem]
 
 
@@ -50,7 +50,7 @@ def _transfers(graph: ZeroGraph) -> Iterator[list[Node]]:
 
 
 def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
-    """Returns the call that waits."""
+    """Inserts one transfer of these parameters, and returns the call that waits for it."""
     ids = [node.meta[PARAMETER] for node in parameters]
     casts = [_cast_of(node) for node in parameters]
     values = [_whole(node, cast) for node, cast in zip(parameters, casts, strict=True)]
@@ -73,7 +73,8 @@ def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
 
 
 def _cast_of(parameter: Node) -> torch.dtype | None:
-    """What all its users make of it first: then fewer bytes travel."""
+    """Returns the dtype to which all users of a parameter cast it first, if it has fewer bytes; fewer bytes are then
+    sent."""
     dtypes = {user.meta["val"].dtype for user in users(parameter) if is_cast(user)}
     is_only_cast = len(dtypes) == 1 and all(is_cast(user) for user in users(parameter))
     dtype = dtypes.pop() if is_only_cast else None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a forward pass saves for its backward pass waits on the host."""
+"""Keeps on the host what a forward pass saves for its backward pass."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _OFFLOAD, _RELOAD = torch.ops.dc.offload_tensor.default, torch.ops.dc.reload_ten
 
 
 def offload_activations(graph: ZeroGraph) -> None:
-    """Of values of some MiB, whose copy begins after their last use in the forward pass, and back before their first
-    use in the backward pass. At first all of them; once a step was measured, the largest stay on the device as far as
-    there is memory to spare."""
+    """Moves saved values of some MiB to the host and back. The copy away begins after a value's last use in the forward
+    pass, and the copy back before its first use in the backward pass. At first it moves all of them; once a step was
+    measured, the largest stay on the device as far as there is memory to spare."""
     saved = {node.meta[SAVED]: node for node in graph.nodes if node.meta.get(SAVED) is not None}
     for number, node in _moving(graph, saved).items():
         if graph.is_backward:
@@ -47,7 +47,8 @@ def _moving(graph: ZeroGraph, saved: dict[int, Node]) -> dict[int, Node]:
 
 
 def _send(graph: ZeroGraph, node: Node, number: int) -> None:
-    """The backward pass gets the host's memory; what reads it there waits for the copy."""
+    """Copies a value to the host and gives the host's memory to the backward pass. What reads it there waits for the
+    copy."""
     output = graph.module.graph.output_node()
     last = next(n for n in reversed(graph.nodes) if n is node or n in users(node))
     arguments = (node, graph.graph_id, number)
@@ -56,8 +57,9 @@ def _send(graph: ZeroGraph, node: Node, number: int) -> None:
 
 
 def _finish_one_behind(graph: ZeroGraph) -> None:
-    """Inductor may use a value's memory again after its last reader, and the copy goes on beside the graph: it is said
-    to end when the next one begins. Nothing changes values there, so it does not matter when others read them."""
+    """Inserts the end of each copy where the next copy begins. Inductor may use a value's memory again after its last
+    reader, while the copy still goes on beside the graph. Nothing changes values there, so it does not matter when
+    others read them."""
     sent = graph.calls(_OFFLOAD)
     for node, following in zip(sent, [*sent[1:], graph.module.graph.output_node()], strict=True):
         graph.insert(following, torch.ops.dc.finish_offload.default, node.args)
@@ -73,7 +75,7 @@ def _bring_back(graph: ZeroGraph, node: Node, number: int) -> None:
 
 
 def _start_one_ahead(graph: ZeroGraph) -> None:
-    """Each copy begins when the one before it has come."""
+    """Moves the begin of each copy to where the copy before it is complete."""
     waits = graph.calls(torch.ops.dc.finish_reload.default)
     for before, wait in pairwise(waits):
         before.append(wait.args[0])

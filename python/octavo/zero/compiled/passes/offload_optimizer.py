@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the optimizer keeps waits on the host between its steps."""
+"""Keeps on the host, between the optimizer's steps, what the optimizer keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from octavo.zero.compiled.passes.between_steps import wait_between_steps
 
 
 def offload_optimizer(graph: ZeroGraph) -> None:
-    """Of as many parameters as the measured step has exceeded ``memory_mib`` by, of all where it is not given."""
+    """Sends to the host the states of as many parameters as the measured step has exceeded ``memory_mib`` by; of all
+    where ``memory_mib`` is not given."""
     sent = {} if graph.profile is None else graph.memory.send("states", graph.memory.states)
     if sent:
         wait_between_steps(graph, sent, torch.ops.dc.offload_states.default, torch.ops.dc.reload_states.default)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank's parts of parameters wait on the host between their uses."""
+"""Keeps a rank's parts of parameters on the host between their uses."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from octavo.zero.compiled.passes.gather import parts_of
 
 
 def offload_parameters(graph: ZeroGraph) -> None:
-    """In stage 3 each part is there for the transfers that gather it and for the optimizer's step. In stages 1 and 2
-    only that step needs what a rank has apart. Of all parameters, or as the limit of memory asks for."""
+    """Sends to the host the parts of all parameters, or of as many as the limit of memory asks for.
+
+    In stage 3 each part is on the device for the transfers that gather it and for the optimizer's step. In stages 1 and
+    2 only the optimizer's step needs what a rank has apart.
+    """
     sent = {} if graph.profile is None else graph.memory.send("shards", graph.memory.shards)
     if not sent:
         return
@@ -29,7 +32,8 @@ def offload_parameters(graph: ZeroGraph) -> None:
 
 
 def _offload_around(graph: ZeroGraph, token: Node, launch: Node, sent: Mapping[int, int]) -> None:
-    """Back as much earlier than the transfer as the copy takes, and away when it has what it sends."""
+    """Brings parts back before the transfer that gathers them, as much earlier as the copy takes, and sends them away
+    when the transfer has what it sends."""
     ids = [id for id in launch.args[2] if id in sent]
     if not ids:
         return
@@ -40,7 +44,7 @@ def _offload_around(graph: ZeroGraph, token: Node, launch: Node, sent: Mapping[i
 
 
 def _start(graph: ZeroGraph, launch: Node, ids: list[int], sent: Mapping[int, int]) -> Node:
-    """As far ahead as memory allows."""
+    """Returns the node before which the copy back starts: as far ahead as it needs and memory allows."""
     seconds = {} if graph.profile is None else graph.profile.seconds
     size = sum(sent[id] for id in ids)
     hidden_s = size * graph.memory.copy_s_per_byte

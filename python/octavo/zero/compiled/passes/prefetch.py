@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfers of parameters start as much earlier as a measured step had to wait for them."""
+"""Starts transfers of parameters earlier, by the time that a measured step had to wait for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ _ORDERED = (torch.ops.dc.reduce_grads.default, torch.ops.dc.finish_backward.defa
 
 
 def prefetch(graph: ZeroGraph) -> None:
-    """In their order, and where memory allows: parameters count from the start of their transfer on, and the peak of
-    the measured step may grow by ``graph.memory.spare_bytes``. No transfer overtakes one of gradients: all ranks share
-    the order of transfers, and gradients come when a rank's own device has them."""
+    """Moves the starts of transfers forward, in their order and where memory allows.
+
+    A transfer's parameters take memory from its start on, and the peak of the measured step may grow by
+    ``graph.memory.spare_bytes``. No transfer is moved before one of gradients: all ranks must have the same order of
+    transfers, and gradients come when a rank's own device has computed them.
+    """
     if graph.profile is None:
         return
     live_bytes = dict(graph.profile.live_bytes)
@@ -36,7 +39,7 @@ def prefetch(graph: ZeroGraph) -> None:
 
 
 def _hiding(profile: Profile, launch: Node, hidden_s: float) -> Iterator[Node]:
-    """Backwards, the nodes during which a transfer may be under way, until they take ``hidden_s``."""
+    """Yields, backwards, the nodes during which a transfer may be under way, until they take ``hidden_s`` seconds."""
     node = launch.prev
     while hidden_s > 0 and node.op == "call_function" and node.target not in _ORDERED:
         if node.target == torch.ops.dc.allgather_params_fused.default:

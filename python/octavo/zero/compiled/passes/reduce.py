@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients are handed over as soon as they are there."""
+"""Hands gradients over as soon as they are computed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from octavo.zero.compiled.graph import ZeroGraph
 
 
 def reduce(graph: ZeroGraph) -> None:
-    """Each by a call of its own, right after it was computed: it travels while the backward pass goes on, and its
-    memory is free then."""
+    """Gives each gradient a call of its own, right after it was computed. It is then sent while the backward pass goes
+    on, and its memory is free."""
     for at_end in graph.calls(torch.ops.dc.reduce_grads.default):
         gradients, token, graph_id, ids = at_end.args
         next(node for node in graph.nodes if node.op != "placeholder").prepend(token)

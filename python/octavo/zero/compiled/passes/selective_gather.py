@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters whose gathers take longest for their bytes stay whole, as far as there is memory to spare."""
+"""Keeps those parameters whole whose gathers take longest for their bytes, as far as there is memory to spare."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from octavo.zero.compiled.passes.gather import launch_of, parts_of
 
 
 def selective_gather(graph: ZeroGraph) -> None:
-    """Whole transfers, since one that has to be made for another parameter costs as much."""
+    """Makes the parameters of whole transfers persistent: a transfer that has to be made for one more parameter costs
+    as much."""
     if graph.profile is None:
         return
     memory = graph.memory
@@ -24,7 +25,8 @@ def selective_gather(graph: ZeroGraph) -> None:
 
 
 def _transfers(graph: ZeroGraph, profile: Profile) -> Iterator[tuple[float, int, list[int]]]:
-    """Of each its seconds a byte, from its start to its end as far as the graph did nothing else, bytes and ids."""
+    """Yields for each transfer its seconds per byte (the time from its start to its end in which the graph did nothing
+    else), its bytes and the ids of its parameters."""
     for wait in graph.calls(torch.ops.dc.wait_params.default):
         launch: Node = launch_of(wait)
         part_bytes = sum(size_bytes(part) for part in parts_of(launch))
