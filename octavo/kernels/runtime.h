@@ -80,7 +80,7 @@ struct DeviceRuntime {
   bool (*is_done)(Event);                        // true, too, for an event that was never recorded
   void (*wait_for)(Event);                       // blocks the caller
   void (*block)(Queue, Event);                   // what the queue is given from now on runs after the event
-  double (*elapsed_ms)(Event start, Event end);  // both done, of one device
+  double (*elapsed_ms)(Event start, Event end);  // both must be done, and of one device
 
   /// Compiles a user's own device source for the queue's device, which takes seconds; `function` is a kernel of the
   /// source. Throws Error invalid_argument with the compiler's first error. The function pointer is null where the back

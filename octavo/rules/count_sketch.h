@@ -55,7 +55,7 @@ struct SketchColumns {
 struct CountSketch {
   std::uint64_t key;
   std::uint64_t rows;     // 1, 3 or 5
-  std::uint64_t columns;  // of each row: a multiple of kSketchGroup, below 2^32
+  std::uint64_t columns;  // columns of each row: a multiple of kSketchGroup, below 2^32
 
   OCTAVO_RULE constexpr std::uint64_t cells() const { return rows * columns; }
   OCTAVO_RULE constexpr std::uint64_t blocks() const { return cells() / kSketchGroup; }

@@ -34,7 +34,7 @@ OCTAVO_RULE constexpr std::uint32_t mix(std::uint32_t x) {
 // Each word of the group then takes a vector four operations, all on 32 bits, which every instruction set has.
 
 inline constexpr std::uint64_t kRandomGroup = 64;                // elements
-inline constexpr std::uint64_t kRandomWords = kRandomGroup / 2;  // of 32 bits
+inline constexpr std::uint64_t kRandomWords = kRandomGroup / 2;  // words of 32 bits
 
 OCTAVO_RULE constexpr std::uint32_t random_base(std::uint64_t key, std::uint64_t group) {
   return mix(mix(static_cast<std::uint32_t>(group + key)) + static_cast<std::uint32_t>(key >> 32));

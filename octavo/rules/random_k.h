@@ -8,9 +8,9 @@
 
 namespace octavo::rules {
 
-/// Keeps one value of every `stride` values, at a place that is drawn from a key that all ranks share. The places need
-/// not be sent, and the ranks' values may be added up. The last stride may be shorter. For a stride with a NaN or an
-/// infinity anywhere, a NaN is sent.
+/// One value of every `stride` values is kept, at a place that is drawn from a key that all ranks share. The places
+/// need not be sent, and the ranks' values may be added up. The last stride may be shorter. For a stride with a NaN or
+/// an infinity anywhere, a NaN is sent.
 struct RandomK {
   std::uint64_t key;
   std::uint64_t stride;  // elements

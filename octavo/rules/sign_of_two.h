@@ -7,9 +7,9 @@
 
 namespace octavo::rules {
 
-/// Sends a sign and one of two magnitudes, 0.58 or 2.2 times the block's mean magnitude, whichever is nearer. These
-/// factors lie between those that lose least for a normal distribution (0.57, 1.89) and for a Laplace distribution
-/// (0.59, 2.59; Lloyd 1982).
+/// A value is sent as its sign and one of two magnitudes, 0.58 or 2.2 times the block's mean magnitude, whichever is
+/// nearer. These factors lie between those that lose least for a normal distribution (0.57, 1.89) and for a Laplace
+/// distribution (0.59, 2.59; Lloyd 1982).
 struct SignOfTwo {
   static constexpr unsigned kBits = 2;  // is positive, has the greater magnitude
   static constexpr bool kHasScale = true, kLeavesError = true, kKeepsMagnitude = true, kDithers = false;

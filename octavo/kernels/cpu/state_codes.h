@@ -45,7 +45,7 @@ struct StateDecoder {
 template <unsigned kDecades, bool kSigned>
 struct StateDecoder<rules::DynamicMap<kDecades, kSigned>> {
   using Map = rules::DynamicMap<kDecades, kSigned>;
-  /// To this power of two a code, counted in quarters, is added by setting its bits.
+  /// A power of two. A code, counted in quarters, is added to it by setting its bits.
   static constexpr float kBase = 0x1p25F;
   static constexpr float kZero = kBase + Map::kQuarters * (Map::kZeroCode - Map::kZeroNumber);
   static constexpr std::uint32_t kFirstExponent = std::bit_cast<std::uint32_t>(Map::kQuarters * Map::kFirst) >> 23;

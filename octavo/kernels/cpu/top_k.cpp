@@ -112,7 +112,7 @@ class Candidates {
 /// Selects the largest values of a tile. `tile_values`: whole groups, with room after them (top_k_scratch() floats in
 /// all).
 void select_tile(float* tile_values, const rules::TopTile& tile, float* values, std::uint32_t* words) {
-  constexpr std::uint64_t kFew = 16;  // a set of candidates has then four values or more
+  constexpr std::uint64_t kFew = 16;  // each set of which a maximum is taken has then about four values or more
   const auto layout = rules::IndexWords::of(tile.size, tile.kept);
   std::memset(words, 0, layout.words * sizeof *words);
   std::uint64_t j = 0;
