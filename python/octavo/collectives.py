@@ -117,7 +117,7 @@ class _Channel:
                 self._backend = Rendezvous(group, "collectives.all_reduce", timeout_s).connect()
                 self._calls = 0
             self._calls += 1
-            with torch.inference_mode(tensor.is_inference()):  # as on the caller's thread
+            with torch.inference_mode(tensor.is_inference()):  # the mode of the caller's thread
                 _C.all_reduce(tensor, plan, self._backend, average, timeout_s, self._calls, seed)
         except (TimeoutError, RuntimeError) as error:
             if not isinstance(error, NotImplementedError):  # this error alone leaves the connections as they were

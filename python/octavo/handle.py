@@ -268,8 +268,8 @@ class Handle:
 
     @property
     def step(self) -> int:
-        """The number of steps that the ranks have made: backward passes that were not under ``no_sync``. It is saved
-        and loaded with the state."""
+        """The number of steps that the ranks have made: backward passes that were not under ``no_sync``, and calls of
+        ``exchange_updates`` that sent something. It is saved and loaded with the state."""
         return self._compressor.step
 
     def end_step(self) -> bool:

@@ -238,7 +238,8 @@ class XPU_Accelerator(Accelerator):
         super().__init__("xpu")
 
     def use_host_timers(self) -> bool:
-        """True with Intel's extension for PyTorch before 2.6, whose events report wrong times."""
+        """Whether to time with the host's clock: True with Intel's extension for PyTorch before 2.6, whose events
+        report wrong times."""
         extension = _release("intel_extension_for_pytorch")
         return extension < (2, 6) if extension is not None else super().use_host_timers()
 

@@ -15,8 +15,8 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 # Keys in the meta of nodes:
-PARAMETER = "octavo_parameter"  # of a placeholder: the id of its parameter
-SAVED = "octavo_saved"  # of a value saved for the backward pass that shares its memory with no other one: its number
+PARAMETER = "octavo_parameter"  # the id of a placeholder's parameter
+SAVED = "octavo_saved"  # the number of a value that is saved for the backward pass and shares its memory with no other
 
 _CASTS = (torch.ops.aten._to_copy.default, torch.ops.prims.convert_element_type.default)
 
