@@ -46,7 +46,7 @@ constexpr BlockCodec kAll[] = {OCTAVO_BLOCK_CODECS(OCTAVO_ITSELF)};
 const Facts& facts(BlockCodec codec) { return kFacts[static_cast<std::size_t>(codec)]; }
 
 /// Whether a plan may set the block's size. It matters only where the blocks' scales say something.
-bool may_set_block(BlockCodec codec) { return facts(codec).has_scale && facts(codec).keeps_magnitude; }
+bool has_settable_block(BlockCodec codec) { return facts(codec).has_scale && facts(codec).keeps_magnitude; }
 
 std::uint64_t block_or_default(BlockCodec codec, std::uint64_t block) {
   return block == 0 ? facts(codec).default_block : block;
@@ -54,7 +54,7 @@ std::uint64_t block_or_default(BlockCodec codec, std::uint64_t block) {
 
 std::string text_of(BlockCodec codec, std::uint64_t block, bool stochastic) {
   std::string text = plan_name(codec);
-  if (may_set_block(codec) && block != facts(codec).default_block) text += ":" + std::to_string(block);
+  if (has_settable_block(codec) && block != facts(codec).default_block) text += ":" + std::to_string(block);
   return stochastic ? text + ":" + std::string(kStochastic) : text;
 }
 
@@ -139,7 +139,7 @@ CodecPtr make_block_coding(BlockCodec codec, const CodecText& text) {
       stochastic = true;
       continue;
     }
-    if (!may_set_block(codec)) text.refuse("this codec has no blocks");
+    if (!has_settable_block(codec)) text.refuse("this codec has no blocks");
     if (&option != text.options.data()) text.refuse("its block comes first, and once");
     constexpr auto kExpected = "a block is a multiple of 8 from 8 to 16777216";
     block = text.whole_number(option, kSmallestBlock, kLargestBlock, kExpected);

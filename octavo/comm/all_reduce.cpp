@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "octavo/comm/exchange_with_all.h"
 #include "octavo/comm/schedule/linear_sum.h"
-#include "octavo/comm/tell_all.h"
 #include "octavo/comm/wire.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/device/host_alias.h"
@@ -85,7 +85,7 @@ std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& t
 /// Throws where the ranks disagree. It is called before anything is sent: messages of other sizes than they expect
 /// would end the ranks' processes (Wire::room_for), and the sizes alone do not tell an average from a sum.
 void require_same(Wire& wire, std::uint64_t digest) {
-  const std::vector<std::uint64_t> told = tell_all(wire, digest);
+  const std::vector<std::uint64_t> told = exchange_with_all(wire, digest);
   const auto other = std::ranges::find_if(told, [&](std::uint64_t one) { return one != digest; });
   if (other == told.end()) return;
   fail(ErrorCode::communication, "comm.all_reduce", "rank ", wire.rank(), " and rank ", other - told.begin(),

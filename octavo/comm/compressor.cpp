@@ -86,7 +86,7 @@ bool Compressor::end_step() {
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   state_.settle(/*commit=*/false);
-  for (Parameter& parameter : parameters_) parameter.has_sent_owed = false;
+  for (Parameter& parameter : parameters_) parameter.sends_owed = false;
   verdict_.abandon_step();
 }
 
@@ -95,7 +95,7 @@ void Compressor::settle() {
   state_.settle(finite);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
-    if (std::exchange(parameter.has_sent_owed, false) && finite && parameter.power != 0) {
+    if (std::exchange(parameter.sends_owed, false) && finite && parameter.power != 0) {
       state_.clear(i, {kOwnMomentum, kOwnUpdate});
     }
   }
@@ -138,7 +138,7 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
                               (job->is_planned && (momenta_.any() || job->is_owed || has_encoded(job->slots))));
   if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
   if (job->is_planned) {
-    for (const Slot& slot : job->slots) state_.bring(slot.parameter);
+    for (const Slot& slot : job->slots) state_.prefetch(slot.parameter);
     momenta_.replace_gradients(job->values, job->slots, job->gradient_scale);
   }
   expect_any_plan(job->slots);
@@ -178,7 +178,7 @@ void Compressor::advance(Job& job) {
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
-  verdict_.tell(outcome.finite);
+  verdict_.report(outcome.finite);
   const float scale = job->gradient_scale;
   for (std::size_t i = 0; i < job->slots.size(); ++i) {
     const std::size_t index = job->slots[i].parameter;
@@ -192,7 +192,7 @@ void Compressor::finish(std::unique_ptr<Job> job) {
   }
   if (job->is_planned) {
     momenta_.keep_averages(job->values, job->slots);
-    for (const Slot& slot : job->slots) state_.send_home(slot.parameter);
+    for (const Slot& slot : job->slots) state_.evict(slot.parameter);
   }
   if (measures_) measure(*job);
   if (job->is_encoded) {  // else the results are in the bucket, in its own units
@@ -285,7 +285,7 @@ bool Compressor::has_encoded(const std::vector<Slot>& slots) const {
 }
 
 /// Replaces the numbers by rank 0's.
-void Compressor::tell(std::vector<std::int64_t>& numbers) {
+void Compressor::take_rank_0s(std::vector<std::int64_t>& numbers) {
   at::Tensor sum = at::zeros({static_cast<std::int64_t>(numbers.size())}, at::kLong);
   auto* const values = sum.mutable_data_ptr<std::int64_t>();
   if (rank() == 0) std::copy(numbers.begin(), numbers.end(), values);

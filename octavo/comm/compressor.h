@@ -158,8 +158,8 @@ class OCTAVO_API Compressor {
   /// float32 on the parameter's device, equal on all ranks, in the memory order of the parameter. They are shared, not
   /// copied: their owner updates them between steps. A parameter without a momentum continues with its gradient.
   /// Residuals of gradients say nothing of momenta, which have another magnitude: the next begin_step() drops those of
-  /// the other kind. Throws Error invalid_argument for an unknown name, a wrong size, a beta outside [0, 1) or a plan
-  /// that votes.
+  /// the other kind. Throws Error invalid_argument for an unknown name, a wrong size, a beta outside [0, 1) and a plan
+  /// that votes, keeps a momentum itself or is `auto`; unsupported where ranks have shards of the averages.
   void set_momentum(const std::map<std::string, Momentum>& momenta, double beta);
 
   using OwnMomentum = SentMomenta::OwnBetas;
@@ -170,7 +170,8 @@ class OCTAVO_API Compressor {
   /// state, float32, zero at first. They are committed, rolled back, saved and loaded with the residuals, as
   /// "momentum/NAME"; those of parameters that are not named are dropped. A parameter that is not named continues with
   /// its gradient. This phase ends that of set_momentum, and is ended by it. Throws Error invalid_argument for an
-  /// unknown name, a beta outside [0, 1) or a plan that keeps a momentum itself.
+  /// unknown name, a beta outside [0, 1) and a plan that keeps a momentum itself or is `auto`; unsupported where ranks
+  /// have shards of the averages, and with hosts.
   void keep_own_momenta(const std::vector<std::string>& names, OwnMomentum betas);
 
   using OwnUpdate = SentMomenta::OwnUpdate;
@@ -178,8 +179,8 @@ class OCTAVO_API Compressor {
   /// each rank sends update + step_size*(beta*m + (1-beta)*(gradient*preconditioner)). Once the step has ended and was
   /// finite, `update` is what came back, the same on all ranks. `preconditioners`: by parameter name, as in
   /// set_momentum. The momenta and updates are per-rank state, float32, zero at first. They are saved, loaded and
-  /// redistributed with the residuals, as "momentum/NAME" and "update/NAME". What ends the phase, and the errors, are
-  /// those of keep_own_momenta.
+  /// redistributed with the residuals, as "momentum/NAME" and "update/NAME". It is ended as the phase of
+  /// keep_own_momenta, and throws as that does, also for a plan that votes, and unsupported between replicas of shards.
   void keep_own_updates(const std::map<std::string, at::Tensor>& preconditioners, double beta);
   /// Sets the step sizes of the next steps, by parameter name. Other parameters keep theirs, which is 0 when the phase
   /// begins. Throws Error invalid_argument for a parameter without a preconditioner.
@@ -277,7 +278,7 @@ class OCTAVO_API Compressor {
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
     bool compares() const { return !info.exempt && plan->compares(); }
-    bool has_sent_owed = false;  // in this step
+    bool sends_owed = false;  // in this step
   };
 
   bool scatters() const { return collective_ != Collective::all_reduce; }
@@ -289,7 +290,7 @@ class OCTAVO_API Compressor {
   // compressor.cpp
   void settle();
   AutoPlan::Turn choose_plan(Job& job);
-  void tell(std::vector<std::int64_t>& numbers);
+  void take_rank_0s(std::vector<std::int64_t>& numbers);
   void keep_gradients(Job& job) const;
   bool has_encoded(const std::vector<Slot>& slots) const;
   bool takes_as_it_is(const Job& job) const;

@@ -54,7 +54,7 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   };
   for (const Slot& slot : slots) add(parameters_[slot.parameter]);
   if (slots.empty()) std::ranges::for_each(parameters_, add);  // a sparse gradient, which may be dense on other ranks
-  wire_->expect(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
+  wire_->set_longest_message(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {
@@ -122,7 +122,7 @@ Mapping Compressor::mapping(std::size_t index) {
 
 Contribution Compressor::contribution(std::size_t index, void* values, c10::Device device) {
   Parameter& parameter = parameters_[index];
-  const bool owed = parameter.has_sent_owed = exchange_ == Exchange::planned && owes(index);
+  const bool owed = parameter.sends_owed = exchange_ == Exchange::planned && owes(index);
   auto [up, down] = codecs_of(parameter);
   if (owed) up = down = &block_coding(BlockCodec::fp32);
   Contribution tensor{values, parameter.info.count, up, down};

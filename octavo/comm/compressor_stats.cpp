@@ -24,7 +24,7 @@ std::optional<double> reused_share(const PackedFigures& sent) {
 
 CompressorStats Compressor::stats() {
   const std::lock_guard lock(mutex_);
-  verdict_.hear();
+  verdict_.collect();
   return {wire_->sent_bytes() + (shards_ ? shards_->sent_bytes() : 0),
           host_ ? host_->sent_bytes() : 0,
           dense_bytes_,

@@ -5,18 +5,18 @@
 
 namespace octavo {
 
-void Verdict::tell(bool finite) {
+void Verdict::report(bool finite) {
   is_finite_ &= finite;
   if (!others_) return;
   at::Tensor nonfinite = at::full({1}, finite ? 0 : 1, at::kInt);
   Transfer transfer = others_->start_all_reduce(nonfinite);
-  told_.emplace_back(std::move(nonfinite), std::move(transfer));
+  reported_.emplace_back(std::move(nonfinite), std::move(transfer));
 }
 
-void Verdict::hear() {
-  auto told = std::exchange(told_, {});
+void Verdict::collect() {
+  auto reported = std::exchange(reported_, {});
   bool finite = std::exchange(is_finite_, false);  // stays false if a wait throws
-  for (auto& [nonfinite, transfer] : told) {
+  for (auto& [nonfinite, transfer] : reported) {
     transfer.wait();
     finite &= nonfinite.item<std::int32_t>() == 0;
   }
@@ -24,7 +24,7 @@ void Verdict::hear() {
 }
 
 bool Verdict::end_step() {
-  hear();
+  collect();
   const bool finite = std::exchange(is_finite_, true);
   if (std::exchange(is_under_way_, false)) last_was_finite_ = finite;
   nonfinite_steps_ += finite ? 0 : 1;
@@ -32,7 +32,7 @@ bool Verdict::end_step() {
 }
 
 void Verdict::abandon_step() {
-  told_.clear();
+  reported_.clear();
   end_step();
   last_was_finite_ = false;
 }

@@ -21,24 +21,24 @@ class Verdict {
 
   void begin_step() { is_under_way_ = true; }
   /// Says whether the results of a bucket are finite.
-  void tell(bool finite);
-  /// Waits for what the others have told so far. Throws what Wire throws; the step is then not finite.
-  void hear();
+  void report(bool finite);
+  /// Waits for what the others have reported so far. Throws what Wire throws; the step is then not finite.
+  void collect();
   /// Ends the step and returns whether it was finite. Where no step was begun since the last one ended, the answer is
-  /// about what was told since then. Throws as hear() does, before the step has ended.
+  /// about what was reported since then. Throws as collect() does, before the step has ended.
   bool end_step();
-  /// Ends a step that was broken off, which counts as not finite.
+  /// Ends a step that was broken off; last_step_was_finite() is then false.
   void abandon_step();
 
   bool last_step_was_finite() const { return last_was_finite_; }
-  /// Returns how many steps were not finite, with the step under way as far as it was heard.
+  /// Returns how many steps were not finite, with the step under way as far as the others were heard.
   std::uint64_t nonfinite_steps() const { return nonfinite_steps_ + (is_finite_ ? 0 : 1); }
 
  private:
   Wire* others_;
-  std::vector<std::pair<at::Tensor, Transfer>> told_;  // per bucket: on how many ranks it is not finite
+  std::vector<std::pair<at::Tensor, Transfer>> reported_;  // per bucket: on how many ranks it is not finite
   bool is_under_way_ = false;
-  bool is_finite_ = true;  // what was told since the last step ended
+  bool is_finite_ = true;  // what was reported since the last step ended
   bool last_was_finite_ = true;
   std::uint64_t nonfinite_steps_ = 0;
 };

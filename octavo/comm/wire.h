@@ -78,7 +78,7 @@ class OCTAVO_API Transfer {
 class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
-  /// ever send another one; 0: not known yet (expect()).
+  /// ever send another one; 0: not known yet (set_longest_message()).
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
        std::uint64_t longest_message = 0);
   ~Wire();
@@ -96,7 +96,7 @@ class OCTAVO_API Wire {
                                   std::span<const std::uint64_t> receive_bytes);
 
   /// Sets the bytes of the longest message that a rank may send another one from now on, even if it should send fewer.
-  void expect(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
+  void set_longest_message(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
   /// Returns the size of the buffer for a message of `bytes` bytes. The buffer has room for the longest message, so
   /// that a rank that sends another message is found by the message's header: Gloo ends the process of a receiver that
   /// has too little room, but accepts a message that is shorter than its buffer.

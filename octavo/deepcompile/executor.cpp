@@ -65,7 +65,7 @@ void CustomOpExecutor::requireGradient(const at::Tensor& gradient, long ds_id) c
 }
 
 /// Whether the bucket already has a gradient of the parameter, from another graph: a parameter is in a transfer once.
-bool CustomOpExecutor::waits(at::ScalarType dtype, long ds_id) const {
+bool CustomOpExecutor::isInBucket(at::ScalarType dtype, long ds_id) const {
   const auto found = reduce_tasks_.find(dtype);
   return found != reduce_tasks_.end() &&
          std::ranges::find(found->second, ds_id, &ReduceTask::getDSId) != found->second.end();
@@ -95,7 +95,7 @@ void CustomOpExecutor::blockOnCopies() {
 at::Tensor CustomOpExecutor::allocate(const at::Tensor& gradient, long ds_id) {
   const at::ScalarType dtype = gradient.scalar_type();
   const std::int64_t count = gradient.numel();
-  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count) || waits(dtype, ds_id)) flushReduceBucket(dtype);
+  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count) || isInBucket(dtype, ds_id)) flushReduceBucket(dtype);
   const auto bucket = reduce_buckets_->getBuffer(dtype);
   bucket->reserve(count);
   return bucket->allocate(count);

@@ -95,7 +95,7 @@ class OCTAVO_API CustomOpExecutor {
   bool pre_div_reduce_;
 
  private:
-  bool waits(at::ScalarType dtype, long ds_id) const;
+  bool isInBucket(at::ScalarType dtype, long ds_id) const;
 
   std::shared_ptr<StreamEvent> computed_, copied_;
 };

@@ -121,7 +121,7 @@ void ParamGather::wait(long id) {
   flights_.erase(found);
   while_doing([&] { return doing(flight->ids); }, [&] { flight->schedule->wait(); });
   flight->schedule->decode_all();
-  for (const long come : flight->ids) registry_->endGather(come);
+  for (const long gathered : flight->ids) registry_->endGather(gathered);
   idle_.emplace_back(flight->device, std::move(flight->schedule));
 }
 

@@ -51,7 +51,7 @@ void sum_squares(c10::Device device, std::uint64_t count, const float* values, f
   });
 }
 
-void direct(c10::Device device, Lamb& lamb, float* direction) {
+void find_direction(c10::Device device, Lamb& lamb, float* direction) {
   float *pd = lamb.parameter.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
   const LaunchScope scope(device);
   for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
@@ -70,7 +70,7 @@ void update_moments(c10::Device device, Lamb& lamb, const at::Tensor& gradient) 
   });
 }
 
-void move(c10::Device device, Lamb& lamb, const float* direction, double step_size) {
+void apply(c10::Device device, Lamb& lamb, const float* direction, double step_size) {
   float* pd = lamb.parameter.data();
   const LaunchScope scope(device);
   for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
@@ -128,7 +128,7 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
   float* next = sums;  // for each tensor the sums of the parameter, then of its direction
   for (std::size_t i = 0; i < lambs.size(); ++i) {
     update_moments(device, lambs[i], gradients[i]);
-    direct(device, lambs[i], direction);
+    find_direction(device, lambs[i], direction);
     sum_squares(device, lambs[i].count(), lambs[i].parameter.data(), next);
     sum_squares(device, lambs[i].count(), direction, next + lambs[i].chunks());
     next += 2 * lambs[i].chunks();
@@ -144,8 +144,8 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
     coefficient = size > 0 && length > 0
                       ? std::clamp(size / length, options.least_coefficient, options.greatest_coefficient)
                       : 1.0;
-    direct(device, lambs[i], direction);
-    move(device, lambs[i], direction, options.lr * coefficient);
+    find_direction(device, lambs[i], direction);
+    apply(device, lambs[i], direction, options.lr * coefficient);
     lambs[i].parameter.write_back();
     lambs[i].mean.write_back();
     lambs[i].square.write_back();

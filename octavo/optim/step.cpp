@@ -141,9 +141,9 @@ at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
 }
 
 /// A parameter's tensors as flat memory. Copies of those that are not flat exist as long as this object.
-class Moved {
+class FlatTensors {
  public:
-  Moved(const StepTensors& tensors, std::size_t i) : order_(walked_order(tensors, i)), count_(order_.numel()) {
+  FlatTensors(const StepTensors& tensors, std::size_t i) : order_(walked_order(tensors, i)), count_(order_.numel()) {
     const at::Tensor& parameter = tensors.parameters[i];
     const at::Tensor& gradient = tensors.gradients[i];
     operands_.parameter = memory_of(parameter);
@@ -170,7 +170,7 @@ class Moved {
   const StepOperands& operands() const { return operands_; }
 
   void write_back() {
-    for (auto& [tensor, copy] : copies_) tensor.copy_(copy);
+    for (auto& [tensor, copy] : written_copies_) tensor.copy_(copy);
   }
 
  private:
@@ -179,9 +179,9 @@ class Moved {
     at::Tensor copy = at::empty_like(order_, tensor.options()).copy_(tensor);
     void* const memory = copy.data_ptr();
     if (is_read_only) {
-      kept_.push_back(std::move(copy));
+      read_copies_.push_back(std::move(copy));
     } else {
-      copies_.emplace_back(tensor, std::move(copy));
+      written_copies_.emplace_back(tensor, std::move(copy));
     }
     return memory;
   }
@@ -195,14 +195,14 @@ class Moved {
   at::Tensor order_;
   std::int64_t count_;
   StepOperands operands_ = {};
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
-  std::vector<at::Tensor> kept_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> written_copies_;
+  std::vector<at::Tensor> read_copies_;
 };
 
 /// Shares the blocks of all parameters, numbered through, out to threads.
-void step_on_threads(const std::vector<Moved>& all, const MakeStep& make) {
+void step_on_threads(const std::vector<FlatTensors>& all, const MakeStep& make) {
   std::vector<std::int64_t> ends;
-  for (const Moved& moved : all) ends.push_back((ends.empty() ? 0 : ends.back()) + moved.blocks());
+  for (const FlatTensors& one : all) ends.push_back((ends.empty() ? 0 : ends.back()) + one.blocks());
   const LaunchScope scope(all.front().device());
   for_parts(c10::kCPU, ends.back(), kGrainBlocks, [&](std::int64_t block, std::int64_t last) {
     auto i = static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), block) - ends.begin());
@@ -228,7 +228,7 @@ std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
 }
 
 /// Makes one launch for each parameter, on the streams of their devices.
-void step_on_devices(const StepTensors& tensors, const std::vector<Moved>& all, const MakeStep& make) {
+void step_on_devices(const StepTensors& tensors, const std::vector<FlatTensors>& all, const MakeStep& make) {
   std::vector<std::vector<at::Tensor>> kept;
   for (std::size_t i = 0; i < all.size(); ++i) kept.push_back(kept_of(tensors, i));
   Pager pager(all.front().device(), std::move(kept));
@@ -288,7 +288,7 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
 }
 
 void make_step(const StepTensors& tensors, const MakeStep& make) {
-  std::vector<Moved> all;
+  std::vector<FlatTensors> all;
   all.reserve(tensors.parameters.size());
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) all.emplace_back(tensors, i);
   if (all.empty()) return;
@@ -297,7 +297,7 @@ void make_step(const StepTensors& tensors, const MakeStep& make) {
   } else {
     step_on_devices(tensors, all, make);
   }
-  for (Moved& moved : all) moved.write_back();
+  for (FlatTensors& one : all) one.write_back();
 }
 
 }  // namespace octavo

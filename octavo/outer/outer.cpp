@@ -154,7 +154,7 @@ void Outer::send(Round& round) {
   Fragment& fragment = *round.fragment;
   fragment.begin_round();
   const auto promise = std::make_shared<std::promise<Arrival>>();
-  round.travelling = promise->get_future();
+  round.in_exchange = promise->get_future();
   queue_.push([this, promise, &fragment, ready = streams_.hand_over(parameters_[0].tensor.device())] {
     try {
       throw_if_failed();  // otherwise the ranks no longer agree on which transfer is next
@@ -172,7 +172,7 @@ Outer::Arrival Outer::exchange(Fragment& fragment) {
   const CompressorStats before = fragment.compressor().stats();
   const std::uint64_t told = wire_.sent_bytes();
   Arrival arrival{fragment.exchange()};
-  if (!arrival.finite) arrival.culprits = ranks_without(fragment.gave_finite_values());
+  if (!arrival.finite) arrival.culprits = ranks_with_nonfinite(fragment.gave_finite_values());
   const CompressorStats after = fragment.compressor().stats();
   arrival.wire_bytes = after.wire_bytes - before.wire_bytes + wire_.sent_bytes() - told;
   arrival.seconds = after.seconds - before.seconds;
@@ -180,7 +180,7 @@ Outer::Arrival Outer::exchange(Fragment& fragment) {
 }
 
 /// Returns those of all ranks whose values are not finite.
-std::vector<int> Outer::ranks_without(bool finite) {
+std::vector<int> Outer::ranks_with_nonfinite(bool finite) {
   at::Tensor all = at::zeros({wire_.world_size()}, at::kLong);
   all.mutable_data_ptr<std::int64_t>()[wire_.rank()] = finite ? 0 : 1;
   if (wire_.world_size() > 1) wire_.all_reduce(all);
@@ -197,18 +197,18 @@ void Outer::throw_if_failed() {
 }
 
 void Outer::wait_for(Round& round) {
-  if (!round.travelling) return;
+  if (!round.in_exchange) return;
   Stopwatch watch;
-  auto travelling = std::exchange(round.travelling, std::nullopt);
-  round.waiting = travelling->get();
+  auto in_exchange = std::exchange(round.in_exchange, std::nullopt);
+  round.arrived = in_exchange->get();
   watch.lap(waited_s_);
 }
 
 void Outer::arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped) {
   Round& round = rounds_[index];
   wait_for(round);
-  if (!round.waiting) return;
-  const Arrival arrival = *std::exchange(round.waiting, std::nullopt);
+  if (!round.arrived) return;
+  const Arrival arrival = *std::exchange(round.arrived, std::nullopt);
   ++rounds_here_;
   wire_bytes_ += arrival.wire_bytes;
   seconds_ = seconds_ + arrival.seconds;

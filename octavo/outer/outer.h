@@ -117,12 +117,12 @@ class OCTAVO_API Outer {
     std::uint64_t wire_bytes = 0;
     PhaseSeconds seconds = {};
   };
-  /// A fragment and its last round, which is being exchanged (`travelling`), waits for its step (`waiting`), or
+  /// A fragment and its last round, which is being exchanged (`in_exchange`), waits for its step (`arrived`), or
   /// neither.
   struct Round {
     std::unique_ptr<Fragment> fragment;
-    std::optional<std::future<Arrival>> travelling;
-    std::optional<Arrival> waiting;
+    std::optional<std::future<Arrival>> in_exchange;
+    std::optional<Arrival> arrived;
     bool is_at_start = false;  // on all ranks: no step was made since the round arrived
   };
   using Tensors = std::map<std::string, at::Tensor>;
@@ -130,7 +130,7 @@ class OCTAVO_API Outer {
   bool arrives(std::size_t fragment, std::uint64_t step) const;
   void send(Round& round);
   Arrival exchange(Fragment& fragment);
-  std::vector<int> ranks_without(bool finite);
+  std::vector<int> ranks_with_nonfinite(bool finite);
   void wait_for(Round& round);
   void arrive(std::size_t index, double own_share, std::vector<Skipped>& skipped);
   bool return_to_start();

@@ -65,7 +65,7 @@ std::map<std::string, at::Tensor> Outer::common_state() {
     wait_for(round);
     gather(all, "anchor/", round.fragment->anchors());
     gather(all, "momentum/", round.fragment->momenta());
-    if (round.waiting) gather(all, "arrived/", round.fragment->differences());
+    if (round.arrived) gather(all, "arrived/", round.fragment->differences());
   }
   return all;
 }
@@ -86,8 +86,8 @@ std::vector<Outer::Position> Outer::positions() {
   std::vector<Position> all;
   for (Round& round : rounds_) {
     wait_for(round);
-    const std::uint64_t waiting = !round.waiting ? 0 : round.waiting->finite ? 1 : 2;
-    const std::uint64_t wire_bytes = round.waiting ? round.waiting->wire_bytes : 0;
+    const std::uint64_t waiting = !round.arrived ? 0 : round.arrived->finite ? 1 : 2;
+    const std::uint64_t wire_bytes = round.arrived ? round.arrived->wire_bytes : 0;
     all.push_back({round.fragment->compressor().step(), waiting, wire_bytes, round.is_at_start,
                    round.fragment->starts_at_anchor()});
   }
@@ -121,12 +121,12 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
     Round& round = rounds_[f];
     scatter(own, "anchor/", round.fragment->anchors());
     scatter(own, "momentum/", round.fragment->momenta());
-    round.waiting.reset();
+    round.arrived.reset();
     round.is_at_start = positions[f].is_at_start;
     round.fragment->set_starts_at_anchor(positions[f].starts_at_anchor);
     if (positions[f].waiting != 0) {
       scatter(own, "arrived/", round.fragment->differences());
-      round.waiting = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
+      round.arrived = Arrival{positions[f].waiting == 1, {}, positions[f].wire_bytes, {}};
     }
     round.fragment->compressor().set_step(positions[f].rounds);
   }

@@ -69,13 +69,13 @@ class PagedStateDeviceTest : public FakeManagedTest {
   /// A step on the device, whose kernel reads what is there and writes what comes.
   void step(StateStore& state, bool is_first = false) const {
     const at::Tensor gradient = Arena::of(device_)->zeros({kCount}, at::kFloat);
-    state.bring(0);
+    state.prefetch(0);
     Versioned& kept = state.at(0, kKept);
     const auto* const now = is_first ? gradient.const_data_ptr<float>() : kept.now<float>(device_);
     auto* const next = kept.next<float>(kCount, device_);
     const LaunchScope scope(device_);
     scope.kernels().add_owed(scope.queue(), {now}, 1.0F, nullptr, nullptr, kCount, next);
-    state.send_home(0);
+    state.evict(0);
     state.keep(0, true);
     state.settle(/*commit=*/true);
     guard_.synchronizeDevice(0);
@@ -100,12 +100,12 @@ TEST_F(PagedStateDeviceTest, OtherMemoryIsLeftAlone) {
   const StateMemory paged({.is_paged = true}), unpaged;
   guard_.synchronizeDevice(0);
   reset();
-  unpaged.bring(managed);
-  unpaged.send_home(managed);
-  paged.bring(at::zeros({4}));
-  paged.send_home(at::Tensor());
+  unpaged.prefetch(managed);
+  unpaged.evict(managed);
+  paged.prefetch(at::zeros({4}));
+  paged.evict(at::Tensor());
   EXPECT_TRUE(records().empty());
-  paged.bring(managed);
+  paged.prefetch(managed);
   EXPECT_EQ(records().size(), 1U);
 }
 

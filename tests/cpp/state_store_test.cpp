@@ -66,7 +66,7 @@ TEST(StateStore, WhatIsOwedToAnAverageStaysWhateverTheNumberOfRanks) {
 }
 
 TEST(StateStore, ARoleMayLiveWhereNothingWasSent) {
-  constexpr Role kWhole = {"whole", Extent::whole, at::kFloat, /*lives_unsent=*/true};
+  constexpr Role kWhole = {"whole", Extent::whole, at::kFloat, /*is_kept_unsent=*/true};
   StateStore state{kParameters, {kSent, kWhole}, 0, 2};
   write(state, 0, kSent, 72, 1);
   state.at(0, kWhole).next<float>(200, c10::kCPU)[0] = 5;

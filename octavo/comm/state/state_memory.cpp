@@ -38,12 +38,12 @@ at::Tensor StateMemory::copy(const at::Tensor& values, c10::Device device) const
 
 bool StateMemory::moves(const at::Tensor& tensor) const { return is_paged_ && tensor.defined() && !tensor.is_cpu(); }
 
-void StateMemory::bring(const at::Tensor& tensor) const {
-  if (moves(tensor)) prefetch(tensor);
+void StateMemory::prefetch(const at::Tensor& tensor) const {
+  if (moves(tensor)) octavo::prefetch(tensor);
 }
 
-void StateMemory::send_home(const at::Tensor& tensor) const {
-  if (moves(tensor)) evict(tensor);
+void StateMemory::evict(const at::Tensor& tensor) const {
+  if (moves(tensor)) octavo::evict(tensor);
 }
 
 }  // namespace octavo

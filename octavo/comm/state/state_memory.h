@@ -31,8 +31,8 @@ class OCTAVO_API StateMemory {
   at::Tensor copy(const at::Tensor& values, c10::Device device) const;
 
   /// Both work on the device's current stream. Nothing happens for tensors that are not paged, nor on the CPU.
-  void bring(const at::Tensor& tensor) const;
-  void send_home(const at::Tensor& tensor) const;
+  void prefetch(const at::Tensor& tensor) const;
+  void evict(const at::Tensor& tensor) const;
 
  private:
   std::shared_ptr<Arena> arena_on(c10::Device device) const;

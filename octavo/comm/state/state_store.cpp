@@ -32,18 +32,18 @@ Versioned& StateStore::at(std::size_t parameter, const Role& role) {
   fail(ErrorCode::internal, "comm.state_store", "there is no role ", role.name);
 }
 
-void StateStore::bring(std::size_t parameter) const {
-  for (const Versioned& tensor : tensors_[parameter]) tensor.bring();
+void StateStore::prefetch(std::size_t parameter) const {
+  for (const Versioned& tensor : tensors_[parameter]) tensor.prefetch();
 }
 
-void StateStore::send_home(std::size_t parameter) const {
-  for (const Versioned& tensor : tensors_[parameter]) tensor.send_home();
+void StateStore::evict(std::size_t parameter) const {
+  for (const Versioned& tensor : tensors_[parameter]) tensor.evict();
 }
 
 void StateStore::settle(bool commit) {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
     for (std::size_t r = 0; r < roles_.size(); ++r) {
-      const bool counts = commit && (kept_[p] || roles_[r].lives_unsent);
+      const bool counts = commit && (kept_[p] || roles_[r].is_kept_unsent);
       counts ? tensors_[p][r].commit() : tensors_[p][r].roll_back();
     }
     kept_[p] = false;

@@ -33,8 +33,8 @@ enum class Extent {
 struct Role {
   const char* name;
   Extent extent;
-  at::ScalarType dtype;       // kByte: in 8 bits (packed.h)
-  bool lives_unsent = false;  // it is committed even where the step sent nothing of the parameter
+  at::ScalarType dtype;         // kByte: in 8 bits (packed.h)
+  bool is_kept_unsent = false;  // it is committed even where the step sent nothing of the parameter
 };
 
 /// Roles are told apart by their names.
@@ -51,9 +51,9 @@ inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
 // The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta,
 // keep_own_updates).
-inline constexpr Role kOwnMomentum = {"momentum", Extent::whole, at::kFloat, /*lives_unsent=*/true};
+inline constexpr Role kOwnMomentum = {"momentum", Extent::whole, at::kFloat, /*is_kept_unsent=*/true};
 // The updates that a rank has made by itself since the last exchange of updates (Compressor::keep_own_updates).
-inline constexpr Role kOwnUpdate = {"update", Extent::whole, at::kFloat, /*lives_unsent=*/true};
+inline constexpr Role kOwnUpdate = {"update", Extent::whole, at::kFloat, /*is_kept_unsent=*/true};
 
 /// Every tensor of a rank that is kept from step to step, by parameter and role. A tensor is made at its first use. Not
 /// thread-safe.
@@ -68,12 +68,12 @@ class OCTAVO_API StateStore {
   int world_size() const { return world_size_; }
 
   /// Sets whether what was written of a parameter belongs to values that were sent. If it does not, it is rolled back
-  /// in any case, except for roles with lives_unsent.
+  /// in any case, except for roles with is_kept_unsent.
   void keep(std::size_t parameter, bool keep) { kept_[parameter] = keep; }
-  /// bring() moves what is kept of a parameter to its device before it is used, and send_home() moves it back to the
+  /// prefetch() moves what is kept of a parameter to its device before it is used, and evict() moves it back to the
   /// host, where it is paged.
-  void bring(std::size_t parameter) const;
-  void send_home(std::size_t parameter) const;
+  void prefetch(std::size_t parameter) const;
+  void evict(std::size_t parameter) const;
   /// Ends a step: commits what was kept, or rolls back everything.
   void settle(bool commit);
   void clear();

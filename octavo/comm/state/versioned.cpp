@@ -29,7 +29,7 @@ void* Versioned::next_bytes(std::uint64_t count, c10::Device device, std::uint64
   const auto size = static_cast<std::int64_t>(count);
   if (!next_.defined() || next_.numel() != size || next_.device() != device) {
     next_ = memory_->empty(count, dtype_, device);
-    memory_->bring(next_);
+    memory_->prefetch(next_);
   }
   written_ = true;
   return next_.mutable_data_ptr();
@@ -53,12 +53,12 @@ void Versioned::require_zeros(std::uint64_t count, c10::Device device) {
   if (!now_.defined()) now_ = memory_->empty(count, dtype_, device).zero_();
 }
 
-void Versioned::bring() const {
-  for (const at::Tensor& tensor : {now_, next_}) memory_->bring(tensor);
+void Versioned::prefetch() const {
+  for (const at::Tensor& tensor : {now_, next_}) memory_->prefetch(tensor);
 }
 
-void Versioned::send_home() const {
-  for (const at::Tensor& tensor : {now_, next_}) memory_->send_home(tensor);
+void Versioned::evict() const {
+  for (const at::Tensor& tensor : {now_, next_}) memory_->evict(tensor);
 }
 
 }  // namespace octavo

@@ -46,9 +46,9 @@ class OCTAVO_API Versioned {
   /// `values`: of the dtype, made by the memory object.
   void restore(at::Tensor values);
 
-  /// Where memory is paged: bring() moves both generations to their device, send_home() back to the host (StateMemory).
-  void bring() const;
-  void send_home() const;
+  /// Where memory is paged: prefetch() moves both generations to their device, evict() back to the host (StateMemory).
+  void prefetch() const;
+  void evict() const;
 
  private:
   void require_zeros(std::uint64_t count, c10::Device device);
