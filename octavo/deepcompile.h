@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>  // of the examples of seed 003, which ask it for its rank
+
 #include "octavo/deepcompile/default_engine.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/executor.h"
@@ -27,3 +29,8 @@ namespace dc = octavo::dc;
 #if !defined(NCCL_H_) && !defined(OCTAVO_NO_NCCL_NAMES)
 using octavo::dc::ncclDataType_t;
 #endif
+
+/// Seed 003 spells the dtype so; torch has the name in the namespace torch alone.
+namespace at {
+inline constexpr ScalarType kFloat16 = kHalf;
+}  // namespace at

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "octavo/device/arena.h"
+#include "octavo/kernels/managed_c.h"  // for C, too
+
+#ifdef __cplusplus
 #include "octavo/kernels/managed.h"
-#include "octavo/kernels/managed_c.h"
+#if __has_include(<ATen/core/Tensor.h>)
+#include "octavo/device/arena.h"
+#endif
+#endif

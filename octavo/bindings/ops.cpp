@@ -26,9 +26,8 @@ at::Tensor unpackbits_op(const at::Tensor& packed, std::int64_t input_size, std:
   return as_torch_error([&] { return unpackbits(packed, input_size, rank.value_or(0)); });
 }
 
-at::Tensor& unpackbits_out_op(const at::Tensor& packed, at::Tensor& out) {
+void unpackbits_out_op(const at::Tensor& packed, at::Tensor out) {
   as_torch_error([&] { unpackbits_out(packed, out); });
-  return out;
 }
 
 // SymInt is taken by value: otherwise the dispatcher does not see that a kernel takes symbolic sizes.
@@ -182,7 +181,7 @@ TORCH_LIBRARY(octavo, m) {
   const std::vector<at::Tag> compilable = {at::Tag::pt2_compliant_tag};
   m.def("packbits(Tensor tensor, SymInt? input_size=None, int? rank=None) -> Tensor", compilable);
   m.def("unpackbits(Tensor packed, SymInt input_size, int? rank=None) -> Tensor", compilable);
-  m.def("unpackbits.out(Tensor packed, *, Tensor(a!) out) -> Tensor(a!)", compilable);
+  m.def("unpackbits.out(Tensor packed, *, Tensor(a!) out) -> ()", compilable);
   m.def(
       "adamw_(Tensor(a!) parameter, Tensor gradient, Tensor(b!) mean, Tensor(c!) square, int step, float lr, "
       "float beta1, float beta2, float eps, float weight_decay) -> ()",
@@ -254,7 +253,7 @@ TORCH_LIBRARY_IMPL(octavo, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(octavo, Meta, m) {
   m.impl("packbits", packbits_fake);
   m.impl("unpackbits", unpackbits_fake);
-  m.impl("unpackbits.out", [](const at::Tensor&, at::Tensor& out) -> at::Tensor& { return out; });
+  m.impl("unpackbits.out", fake_of(unpackbits_out_op));
   m.impl("adamw_", fake_of(adamw_op));
   m.impl("freeze_variance_", fake_of(freeze_variance_op));
   m.impl("frozen_adamw_", fake_of(frozen_adamw_op));

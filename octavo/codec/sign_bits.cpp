@@ -16,6 +16,9 @@ namespace {
 constexpr std::int64_t kGrainBytes = 1 << 14;
 
 void require_signed_float(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) {
+    fail(ErrorCode::wrong_type, "codec.packbits", "expected a dense tensor, got one of layout ", tensor.layout());
+  }
   const auto dtype = tensor.scalar_type();
   if (c10::isFloatingType(dtype) && dtype != at::kFloat8_e8m0fnu && dtype != at::kFloat4_e2m1fn_x2) return;
   fail(ErrorCode::wrong_type, "codec.packbits", "expected a floating tensor with a sign bit, got ", toString(dtype));
@@ -35,7 +38,7 @@ void require_packed(const at::Tensor& packed) {
 
 }  // namespace
 
-at::Tensor packbits(const at::Tensor& tensor, std::int64_t input_size, std::int64_t) {
+at::Tensor packbits(at::Tensor tensor, std::int64_t input_size, std::int64_t) {
   require_signed_float(tensor);
   require_size(input_size, tensor.numel(), "codec.packbits", "the tensor's elements");
   const auto values = tensor.contiguous();
@@ -54,7 +57,7 @@ at::Tensor packbits(const at::Tensor& tensor, std::int64_t input_size, std::int6
   return bits;
 }
 
-at::Tensor unpackbits(const at::Tensor& packed, std::int64_t input_size, std::int64_t) {
+at::Tensor unpackbits(at::Tensor packed, std::int64_t input_size, std::int64_t) {
   require_packed(packed);
   require_size(input_size, 8 * packed.numel(), "codec.unpackbits", "8 for each packed byte");
   auto values = at::empty({input_size}, packed.options().dtype(at::kFloat));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/comm/all_reduce.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
@@ -51,6 +52,10 @@ void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) 
   }
   if (tensor.layout() != at::kStrided) {
     fail(ErrorCode::unsupported, "comm.all_reduce", "expected a dense tensor, got ", tensor.layout());
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "expected a tensor with memory for each element, got strides ",
+         tensor.strides(), " of ", tensor.sizes(), ", as expand() makes them: call contiguous()");
   }
   if (!at::isFloatingType(tensor.scalar_type())) {
     fail(ErrorCode::wrong_type, "comm.all_reduce", "expected a real floating tensor, got ",

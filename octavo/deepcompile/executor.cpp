@@ -95,7 +95,9 @@ void CustomOpExecutor::blockOnCopies() {
 at::Tensor CustomOpExecutor::allocate(const at::Tensor& gradient, long ds_id) {
   const at::ScalarType dtype = gradient.scalar_type();
   const std::int64_t count = gradient.numel();
-  if (reduce_buckets_->getBuffer(dtype)->shouldFlush(count) || isInBucket(dtype, ds_id)) flushReduceBucket(dtype);
+  const auto filled = reduce_buckets_->getBuffer(dtype);
+  const bool is_empty = filled->getOffset() == 0;
+  if (!is_empty && (filled->shouldFlush(count) || isInBucket(dtype, ds_id))) flushReduceBucket(dtype);
   const auto bucket = reduce_buckets_->getBuffer(dtype);
   bucket->reserve(count);
   return bucket->allocate(count);

@@ -47,9 +47,9 @@ class OCTAVO_API ReduceBucket {
   void reserve(std::int64_t size);
   /// Cuts off the next `numel` elements. Throws Error invalid_argument where they do not fit.
   at::Tensor allocate(std::int64_t numel);
-  /// Whether what is in the bucket must be sent before `numel` elements fit. False while it is empty: reserve() makes
-  /// room.
-  bool shouldFlush(std::int64_t numel) const { return offset_ > 0 && offset_ + numel > getSize(); }
+  /// Whether `numel` more elements would exceed the size, so that the bucket must be sent first. Of an empty bucket
+  /// there is nothing to send: reserve() makes room.
+  bool shouldFlush(std::int64_t numel) const { return offset_ + numel > getSize(); }
   /// Ends the use of the slices.
   void reset() { offset_ = 0; }
 

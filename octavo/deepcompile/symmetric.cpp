@@ -6,8 +6,10 @@
 
 #include <algorithm>
 
+#include "octavo/comm/shared/host_ranks.h"
 #include "octavo/comm/shared/shared_backend.h"
 #include "octavo/comm/shared/symmetric_memory.h"
+#include "octavo/comm/wire.h"
 #include "octavo/deepcompile/engine.h"
 #include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
@@ -29,6 +31,14 @@ SymmetricMemoryPtr workspace_of_torch(const std::string& group_name, c10::Device
   return torchs::rendezvous(torchs::empty_strided_p2p({size}, {1}, at::kByte, device, group_name, std::nullopt));
 }
 
+/// Returns the ranks that share the host's memory. One rank alone shares it with itself.
+HostRanks::Met ranks_of(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline) {
+  if (auto* const shared = dynamic_cast<SharedBackend*>(backend.get())) return {shared->ranks(), ""};
+  if (backend->getSize() > 1) return {nullptr, "they are on several hosts, or have symmetric_memory as False"};
+  Wire wire(backend, deadline);
+  return HostRanks::meet(wire, deadline);
+}
+
 }  // namespace
 
 SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>& backend,
@@ -36,12 +46,9 @@ SymmetricMemoryPtr make_symmetric_memory(const c10::intrusive_ptr<c10d::Backend>
                                          std::chrono::milliseconds deadline) {
   if (size < 1) fail(ErrorCode::invalid_argument, kOfWorkspace, "expected at least 1 byte, got ", size);
   if (!device.is_cpu()) return workspace_of_torch(group_name, device, size);
-  auto* const shared = dynamic_cast<SharedBackend*>(backend.get());
-  if (!shared) {
-    fail(ErrorCode::unsupported, kOfWorkspace, "the ranks share no memory: they are on several hosts, are one rank ",
-         "alone, or have symmetric_memory as False");
-  }
-  return c10::make_intrusive<SharedSymmetricMemory>(shared->ranks(), static_cast<std::uint64_t>(size), deadline);
+  const HostRanks::Met met = ranks_of(backend, deadline);
+  if (!met.ranks) fail(ErrorCode::unsupported, kOfWorkspace, "the ranks share no memory: ", met.why_not);
+  return c10::make_intrusive<SharedSymmetricMemory>(met.ranks, static_cast<std::uint64_t>(size), deadline);
 }
 
 // ---- functions of the engine

@@ -101,7 +101,7 @@ def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> in
                 "[ddp.compress] ranks_per_host='auto' reads LOCAL_WORLD_SIZE, which torchrun sets, and it is not set "
                 "here: pass the number of ranks that each host has"
             )
-        size = _members_per_host(int(size), dist.get_process_group_ranks(group))
+        size = _members_per_host(int(size) or 1, dist.get_process_group_ranks(group))
     if isinstance(size, int) and size >= 1:
         return size
     raise ValueError(
@@ -111,12 +111,17 @@ def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> in
 
 def _members_per_host(processes: int, members: list[int]) -> int:
     """Returns how many members of a group each host has. ``processes``: the number of processes on each host, which
-    have consecutive numbers; ``members``: the processes of the group. Where hosts have different numbers of members, or
-    the members of a host do not follow one another, it returns ``processes``."""
-    hosts = [member // processes for member in members] if processes > 0 else []
-    each = hosts.count(hosts[0]) if hosts else processes
-    is_even = hosts == sorted(hosts) and all(hosts.count(host) == each for host in hosts)
-    return each if is_even else processes
+    have consecutive numbers; ``members``: the processes of the group. Raises ValueError where hosts have different
+    numbers of members, or where the members of a host do not follow one another."""
+    hosts = [member // processes for member in members]
+    each = hosts.count(hosts[0])
+    if hosts == sorted(hosts) and all(hosts.count(host) == each for host in hosts):
+        return each
+    raise ValueError(
+        f"[ddp.compress] ranks_per_host='auto' found ranks on the hosts {hosts}, by LOCAL_WORLD_SIZE={processes}: all "
+        f"hosts must have as many ranks of the group, with consecutive numbers; without ranks_per_host all ranks "
+        f"compress"
+    )
 
 
 def _compressor(

@@ -96,6 +96,11 @@ class ErrorFeedbackSignSGD:
 
     def _replace_gradient(self, name: str, parameter: nn.Parameter) -> None:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if gradient.layout is not torch.strided:
+            raise ValueError(
+                f"[sign_sgd] the gradient of {name} is sparse, and signs are sent of all elements: let the layer have "
+                f"dense gradients (sparse=False)"
+            )
         error = self.error_buffer.get(name)
         compensated = gradient if error is None else gradient + error
         packed = packbits(compensated, compensated.numel(), self.rank)

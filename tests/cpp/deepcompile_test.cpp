@@ -4,7 +4,6 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <map>
 #include <memory>
@@ -187,7 +186,8 @@ TEST(ReduceBucketTest, TheExampleOfTheHeader) {
 
 TEST(ReduceBucketTest, ItIsFlushedWhereTheNextDoesNotFitAndGrowsWhereItIsEmpty) {
   dc::ReduceBucket bucket(10, at::kHalf);
-  EXPECT_FALSE(bucket.shouldFlush(11));  // there is nothing to send
+  EXPECT_FALSE(bucket.shouldFlush(10));
+  EXPECT_TRUE(bucket.shouldFlush(11));  // as seed 003 has it, also where there is nothing to send
   EXPECT_NE(refusal_of([&] { bucket.allocate(11); }).find("expected at most 10 elements"), std::string::npos);
   bucket.reserve(11);
   bucket.allocate(6);
@@ -316,7 +316,7 @@ TEST(DeepCompileTextTest, UtilitiesSayWhatTheyHold) {
 }
 
 TEST(DeepCompileTextTest, DtypesHaveNcclsNumbers) {
-  const ncclDataType_t nccl_dtype = dc::get_nccl_data_type(at::kHalf);
+  const ncclDataType_t nccl_dtype = dc::get_nccl_data_type(at::kFloat16);
   EXPECT_EQ(static_cast<int>(nccl_dtype), 6);
   EXPECT_EQ(dc::get_nccl_data_type(at::kFloat), 7);
   EXPECT_EQ(dc::get_nccl_data_type(at::kBFloat16), 9);

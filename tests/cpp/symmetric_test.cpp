@@ -71,6 +71,18 @@ TEST(EngineSymmetricMemory, TheWorkspaceIsThatOfTheLargestShard) {
   });
 }
 
+TEST(EngineSymmetricMemory, OneRankHasAWorkspaceOfItsOwn) {
+  run_ranks(1, [](const BackendPtr& backend, int) {
+    const auto engine = engine_of(backend, std::nullopt);
+    engine->register_graph_z3(0, {0, 1});
+    const auto workspace = engine->getSymmMemWorkspace(256);
+    EXPECT_EQ(workspace->get_buffer_size(), 256U);
+    workspace->get_buffer(0, {32}, at::kDouble, 0).fill_(2.5);
+    workspace->barrier(0, 0);
+    EXPECT_EQ(workspace->get_buffer(0, {32}, at::kDouble, 0)[31].item<double>(), 2.5);
+  });
+}
+
 TEST(EngineSymmetricMemory, IsRefusedWhereThereIsNone) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     const auto engine = engine_of(backend, false);

@@ -144,6 +144,8 @@ def refuse(rank: int) -> None:
         with pytest.raises(error):
             octavo.all_reduce(tensor, plan)
         assert torch.equal(tensor, torch.ones(4, dtype=dtype))
+    with pytest.raises(ValueError, match=r"\[comm\.all_reduce\] expected a tensor with memory for each element"):
+        octavo.all_reduce(torch.ones(1).expand(8), "int8")
 
 
 def test_what_makes_no_sense_is_refused_and_changes_nothing(two_ranks):

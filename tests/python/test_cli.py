@@ -208,3 +208,18 @@ def test_bad_data_end_the_whole_job_with_1_and_one_sentence(tmp_path):
     assert f"{config.data}, line 2" in done.stderr
     assert done.stdout == ""
     assert not Path(config.out).exists()
+
+
+@pytest.mark.parametrize("bench", ["kernels", "optim", "memory", "quality"])
+def test_a_bench_that_sends_nothing_takes_a_link_all_the_same(octavo_cli, bench):
+    code, _, said = octavo_cli("bench", bench, "--link", "9gbit")
+    assert code == 2 and "expected one of" in said
+    assert "Has no effect" in octavo_cli("bench", bench, "--help")[1]
+
+
+def test_a_link_that_has_no_effect_is_said_to(octavo_cli, tmp_path):
+    code, planned, said = octavo_cli(
+        *("bench", "quality", "many-tasks", "--dry-run", "--work", str(tmp_path), "--link", "1gbit")
+    )
+    assert code == 0 and "many-tasks" in planned and "alpaca" not in planned
+    assert "--link has no effect" in said

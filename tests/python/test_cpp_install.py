@@ -104,6 +104,15 @@ def test_every_installed_header_compiles_alone(tmp_path):
         list(pool.map(lambda command: run(*command), commands))
 
 
+@pytest.mark.parametrize(("language", "standard"), [("c", "c11"), ("c++", "c++20")])
+def test_managed_memory_is_there_for_c_and_without_torch(tmp_path, language, standard):
+    unit = tmp_path / "managed"
+    unit.write_text(
+        "#include <octavo/managed.h>\nint main(void) { cfree_managed_ptr(cget_managed_ptr(8)); return 0; }\n"
+    )
+    run("cc", "-x", language, f"-std={standard}", "-isystem", PREFIX / "include", "-fsyntax-only", unit)
+
+
 def test_the_core_needs_no_torch_and_the_rest_says_that_it_does(tmp_path):
     """A copy of the package in a place without torch, and no Python that has it."""
     prefix = tmp_path / "elsewhere" / "octavo"

@@ -69,7 +69,9 @@ def test_a_group_of_a_part_of_each_hosts_processes():
     assert _members_per_host(8, [*range(16)]) == 8
     assert _members_per_host(8, [*range(0, 16, 2)]) == 4  # tensor-parallel pairs
     assert _members_per_host(8, [0, 8, 16]) == 1
-    assert _members_per_host(4, [0, 1, 4]) == 4  # uneven: refused, as three ranks make no hosts of four
+    for uneven in ([0, 1, 4], [0, 1, 2, 4], [0, 4, 1, 5]):
+        with pytest.raises(ValueError, match="all hosts must have as many ranks of the group"):
+            _members_per_host(4, uneven)
 
 
 def train_by_one_bit(rank: int) -> str:

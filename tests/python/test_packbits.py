@@ -67,6 +67,25 @@ def test_unpacking_into_memory_that_is_there():
             octavo.unpackbits(packed, 1001, out=bad)
 
 
+def test_a_result_in_memory_that_is_there_is_traced():
+    packed = octavo.packbits(torch.randn(100))
+    torch.library.opcheck(torch.ops.octavo.unpackbits.out, (packed,), dict(out=torch.empty(100)))
+
+    def signs(out):
+        return octavo.unpackbits(packed, 100, out=out)
+
+    compiled = torch.compile(signs, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(torch.empty(100)), octavo.unpackbits(packed, 100))
+
+
+def test_sizes_may_be_numpys():
+    tensor = torch.randn(3, 5)
+    packed = octavo.packbits(tensor, np.prod(tensor.shape))
+    assert torch.equal(octavo.unpackbits(packed=packed, input_size=np.int64(15)), octavo.unpackbits(packed, 15, rank=0))
+    with pytest.raises(TypeError, match=r"\[ops\.packbits\] rank must be of type int, got str"):
+        octavo.packbits(tensor, rank="cpu")
+
+
 def test_input_size_takes_the_first_elements():
     tensor = torch.randn(100)
     assert torch.equal(octavo.packbits(tensor, 20), octavo.packbits(tensor[:20]))
@@ -77,6 +96,7 @@ def test_input_size_takes_the_first_elements():
     [
         (lambda: octavo.packbits(torch.ones(3, dtype=torch.int32)), TypeError, "floating"),
         (lambda: octavo.packbits(torch.ones(3, dtype=torch.complex64)), TypeError, "floating"),
+        (lambda: octavo.packbits(torch.ones(3).to_sparse()), TypeError, "expected a dense tensor"),
         (lambda: octavo.packbits([1.0, 2.0]), TypeError, "tensor must be of type Tensor, got list"),
         (lambda: octavo.packbits(torch.ones(3), 2.0), TypeError, "input_size must be of type int, got float"),
         (lambda: octavo.unpackbits(torch.zeros(2, dtype=torch.uint8), None), TypeError, "got NoneType"),

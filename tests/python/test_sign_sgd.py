@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The usage examples of the packbits document."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -150,3 +151,10 @@ def test_error_feedback_takes_a_parameter_that_is_unfrozen_later():
     model.weight.grad = torch.full_like(model.weight, 2.0)
     compressor.compress_and_communicate(model)
     assert torch.equal(model.weight.grad, torch.full((3, 3), 2.0))
+
+
+def test_error_feedback_names_the_parameter_of_a_sparse_gradient():
+    model = nn.Embedding(3, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(ValueError, match="the gradient of weight is sparse"):
+        octavo.ErrorFeedbackSignSGD(model).compress_and_communicate(model)

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -182,7 +183,7 @@ def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden
     config = golden[0]
     before = read_curve(Path(config.out))
     for change, words in (
-        (dict(steps=16), "steps 8 there and 16 here"),
+        (dict(steps=4), "steps 8 there and 4 here"),
         (dict(beta1=0.9), "beta1 0.5 there and 0.9 here"),
         (dict(beta2=0.9), "beta2 0.999 there and 0.9 here"),
         (dict(clip_norm=1.0), "clip_norm None there and 1.0 here"),
@@ -196,6 +197,20 @@ def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden
         assert words in str(caught.value)
     assert read_curve(Path(config.out)) == before
     assert saved_steps(Path(config.out) / "checkpoint") == [8, 6]
+
+
+def test_a_finished_run_goes_on_to_more_steps(world, golden, tmp_path, capsys):
+    out = tmp_path / "longer"
+    shutil.copytree(golden[0].out, out, symlinks=True)
+    config = dataclasses.replace(golden[0], out=str(out), steps=10)
+    summary = run_job(config, world, None)
+    assert "this run of 8 steps goes on to 10" in capsys.readouterr().err
+    assert summary["steps"] == 10
+    losses = [record["loss"] for record in read_curve(out)]
+    assert losses[:8] == [record["loss"] for record in read_curve(Path(golden[0].out))] and len(losses) == 10
+    assert run_job(config, world, None) == summary  # it is finished
+    with pytest.raises(JobError, match="steps 10 there and 8 here"):
+        run_job(dataclasses.replace(config, steps=8), world, None)
 
 
 def test_other_data_under_the_same_name_are_another_configuration(world, golden, tmp_path):

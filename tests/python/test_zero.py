@@ -402,6 +402,23 @@ def test_the_checkpoint_of_another_model_is_refused(two_ranks, tmp_path):
         assert "1 of 2 micro-batches of a step have been added up" in said
 
 
+def refusals_of_wrong_arguments(rank: int, folder: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(TypeError, match=r"\[zero\.initialize\] expected optimizer as a torch Optimizer, got NoneType"):
+        octavo.initialize(model, None, {"zero_stage": 1})
+    with pytest.raises(TypeError, match=r"\[zero\.initialize\] expected model as a torch Module, got str"):
+        octavo.initialize("model", adamw(model), {"zero_stage": 1})
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 1})
+    with pytest.raises(FileNotFoundError, match=r"\[zero\.load_checkpoint\] there is no checkpoint in"):
+        engine.load_checkpoint(folder)
+    with pytest.raises(TypeError, match=r"\[zero\.save_checkpoint\] expected a path, got None"):
+        engine.save_checkpoint(None)
+
+
+def test_wrong_arguments_are_named(one_rank, tmp_path):
+    one_rank.run(refusals_of_wrong_arguments, str(tmp_path))
+
+
 class Stop(BaseException):
     """Stands for SIGKILL: nobody catches it."""
 

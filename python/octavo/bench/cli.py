@@ -14,7 +14,7 @@ from rich.table import Table
 
 import octavo
 from octavo.bench.hosts import RATES, UNSHAPED
-from octavo.bench.json_file import JsonFile, check_place
+from octavo.bench.options import JsonFile, Unlinked, check_place
 from octavo.bench.quality.cli import quality
 from octavo.bench.timing import has_one_of
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
@@ -39,9 +39,12 @@ Links = Annotated[
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(help="Of contenders' names, as adamw8bit or paged: these alone.", show_default="all"),
+    typer.Argument(
+        help="Parts of names, such as adamw8bit or paged: measure only contenders that have one of them.",
+        show_default="all",
+    ),
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="How often each contender takes its turn.")]
+Rounds = Annotated[int, typer.Option(min=1, help="How often each contender is measured, in turns.")]
 
 
 @app.command()
@@ -55,9 +58,10 @@ def kernels(
     ] = None,
     elements: Annotated[
         int | None,
-        typer.Option(min=1024, help="Elements to pack and unpack.  [default: 64 M; of a device 1, 10, 100 M]"),
+        typer.Option(min=1024, help="Elements to pack and unpack.  [default: 64 M; on a device 1, 10 and 100 M]"),
     ] = None,
     rounds: Rounds = 15,
+    link: Unlinked = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure kernels: on the CPU against the memory bandwidth, NumPy and torch, on a device against a copy."""
@@ -180,7 +184,9 @@ def allreduce(
     nproc: Nproc = 2,
     kib: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Of the tensor; may be repeated.", show_default="64, 1024, 16384 and 65536"),
+        typer.Option(
+            min=1, help="Size of the tensor in KiB; may be repeated.", show_default="64, 1024, 16384 and 65536"
+        ),
     ] = None,
     link: Links = None,
     rounds: Rounds = 15,
@@ -231,13 +237,17 @@ def host(
 def optim(
     words: Words = None,
     elements: Annotated[
-        int, typer.Option(min=1024, help="Parameters: half of them one matrix, the rest the layers of a model.")
+        int,
+        typer.Option(
+            min=1024, help="Number of parameters: one matrix has half of them, the layers of a model the rest."
+        ),
     ] = 26_000_000,
-    dtype: Annotated[str, typer.Option(help="float32 or bfloat16: of parameters and gradients.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Dtype of parameters and gradients: float32 or bfloat16.")] = "float32",
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Of every contender.", show_default="torch's own number")
+        int | None, typer.Option(min=1, help="Threads of every contender.", show_default="torch's own number")
     ] = None,
     rounds: Rounds = 15,
+    link: Unlinked = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure a step of torch's optimizers, of Octavo's, and of bitsandbytes', torchao's and DeepSpeed's where they are
@@ -259,12 +269,14 @@ def memory(
     model: Annotated[str, typer.Option(help="tiny, small or 220m.")] = "220m",
     device: Annotated[str | None, typer.Option(help="sycl or cpu.", show_default="sycl where it is there")] = None,
     limit: Annotated[
-        float | None, typer.Option(min=1, help="MiB that the device may have: who does not fit is said, not measured.")
+        float | None,
+        typer.Option(min=1, help="Memory of the device in MiB; a contender that does not fit is named, not measured."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Of training, each on 2 x 128 tokens.")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps, each on 2 x 128 tokens.")] = 5,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Layers keep their inputs alone and are computed again in backward.")
+        bool, typer.Option("--recompute", help="Layers keep only their inputs and are computed again in backward.")
     ] = False,
+    link: Unlinked = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure the memory that training in bfloat16 takes with each optimizer, on the device and beside it."""

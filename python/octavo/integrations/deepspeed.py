@@ -54,7 +54,7 @@ ASKED_OF_OCTAVO = [
 # fmt: on
 """The methods and properties that Octavo's accelerator has under the same names, with the same meaning."""
 
-KEPT_FROM_DEEPSPEED = ["pin_memory", "pin_empty", "pin_empty_like", "is_pinned", "unpin_memory"]
+KEPT_FROM_DEEPSPEED = ["pin_empty", "pin_empty_like", "is_pinned", "unpin_memory"]
 """The methods that choose between DeepSpeed's own allocator (DS_PIN_MEMORY_BACKEND=native) and the hooks `_torch_…`."""
 
 
@@ -101,6 +101,15 @@ class OctavoAccelerator(_Delegating):
         if index is None or not self.octavo.is_host_processor():
             return index
         return index % self.octavo.device_count()
+
+    def pin_memory(
+        self, tensor: Tensor, make_copy: bool = True, match_shape: bool = True, *, align_bytes: int | None = None
+    ) -> Tensor:
+        """DeepSpeed's method, which chooses the allocator; with ``align_bytes``, which its XPU accelerator also takes,
+        the method of Octavo's accelerator."""
+        if align_bytes is None:
+            return super().pin_memory(tensor, make_copy, match_shape)
+        return self.octavo.pin_memory(tensor, align_bytes, make_copy, match_shape)
 
     # DeepSpeed's hooks for memory that devices copy from and to asynchronously
 

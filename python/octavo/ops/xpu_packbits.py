@@ -5,6 +5,8 @@ Element 8i+j is bit 7-j of byte i. A bit is 1 where the sign bit is clear: +0 gi
 sign bit. The tail bits of the last byte are 0.
 """
 
+import operator
+
 import torch
 from torch import Tensor
 
@@ -21,15 +23,14 @@ def packbits(tensor: Tensor, input_size: int | None = None, rank: int | None = N
     ValueError for a size that the tensor does not have.
     """
     _require("packbits", "tensor", tensor, Tensor)
-    if input_size is not None:
-        _require("packbits", "input_size", input_size, int, torch.SymInt)
-    return torch.ops.octavo.packbits(tensor, input_size, rank)
+    size = None if input_size is None else _whole("packbits", "input_size", input_size)
+    return torch.ops.octavo.packbits(tensor, size, _rank("packbits", rank))
 
 
-def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None, *, out: Tensor | None = None) -> Tensor:
+def unpackbits(packed: Tensor, input_size: int, rank: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """Unpacks the first ``input_size`` signs, and returns them as ``float32[input_size]`` of +1.0 and -1.0.
 
-    - ``tensor``: packed bits, ``uint8``, as ``packbits`` returns them.
+    - ``packed``: packed bits, ``uint8``, as ``packbits`` returns them.
     - ``input_size``: the number of signs.
     - ``rank``: not used, as in ``packbits``.
     - ``out``: a contiguous float32 tensor of ``input_size`` elements to write to. For large results fresh memory costs
@@ -37,16 +38,31 @@ def unpackbits(tensor: Tensor, input_size: int, rank: int | None = None, *, out:
 
     Raises TypeError for another dtype, ValueError for sizes that do not fit.
     """
-    _require("unpackbits", "tensor", tensor, Tensor)
-    _require("unpackbits", "input_size", input_size, int, torch.SymInt)
-    if out is not None:
-        _require("unpackbits", "out", out, Tensor)
-        if out.numel() != input_size:
-            raise ValueError(f"[ops.unpackbits] expected out with {input_size} elements, got {out.numel()}")
-        return torch.ops.octavo.unpackbits.out(tensor, out=out)
-    return torch.ops.octavo.unpackbits(tensor, input_size, rank)
+    _require("unpackbits", "packed", packed, Tensor)
+    size, rank = _whole("unpackbits", "input_size", input_size), _rank("unpackbits", rank)
+    if out is None:
+        return torch.ops.octavo.unpackbits(packed, size, rank)
+    _require("unpackbits", "out", out, Tensor)
+    if out.numel() != size:
+        raise ValueError(f"[ops.unpackbits] expected out with {size} elements, got {out.numel()}")
+    torch.ops.octavo.unpackbits.out(packed, out=out)
+    return out
 
 
-def _require(function: str, name: str, value: object, *types: type) -> None:
-    if not isinstance(value, types):
-        raise TypeError(f"[ops.{function}] {name} must be of type {types[0].__name__}, got {type(value).__name__}")
+def _require(function: str, name: str, value: object, wanted: type) -> None:
+    if not isinstance(value, wanted):
+        raise TypeError(f"[ops.{function}] {name} must be of type {wanted.__name__}, got {type(value).__name__}")
+
+
+def _whole(function: str, name: str, value: object) -> int | torch.SymInt:
+    """Returns a whole number of any type, such as numpy's, as torch's operators take it."""
+    if isinstance(value, (int, torch.SymInt)):  # at once: Dynamo traces it
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"[ops.{function}] {name} must be of type int, got {type(value).__name__}") from None
+
+
+def _rank(function: str, rank: object) -> int | None:
+    return None if rank is None else _whole(function, "rank", rank)

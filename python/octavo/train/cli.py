@@ -51,7 +51,9 @@ def train(
     ] = _DEFAULT.zero,
     gather: Annotated[
         str | None,
-        typer.Option(help="With --zero: the codec by which parameters travel, such as int8; as they are if left out."),
+        typer.Option(
+            help="With --zero: the codec by which parameters are sent, such as int8; as they are if left out."
+        ),
     ] = _DEFAULT.gather,
     compile: Annotated[
         bool,
@@ -65,7 +67,7 @@ def train(
         ),
     ] = _DEFAULT.outer,
     outer_delay: Annotated[
-        int, typer.Option(help="Steps for which a round of --outer travels while ranks go on.")
+        int, typer.Option(help="Steps that ranks make while a round of --outer is being exchanged.")
     ] = _DEFAULT.outer_delay,
     outer_fragments: Annotated[
         int, typer.Option(help="Parts of the model with rounds of their own, one after another.")

@@ -247,7 +247,8 @@ class TrainConfig:
 
 def is_sign_plan(plan: str) -> bool:
     """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
-    return re.split("[;+:]", plan)[0] == "sign"
+    codec = plan.removeprefix("delta+")  # another spelling of +ef21
+    return re.split("[;+:]", codec)[0] == "sign"
 
 
 def keeps_momentum(plan: str) -> bool:

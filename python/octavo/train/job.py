@@ -47,6 +47,8 @@ class _Run:
     precision: str | None
     """The precision, if it is chosen already."""
     found: Found | None
+    earlier_steps: int
+    """The number of steps of the run that this one continues; its own number where there is none."""
 
     @property
     def step(self) -> int | None:
@@ -127,20 +129,22 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
 def _open(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any], precision: str | None
 ) -> _Run:
-    whose, resolved = _claim(config, world, disk, data, model)
+    whose, record = _claim(config, world, disk, data, model)
     folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(whose)
     found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, _warn)
-    return _Run(config, world, data, disk, whose, resolved.get("precision", precision), found)
+    precision = record["resolved"].get("precision", precision) if record else precision
+    earlier_steps = record["identity"]["steps"] if record else config.steps
+    return _Run(config, world, data, disk, whose, precision, found, earlier_steps)
 
 
 def _claim(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the identity of this run, and what an earlier run of the same identity has chosen by itself."""
+) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """Returns the identity of this run, and the record of the earlier run that it continues, if any."""
     whose = run_folder.identity_of(config, data.corpus, model)
     out = Path(config.out)
-    resolved = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
-    return whose, world.from_main(resolved) or {}
+    record = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
+    return whose, world.from_main(record)
 
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
@@ -164,6 +168,12 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
         lost = training_state.restore(engine, world, optimizer_state, run.checkpoints, run.found)
         if lost and world.is_main:
             _warn(lost)
+    if run.earlier_steps != run.config.steps and world.is_main:
+        _warn(
+            f"this run of {run.earlier_steps} steps goes on to {run.config.steps}: from here on learning rate and "
+            f"warm-up are those of {run.config.steps} steps, so that it ends otherwise than a run that had them from "
+            f"the start"
+        )
     world.agree(lambda: _take_over(run, engine.precision) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))
 
@@ -173,6 +183,8 @@ def _take_over(run: _Run, precision: str) -> None:
     `--fresh` alone."""
     if run.config.fresh:
         run_folder.remove_run(run.out)
+    elif run.earlier_steps != run.config.steps:  # its summary must not be taken for that of this run
+        (run.out / run_folder.SUMMARY).unlink(missing_ok=True)
     run_folder.write_record(run.out, run.identity, {"precision": precision})
 
 

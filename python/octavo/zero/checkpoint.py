@@ -53,6 +53,11 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     newest = directory / LATEST
+    if not newest.is_dir():
+        raise FileNotFoundError(
+            f"[zero.load_checkpoint] there is no checkpoint in {directory}: expected a folder to which save_checkpoint "
+            f"has written, with a link '{LATEST}' to the newest one"
+        )
     saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
     _require_this_model(engine, saved)
     is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}

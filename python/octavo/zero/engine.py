@@ -65,6 +65,11 @@ def initialize(
 
     Raises ValueError for arguments that make no sense or differ between ranks.
     """
+    for name, value, wanted in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
+        if not isinstance(value, wanted):
+            raise TypeError(
+                f"[zero.initialize] expected {name} as a torch {wanted.__name__}, got {type(value).__name__}"
+            )
     return ZeroEngine(model, optimizer, ZeroConfig.of(config), group)
 
 
@@ -330,7 +335,7 @@ class ZeroEngine:
         parameters as their owners have them. All ranks call it, between steps. Rank 0 writes, tensor by tensor. Raises
         OSError on all ranks where it cannot."""
         self._require_between_steps("export_safetensors")
-        export.export(self, Path(path), self._group)
+        export.export(self, _path("export_safetensors", path), self._group)
 
     def optimizer_state(self) -> optimizer_state.States:
         """Returns this rank's part of the optimizer's state: by the parameter's name and the state's key, a flat
@@ -367,7 +372,7 @@ class ZeroEngine:
         self.bring_back()
         from octavo.zero import checkpoint  # imports torch.distributed.checkpoint, which is slow
 
-        checkpoint.save(self, Path(directory), self._group)
+        checkpoint.save(self, _path("save_checkpoint", directory), self._group)
 
     def load_checkpoint(self, directory: str | Path) -> None:
         """Restores what an engine of the same model and kind of optimizer has saved, on any number of ranks and with
@@ -380,7 +385,7 @@ class ZeroEngine:
         self.bring_back()
         from octavo.zero import checkpoint  # imports torch.distributed.checkpoint, which is slow
 
-        checkpoint.load(self, Path(directory), self._group)
+        checkpoint.load(self, _path("load_checkpoint", directory), self._group)
         self.take_own_parts()
 
     def take_own_parts(self) -> None:
@@ -497,6 +502,13 @@ class ZeroEngine:
             own_part = values if self._has_parts_apart else None
             self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
         return OwnPart.of(values, gradient, whole.numel(), self._mesh)
+
+
+def _path(function: str, path: Any) -> Path:
+    try:
+        return Path(path)
+    except TypeError:
+        raise TypeError(f"[zero.{function}] expected a path, got {path!r}") from None
 
 
 def _require_differentiable(loss: Tensor) -> None:

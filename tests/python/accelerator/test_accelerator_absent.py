@@ -122,3 +122,9 @@ def test_the_default_stream_of_xpu_is_the_current_one(monkeypatch):
     xpu = XPU_Accelerator()
     default, current = xpu.default_stream(), xpu.current_stream()
     assert default is current
+
+
+def test_the_module_has_deepspeeds_name():
+    from octavo.accelerator.xpu_accelerator import XPU_Accelerator as by_module
+
+    assert by_module is XPU_Accelerator

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.json_file import JsonFile, check_place
+from octavo.bench.options import JsonFile, Unlinked, check_place
 from octavo.bench.quality import bench
 from octavo.bench.quality.protocol import Bench
 from octavo.bench.quality.report import write_reports
@@ -27,7 +27,10 @@ RESULTS, DETAILS, README = Path("docs/quality.json"), Path("docs/quality.md"), P
 
 def quality(
     work: Annotated[
-        Path | None, typer.Option(help="Where the trainings live; the same command goes on with what is left.")
+        Path | None, typer.Option(help="The folder of the trainings; the same command continues with what is left.")
+    ] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Settings, as --only names them.", show_default="all")
     ] = None,
     only: Annotated[list[str] | None, typer.Option(help=f"{', '.join(SETTINGS)}; may be repeated.")] = None,
     contender: Annotated[list[str] | None, typer.Option(help=f"{', '.join(CONTENDERS)}; may be repeated.")] = None,
@@ -43,6 +46,7 @@ def quality(
             help=f"Write the tables of {DETAILS} and {README} from {RESULTS}, which --work brings up to date.",
         ),
     ] = False,
+    link: Unlinked = None,
     json_file: JsonFile = None,
 ) -> None:
     """Measure the loss that each contender reaches, all tuned alike. Takes hours, and can be interrupted and resumed at
@@ -57,11 +61,13 @@ def quality(
             _report(work)
             _copy(RESULTS, json_file)
             return
-        settings = [SETTINGS[name] for name in _known(only or list(SETTINGS), SETTINGS, "--only")]
+        settings = [
+            SETTINGS[name] for name in _known([*(words or ()), *(only or ())] or list(SETTINGS), SETTINGS, "--only")
+        ]
         names = _known(contender or [], CONTENDERS, "--contender")
         chosen_seeds = _seeds(seeds)
         if work is None:
-            raise ValueError("[bench.quality] --work DIR is missing: the folder where the trainings live")
+            raise ValueError("[bench.quality] --work DIR is missing: the folder of the trainings")
         if dry_run:
             _show_forecast(settings, work.absolute(), names, chosen_seeds)
             return

@@ -23,7 +23,7 @@ SUMMARY = "summary.json"
 PLOT = "loss.png"
 CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
-_SCHEMA = 4
+_SCHEMA = 5
 # These change how often a run reports, where its files are or how fast it is, not what it learns.
 _FREE = (
     *("nproc", "zero", "compile", "device", "eval_every", "checkpoint_every"),
@@ -31,6 +31,8 @@ _FREE = (
 )
 
 _OF_ZERO = "gather"
+# A run may be continued to more steps, from the checkpoints of fewer.
+_STEPS = "steps"
 
 
 def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> dict[str, Any]:
@@ -59,11 +61,12 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
 
 def key_of(identity: dict[str, Any]) -> str:
     """Returns a key that is the same for all runs that may continue from one another's checkpoints."""
-    return _fingerprint({name: _content(value) for name, value in identity.items() if name != _OF_ZERO})
+    return _fingerprint({name: _content(value) for name, value in identity.items() if name not in (_OF_ZERO, _STEPS)})
 
 
 def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
-    """Returns what an earlier run of the same identity resolved here, or None where `out` is free.
+    """Returns the record (`write_record`) of an earlier run that this one continues, or None where `out` is free. The
+    earlier run has the same identity, but it may have fewer steps.
 
     With `fresh` an earlier run of any identity is ignored: `remove_run` removes it later, once all else is known to be
     well. This function changes nothing in `out`. Raises ValueError where `out` belongs to another configuration, or
@@ -81,7 +84,7 @@ def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | 
             f"continues {_SCHEMA}): choose another --out, or --fresh to start over"
         )
     _refuse_other(out, record["identity"], identity)
-    return record["resolved"]
+    return record
 
 
 def lock(out: Path) -> IO[str]:
@@ -135,6 +138,8 @@ def _refuse_foreign(out: Path) -> None:
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     # Both have the same names except for _OF_ZERO, which does not count between a run with ZeRO and one without.
     pairs = {name: (there[name], here[name]) for name in sorted(there.keys() & here.keys())}
+    if here[_STEPS] > there[_STEPS] and here["optimizer"] != "zero-one-adam":  # whose intervals are shares of a run
+        del pairs[_STEPS]
     differing = [
         f"{name} {_shown(old)} there and {_shown(new)} here"
         for name, (old, new) in pairs.items()

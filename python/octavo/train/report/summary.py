@@ -82,5 +82,8 @@ def check_replicas(trainer: Trainer) -> str:
 
 
 def _ratio(dense_bytes: int, wire_bytes: int) -> float | None:
-    """Returns the compression ratio, or None where nothing was sent, for example by a single rank."""
-    return dense_bytes / wire_bytes if wire_bytes else None
+    """Returns the compression ratio: 1 where dense gradients would have sent nothing either, as on a single rank; None
+    where nothing was sent in place of something."""
+    if not wire_bytes:
+        return None if dense_bytes else 1.0
+    return dense_bytes / wire_bytes

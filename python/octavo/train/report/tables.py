@@ -68,7 +68,7 @@ def _rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def ratio_text(summary: dict[str, Any]) -> str:
     """Returns how many times fewer bytes than fp32 were sent, over the whole run and after the warm-up."""
     whole, late = summary["compression_ratio"], summary["compression_ratio_after_warmup"]
-    if whole is None:
+    if not summary["wire_bytes_per_step"]:
         return "nothing sent"
     return f"{whole:.1f}x" if late is None or late == whole else f"{whole:.1f}x ({late:.1f}x after the warm-up)"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The option `--json FILE` of every bench."""
+"""The options that every bench has: `--json FILE`, and `--link RATE` where nothing is sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,24 @@ from typing import Annotated
 
 import typer
 
+from octavo.bench.hosts import RATES
+
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")]
+
+
+def _say_unlinked(rates: list[str] | None) -> list[str] | None:
+    for rate in rates or ():
+        if rate not in RATES:
+            raise typer.BadParameter(f"expected one of {', '.join(RATES)}, got '{rate}'")
+    if rates:
+        typer.echo("--link has no effect: this bench measures nothing that is sent between hosts", err=True)
+    return rates
+
+
+Unlinked = Annotated[
+    list[str] | None,
+    typer.Option("--link", callback=_say_unlinked, help="Has no effect: nothing is sent between hosts."),
+]
 
 
 def check_place(json_file: Path | None) -> None:
