@@ -90,7 +90,8 @@ def compress_ddp(
 
 
 def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> int:
-    """Returns how many of the group's ranks share a host; 1 where ``ranks_per_host`` is None."""
+    """Returns how many of the group's ranks share a host: 1 where ``ranks_per_host`` is None, 0 where ``"auto"`` finds
+    that hosts differ."""
     if ranks_per_host is None:
         return 1
     size = ranks_per_host
@@ -101,7 +102,8 @@ def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> in
                 "[ddp.compress] ranks_per_host='auto' reads LOCAL_WORLD_SIZE, which torchrun sets, and it is not set "
                 "here: pass the number of ranks that each host has"
             )
-        size = _members_per_host(int(size) or 1, dist.get_process_group_ranks(group))
+        # 0 is refused once the ranks have compared what they found
+        return _members_per_host(max(1, int(size)), dist.get_process_group_ranks(group))
     if isinstance(size, int) and size >= 1:
         return size
     raise ValueError(
@@ -111,17 +113,12 @@ def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> in
 
 def _members_per_host(processes: int, members: list[int]) -> int:
     """Returns how many members of a group each host has. ``processes``: the number of processes on each host, which
-    have consecutive numbers; ``members``: the processes of the group. Raises ValueError where hosts have different
-    numbers of members, or where the members of a host do not follow one another."""
+    have consecutive numbers; ``members``: the processes of the group. Returns 0 where hosts have different numbers of
+    members, or where the members of a host do not follow one another."""
     hosts = [member // processes for member in members]
     each = hosts.count(hosts[0])
-    if hosts == sorted(hosts) and all(hosts.count(host) == each for host in hosts):
-        return each
-    raise ValueError(
-        f"[ddp.compress] ranks_per_host='auto' found ranks on the hosts {hosts}, by LOCAL_WORLD_SIZE={processes}: all "
-        f"hosts must have as many ranks of the group, with consecutive numbers; without ranks_per_host all ranks "
-        f"compress"
-    )
+    is_even = hosts == sorted(hosts) and all(hosts.count(host) == each for host in hosts)
+    return each if is_even else 0
 
 
 def _compressor(
@@ -137,10 +134,11 @@ def _compressor(
     (``Handle._layout``)."""
     if host_size == 1:
         return _C.Compressor(rendezvous.connect(), plan, table, timeout_s, paging), WHOLE_MODEL
-    if group.size() % host_size:
+    if host_size == 0 or group.size() % host_size:
+        found = f"{host_size}, and {group.size()} ranks make no hosts of {host_size}" if host_size else "'auto'"
         raise ValueError(
-            f"[ddp.compress] ranks_per_host is {host_size}, and {group.size()} ranks make no hosts of {host_size}: all "
-            f"hosts must have as many ranks, with consecutive numbers; without ranks_per_host all ranks compress"
+            f"[ddp.compress] ranks_per_host is {found}: all hosts must have as many ranks of the group, with "
+            f"consecutive numbers; without ranks_per_host all ranks compress"
         )
     host, place = divmod(group.rank(), host_size)
     between = rendezvous.connect(range(place, group.size(), host_size))
