@@ -56,7 +56,7 @@ def compress(
     - ``page_dir``: with ``is_paged`` on the CPU, the directory of files that hold this memory.
     - ``seed``: the seed of the run. All that plans draw at random depends on it, such as the places of ``randomk`` and
       the rounding of residuals. Runs with different seeds are different samples.
-    - ``timeout_s``: how long backward waits for the other ranks before it raises RuntimeError, in seconds.
+    - ``timeout_s``: how long backward waits for the other ranks before it raises TimeoutError, in seconds.
 
     With DDP the work is done in C++ on a thread of its own, without the GIL, while backward goes on. FSDP2 needs the
     result of each collective at once, and waits for it.

@@ -85,7 +85,7 @@ def compress_ddp(
         handle._joined = weakref.ref(joined)
         joined._join(handle, plan)
     elif optimizer is not None:
-        handle._unjoined = weakref.ref(optimizer)
+        handle._other_optimizer = weakref.ref(optimizer)
     return handle
 
 

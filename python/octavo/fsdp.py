@@ -43,7 +43,7 @@ class ShardedHandle(Handle):
         super().__init__(compressor, parameters, model)
         self._layout = layout
         self._unmovable = unmovable  # names of parameters sharded by another dimension than the first
-        weakref.finalize(self, _hear_the_last_step, compressor)
+        weakref.finalize(self, _end_last_step, compressor)
 
     def set_momentum(self, momenta: object, beta: float) -> None:
         raise ValueError(
@@ -67,7 +67,7 @@ class ShardedHandle(Handle):
         super()._load_world(tensors, of_momenta)
 
 
-def _hear_the_last_step(compressor: "_C.Compressor") -> None:
+def _end_last_step(compressor: "_C.Compressor") -> None:
     """Ends the last step before this rank leaves: the other ranks wait for what it tells them of that step behind the
     buckets. Errors are ignored, because no step follows."""
     with contextlib.suppress(RuntimeError, TimeoutError):
@@ -186,7 +186,7 @@ def compress_fsdp(
     compressor.seed = seed
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
     handle = ShardedHandle(compressor, parameters, model, layout, unmovable)
-    handle._unjoined = None if optimizer is None else weakref.ref(optimizer)
+    handle._other_optimizer = None if optimizer is None else weakref.ref(optimizer)
     handle._require_kernels()
     _attach(model, compressor, groups, list(parameters.values()), shards.size(), has_replicas=replicas is not None)
     handle._follow_scaler(model, scaler)

@@ -38,7 +38,9 @@ class Handle:
         self._parameters = dict(parameters)
         self._ddp = ddp
         self._joined: weakref.ref[JoinedOptimizer] | None = None  # the optimizer refers to the handle, too
-        self._unjoined: weakref.ref[Optimizer] | None = None  # the optimizer that was passed, where it is not joined
+        self._other_optimizer: weakref.ref[Optimizer] | None = (
+            None  # the optimizer that was passed, where it is not joined
+        )
         self._scaler: torch.amp.GradScaler | None = None
         self._guards: list[Any] = []
         #: Returns how many backward passes' averages have been delivered, where a hook of DDP delivers them.
@@ -66,8 +68,8 @@ class Handle:
                     f"octavo.compress"
                 )
             self._optimizer.require_plan(plan)
-        if self._unjoined is not None:
-            require_no_momentum(self._unjoined(), plan, "ddp.set_plan")
+        if self._other_optimizer is not None:
+            require_no_momentum(self._other_optimizer(), plan, "ddp.set_plan")
         self._require_kernels()
         self._compressor.set_plan(plan)
 

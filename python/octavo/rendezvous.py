@@ -188,7 +188,7 @@ def _short(value: object) -> str:
 
 
 @torch.no_grad()
-def send_around(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
+def broadcast_from_rank_0(tensors: Iterable[Tensor], group: dist.ProcessGroup) -> None:
     """Replaces the tensors by those of rank 0, in place. They are sent as bytes, because Gloo does not send every
     dtype."""
     source = dist.get_global_rank(group, 0)

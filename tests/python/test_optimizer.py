@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.train.config import BETA2, FUSED, OPTIMIZERS, VOTED, TrainConfig
+from octavo.train.config import BETA2, FUSED, OPTIMIZERS, SIGN_STEPPED, TrainConfig
 from octavo.train.optimizer import build_optimizer, clip_gradient, set_learning_rate
 
 pytestmark = pytest.mark.timeout(30)
 
-CLIPPED = tuple(name for name in OPTIMIZERS if name not in (*VOTED, *FUSED, "zero-one-adam"))
+CLIPPED = tuple(name for name in OPTIMIZERS if name not in (*SIGN_STEPPED, *FUSED, "zero-one-adam"))
 
 
 def build_model() -> LlamaForCausalLM:

@@ -18,7 +18,7 @@ namespace octavo {
 ///
 ///   1     each rank of a host gets the host's mean of the range of every tensor that it owns there (OnePhase)
 ///   2, 3  the ranks that own the same ranges on all hosts average these by the plan's codecs (TwoPhase)
-///   4     each rank of a host sends the result of its ranges to the others (GatherCodes)
+///   4     each rank of a host sends the result of its ranges to the others (GatherShards)
 ///
 /// Inside a host values are sent in float32, or in bfloat16 where the bucket is bfloat16, which loses nothing of the
 /// gradients, nor of results that go into the bucket. The tensors are float32, because they hold the hosts' means. The

@@ -16,7 +16,7 @@ import octavo
 from octavo.bench.hosts import RATES, UNSHAPED
 from octavo.bench.options import JsonFile, Unlinked, check_place
 from octavo.bench.quality.cli import quality
-from octavo.bench.timing import has_one_of
+from octavo.bench.timing import is_wanted
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.console import make_console
@@ -120,7 +120,7 @@ def ddp(
             measured = ddp_jobs.measure(contenders, nproc=nproc, rounds=rounds, sizes=sizes, links=links)
     if measured is not None:
         title = f"a step of {sizes[0].parameters / 1e6:.1f} M parameters; alone: without communication"
-        headings = _of_links(bench.HEADINGS, measured)
+        headings = _without_link(bench.HEADINGS, measured)
         _show(title, _dicts(measured), headings, json_file)
         for row in measured:
             if row.remark:
@@ -171,7 +171,7 @@ def zero(
             options = dict(nproc=nproc, rounds=rounds, model=model, links=links, what=measure)
             measured = zero_jobs.measure(names, **options)
     if measured is not None:
-        headings = _of_links(bench.HEADINGS, measured)
+        headings = _without_link(bench.HEADINGS, measured)
         _show(bench.title(model, measured[0]), _dicts(measured), headings, json_file)
 
 
@@ -208,7 +208,7 @@ def allreduce(
             check_local_ranks(nproc, usable_cores())
             rows = bench.measure(wanted, nproc=nproc, rounds=rounds, sizes_kib=sizes_kib, links=links)
     if rows is not None:
-        _show("all-reduce of one tensor", _dicts(rows), _of_links(bench.HEADINGS, rows), json_file)
+        _show("all-reduce of one tensor", _dicts(rows), _without_link(bench.HEADINGS, rows), json_file)
 
 
 @app.command()
@@ -283,7 +283,7 @@ def memory(
     from octavo.bench import memory as bench
 
     _check_place(json_file)
-    cases = [case for case in bench.CASES if case == bench.BASELINE or has_one_of(words or (), case)]
+    cases = [case for case in bench.CASES if case == bench.BASELINE or is_wanted(words or (), case)]
     with _errors_in_a_sentence():
         rows = bench.measure(model, device, limit_mib=limit, steps=steps, recompute=recompute, cases=cases)
     _show(bench.title(model, rows), _dicts(rows), bench.HEADINGS, json_file)
@@ -379,7 +379,7 @@ def _dicts(rows: Iterable[Any]) -> list[dict[str, object]]:
     return [asdict(row) for row in rows]
 
 
-def _of_links(headings: Mapping[str, str], rows: Iterable[Any]) -> Mapping[str, str]:
+def _without_link(headings: Mapping[str, str], rows: Iterable[Any]) -> Mapping[str, str]:
     """Returns the headings, without the link's where everything is measured on this machine as it is."""
     shaped = any(row.link != UNSHAPED for row in rows)
     return headings if shaped else {name: heading for name, heading in headings.items() if name != "link"}

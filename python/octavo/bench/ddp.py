@@ -108,7 +108,7 @@ def joined():
 
 def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     """Measures one size as one rank, and returns its rows."""
-    steps: dict[str, _Alone] = {ALONE: _Alone(size), TORCH: _Step(size), FP16: _Step(size)}
+    steps: dict[str, _LocalStep] = {ALONE: _LocalStep(size), TORCH: _Step(size), FP16: _Step(size)}
     HOOKS[FP16](steps[FP16].model)
     handles: dict[str, octavo.Handle | octavo.Outer] = {}
     for plan in plans:
@@ -131,7 +131,7 @@ def bench_size(plans: Sequence[str], rounds: int, size: Size) -> list[Row]:
     ]
 
 
-def _settle(step: _Alone, handle: octavo.Handle | octavo.Outer) -> str:
+def _settle(step: _LocalStep, handle: octavo.Handle | octavo.Outer) -> str:
     """Makes steps until a plan that chooses has done so. Returns what it chose and why; an empty text for other
     plans."""
     for _ in range(MOST_STEPS_TO_SETTLE):
@@ -173,8 +173,8 @@ def try_hook(name: str, rounds: int, size: Size, report: Callable[[Row], object]
     without_answer = Row(size.rows, name, remark=f"no answer in {NO_ANSWER_S:.0f} s")
     _join()
     try:
-        steps: dict[str, _Alone] = {
-            ALONE: _Alone(size),
+        steps: dict[str, _LocalStep] = {
+            ALONE: _LocalStep(size),
             TORCH: _Step(size),
             name: _Watched(size, lambda: end(without_answer)),
         }
@@ -197,7 +197,7 @@ def _join() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
 
-def _measure(steps: dict[str, _Alone], rounds: int) -> Seconds:
+def _measure(steps: dict[str, _LocalStep], rounds: int) -> Seconds:
     def line_up(name: str) -> None:
         steps[name].model.zero_grad(set_to_none=False)
         dist.barrier()
@@ -241,7 +241,7 @@ def _row(size: Size, seconds: Seconds, name: str, **account: Any) -> Row:
     )
 
 
-class _Alone:
+class _LocalStep:
     """One step of the model without communication."""
 
     count = 1  # steps per turn
@@ -256,7 +256,7 @@ class _Alone:
         self.model(self.batch).square().mean().backward()
 
 
-class _Step(_Alone):
+class _Step(_LocalStep):
     """The same step under DDP."""
 
     def __init__(self, size: Size):
@@ -264,7 +264,7 @@ class _Step(_Alone):
         self.model = DistributedDataParallel(self.model, bucket_cap_mb=25, gradient_as_bucket_view=True)
 
 
-class _Rounds(_Alone):
+class _Rounds(_LocalStep):
     """The steps of one round of local steps."""
 
     def __init__(self, size: Size, rounds: Rounds, plan: str):

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 import octavo
 from octavo.bench.optim_peers import PEERS, Contenders
-from octavo.bench.timing import Seconds, has_one_of, ratio, take_turns, typical, using_threads
+from octavo.bench.timing import Seconds, is_wanted, ratio, take_turns, typical, using_threads
 
 ELEMENTS = 26 * 10**6
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -105,7 +105,7 @@ def _bench(elements: int, dtype: torch.dtype, rounds: int, words: Sequence[str])
     built |= {f"octavo {name}": getattr(octavo.optim, name)(parameters, lr=LR) for name in OWN}
     peers, remarks = _peers(parameters, words)
     wanted = (built | peers).items()
-    built = {name: optimizer for name, optimizer in wanted if name == BASELINE or has_one_of(words, name)}
+    built = {name: optimizer for name, optimizer in wanted if name == BASELINE or is_wanted(words, name)}
     seconds = _take_turns(built, elements, rounds)
     moved = {name: _moved_bytes(optimizer) / elements for name, optimizer in built.items()} | {COPY: 8.0}
     rows = [_row(seconds, name, built.get(name), elements, dtype, moved) for name in seconds]
@@ -141,7 +141,7 @@ def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[
 def _first_steps(
     contenders: Callable[[], Contenders], parameters: list[torch.nn.Parameter], words: Sequence[str]
 ) -> dict[str, Optimizer]:
-    built = {name: make(parameters, LR) for name, make in contenders().items() if has_one_of(words, name)}
+    built = {name: make(parameters, LR) for name, make in contenders().items() if is_wanted(words, name)}
     for optimizer in built.values():
         optimizer.step()
     return built

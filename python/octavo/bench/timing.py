@@ -51,6 +51,6 @@ def typical(seconds: Seconds, name: str) -> float:
     return median(seconds[name])
 
 
-def has_one_of(words: Sequence[str], name: str) -> bool:
+def is_wanted(words: Sequence[str], name: str) -> bool:
     """Whether a contender is among those that were asked for; no words ask for all."""
     return not words or any(word.lower() in name.lower() for word in words)

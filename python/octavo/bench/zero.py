@@ -89,7 +89,7 @@ def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row
     """Measures time as one rank of the job that the environment describes. Returns the rows on rank 0, None
     elsewhere."""
     with joined():
-        make, tokens = _model_maker(model), _tokens()
+        make, tokens = _ModelMaker(model), _tokens()
         steps = {name: build(name, make(), tokens) for name in dict.fromkeys((DDP, *contenders))}
         losses: dict[str, float] = {}
         sent: dict[str, list[int | None]] = {name: [] for name in steps}  # bytes before each of its turns
@@ -115,7 +115,7 @@ def measure_time(contenders: Sequence[str], rounds: int, model: str) -> list[Row
 def measure_memory(contender: str, model: str) -> list[Row] | None:
     """Measures the memory of one contender, which should be alone in its process. Returns as `measure_time` does."""
     with joined():
-        make = _model_maker(model)
+        make = _ModelMaker(model)
         step = build(contender, make(), _tokens())
         memory.reset_peak()
         for _ in range(MEMORY_STEPS - 1):
@@ -138,7 +138,7 @@ def measure_memory(contender: str, model: str) -> list[Row] | None:
         return [row] if dist.get_rank() == 0 else None
 
 
-class _model_maker:
+class _ModelMaker:
     """Makes the model, with the same bits each time and on all ranks."""
 
     def __init__(self, name: str):
@@ -166,7 +166,7 @@ def _tokens() -> torch.Tensor:
     return torch.randint(0, VOCABULARY, BATCH)
 
 
-def _row(name: str, make: _model_maker, seconds: Seconds, loss: float, wire_bytes: int | None) -> Row:
+def _row(name: str, make: _ModelMaker, seconds: Seconds, loss: float, wire_bytes: int | None) -> Row:
     return Row(
         name,
         make.parameters,

@@ -56,7 +56,7 @@ class Contender(ABC):
         return loss
 
 
-class _Torchs(Contender):
+class _TorchContender(Contender):
     optimizer: torch.optim.Optimizer
 
     def update(self) -> None:
@@ -73,13 +73,13 @@ class _Torchs(Contender):
         return self.optimizer.state.values()
 
 
-class Ddp(_Torchs):
+class Ddp(_TorchContender):
     def __init__(self, model: nn.Module, tokens: Tensor):
         super().__init__(DistributedDataParallel(model, gradient_as_bucket_view=True), tokens)
         self.optimizer = adamw(model)
 
 
-class TorchZero1(_Torchs):
+class TorchZero1(_TorchContender):
     def __init__(self, model: nn.Module, tokens: Tensor):
         super().__init__(DistributedDataParallel(model, gradient_as_bucket_view=True), tokens)
         self.optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=LR, fused=True)
@@ -88,7 +88,7 @@ class TorchZero1(_Torchs):
         return self.optimizer.optim.state.values()  # the optimizer of this rank's part; the outer one forwards to it
 
 
-class Fsdp2(_Torchs):
+class Fsdp2(_TorchContender):
     def __init__(self, model: nn.Module, tokens: Tensor):
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         for layer in model.model.layers:

@@ -86,7 +86,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     _own_options = frozenset(_SCHEDULE)  # options of parameter groups by which a saved state is recognized
     _alike = ("betas", *_SCHEDULE)
-    _heard = 0  # the last step of the handle that the state has taken note of
+    _noted_step = 0  # the last step of the handle that the state has taken note of
     _kind = _VARIANCE  # the kind of the step under way
     _made: ZeroOneKind | None = None  # what step() is to make of the gradients
     _rates: tuple[tuple[float, float], ...] = ()  # learning rate and weight decay of the step under way, by group
@@ -130,7 +130,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self._hear()  # a step that the groups before may have made
+        self._note_last_step()  # a step that the groups before may have made
         super().add_param_group(param_group)
         first = self.param_groups[0]
         self.param_groups[-1].update(steps=first["steps"], overdue=first["overdue"])
@@ -150,7 +150,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     @property
     def next_kind(self) -> str:
         """The kind of the next step: ``variance``, ``sync`` or ``local``."""
-        self._hear()
+        self._note_last_step()
         return self._next_kind().name
 
     @torch.no_grad()
@@ -173,7 +173,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 require_dense(self, parameter.grad)
         if self._handle is None:
             self._step_alone()
-        self._hear()
+        self._note_last_step()
         made, self._made = self._made, None
         if made == _VARIANCE:
             self._learn_variance()
@@ -188,11 +188,11 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         """Makes parameters and momenta the same on all ranks, as a sync step does, but without a gradient and outside
         of backward. It sends nothing where they are the same already. Call it on all ranks, between steps."""
         self._restore_parameters()
-        self._hear()
+        self._note_last_step()
         if self._handle is None or not any(state.get("total") for state in self.state.values()):
             return
         finite = self._handle.exchange_updates()
-        self._heard = self._handle.step
+        self._noted_step = self._handle.step
         if finite:
             self._end_round()
         self._set_position(overdue=not finite)
@@ -214,7 +214,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     def _begin_step(self) -> None:
         """Is called before each forward pass, and tells the handle what the next backward pass sends."""
-        self._hear()
+        self._note_last_step()
         self._kind = self._next_kind()
         self._take_rates()
         if self._handle is None:
@@ -230,12 +230,12 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         if self._is_registered and beta != self._beta:
             self._register()
 
-    def _hear(self) -> None:
+    def _note_last_step(self) -> None:
         """Takes note of the handle's last step, if it has made one."""
-        if self._handle is None or self._handle.step == self._heard:
+        if self._handle is None or self._handle.step == self._noted_step:
             return
         finite = self._handle.end_step()
-        self._heard = self._handle.step
+        self._noted_step = self._handle.step
         self._take_note(finite)
 
     @torch.no_grad()
@@ -395,7 +395,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _enter_phase(self) -> None:
         if self._handle is None:
             return
-        self._heard, self._made = self._handle.step, None
+        self._noted_step, self._made = self._handle.step, None
         self._take_rates()
         self._register()
         self._must_restore = True  # once model, optimizer and handle are loaded, in any order
@@ -432,7 +432,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        self._hear()
+        self._note_last_step()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

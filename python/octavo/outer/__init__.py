@@ -3,6 +3,6 @@
 far they have moved."""
 
 from octavo.outer.outer import Outer
-from octavo.outer.rates import FEWEST_ROUNDS, few_rounds, outer_rates
+from octavo.outer.rates import FEWEST_ROUNDS, outer_rates, warning_of_few_rounds
 
-__all__ = ["FEWEST_ROUNDS", "Outer", "few_rounds", "outer_rates"]
+__all__ = ["FEWEST_ROUNDS", "Outer", "outer_rates", "warning_of_few_rounds"]

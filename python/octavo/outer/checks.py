@@ -17,7 +17,7 @@ from octavo.plan import as_plan
 _AVERAGES = ("ranks", "hits")
 
 
-def require_plain(model: nn.Module) -> None:
+def require_plain_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"[outer] expected model as a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, DistributedDataParallel):
@@ -50,7 +50,7 @@ def require_plain(model: nn.Module) -> None:
         )
 
 
-def require_moves(optimizer: Optimizer, model: nn.Module) -> None:
+def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(
             f"[outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "

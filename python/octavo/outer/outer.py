@@ -16,12 +16,12 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.outer.checks import plan_of, require_moves, require_numbers, require_plain
-from octavo.outer.rates import few_rounds, outer_rates
+from octavo.outer.checks import plan_of, require_inner_optimizer, require_numbers, require_plain_model
+from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
 from octavo.parameters import Exempt, exemption, plain_name
 from octavo.plan import require_seed
-from octavo.rendezvous import Rendezvous, as_group, require_same_on_all_ranks, send_around
+from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_same_on_all_ranks
 
 
 class Outer(Optimizer):
@@ -97,8 +97,8 @@ class Outer(Optimizer):
         timeout_s: float = 300.0,
     ):
         # Optimizer's own __init__ is not called: parameters, groups and state are the inner optimizer's.
-        require_plain(model)
-        require_moves(inner_optimizer, model)
+        require_plain_model(model)
+        require_inner_optimizer(inner_optimizer, model)
         require_seed(seed, "outer")
         require_numbers(
             dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(steps, 0)),
@@ -119,10 +119,10 @@ class Outer(Optimizer):
         self._require_alike(rendezvous, table)
         options = _C.OuterOptions(**self._options)
         _C.Outer.require(self._plan, table, options)  # before the model changes
-        send_around([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
+        broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
         self._last_buffers = [buffer.clone() for buffer in self._buffers]
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, seed)
-        trouble = None if steps is None or self._rank else few_rounds(steps, every)
+        trouble = None if steps is None or self._rank else warning_of_few_rounds(steps, every)
         if trouble:
             warnings.warn(f"[outer] {trouble}", stacklevel=2)
 
@@ -223,7 +223,7 @@ class Outer(Optimizer):
         self._opt_called = True  # which schedules of the learning rate ask for
         with _failed_rounds_explained("step"):
             skipped = self._outer.after_step()
-        self._tell(skipped, "step", "where its round began")
+        self._warn_of_skipped(skipped, "step", "where its round began")
         if self._outer.steps % self.every == 0:
             self._remember_buffers()
 
@@ -250,7 +250,7 @@ class Outer(Optimizer):
         self._require_own("synchronize")
         with _failed_rounds_explained("synchronize"):
             skipped = self._outer.synchronize()
-        self._tell(skipped, "synchronize", "the anchor")
+        self._warn_of_skipped(skipped, "synchronize", "the anchor")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -315,7 +315,7 @@ class Outer(Optimizer):
         """
         return self._outer.stats()
 
-    def _tell(self, skipped: list[tuple[int, int, list[int], bool]], function: str, back_to: str) -> None:
+    def _warn_of_skipped(self, skipped: list[tuple[int, int, list[int], bool]], function: str, back_to: str) -> None:
         if any(returned for _, _, _, returned in skipped):
             self._forget_what_is_not_finite()
         for fragment, round_, ranks, returned in skipped:

@@ -30,7 +30,7 @@ def outer_rates(
     return own_lr if lr is None else lr, own_momentum if momentum is None else momentum
 
 
-def few_rounds(steps: int, every: int) -> str | None:
+def warning_of_few_rounds(steps: int, every: int) -> str | None:
     """Returns a warning where a run of ``steps`` makes too few rounds to come near to a run that exchanges gradients,
     otherwise None."""
     rounds = steps // every

@@ -33,13 +33,13 @@ their classes in octavo.optim."""
 OPTIMIZERS = ("adamw", "onebit-adamw", "onebit-lamb", "zero-one-adam", "muon", "signum", "lion", *FUSED)
 ONEBIT = ("onebit-adamw", "onebit-lamb")
 """Optimizers that freeze their variance and send momenta afterwards."""
-OF_EACH_ELEMENT = ("adamw", *FUSED)
+ELEMENTWISE = ("adamw", *FUSED)
 """Optimizers that step each element by itself, so that a rank can step any part of a parameter, as with --zero."""
-OF_EACH_RANK = (*OF_EACH_ELEMENT, "muon")
+STEPPED_ALONE = (*ELEMENTWISE, "muon")
 """Optimizers that a rank can step by itself, between the rounds of --outer."""
 OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
 """The options of --outer besides the steps of a round."""
-VOTED = ("signum", "lion")
+SIGN_STEPPED = ("signum", "lion")
 """Optimizers that step by the sign of what the ranks send."""
 LR = {
     "adamw": 3e-3,
@@ -170,7 +170,7 @@ class TrainConfig:
             return self.plan
         if self.zero:
             return "int4+ef"  # sign plans are for 1-bit optimizers, which do not work with ZeRO
-        return "sign-vote" if self.optimizer in VOTED else "sign+ef"
+        return "sign-vote" if self.optimizer in SIGN_STEPPED else "sign+ef"
 
     @property
     def resolved_lr(self) -> float:
@@ -386,7 +386,7 @@ def _refuse_what_is_not_supported(config: TrainConfig) -> None:
 
 def _check_outer(config: TrainConfig) -> None:
     for run in config.runs:
-        if run.outer and run.optimizer_name not in OF_EACH_RANK:
+        if run.outer and run.optimizer_name not in STEPPED_ALONE:
             _fail(
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
                 f"themselves: use adamw or muon, or one such as paged-adamw8bit"
@@ -414,7 +414,7 @@ def _check_zero(config: TrainConfig) -> None:
                 f"--zero {config.zero} and rounds of local steps exclude each other, because a rank that steps by "
                 f"itself needs the whole model: leave --zero out, or the rounds, with a plan such as int4+ef"
             )
-        if run.optimizer_name not in OF_EACH_ELEMENT:
+        if run.optimizer_name not in ELEMENTWISE:
             _fail(
                 f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
                 f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
@@ -445,7 +445,7 @@ def _check_optimizer(config: TrainConfig) -> None:
             )
         if name == "zero-one-adam" and plan.split(":")[0] in ("sign-vote", "auto"):
             _fail(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{plan}'")
-        if name not in VOTED:
+        if name not in SIGN_STEPPED:
             continue
         if plan.startswith(("topk", "threshold", "randomk")):
             _fail(

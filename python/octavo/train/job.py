@@ -16,7 +16,7 @@ from rich.console import Console
 from transformers import LlamaForCausalLM
 
 from octavo import durable_files
-from octavo.outer import few_rounds
+from octavo.outer import warning_of_few_rounds
 from octavo.train import device, evaluate
 from octavo.train.checkpoint import restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
@@ -82,7 +82,7 @@ def run_job(
     data = data or load_data(config, world)
     model = world.agree(lambda: build_replica(config, data))
     with _locked(Path(config.out), world) as disk:
-        return _go_on(_open(config, world, disk, data, model.config.to_dict(), precision), model, console)
+        return _run(_open(config, world, disk, data, model.config.to_dict(), precision), model, console)
 
 
 def try_job(config: TrainConfig, world: World, data: Data) -> None:
@@ -114,7 +114,7 @@ def _locked(out: Path, world: World) -> Iterator[Disk]:
             lock.close()
 
 
-def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[str, Any]:
+def _run(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[str, Any]:
     finished = _finished_summary(run)
     if finished is not None:
         if console:
@@ -129,22 +129,22 @@ def _go_on(run: _Run, model: LlamaForCausalLM, console: Console | None) -> dict[
 def _open(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any], precision: str | None
 ) -> _Run:
-    whose, record = _claim(config, world, disk, data, model)
-    folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(whose)
+    identity, record = _claim(config, world, disk, data, model)
+    folder, key = Path(config.out) / run_folder.CHECKPOINT, run_folder.key_of(identity)
     found = None if config.fresh else restore.newest_checkpoint(world, disk, folder, key, _warn)
     precision = record["resolved"].get("precision", precision) if record else precision
     earlier_steps = record["identity"]["steps"] if record else config.steps
-    return _Run(config, world, data, disk, whose, precision, found, earlier_steps)
+    return _Run(config, world, data, disk, identity, precision, found, earlier_steps)
 
 
 def _claim(
     config: TrainConfig, world: World, disk: Disk, data: Data, model: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Returns the identity of this run, and the record of the earlier run that it continues, if any."""
-    whose = run_folder.identity_of(config, data.corpus, model)
+    identity = run_folder.identity_of(config, data.corpus, model)
     out = Path(config.out)
-    record = world.agree(lambda: run_folder.claim(out, whose, config.fresh) if disk.is_leader else None)
-    return whose, world.from_main(record)
+    record = world.agree(lambda: run_folder.claim(out, identity, config.fresh) if disk.is_leader else None)
+    return identity, world.from_main(record)
 
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
@@ -174,11 +174,11 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
             f"warm-up are those of {run.config.steps} steps, so that it ends otherwise than a run that had them from "
             f"the start"
         )
-    world.agree(lambda: _take_over(run, engine.precision) if run.disk.is_leader else None)
+    world.agree(lambda: _claim_folder(run, engine.precision) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, world.from_main(totals))
 
 
-def _take_over(run: _Run, precision: str) -> None:
+def _claim_folder(run: _Run, precision: str) -> None:
     """Makes `--out` this run's folder, now that nothing can refuse the run any more. An earlier run in it is removed by
     `--fresh` alone."""
     if run.config.fresh:
@@ -205,7 +205,7 @@ def _train(run: _Run, trainer: Trainer, console: Console | None) -> None:
     writer = CheckpointWriter(world, run.disk, run.checkpoints, run_folder.key_of(run.identity), totals.step)
     display = make_display(console, config.steps, totals.step)
     display.note(_opening(run, trainer))
-    if config.outer and world.is_main and (trouble := few_rounds(config.steps, config.outer)):
+    if config.outer and world.is_main and (trouble := warning_of_few_rounds(config.steps, config.outer)):
         _warn(trouble)
     try:
         while totals.step < config.steps:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from octavo import durable_files
-from octavo.rendezvous import send_around
+from octavo.rendezvous import broadcast_from_rank_0
 from octavo.zero.all_or_none import by_first_rank
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
 
@@ -44,7 +44,7 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     """Does what ``ZeroEngine.save_checkpoint`` does. Each rank has buffers of its own; they become those of the first
     rank, on all ranks, so that a resumed run goes on as this one does."""
     aside = directory / _ASIDE
-    send_around(_saved_buffers(engine.module).values(), group)
+    broadcast_from_rank_0(_saved_buffers(engine.module).values(), group)
     where = "zero.save_checkpoint"
     by_first_rank(lambda: _prepare(directory, aside), where, f"write to {directory}", group)
     dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files

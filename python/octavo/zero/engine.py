@@ -24,7 +24,7 @@ from octavo.finite import all_finite
 from octavo.handle import Handle
 from octavo.parameters import exemption
 from octavo.plan import as_plan
-from octavo.rendezvous import Rendezvous, as_group, require_same_on_all_ranks, send_around
+from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_same_on_all_ranks
 from octavo.zero import export, optimizer_state
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
@@ -103,7 +103,7 @@ class ZeroEngine:
         exempt = {name: bool(is_exempt(name, p)) for name, p in self._parameters.items()}
         plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
         self._engine = self._connect(plan, exempt)
-        send_around([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
+        broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
         self._mesh = DeviceMesh.from_group(group, device_type)
         self.parts: dict[nn.Parameter, OwnPart] = {
             parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()

@@ -25,12 +25,12 @@ CHECKPOINT = "checkpoint"
 LOCK = "run.lock"
 _SCHEMA = 5
 # These change how often a run reports, where its files are or how fast it is, not what it learns.
-_FREE = (
+_NOT_IDENTITY = (
     *("nproc", "zero", "compile", "device", "eval_every", "checkpoint_every"),
     *("out", "fresh", "compare", "port", "timeout_s"),
 )
 
-_OF_ZERO = "gather"
+_ZERO_ONLY = "gather"
 # A run may be continued to more steps, from the checkpoints of fewer.
 _STEPS = "steps"
 
@@ -43,7 +43,7 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     continue; the rows of a step are those that the new number of ranks takes at that step (`Batches.batch`), so that
     within the current epoch some rows come twice and others not at all. The stage of ZeRO is not among them either.
     """
-    options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _FREE}
+    options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _NOT_IDENTITY}
     options["optimizer"] = config.optimizer_name
     for name in ("plan", "lr", "beta1", "beta2"):
         options[name] = getattr(config, f"resolved_{name}")
@@ -55,13 +55,13 @@ def identity_of(config: TrainConfig, corpus: Corpus, model: dict[str, Any]) -> d
     if config.model.endswith(".json"):
         options["model"] = {"name": Path(config.model).name, "content": _fingerprint(model)[:12]}
     if not config.zero:
-        del options[_OF_ZERO]
+        del options[_ZERO_ONLY]
     return options
 
 
 def key_of(identity: dict[str, Any]) -> str:
     """Returns a key that is the same for all runs that may continue from one another's checkpoints."""
-    return _fingerprint({name: _content(value) for name, value in identity.items() if name not in (_OF_ZERO, _STEPS)})
+    return _fingerprint({name: _content(value) for name, value in identity.items() if name not in (_ZERO_ONLY, _STEPS)})
 
 
 def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | None:
@@ -136,7 +136,7 @@ def _refuse_foreign(out: Path) -> None:
 
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
-    # Both have the same names except for _OF_ZERO, which does not count between a run with ZeRO and one without.
+    # Both have the same names except for _ZERO_ONLY, which does not count between a run with ZeRO and one without.
     pairs = {name: (there[name], here[name]) for name in sorted(there.keys() & here.keys())}
     if here[_STEPS] > there[_STEPS] and here["optimizer"] != "zero-one-adam":  # whose intervals are shares of a run
         del pairs[_STEPS]
