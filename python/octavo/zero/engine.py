@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,15 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from octavo import _C
-from octavo._C import Plan, StatePaging
 from octavo.alive import while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
-from octavo.parameters import exemption
-from octavo.plan import as_plan
-from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_same_on_all_ranks
-from octavo.zero import export, optimizer_state
+from octavo.rendezvous import as_group, broadcast_from_rank_0
+from octavo.zero import export, optimizer_state, set_up
 from octavo.zero.compile_config import CompileConfig, compile_config
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH, Gathering
@@ -95,57 +90,52 @@ class ZeroEngine:
         if config.zero_stage == 3:
             require_uncompiled(model)
         device_type = next(iter(self._parameters.values())).device.type
-        setting = None if compiled is None else self._compilable(compiled, device_type)
+        setting = None if compiled is None else set_up.compilable(config, compiled, device_type, optimizer)
         if group.size() > 1:
             warn_of_rounding(self._parameters)
-        plan = as_plan(config.plan)
-        is_exempt = exemption(config.exempt, self._parameters, "zero.initialize")
-        exempt = {name: bool(is_exempt(name, p)) for name, p in self._parameters.items()}
-        plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
-        self._engine = self._connect(plan, exempt)
+        exempt = set_up.exempt_by_name(config, self._parameters)
+        self._engine = set_up.connect(config, group, self._parameters, exempt)
         broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
-        self._mesh = DeviceMesh.from_group(group, device_type)
-        self.parts: dict[nn.Parameter, OwnPart] = {
-            parameter: self._share_out(name, exempt[name]) for name, parameter in self._parameters.items()
-        }
-        getattr(self._engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(len(self.parts))))
-        # Ranks may have different gradients where a model decides by its data. With torch.compile no order is expected,
-        # because gradients of compiled graphs come in between.
-        expected = [] if compiled is not None else list(reversed(range(len(self.parts))))
-        self._engine.order_gradients(GRAPH, expected, compiled is None)
-        if config.symmetric_memory and self._engine.why_no_symmetric_memory():
-            warnings.warn(
-                f"[zero.initialize] ranks use the network in place of symmetric_memory: "
-                f"{self._engine.why_no_symmetric_memory()}",
-                stacklevel=3,
-            )
+        mesh = DeviceMesh.from_group(group, device_type)
+        self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
+        set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
         for param_group in optimizer.param_groups:
             param_group["params"] = [self.parts[p].values for p in param_group["params"] if p in self.parts]
-        self._micro_batches = 0
+        self._micro_batches, self._steps = 0, 0
         self._has_gradients = False
-        self._engine.ignore_gradients(True)
-        for name, parameter in self._parameters.items():
-            parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(partial(while_alive(self._reduce), name))
+        self._failure: str | None = None  # why a backward pass has failed
+        self._take_gradients()
         transfer_bytes, kept_bytes = int(config.gather_mib * 2**20), int(config.reuse_mib * 2**20)
         self._gathering: Gathering | None = None
         if config.zero_stage == 3:
             self._gathering = Gathering(self._engine, self._ids, self._parameters, model, transfer_bytes, kept_bytes)
-        self._engine.compressor.seed = config.seed
         self.handle = Handle(self._engine.compressor, self._parameters, model)
         self._memories = {parameter: memory_of(parameter) for parameter in self.parts}
-        self._steps = 0
         self._forward: Callable[..., Any] = model
         self._compiler: ZeroCompiler | None = None
-        self._failure: str | None = None  # why a backward pass has failed
         if compiled is not None and setting is not None:
-            self._compiler = self._make_compiler(compiled, setting, transfer_bytes)
-            # Each engine has a backend of its own, and all engines of a model's class would share one limit of
-            # recompilations.
-            has_own_limit = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since torch 2.13
-            own_limit = {"isolate_recompiles": True} if has_own_limit else {}
-            backend = while_alive(self._compiler.compile)
-            self._forward = torch.compile(model, backend=backend, dynamic=compiled.dynamic, **own_limit)
+            self._compile(compiled, setting, transfer_bytes)
+
+    def _take_gradients(self) -> None:
+        """From now on complete gradients go to the C++ engine."""
+        self._engine.ignore_gradients(True)
+        for name, parameter in self._parameters.items():
+            parameter.grad = None
+            parameter.register_post_accumulate_grad_hook(partial(while_alive(self._reduce), name))
+
+    def _compile(self, compiled: CompileConfig, setting: Setting, transfer_bytes: int) -> None:
+        from octavo.zero.compiled import ZeroCompiler
+        from octavo.zero.compiled.on_host import OnHost
+
+        values = {self._ids[parameter]: part.values for parameter, part in self.parts.items()}
+        on_host = OnHost(self._engine, values, self.optimizer)
+        self._compiler = ZeroCompiler(self._engine, self._ids, transfer_bytes, compiled, setting, on_host, self._group)
+        # Each engine has a backend of its own, and all engines of a model's class would share one limit of
+        # recompilations.
+        has_own_limit = "isolate_recompiles" in inspect.signature(torch.compile).parameters  # since torch 2.13
+        own_limit = {"isolate_recompiles": True} if has_own_limit else {}
+        backend = while_alive(self._compiler.compile)
+        self._forward = torch.compile(self.module, backend=backend, dynamic=compiled.dynamic, **own_limit)
 
     # ---- a step
 
@@ -427,81 +417,6 @@ class ZeroEngine:
         looked at between a forward pass and its step. Checkpoints, and the optimizer's ``state_dict`` and ``step``, do
         it by themselves."""
         self._engine.restore()
-
-    # ---- set-up
-
-    def _compilable(self, config: CompileConfig, device_type: str) -> Setting:
-        """Returns what graphs are made for. Raises ValueError where they cannot be compiled, or where the config's
-        schedule does not suit them."""
-        from octavo.zero.compiled import Setting, require_compilable  # imports Inductor, which is slow
-        from octavo.zero.compiled.on_host import paging_optimizer
-
-        setting = Setting(
-            stage=self.config.zero_stage,
-            backend=config.backend,
-            device=device_type,
-            paged_by=paging_optimizer(self.optimizer),
-            has_parts_apart=self._has_parts_apart,
-        )
-        require_compilable(config, setting)
-        return setting
-
-    def _make_compiler(self, config: CompileConfig, setting: Setting, transfer_bytes: int) -> ZeroCompiler:
-        from octavo.zero.compiled import ZeroCompiler
-        from octavo.zero.compiled.on_host import OnHost
-
-        on_host = OnHost(self._engine, {self._ids[p]: part.values for p, part in self.parts.items()}, self.optimizer)
-        return ZeroCompiler(self._engine, self._ids, transfer_bytes, config, setting, on_host, self._group)
-
-    @property
-    def _has_parts_apart(self) -> bool:
-        """Whether a rank's part of a parameter has memory of its own, apart from the whole parameter."""
-        return self.config.zero_stage == 3 or self.config.gather is not None
-
-    def _connect(self, plan: Plan, exempt: dict[str, bool]) -> _C.Engine:
-        gather = None if self.config.gather is None else as_plan(self.config.gather)
-        rendezvous = Rendezvous(self._group, "zero.initialize", self.config.timeout_s)
-        require_same_on_all_ranks(
-            rendezvous,
-            self._group.rank(),
-            {
-                **self.config.shared(),
-                "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
-                "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in self._parameters.items()],
-            },
-            "zero.initialize",
-        )
-        of_model = sum(p.numel() for p in self._parameters.values())
-        elements = max(1, min(int(self.config.bucket_mib * 2**20) // 4, of_model))
-        paging = StatePaging(self.config.is_paged, self.config.page_dir or "")
-        return _C.Engine(
-            rendezvous.connect(),
-            elements,
-            plan,
-            gather,
-            self.config.timeout_s,
-            self.config.symmetric_memory,
-            # for gradients: a rank that waits for one sends it after gathers that others make before
-            rendezvous.connect() if self.config.zero_stage == 3 else None,
-            paging,
-        )
-
-    def _share_out(self, name: str, exempt: bool) -> OwnPart:
-        parameter = self._parameters[name]
-        id = self._ids[parameter]
-        if self.config.zero_stage == 3:  # copied, because it will be emptied: the memory may be a file's, or shared
-            parameter.data = parameter.data.clone()
-        whole = parameter.data
-        first, count = self._engine.owned(whole.numel())
-        values = whole.view(-1)[first : first + count]
-        gradient = torch.zeros_like(values)
-        values = values.clone() if self._has_parts_apart else values
-        if self.config.zero_stage == 3:
-            self._engine.register_z3_param(id, list(whole.shape), values, gradient, False, name, exempt)
-        else:
-            own_part = values if self._has_parts_apart else None
-            self._engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt, own_part)
-        return OwnPart.of(values, gradient, whole.numel(), self._mesh)
 
 
 def _path(function: str, path: Any) -> Path:

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``octavo.initialize`` does before the first step: ranks agree on what they train, connect, and get their parts
+of the parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from octavo import _C
+from octavo._C import StatePaging
+from octavo.parameters import exemption
+from octavo.plan import as_plan
+from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
+from octavo.zero.compile_config import CompileConfig
+from octavo.zero.config import ZeroConfig
+from octavo.zero.gathering import GRAPH
+from octavo.zero.parts import OwnPart
+
+if TYPE_CHECKING:
+    from octavo.zero.compiled import Setting
+
+
+def compilable(config: ZeroConfig, compiled: CompileConfig, device_type: str, optimizer: Optimizer) -> Setting:
+    """Returns what graphs are made for. Raises ValueError where they cannot be compiled, or where the config's schedule
+    does not suit them."""
+    from octavo.zero.compiled import Setting, require_compilable  # imports Inductor, which is slow
+    from octavo.zero.compiled.on_host import paging_optimizer
+
+    setting = Setting(
+        stage=config.zero_stage,
+        backend=compiled.backend,
+        device=device_type,
+        paged_by=paging_optimizer(optimizer),
+        has_parts_apart=_has_parts_apart(config),
+    )
+    require_compilable(compiled, setting)
+    return setting
+
+
+def exempt_by_name(config: ZeroConfig, parameters: Mapping[str, nn.Parameter]) -> dict[str, bool]:
+    """Returns for each parameter whether its gradients are sent in float32. Raises ValueError where a rule of the plan
+    fits none of the others."""
+    is_exempt = exemption(config.exempt, parameters, "zero.initialize")
+    exempt = {name: bool(is_exempt(name, parameter)) for name, parameter in parameters.items()}
+    as_plan(config.plan).require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
+    return exempt
+
+
+def connect(
+    config: ZeroConfig,
+    group: dist.ProcessGroup,
+    parameters: Mapping[str, nn.Parameter],
+    exempt: Mapping[str, bool],
+) -> _C.Engine:
+    """Returns the C++ engine, connected to those of the other ranks. Raises ValueError where ranks differ in what they
+    must have alike."""
+    rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
+    require_same_on_all_ranks(
+        rendezvous,
+        group.rank(),
+        {
+            **config.shared(),
+            "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
+            "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()],
+        },
+        "zero.initialize",
+    )
+    of_model = sum(p.numel() for p in parameters.values())
+    return _C.Engine(
+        rendezvous.connect(),
+        max(1, min(int(config.bucket_mib * 2**20) // 4, of_model)),  # elements of a bucket
+        as_plan(config.plan),
+        None if config.gather is None else as_plan(config.gather),
+        config.timeout_s,
+        config.symmetric_memory,
+        # for gradients: a rank that waits for one sends it after gathers that others make before
+        rendezvous.connect() if config.zero_stage == 3 else None,
+        StatePaging(config.is_paged, config.page_dir or ""),
+    )
+
+
+def share_out(
+    engine: _C.Engine,
+    config: ZeroConfig,
+    parameters: Mapping[str, nn.Parameter],
+    exempt: Mapping[str, bool],
+    mesh: DeviceMesh,
+) -> dict[nn.Parameter, OwnPart]:
+    """Registers the parameters with the engine, by their place as their id, and returns this rank's parts of them."""
+    parts: dict[nn.Parameter, OwnPart] = {}
+    for id, (name, parameter) in enumerate(parameters.items()):
+        if config.zero_stage == 3:  # copied, because it will be emptied: the memory may be a file's, or shared
+            parameter.data = parameter.data.clone()
+        whole = parameter.data
+        first, count = engine.owned(whole.numel())
+        values = whole.view(-1)[first : first + count]
+        gradient = torch.zeros_like(values)
+        values = values.clone() if _has_parts_apart(config) else values
+        if config.zero_stage == 3:
+            engine.register_z3_param(id, list(whole.shape), values, gradient, False, name, exempt[name])
+        else:
+            own_part = values if _has_parts_apart(config) else None
+            engine.register_param(id, list(whole.shape), whole, gradient, first, name, exempt[name], own_part)
+        parts[parameter] = OwnPart.of(values, gradient, whole.numel(), mesh)
+    return parts
+
+
+def register_graph(engine: _C.Engine, config: ZeroConfig, parameters: int, *, is_compiled: bool) -> None:
+    """Registers the graph of eager passes, of so many parameters. Warns where ranks were to share memory and do not."""
+    getattr(engine, f"register_graph_z{config.zero_stage}")(GRAPH, list(range(parameters)))
+    # Ranks may have different gradients where a model decides by its data. With torch.compile no order is expected,
+    # because gradients of compiled graphs come in between.
+    expected = [] if is_compiled else list(reversed(range(parameters)))
+    engine.order_gradients(GRAPH, expected, not is_compiled)
+    engine.compressor.seed = config.seed  # it is made with the first graph
+    if config.symmetric_memory and engine.why_no_symmetric_memory():
+        warnings.warn(
+            f"[zero.initialize] ranks use the network in place of symmetric_memory: {engine.why_no_symmetric_memory()}",
+            stacklevel=4,
+        )
+
+
+def _has_parts_apart(config: ZeroConfig) -> bool:
+    """Whether a rank's part of a parameter has memory of its own, apart from the whole parameter."""
+    return config.zero_stage == 3 or config.gather is not None
