@@ -110,6 +110,11 @@ const at::Tensor& DSParamRegistry::getGatheredParam(long ds_id) const {
   return entry.gathered;
 }
 
+void DSParamRegistry::requireGathered(long ds_id) const {
+  getGatheredParam(ds_id);
+  if (state(ds_id) == Gathered::in_flight) refuse(ds_id, Gathered::in_flight, "wait for it before it is released");
+}
+
 void DSParamRegistry::beginGather(long ds_id) {
   Entry& entry = at(ds_id);
   if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "one gather at a time");

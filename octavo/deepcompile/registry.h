@@ -75,6 +75,8 @@ class OCTAVO_API DSParamRegistry {
   void unregisterGatheredParam(long ds_id);
   /// Returns the whole values. Refused where there are none.
   const at::Tensor& getGatheredParam(long ds_id) const;
+  /// Refused unless the whole values are there, and no collective writes them.
+  void requireGathered(long ds_id) const;
   bool hasGatheredParam(long ds_id) const { return at(ds_id).gathered.defined(); }
   /// Must be called when a collective that writes the registered memory has been started, and when it has been waited
   /// for. In between, whoever reads or writes a shard's whole values gets c10::Error (forbid_access), where nothing

@@ -227,7 +227,7 @@ at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
 
 void Z3CustomOpExecutor::releaseParam(long ds_id, long n_users) {
   requireParam(ds_id);
-  param_registry_->getGatheredParam(ds_id);
+  param_registry_->requireGathered(ds_id);
   if (++uses_[ds_id] < n_users) return;
   if (!param_registry_->getParam(ds_id).isPersistent()) param_registry_->unregisterGatheredParam(ds_id);
   uses_.erase(ds_id);

@@ -101,8 +101,8 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
   /// Waits for the parameter's whole values and returns them, in the dtype of `v`, which allgatherParam() has returned.
   at::Tensor waitAllgather(const at::Tensor& v, long ds_id);
   /// Must be called after each of the parameter's `n_users` uses in the graph. After the last one the memory is given
-  /// up, unless the parameter is persistent. Throws Error invalid_argument where the parameter was not waited for, or
-  /// is used more often.
+  /// up, unless the parameter is persistent. Throws Error invalid_argument where the parameter was not waited for, and
+  /// where one that is not persistent is used more often.
   void releaseParam(long ds_id, long n_users);
 
   /// Starts one transfer, and returns memory for the whole values that is the caller's alone (FreshGather).

@@ -185,6 +185,14 @@ TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
     EXPECT_TRUE(at::equal(own.gathered(0), whole_of(0)));
     own.graph->releaseParam(0, 1);
     EXPECT_NE(refusal_of([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is released"), std::string::npos);
+    own.registry->setPersistent(3, true);  // what stays is not given up, and is waited for all the same
+    own.graph->allgatherParam(3);
+    for (const long users : {1L, 2L}) {
+      EXPECT_NE(refusal_of([&] { own.graph->releaseParam(3, users); }).find("parameter 3 is being gathered: wait"),
+                std::string::npos);
+    }
+    EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3)));
+    own.graph->releaseParam(3, 1);
   });
 }
 
