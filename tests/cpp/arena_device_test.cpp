@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas of a device with queues that are late and pages that are somewhere: the fake device, as torch's `cuda`.
+// Arenas of a device whose queues run late and whose pages are either on the host or on the device: the fake device, as
+// torch's `cuda`.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +34,7 @@ class ArenaDeviceTest : public FakeManagedTest {
   }
 
   static at::Tensor state(const std::shared_ptr<Arena>& arena) { return arena->zeros({kElements}, at::kFloat); }
-  /// Enqueues a kernel that writes all of the state.
+  /// Enqueues a kernel that writes every element of the state.
   static void update(const at::Tensor& state) {
     const LaunchScope scope(state.device());
     auto* const values = state.mutable_data_ptr<float>();
@@ -57,7 +58,7 @@ TEST_F(ArenaDeviceTest, MemoryStaysUntilTheKernelsOfEveryStreamAreDone) {
   const auto arena = Arena::make({.device = device_});
   at::Tensor tensor = state(arena);
   update(tensor);
-  const auto updated = make_event(FakeCudaGuard::kType, /*timing=*/false);  // two streams write to it in turn
+  const auto updated = make_event(FakeCudaGuard::kType, /*timing=*/false);  // two streams write to the tensor in turn
   updated->record(guard_.getStream(device_));
   {
     const c10::OptionalStreamGuard other(guard_.getStreamFromGlobalPool(device_, false));
@@ -65,7 +66,7 @@ TEST_F(ArenaDeviceTest, MemoryStaysUntilTheKernelsOfEveryStreamAreDone) {
     update(tensor);
     update(tensor);
   }
-  tensor.reset();  // the fake device refuses to free what a command uses
+  tensor.reset();  // the fake device refuses to free memory that a command still uses
   EXPECT_EQ(arena->figures().held_bytes, 0U);
   EXPECT_EQ(figures().resident_bytes, 0U);
 }
@@ -102,7 +103,7 @@ TEST_F(ArenaDeviceTest, WithoutAPrefetchEveryUpdateWaitsForItsPages) {
   EXPECT_EQ(figures().peak_resident_bytes, states.size() * held());
 }
 
-/// Six states, updated in turn; `window_bytes` of which move together.
+/// Updates six states in turn; the pager moves `window_bytes` of them together.
 TEST_F(ArenaDeviceTest, ThePagerBringsPagesBeforeTheirUpdateAndSendsThemHomeBehindIt) {
   for (const std::uint64_t states_of_window : {1U, 2U}) {
     const auto arena = Arena::make({.device = device_});
@@ -121,7 +122,7 @@ TEST_F(ArenaDeviceTest, ThePagerBringsPagesBeforeTheirUpdateAndSendsThemHomeBehi
     EXPECT_EQ(figures().resident_bytes, 0U);
     EXPECT_LE(figures().peak_resident_bytes, 3 * states_of_window * held());
 
-    // the update's input and output are a use each
+    // the update's input and its output each count as one use
     EXPECT_EQ(movements_of(states[3][0].const_data_ptr()),
               (std::vector{Movement::prefetch, Movement::use, Movement::use, Movement::evict}));
   }
@@ -136,7 +137,7 @@ TEST_F(ArenaDeviceTest, ThePagerLeavesOtherMemoryAlone) {
   for (std::size_t i = 0; i < 4; ++i) pager.before(i);
   pager.finish();
   EXPECT_EQ(figures().resident_bytes, 0U);
-  EXPECT_EQ(records().size(), 2U);  // there and back
+  EXPECT_EQ(records().size(), 2U);  // one to the device and one back
   Pager without(device_, {{}, {}});
   without.before(0);
   without.finish();

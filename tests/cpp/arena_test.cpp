@@ -48,7 +48,7 @@ TEST(ArenaTest, FiguresTellWhatIsAskedAndWhatIsHeldAndAreZeroAtTheEnd) {
     EXPECT_EQ(small.sum().item<std::int64_t>(), 0);
     const at::Tensor view = large.t()[1];
     large.reset();
-    expect_figures(arena->figures(), 12003, 4 * page(), 2);  // the view holds it
+    expect_figures(arena->figures(), 12003, 4 * page(), 2);  // the view still holds the tensor's memory
     const auto now = arena_figures(ArenaKind::host);
     expect_figures(now, before.asked_bytes + 12003, before.held_bytes + 4 * page(), before.tensors + 2);
   }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Dense sends once, the others twice.
+/// The seconds of a bucket's phases: a dense bucket uses the link once, an encoded one twice.
 PhaseSeconds dense(double link_s) { return {0.1, link_s, 0, 0, 0.1}; }
 PhaseSeconds coded(double work_s, double link_s) {
   return {work_s / 3, link_s / 2, work_s / 3, link_s / 2, work_s / 3};
@@ -57,15 +57,17 @@ TEST(AutoChoice, TheLinkAndTheThreadWorkAtTheSameTime) {
     for (int b = 0; b < 100; ++b) buckets.push_back({b * apart_s, 1, {cost}});
     return predicted_seconds(buckets, BucketPlans(100, 0));
   };
-  EXPECT_NEAR(predicted(dense(10), 0), 1000, 1);     // the link is the narrow place
-  EXPECT_NEAR(predicted(coded(3, 0.5), 0), 300, 3);  // the thread is
-  EXPECT_NEAR(predicted(coded(3, 3), 0), 300, 10);   // both: at the same time
-  // Backward is: the last bucket shows, and the decoding of those before, which are decoded when another one begins.
+  EXPECT_NEAR(predicted(dense(10), 0), 1000, 1);     // the link is the bottleneck
+  EXPECT_NEAR(predicted(coded(3, 0.5), 0), 300, 3);  // the thread is the bottleneck
+  EXPECT_NEAR(predicted(coded(3, 3), 0), 300, 10);   // both are, and they work at the same time
+  // Backward is the bottleneck. Of the exchange only two things add to its time: the last bucket, and the decoding of
+  // the buckets before it, each of which is decoded when another one begins.
   EXPECT_NEAR(predicted(coded(3, 3), 20), 99 * 20 + 6, 2);
   EXPECT_NEAR(predicted(dense(10), 20), 99 * 20 + 10, 1);
 }
 
-/// Of a hundred thousand choices, in which buckets, links and codecs are drawn: near the best there is, no matter what.
+/// Compares 100,000 choices, with buckets, links and codecs drawn at random: the mix is near the best one in every
+/// case.
 TEST(AutoChoice, TheBestMixIsNearTheBestOfAllChoices) {
   std::mt19937 random(0);
   const auto draw = [&](double most) { return std::uniform_real_distribution<>(0, most)(random); };
@@ -94,7 +96,7 @@ TEST(AutoChoice, WhatIsHiddenBehindBackwardIsNotChanged) {
 }
 
 TEST(AutoChoice, EachBucketGetsThePlanThatSuitsIt) {
-  // the codec is slow for every other bucket, as where its gradients lie elsewhere
+  // the codec is slow for every other bucket, for example because its gradients are on another device
   std::vector<BucketFigures> buckets;
   for (int b = 0; b < 6; ++b) buckets.push_back({0, 1000, {dense(10), coded(b % 2 == 0 ? 1 : 100, 1)}});
   EXPECT_EQ(best_mix(buckets), (BucketPlans{1, 0, 1, 0, 1, 0}));
@@ -108,9 +110,11 @@ TEST(AutoChoice, OnlyWhatMayWinIsTried) {
                                            {0, 10, {dense(90), coded(1, 45), coded(1, 11)}}};
   EXPECT_EQ(contenders(slow), (std::vector<BucketPlans>{{2, 2}}));
   const std::vector<BucketFigures> near = {{0, 10, {dense(10), coded(1, 8), coded(1, 7)}}};
-  EXPECT_EQ(contenders(near), (std::vector<BucketPlans>{{0}, {1}, {2}}));  // those that change least come first
+  // the plans that change the values least come first
+  EXPECT_EQ(contenders(near), (std::vector<BucketPlans>{{0}, {1}, {2}}));
   const std::vector<BucketFigures> doubtful = {{0, 10, {dense(20), coded(1, 19), coded(1, 7)}}};
-  EXPECT_EQ(contenders(doubtful), (std::vector<BucketPlans>{{0}, {2}}));  // dense is ruled out by more than a forecast
+  // dense is left out only where it is predicted to be much slower still
+  EXPECT_EQ(contenders(doubtful), (std::vector<BucketPlans>{{0}, {2}}));
   const std::vector<BucketFigures> not_measured = {{0, 10, {{kNever, kNever, kNever, kNever, kNever}, coded(1, 8)}}};
   EXPECT_EQ(contenders(not_measured), (std::vector<BucketPlans>{{1}}));
 }
@@ -128,7 +132,7 @@ TEST(AutoChoice, TheWinnerIsFasterByThreePercentOrChangesLess) {
         const std::vector<double> one = {a, b, c};
         const bool second = 1.03 * b < a, third = 1.03 * c < (second ? b : a);
         const std::size_t expected = third ? 2 : second ? 1 : 0;
-        // a turn in which all was slow, and one in which one contender was held up, decide nothing
+        // a turn in which everything was slow and a turn in which one contender was held up decide nothing
         std::vector<double> slow = {10 * a, 10 * b, 10 * c}, held_up = {a, b, 50 * c};
         EXPECT_EQ(winner({one, slow, one, held_up, one}), expected) << a << ' ' << b << ' ' << c;
         EXPECT_LE(one[expected], 1.03 * std::min({a, b, c}));

@@ -11,9 +11,9 @@ namespace {
 
 constexpr std::uint64_t kMostSteps = 400;
 
-/// Ranks in lockstep whose costs are given: codes take work in seconds, and less of the link.
+/// Ranks in lockstep with given costs: an encoded bucket takes seconds of work and less time on the link.
 struct World {
-  double link_s = 1, work_s = 1;  // of a dense bucket on the link; of a coded one on the thread
+  double link_s = 1, work_s = 1;  // of a dense bucket on the link; of an encoded one on the thread
   std::vector<std::vector<std::size_t>> buckets = {{3}, {2, 1}, {0}};
   std::vector<std::int64_t> told;
   std::vector<AutoPlan> ranks;
@@ -25,7 +25,7 @@ struct World {
       told = numbers;
       ++messages;
     });
-    // what the others think matters to nobody
+    // the numbers of the other ranks are ignored
     ranks.emplace_back(3, [this](std::vector<std::int64_t>& numbers) {
       ASSERT_EQ(numbers.size(), told.size());
       numbers = told;
@@ -38,7 +38,7 @@ struct World {
     return {work_s / 3, link / 2, work_s / 3, link / 2, work_s / 3};
   }
 
-  /// A step of all ranks; the plans by bucket, the same on all.
+  /// Makes one step of all ranks. Returns the plan of each bucket, which is the same on all ranks.
   BucketPlans step() {
     std::optional<BucketPlans> all;
     double exchange_s = 0;
@@ -59,7 +59,7 @@ struct World {
     return *all;
   }
   bool settled() const { return ranks[0].report().is_settled; }
-  /// Steps until it has chosen.
+  /// Makes steps until the plan has been chosen. Returns how many.
   std::uint64_t settle() {
     std::uint64_t steps = 1;
     while (step(), !settled() && steps < kMostSteps) ++steps;
@@ -86,7 +86,7 @@ TEST(AutoPlan, TheFastestPlanIsChosenByRank0sFigures) {
   slow.link_s = 100;
   between.link_s = 1.6;
   between.work_s = 0.9;
-  EXPECT_LT(fast.settle(), 10U);  // nothing else was worth a trial
+  EXPECT_LT(fast.settle(), 10U);  // no other plan was worth a trial
   EXPECT_EQ(fast.step(), (BucketPlans{0, 0, 0}));
   EXPECT_EQ(fast.messages, 1U);
   slow.settle();
@@ -100,7 +100,7 @@ TEST(AutoPlan, TheFastestPlanIsChosenByRank0sFigures) {
   EXPECT_DOUBLE_EQ(report.buckets[1].figures.by_plan[0].wait_up, 1.6);
 }
 
-/// The first time aside.
+/// The first measurement is left out.
 TEST(AutoPlan, MeasuringTakesAFiftiethOfTheTime) {
   World world;
   world.settle();
@@ -132,14 +132,14 @@ TEST(AutoPlan, OtherBucketsAreMeasuredAnew) {
   world.settle();
   EXPECT_EQ(world.step(), (BucketPlans{2, 2, 2}));
   world.buckets = {{3}, {2}, {1}, {0}};
-  EXPECT_EQ(world.step(), (BucketPlans{2, 0, 0, 0}));  // what is not known travels as it is
+  EXPECT_EQ(world.step(), (BucketPlans{2, 0, 0, 0}));  // buckets that are not known are sent dense
   EXPECT_EQ(world.step(), (BucketPlans{0, 0, 0, 0}));
   EXPECT_FALSE(world.settled());
   world.settle();
   EXPECT_EQ(world.step(), (BucketPlans{2, 2, 2, 2}));
 }
 
-/// As of a model whose every step has others: nothing is compressed, and nothing fails.
+/// A model may have other buckets in every step: then nothing is compressed, and nothing fails.
 TEST(AutoPlan, BucketsThatAreNeverTheSameAreNotCompressed) {
   World world;
   for (int step = 0; step < 60; ++step) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Compressor under the plan `auto`. What is decided from which figures: auto_choice_test, auto_plan_test.
+// A Compressor under the plan `auto`. auto_choice_test and auto_plan_test test which figures lead to which choice.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using compressor_steps::owed;
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-/// A network of so many seconds a byte, of the two kinds of transfers.
+/// A network that takes a given number of seconds per byte for each of the two kinds of transfers.
 class SlowBackend : public c10d::Backend {
  public:
   SlowBackend(BackendPtr inner, double all_to_all_s, double all_reduce_s)
@@ -58,8 +58,8 @@ class SlowBackend : public c10d::Backend {
 };
 
 TEST(Compressor, AutoChoosesByWhatTheNetworkTakes) {
-  // Seconds a byte: a dense bucket takes 64 ms, int8+ef 16 ms, int4+ef 9 ms. A busy machine takes some of them, too:
-  // which of the last two is chosen is no matter here (auto_choice_test).
+  // Seconds per byte: a dense bucket takes 64 ms, int8+ef 16 ms, int4+ef 9 ms. On a busy machine each takes longer, so
+  // this test does not check which of the last two is chosen (auto_choice_test does).
   constexpr double kFast = 0, kSlow = 4e-6;
   using Names = std::set<std::string>;
   for (const auto& [all_to_all_s, all_reduce_s, expected] :
@@ -71,7 +71,7 @@ TEST(Compressor, AutoChoosesByWhatTheNetworkTakes) {
         compressor.reduce(bucket_of(rank, step), kSlots);
       }
       EXPECT_TRUE(expected.contains(compressor.parameter_stats()[0].plan)) << compressor.parameter_stats()[0].plan;
-      EXPECT_EQ(compressor.parameter_stats()[1].plan, "dense");  // exempt
+      EXPECT_EQ(compressor.parameter_stats()[1].plan, "dense");  // the parameter is exempt
       const AutoStats stats = *compressor.auto_stats();
       EXPECT_TRUE(expected.contains(stats.plans.at(stats.report.buckets.at(0).plan)));
       EXPECT_EQ(stats.parameters.at(stats.report.buckets.at(0).parameters.at(0)), "weight");
@@ -79,7 +79,8 @@ TEST(Compressor, AutoChoosesByWhatTheNetworkTakes) {
   }
 }
 
-/// By every plan in turn, whatever this machine's clock makes of it: nothing is lost, and the ranks agree to the bit.
+/// Uses every plan in turn, whichever of them this machine's clock prefers: nothing is lost, and the ranks' results are
+/// equal bit by bit.
 TEST(Compressor, NothingIsLostWhileAutoChangesPlans) {
   constexpr int kSteps = 70;
   std::vector<at::Tensor> sums(2);
@@ -102,7 +103,7 @@ TEST(Compressor, NothingIsLostWhileAutoChangesPlans) {
   for (int step = 0; step < kSteps; ++step) expected += (bucket_of(0, step) + bucket_of(1, step)) / 2;
   at::Tensor difference = (expected - sums[0]).narrow(0, 0, kCount);
   if (left[0].contains("worker/weight")) difference -= owed(left, kCount);
-  EXPECT_LT(difference.abs().max().item<double>(), 0.1);  // bf16 rounds, and so do residuals
+  EXPECT_LT(difference.abs().max().item<double>(), 0.1);  // both the values and the residuals are rounded to bf16
   EXPECT_LT((expected - sums[0]).narrow(0, kCount, 64).abs().max().item<double>(), 1e-4);
 }
 
@@ -117,7 +118,7 @@ TEST(Compressor, AutoSendsWhatIsOwedBeforeItIsDense) {
     owed_before = copy(compressor.residuals());
     compressor.set_plan(Plan::parse("auto"));
 
-    compressor.begin_step();  // rolled back: it is owed still
+    compressor.begin_step();  // this step is rolled back, so the residuals are still owed
     at::Tensor bad = bucket_of(rank, 1);
     if (rank == 1) bad[5].fill_(INFINITY);
     compressor.reduce(bad, kSlots);
@@ -133,7 +134,7 @@ TEST(Compressor, AutoSendsWhatIsOwedBeforeItIsDense) {
     compressor.reduce(result, kSlots);
     EXPECT_TRUE(compressor.residuals().empty());
     compressor.begin_step();
-    at::Tensor next = bucket_of(rank, 3);  // it may go by bf16
+    at::Tensor next = bucket_of(rank, 3);  // this step may send bf16
     compressor.reduce(next, kSlots);
     EXPECT_TRUE(at::allclose(next, (bucket_of(0, 3) + bucket_of(1, 3)) / 2, 0.01, 0.01));
   });

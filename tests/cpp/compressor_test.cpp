@@ -32,7 +32,8 @@ TEST(Compressor, ANaNStepLeavesNoTraceOnAnyRank) {
     at::Tensor first = bucket_of(rank, 0);
     compressor.reduce(first, kSlots);
     const auto before = copy(compressor.residuals());
-    EXPECT_EQ(before.size(), 2U);  // of `weight`: what was left here, what was left of the own range
+    // of `weight`: what this rank's codes left out, and what the codes of its own range left out
+    EXPECT_EQ(before.size(), 2U);
 
     compressor.begin_step();
     at::Tensor bad = bucket_of(rank, 1);
@@ -85,7 +86,8 @@ TEST(Compressor, AStepThatWasBrokenOffLeavesNoTrace) {
   });
 }
 
-/// As where a rank went on from another checkpoint, or with a plan of the same size or another.
+/// Ranks differ for example where one of them went on from another checkpoint, or has another plan, whether of the same
+/// size or not.
 TEST(Compressor, RanksOfAnotherStepOrPlanAreTold) {
   constexpr const char* kPlans[][2] = {
       {"sign2:64", "sign2:64"}, {"sign2:64", "ternary:64"},   {"topk:0.1", "topk:0.1+hits"}, {"int4+ef", "int8+ef"},
@@ -162,7 +164,7 @@ TEST(Compressor, StateSavedAndLoadedGoesOnWithTheSameBits) {
   });
 }
 
-/// Or it would be added to gradients of a later time, when a plan with feedback is back.
+/// Otherwise it would be added to later gradients, once a plan with feedback is back.
 TEST(Compressor, WhatThePlanDoesNotUseOfALoadedStateIsGoneWithTheNextStep) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor original = make(backend, "int4+ef");
@@ -186,7 +188,7 @@ TEST(Compressor, WhatThePlanDoesNotUseOfALoadedStateIsGoneWithTheNextStep) {
 }
 
 TEST(Compressor, ABadStateIsRefusedAndNothingChanges) {
-  constexpr std::int64_t kHalf = kCount / 2;  // what a rank of two sends, and what it owns
+  constexpr std::int64_t kHalf = kCount / 2;  // the number of elements that a rank of two sends, and that it owns
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign+ef");
     compressor.load_residuals({{"worker/weight", at::ones({kHalf}, at::kBFloat16)}});
@@ -282,7 +284,7 @@ TEST(Compressor, DenseBytesAreThoseOfTheGradientsDtype) {
   });
 }
 
-/// A step of which one compressor has the gradients as they are, and the other scaled.
+/// Makes one step in which one compressor has the gradients as they are and the other has them scaled.
 void expect_same_step(Compressor& plain, Compressor& scaled, int rank, int step) {
   const double scale = step % 2 == 0 ? 1024.0 : 0.5;
   at::Tensor expected = bucket_of(rank, step), bucket = bucket_of(rank, step) * scale;
@@ -294,7 +296,7 @@ void expect_same_step(Compressor& plain, Compressor& scaled, int rank, int step)
   EXPECT_EQ(plain.gradient_powers(), scaled.gradient_powers());
 }
 
-/// A loss scale changes nothing but the scale of the result, also from step to step.
+/// A loss scale changes only the scale of the result, in all later steps, too.
 TEST(Compressor, ResidualsAndMomentaAreInUnscaledUnits) {
   for (const bool momentum : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
@@ -306,7 +308,7 @@ TEST(Compressor, ResidualsAndMomentaAreInUnscaledUnits) {
       for (int step = 0; step < 4; ++step) expect_same_step(plain, scaled, rank, step);
       EXPECT_THROW(scaled.set_gradient_scale(0.0), Error);
       EXPECT_THROW(scaled.set_gradient_scale(INFINITY), Error);
-      EXPECT_THROW(scaled.set_gradient_scale(1e39), Error);  // infinite in float32, which would hide all gradients
+      EXPECT_THROW(scaled.set_gradient_scale(1e39), Error);  // infinite in float32: it would hide all gradients
       EXPECT_THROW(scaled.set_gradient_scale(1e-30), Error);
     });
   }
@@ -329,7 +331,7 @@ TEST(Compressor, ResidualsOfGradientsAreNotAddedToMomenta) {
     EXPECT_TRUE(at::equal(a, b));
     EXPECT_TRUE(compressor.residuals_are_of_momenta());
 
-    // the order in which residuals and phase are restored does not matter
+    // residuals and phase may be restored in either order
     fresh.load_residuals(left, /*of_momenta=*/false);
     fresh.set_momentum({}, 0);
     fresh.begin_step();
@@ -352,7 +354,7 @@ TEST(Compressor, TheSampleIsOfTheLargestMomentum) {
   });
 }
 
-/// A rank without peers sends nothing, but its momentum must not stop: the optimizer has none.
+/// A rank without peers sends nothing, but its momentum must go on, because the optimizer keeps none.
 TEST(Compressor, MomentumGoesOnInAWorldOfOneRank) {
   run_ranks(1, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "dense+dgc:0.5");
@@ -365,7 +367,7 @@ TEST(Compressor, MomentumGoesOnInAWorldOfOneRank) {
   });
 }
 
-/// A rank's own momentum after some gradients of bucket_of, and the update that it sends last.
+/// A rank's own momentum after some gradients of bucket_of, and the update that the rank sent last.
 struct Lion {
   at::Tensor momentum = at::zeros({kCount + 64}), update;
   void step(const at::Tensor& gradient) {
@@ -439,7 +441,7 @@ TEST(Compressor, ANaNOnOneRankLeavesAllOwnMomentaAsTheyWere) {
   });
 }
 
-/// A momentum that cancels the gradient exactly sends nothing, and becomes what it should all the same.
+/// Where a momentum cancels the gradient exactly, nothing is sent, and the momentum changes nevertheless.
 TEST(Compressor, AnUpdateOfZeroStillChangesTheMomentum) {
   run_ranks(2, [&](const BackendPtr& backend, int) {
     Compressor compressor = make(backend, "sign-vote");

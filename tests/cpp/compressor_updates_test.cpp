@@ -60,7 +60,7 @@ TEST(CompressorUpdates, GradientsPassByThePlanAndWhatItRemembers) {
     keep_updates(compressor);
     EXPECT_TRUE(run_step(compressor, bucket_of(rank, 0)));
     const auto before = copy(compressor.residuals());
-    EXPECT_EQ(before.size(), 6U);  // two residuals of `weight`, a momentum and an update of both
+    EXPECT_EQ(before.size(), 6U);  // two residuals of `weight`; a momentum and an update of both parameters
     compressor.set_exchange(Exchange::gradients);
     at::Tensor bucket = bucket_of(rank, 1);
     EXPECT_TRUE(run_step(compressor, bucket));
@@ -105,7 +105,8 @@ TEST(CompressorUpdates, TheLossScaleIsTakenOut) {
     EXPECT_TRUE(run_step(plain, bucket));
     Compressor scaled = make(backend, "int4+ef");
     keep_updates(scaled);
-    scaled.set_gradient_scale(rank == 0 ? 1024 : 256);  // after a step that one rank alone has skipped
+    // the ranks' scales differ after a step that only one rank has skipped
+    scaled.set_gradient_scale(rank == 0 ? 1024 : 256);
     at::Tensor larger = bucket_of(rank, 0) * (rank == 0 ? 1024 : 256);
     EXPECT_TRUE(run_step(scaled, larger));
     EXPECT_TRUE(at::equal(larger, bucket * (rank == 0 ? 1024 : 256)));

@@ -26,7 +26,7 @@ constexpr Matrix kSketchedShape = {1, kSketched};
 
 LinearMapPtr sketch(bool is_exact, double taken = 0.001) { return std::make_shared<CountSketch>(0.1, taken, is_exact); }
 
-/// Heavy elements, of which each rank has its share, and little noise of each rank's own.
+/// Returns heavy elements, to which each rank contributes, with a little noise of the rank's own.
 at::Tensor heavy_values(int rank, float heavy = 10.0F) {
   at::Generator generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(rank));
   at::Tensor values = at::randn({kSketched}, generator, at::kFloat) / 100;
@@ -57,7 +57,7 @@ TEST(CountSketchMap, TheHeavyElementsOfTheMeanAreFoundAndTheSameOnAllRanks) {
       });
       for (const auto& result : results) EXPECT_TRUE(at::equal(result, results[0])) << "replicas differ";
       const at::Tensor first = results[0].slice(0, 0, kSketched), mean = heavy_mean(world);
-      if (world == 1) continue;  // nothing is mapped
+      if (world == 1) continue;  // a rank without peers maps nothing
       EXPECT_EQ(first.count_nonzero().item<std::int64_t>(), kSketched / 1000);
       const at::Tensor is_heavy = mean > 5;
       const double error = ((first - mean) * is_heavy).abs().max().item<double>();
@@ -66,7 +66,7 @@ TEST(CountSketchMap, TheHeavyElementsOfTheMeanAreFoundAndTheSameOnAllRanks) {
   }
 }
 
-/// The result is what the rules make of the mean of the sketches.
+/// The result is what the rules compute from the mean of the sketches.
 TEST(CountSketchMap, TheResultIsTheEstimates) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     MapSteps steps(backend, sketch(/*is_exact=*/false), kSketchedShape, /*feedback=*/true);
@@ -85,7 +85,7 @@ TEST(CountSketchMap, TheResultIsTheEstimates) {
     EXPECT_TRUE(at::allclose(result, estimates * is_taken, 1e-5, 1e-5));
     const double least = result.abs().masked_select(is_taken).min().item<double>();
     EXPECT_LE((estimates * is_taken.logical_not()).abs().max().item<double>(), least * 1.0001) << "not the largest";
-    // what was taken leaves the sketch: its cells are empty, the others are the sketch
+    // the result is taken out of the sketch: its cells become empty, and the others stay as they are
     at::Tensor taken = at::zeros_like(cells);
     insert_sketch(c10::kCPU, {result.const_data_ptr<float>()}, kSketched, shape, taken.mutable_data_ptr<float>());
     EXPECT_TRUE(at::allclose(steps.memory(), cells.masked_fill(taken.ne(0), 0), 1e-5, 1e-6));
@@ -93,7 +93,7 @@ TEST(CountSketchMap, TheResultIsTheEstimates) {
   });
 }
 
-/// FetchSGD in torch, from the mean of the sketches on.
+/// FetchSGD in torch; begins with the mean of the sketches.
 struct FetchSgdReference {
   rules::CountSketch shape;
   float momentum;
@@ -123,7 +123,8 @@ struct FetchSgdReference {
 TEST(CountSketchMap, MomentumAndErrorLiveInTheSketch) {
   for (const int world : {2, 3, 4}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {
-      constexpr std::int64_t kTaken = 39;  // of 40 heavy elements: no small one, which rounding would make another one
+      // one less than the 40 heavy elements: the 40th could be a small one, and rounding would choose another
+      constexpr std::int64_t kTaken = 39;
       MapSteps steps(backend, sketch(/*is_exact=*/false, 0.0004), kSketchedShape, /*feedback=*/true, /*momentum=*/0.5F);
       FetchSgdReference reference{{0x7F4A7C159E3779B9, 3, 96000 / 30 / 64 * 64}, 0.5F};
       for (int step = 0; step < 4; ++step) {
@@ -145,7 +146,7 @@ TEST(CountSketchMap, MomentumAndErrorLiveInTheSketch) {
   }
 }
 
-/// Elements that are never among the largest of one step are sent in the end.
+/// Feedback also sends elements that are never among the largest of a step.
 TEST(CountSketchMap, FeedbackSendsTheSmallerToo) {
   for (const bool is_exact : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int) {
@@ -202,7 +203,7 @@ TEST(CountSketchMap, ANanOnOneRankReachesAllAndLeavesNoTrace) {
   }
 }
 
-/// One NaN makes more estimates NaNs than are taken, and may not be one of these itself.
+/// One NaN makes more estimates NaN than are taken, and the element of the NaN itself may not be among those taken.
 TEST(CountSketchMap, ANanAmongManyIsNotMissed) {
   for (const bool is_exact : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
@@ -228,7 +229,7 @@ TEST(CountSketchMap, AZeroGradientKeepsTheState) {
   });
 }
 
-/// Counts what a thread asks torch's allocator of the CPU for, while it is there.
+/// Counts a thread's requests to torch's allocator of the CPU while this object exists.
 class CountedAllocations final : public c10::Allocator {
  public:
   CountedAllocations() { c10::SetCPUAllocator(this); }
@@ -262,7 +263,7 @@ TEST(CountSketchMap, ASteadyStepAllocatesNothing) {
   }
 }
 
-/// In bytes, as the images' sizes say: 4 (W - 1) of each, both ways, of all ranks together.
+/// The bytes follow from the images' sizes: 4 (W - 1) bytes per float each way, over all ranks together.
 TEST(CountSketchMap, SendsTheSketchAlone) {
   for (const bool is_exact : {false, true}) {
     for (const int world : {2, 4}) {
@@ -275,7 +276,7 @@ TEST(CountSketchMap, SendsTheSketchAlone) {
       });
       const int floats = 96000 / 30 / 64 * 64 * 3 + (is_exact ? 96 : 0);
       const int messages = (is_exact ? 4 : 2) * world * (world - 1);
-      constexpr int kHeader = 20;  // bytes, at most
+      constexpr int kHeader = 20;  // in bytes, at most
       EXPECT_GE(sent, 2 * 4 * floats * (world - 1));
       EXPECT_LE(sent, 2 * 4 * floats * (world - 1) + messages * kHeader);
     }

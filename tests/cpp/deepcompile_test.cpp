@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The classes of DeepSpeed's deepcompile.h: its usage examples, and what is refused.
+// The classes of DeepSpeed's deepcompile.h: its usage examples, and what the classes refuse.
 #include "octavo/deepcompile.h"
 
 #include <ATen/ATen.h>
@@ -29,7 +29,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> group_of(const BackendPtr& backend) {
   return group;
 }
 
-/// The example of an executor: all-reduces its buckets, and keeps what became of each gradient.
+/// The documented example of an executor: all-reduces its buckets and keeps the mean of each gradient.
 class MeanExecutor final : public dc::CustomOpExecutor {
  public:
   using CustomOpExecutor::CustomOpExecutor;
@@ -58,7 +58,7 @@ struct Rank {
   std::shared_ptr<dc::DoubleBufferedReduceBucket> buckets;
   std::unique_ptr<MeanExecutor> executor;
 
-  /// Parameters 0, 1, ... of `sizes`.
+  /// Has the parameters 0, 1, ... with these sizes.
   Rank(const BackendPtr& backend, const std::vector<std::int64_t>& sizes, std::int64_t bucket, bool divides_before)
       : buckets(std::make_shared<dc::DoubleBufferedReduceBucket>(bucket, /*enable_double_buffer=*/true)) {
     std::vector<long> ids;
@@ -127,7 +127,7 @@ TEST(DSParamRegistryTest, WholeValuesComeAndGo) {
   EXPECT_EQ(registry.state(3), dc::Gathered::sharded);
   EXPECT_FALSE(registry.hasGatheredParam(3));
   EXPECT_NE(refusal_of([&] { registry.getGatheredParam(3); }).find("parameter 3 is sharded"), std::string::npos);
-  registry.unregisterGatheredParam(3);  // there is nothing to give up
+  registry.unregisterGatheredParam(3);  // there is nothing to release
   EXPECT_NE(refusal_of([&] { registry.beginGather(3); }).find("register memory"), std::string::npos);
 
   const at::Tensor first = at::empty({8}), second = at::empty({10});
@@ -143,7 +143,7 @@ TEST(DSParamRegistryTest, WholeValuesComeAndGo) {
   EXPECT_TRUE(registry.isValid(3));
   EXPECT_NE(refusal_of([&] { registry.endGather(3); }).find("no gather to wait for"), std::string::npos);
 
-  registry.registerGatheredParam(3, second);  // takes the place of the first, whose values are not its own
+  registry.registerGatheredParam(3, second);  // replaces the first tensor, whose values `second` does not have
   EXPECT_TRUE(registry.getGatheredParam(3).is_same(second));
   EXPECT_FALSE(registry.isValid(3));
   registry.beginGather(3);
@@ -187,7 +187,7 @@ TEST(ReduceBucketTest, TheExampleOfTheHeader) {
 TEST(ReduceBucketTest, ItIsFlushedWhereTheNextDoesNotFitAndGrowsWhereItIsEmpty) {
   dc::ReduceBucket bucket(10, at::kHalf);
   EXPECT_FALSE(bucket.shouldFlush(10));
-  EXPECT_TRUE(bucket.shouldFlush(11));  // as seed 003 has it, also where there is nothing to send
+  EXPECT_TRUE(bucket.shouldFlush(11));  // as seed 003 requires, even where there is nothing to send
   EXPECT_NE(refusal_of([&] { bucket.allocate(11); }).find("expected at most 10 elements"), std::string::npos);
   bucket.reserve(11);
   bucket.allocate(6);
@@ -225,7 +225,8 @@ TEST(ReduceBucketTest, TwoBucketsOfADtypeFillInTurn) {
 
 // ---- executors
 
-/// Gradients of several dtypes, one of them larger than a bucket, in three steps of two micro-batches.
+/// The gradients have several dtypes, and one of them is larger than a bucket; there are three steps of two
+/// micro-batches.
 TEST(CustomOpExecutorTest, EveryGradientBecomesTheMeanOfItsOwn) {
   const std::vector<std::int64_t> sizes = {10, 300, 1, 70, 64};
   const auto gradient = [&](std::size_t i, int rank, int step) {
@@ -245,7 +246,7 @@ TEST(CustomOpExecutorTest, EveryGradientBecomesTheMeanOfItsOwn) {
             const at::Tensor left = own.executor->reduceGrad(gradient(i, rank, step), static_cast<long>(i));
             EXPECT_EQ(left.numel(), 0);
           }
-          EXPECT_FALSE(own.executor->reduceGrad({}, 0).defined());  // of a parameter that was not used
+          EXPECT_FALSE(own.executor->reduceGrad({}, 0).defined());  // the gradient of a parameter that was not used
           own.executor->endBackward();
           ASSERT_EQ(own.executor->means.size(), sizes.size());
           for (std::size_t i = 0; i < sizes.size(); ++i) {

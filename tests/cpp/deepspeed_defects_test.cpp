@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What DeepSpeed's DeepCompile gets wrong (2026-08), each as a test of what is right, in the order in which they were
-// found: 1 to 6, 8, 11 and 13 to 15 here. 7, how parameters move, is in tests/python/sycl/test_sycl_parameters.py; 9,
-// memory that is registered again, in deepcompile_test.cpp (WholeValuesComeAndGo); 10, shards that are too small, in
-// engine_test.cpp (WhatDoesNotFitIsRefused); 12, a threshold in bytes, in default_engine_test.cpp.
+// Defects of DeepSpeed's DeepCompile (2026-08), in the order in which they were found; each test checks the right
+// behavior. This file has 1 to 6, 8, 11 and 13 to 15. The others: 7, how parameters move, is in
+// tests/python/sycl/test_sycl_parameters.py; 9, memory that is registered again, in deepcompile_test.cpp
+// (WholeValuesComeAndGo); 10, shards that are too small, in engine_test.cpp (WhatDoesNotFitIsRefused); 12, a threshold
+// in bytes, in default_engine_test.cpp.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +64,7 @@ TEST(DeepSpeedDefects, NothingBesideAnOddGradientReachesItsOwner) {
   for (const int world : {2, 3, 4}) {
     run_ranks(world, [](const BackendPtr& backend, int) {
       ZeroOneGraph own(backend, 3, {{7}, {5}, {1}, {9}});
-      for (int step = 0; step < 2; ++step) {  // the second one in the memory of the first one's
+      for (int step = 0; step < 2; ++step) {  // the second step uses the first one's memory
         std::vector<at::Tensor> gradients;
         for (const long id : own.ids) {
           const bool is_bad = (id + step) % 2 == 1;
@@ -94,7 +95,7 @@ TEST(DeepSpeedDefects, APersistentParameterHasTheTracedDtypeAtEachUse) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     ZeroOneGraph own(backend, 3, {{33, 10}});
     own.engine.set_persistent(0);
-    own.gathered(0);  // in float32, which is kept
+    own.gathered(0);  // gathers float32, which is kept
     for (int step = 0; step < 2; ++step) {
       for (int use = 0; use < 2; ++use) {
         const at::Tensor narrow = own.gathered(0, at::kBFloat16);
@@ -119,7 +120,8 @@ TEST(DeepSpeedDefects, ParametersThatAreCastInOneTransferDoNotShareMemory) {
   });
 }
 
-/// As a checkpoint that is loaded, or an average of parameters that takes their place; also while they are gathered.
+/// A shard changes for example where a checkpoint is loaded or an average replaces the parameters. Both may also happen
+/// while the values are gathered.
 TEST(DeepSpeedDefects, AShardThatChangesMakesPersistentValuesStale) {
   run_ranks(2, [](const BackendPtr& backend, int) {
     ZeroOneGraph own(backend, 3, {{33, 10}});
@@ -150,7 +152,7 @@ TEST(DeepSpeedDefects, AParameterThatIsUnusedOrFrozenIsLeftOut) {
   for (const int stage : {1, 2, 3}) {
     run_ranks(2, [&](const BackendPtr& backend, int) {
       ZeroOneGraph own(backend, stage, {{7}, {5}});
-      own.backward({own.whole(0), at::Tensor()}, true);  // what is frozen is not registered
+      own.backward({own.whole(0), at::Tensor()}, true);  // a frozen parameter is not registered
       EXPECT_TRUE(at::allclose(own.gradients[0], own.own(own.whole(0))));
       EXPECT_EQ(own.engine.reduced_params(), std::vector<long>{0});
     });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a step goes under DeepSpeed, which programs written for it rely on. What else they rely on is in
-// zero3_executor_test.cpp (from a gather to the last use) and pinned_test.cpp (page-locked memory).
+// How a step works under DeepSpeed, as programs that were written for it expect. Other tests of such expectations are
+// in zero3_executor_test.cpp (from a gather to the last use) and pinned_test.cpp (page-locked memory).
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 constexpr long kOnlyGraph = ZeroOneGraph::kGraph;
 
-/// A shard has as many elements on all ranks; what is too many is at the end of the last one's, and never read.
+/// A shard has the same number of elements on all ranks. The surplus is at the end of the last one and is never read.
 TEST(DeepSpeedFacts, ShardsMayBePadded) {
   run_ranks(3, [](const BackendPtr& backend, int rank) {
     dc::Engine engine(process_group_of(backend), backend, 1000);
@@ -68,7 +68,7 @@ TEST(DeepSpeedFacts, GradientBuffersAreBoundBeforeTheBackwardPassAndReleasedAfte
     ZeroOneGraph own(backend, 1, {{33, 10}});
     for (int step = 0; step < 2; ++step) {
       own.engine.update_param_grad_buffer(0, {});
-      own.backward({own.whole(0)}, false);  // nothing is reduced
+      own.backward({own.whole(0)}, false);  // this backward pass reduces nothing
       const at::Tensor bound = at::empty_like(own.gradients[0]);
       own.engine.update_param_grad_buffer(0, bound);
       own.backward({own.whole(0)}, true);
@@ -88,7 +88,8 @@ TEST(DeepSpeedFacts, BucketsAreReleasedAfterTheLastGraphAlone) {
     own.engine.reduce_grad(own.whole(1), 1, 1);
     own.reduce({own.whole(0)});
     own.engine.end_backward(1);
-    const auto other = own.engine.reduce_buckets->getBuffer(at::kFloat);  // it fills while the first is sent
+    // this bucket is filled while the first one is sent
+    const auto other = own.engine.reduce_buckets->getBuffer(at::kFloat);
     EXPECT_NE(other, bucket);
     own.engine.end_backward(kOnlyGraph, true);
     EXPECT_TRUE(at::allclose(own.gradients[0], own.whole(0)));
@@ -157,7 +158,7 @@ TEST(DeepSpeedFacts, WhilePassesAreMeasuredNothingIsReducedOrFreedAndGathersRun)
     const at::Tensor large = at::ones({1 << 22});
     own.engine.free_tensors({large});
     EXPECT_EQ(large.numel(), 1 << 22);
-    EXPECT_TRUE(own.engine.wait_reload(large, kOnlyGraph, 1).is_same(large));  // it was never sent to the host
+    EXPECT_TRUE(own.engine.wait_reload(large, kOnlyGraph, 1).is_same(large));  // the value was never sent to the host
     for (int again = 0; again < 2; ++again) {
       EXPECT_TRUE(at::equal(own.gathered(0), own.whole(0)));
       own.engine.invalidate_gathered_param(0);

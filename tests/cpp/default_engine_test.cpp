@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions, variables and flags of DeepSpeed's deepcompile.h, through the public header: those of one engine.
+// The functions, variables and flags of DeepSpeed's deepcompile.h, used through the public header. They belong to one
+// engine.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +21,7 @@ namespace {
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-/// The process as the only rank, on the test's own thread.
+/// Makes the process the only rank, on the test's own thread.
 class DefaultEngineTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -69,7 +70,7 @@ TEST_F(DefaultEngineTest, TheExamplesOfTheHeader) {
   EXPECT_TRUE(executor->hasParam(0));
   EXPECT_NE(refusal_of([] { dc::getExecutor<dc::Z1CustomOpExecutor>(graph_id, dc::executors); }).find("another stage"),
             std::string::npos);
-  dc::executors[graph_id + 1] = executor;  // one that a program has made
+  dc::executors[graph_id + 1] = executor;  // an executor that the program itself has made
   EXPECT_EQ(&dc::engine_of(graph_id + 1), &dc::default_engine());
   dc::end_backward({}, graph_id + 1, /*release_reduce_buckets=*/false);
 }
@@ -158,7 +159,7 @@ TEST_F(DefaultEngineTest, FlagsAreThoseOfTheConfig) {
   EXPECT_FALSE(dc::is_profiling() || dc::sync_after_reduce);
 }
 
-/// Twelve elements of eight bytes.
+/// The value has twelve elements of eight bytes.
 TEST_F(DefaultEngineTest, TensorsAreFreedAboveAThresholdInBytes) {
   const at::Tensor value = at::ones({12}, at::kDouble), other = value.alias();
   dc::free_activation_threshold = 96;
@@ -171,7 +172,7 @@ TEST_F(DefaultEngineTest, TensorsAreFreedAboveAThresholdInBytes) {
   dc::enable_profiling(false);
   dc::free_tensors({value});
   EXPECT_EQ(value.numel(), 0);
-  EXPECT_TRUE(at::equal(other, at::ones({12}, at::kDouble)));  // which somebody else holds
+  EXPECT_TRUE(at::equal(other, at::ones({12}, at::kDouble)));  // this alias still holds the memory
 }
 
 TEST_F(DefaultEngineTest, ValuesGoToPageLockedMemoryOnlyWhereTheFlagSaysSo) {
@@ -209,7 +210,7 @@ TEST_F(DefaultEngineTest, AfterAllgatherOrReduceTheResultIsThereWhereAFlagAsksFo
     dc::start_backward(true);
     dc::reduce_grad(values_, 1, 0);
     dc::reduce_grad(at::zeros({12}), 1, 1);
-    dc::reduce_buckets->getBuffer(at::kFloat)->allocate(1000 - 24);  // it is full
+    dc::reduce_buckets->getBuffer(at::kFloat)->allocate(1000 - 24);  // now the bucket is full
     dc::reduce_grad(values_, 1, 0);
     EXPECT_EQ(at::equal(gradient_, values_), waits);
     dc::end_backward(c10::IValue(), 1, true);
@@ -217,7 +218,7 @@ TEST_F(DefaultEngineTest, AfterAllgatherOrReduceTheResultIsThereWhereAFlagAsksFo
   }
 }
 
-/// A third of the least value that a dtype has is nothing.
+/// A third of the smallest value of a dtype becomes zero in it.
 TEST(EngineFlags, DivisionBeforeTheSumIsInTheGradientsOwnDtype) {
   run_ranks(3, [](const BackendPtr& backend, int rank) {
     for (const bool divides_before : {false, true}) {

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kType = FakeCudaGuard::kType;
 
-/// As CUDA's, the handle of a default stream is null.
+/// The handle of a default stream is null, as with CUDA.
 class NullStreamGuard final : public FakeCudaGuard {
  public:
   void* getStreamNativeHandle(const c10::Stream) const override { return nullptr; }
@@ -41,7 +41,7 @@ TEST_F(DispatchTest, OnCpuTheCallingThreadRunsTheKernels) {
 }
 
 TEST_F(DispatchTest, AnotherLibrarysDeviceIsNotTakenForSycl) {
-  const c10::Device device(c10::DeviceType::PrivateUse1, 0);  // which nobody has registered in this process
+  const c10::Device device(c10::DeviceType::PrivateUse1, 0);  // no library has registered this type in this process
   ASSERT_NE(c10::get_privateuse1_backend(), "sycl");
   EXPECT_FALSE(is_sycl(device));
   EXPECT_FALSE(has_host_alias(device));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans with another codec for what owners send to all: `int4+down:int8`.
+// Plans with a codec of their own for what owners send to all ranks: `int4+down:int8`.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ using compressor_steps::owed;
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-/// What receivers decode of values that are encoded together.
+/// Returns what receivers decode of values that are encoded together.
 at::Tensor decoded_of(const char* codec, const at::Tensor& values) {
   const CodecPtr coding = make_codec(CodecText::parse(codec, codec));
   const auto count = static_cast<std::uint64_t>(values.numel());
@@ -39,7 +39,7 @@ at::Tensor decoded_of(const char* codec, const at::Tensor& values) {
   return decoded;
 }
 
-/// The average of the weights of all ranks' buckets, range by range.
+/// Returns the average of the weights of all ranks' buckets, computed range by range.
 at::Tensor by_reference(const char* up, const char* down, int world, int step) {
   at::Tensor result = at::empty({kCount});
   for (int owner = 0; owner < world; ++owner) {
@@ -113,7 +113,7 @@ TEST(DownCodec, AResidualIsKeptWhereAWayLeavesAnError) {
   }
 }
 
-/// From a plan with residuals on both ways to one that sends one way exactly: what is owed there is sent.
+/// Changes from a plan with residuals both ways to one that is exact one way: what is owed there is sent.
 TEST(DownCodec, WhatAnEarlierPlanLeftIsSentByAWayWithoutErrors) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Compressor compressor = make(backend, "sign+ef");
@@ -196,7 +196,7 @@ TEST(DownCodec, BytesAreThoseOfBothWays) {
     compressor.reduce(bucket_of(rank, 0), kSlots);
     const std::uint64_t half = kCount / 2, int4_bytes = half / 2 + half / 64 * 4, int8_bytes = half + half / 256 * 4;
     EXPECT_EQ(compressor.parameter_stats()[0].wire_bytes, int4_bytes + int8_bytes);
-    // a header each way, the powers of two gradients, and 64 exempt values, which one rank owns
+    // a header each way, the powers of two gradients, and 64 exempt values that one rank owns
     EXPECT_EQ(compressor.stats().wire_bytes, int4_bytes + int8_bytes + 2 * 16 + 2 * 4 + 4 * 64);
   });
 }

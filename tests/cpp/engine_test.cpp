@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine of ZeRO: stages 1, 2 and 3 train as plain averaging does, to the bit where two ranks add up.
+// ZeRO's engine: stages 1, 2 and 3 train like plain averaging, bit by bit where two ranks are added up.
 #include "octavo/deepcompile/engine.h"
 
 #include <ATen/ATen.h>
@@ -22,19 +22,19 @@ using thread_ranks::run_ranks;
 
 constexpr double kLr = 0.125;
 const std::vector<std::vector<std::int64_t>> kModel = {{9, 7}, {5}, {}, {40, 3}};
-const std::vector<std::vector<long>> kGraphs = {{0, 1, 2}, {2, 3}};  // parameter 2 is tied
+const std::vector<std::vector<long>> kGraphs = {{0, 1, 2}, {2, 3}};  // both graphs use parameter 2
 
 at::Tensor first_values(long id) {
   const auto& shape = kModel[static_cast<std::size_t>(id)];
   return (at::remainder(at::arange(at::empty(shape).numel(), at::kFloat) * 13 + id, 31) / 16).view(shape);
 }
 
-/// Of whole values, as a rank computes it: differs by rank, graph and micro-batch.
+/// Returns a rank's gradient from whole values; it differs by rank, graph and micro-batch.
 at::Tensor gradient_at(const at::Tensor& values, int rank, std::size_t graph, int batch) {
   return values * (0.25 * (rank + 1)) + static_cast<double>(graph) - 0.5 * batch;
 }
 
-/// By one process that sees all ranks' gradients.
+/// Returns the values that one process computes from all ranks' gradients.
 std::vector<at::Tensor> expected_values(int world, int steps, int batches) {
   std::vector<at::Tensor> values;
   for (std::size_t i = 0; i < kModel.size(); ++i) values.push_back(first_values(static_cast<long>(i)));

@@ -4,15 +4,16 @@
 
 #include "tests/cpp/compressor_steps.h"
 
-/// Gradients that are not of float32 are encoded as if they were, to the last bit, and results are rounded to their
-/// dtype: whether codecs take them part by part or need all of them as float32.
+/// Gradients of another dtype than float32 give the same codes as in float32, bit by bit, and results are rounded to
+/// their dtype. This holds for codecs that take them part by part and for those that need all of them in float32.
 namespace octavo {
 
 namespace {
 
 using compressor_steps::expect_equal;
 
-constexpr std::int64_t kLarge = 70'008, kSmall = 300, kExempt = 64;  // a power is sampled, measured; is sent as it is
+// The large tensor's power is sampled, the small one's is measured; the exempt one is sent as it is.
+constexpr std::int64_t kLarge = 70'008, kSmall = 300, kExempt = 64;
 constexpr int kSteps = 3;
 
 Compressor make_compressor(const thread_ranks::BackendPtr& backend, const char* plan) {
@@ -34,7 +35,7 @@ struct Trace {
   std::map<std::string, at::Tensor> state;
 };
 
-/// `dtype`: of the buckets, which hold numbers of `rounded_to`.
+/// `dtype` is the dtype of the buckets, whose values were rounded to `rounded_to`.
 std::vector<Trace> train(int world_size, const char* plan, at::ScalarType rounded_to, at::ScalarType dtype) {
   std::vector<Trace> traces(static_cast<std::size_t>(world_size));
   thread_ranks::run_ranks(world_size, [&](const thread_ranks::BackendPtr& backend, int rank) {

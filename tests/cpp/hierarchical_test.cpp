@@ -66,19 +66,19 @@ void hosts_step(Compressor& compressor, at::Tensor& bucket) {
 
 at::Tensor host_mean(int host, int step) { return (bucket_of(2 * host, step) + bucket_of(2 * host + 1, step)) * 0.5F; }
 
-/// Of a parameter of which a rank owns nothing.
+/// Leaves out the tensors of parameters of which a rank owns nothing.
 std::map<std::string, at::Tensor> without_empty(std::map<std::string, at::Tensor> tensors) {
   std::erase_if(tensors, [](const auto& named) { return named.second.numel() == 0; });
   return tensors;
 }
 
-/// Each range that a rank of a host owns is, between hosts, a tensor of its own, averaged by as many ranks as hosts.
+/// Between hosts, each range that a rank of a host owns is a tensor of its own, averaged over as many ranks as hosts.
 TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
   constexpr int kSteps = 4;
   for (const char* plan : {"int4+ef", "sign+ef", "int4+down:int8:stochastic+ef", "topk:0.1+dgc", "int8+ef21",
                            "randomk:0.1", "topk:0.1+ef:0.9+hits", "sign-vote", "dense", "lsh:0.45:int8"}) {
     std::vector<at::Tensor> expected(kSteps);
-    std::vector<std::map<std::string, at::Tensor>> kept(4);  // by rank
+    std::vector<std::map<std::string, at::Tensor>> kept(4);  // indexed by rank
     for (at::Tensor& bucket : expected) bucket = at::empty({kCount + 64});
     for (int place = 0; place < 2; ++place) {
       const Range weight = owned_range(kCount, place, 2), norm = owned_range(64, place, 2);
@@ -152,7 +152,8 @@ TEST(Hierarchical, PowersAreTheMeanOverAllRanks) {
 TEST(Hierarchical, ANaNAnywhereIsToldToAllAndLeavesNoTrace) {
   for (int bad_rank = 0; bad_rank < 4; ++bad_rank) {
     for (const std::int64_t place :
-         {std::int64_t{3}, kCount / 2 + 7, kCount + 5}) {  // in the range of each rank of a host; exempt
+         // one place in the range of each rank of a host, and an exempt one
+         {std::int64_t{3}, kCount / 2 + 7, kCount + 5}) {
       run_hosts({2, 2}, [&](const MakeCompressor& make, int rank) {
         const auto compressor = make("sign+ef");
         at::Tensor bucket = bucket_of(rank, 0);
@@ -180,7 +181,7 @@ TEST(Hierarchical, MomentaComeInBetweenHosts) {
     hosts_step(*compressor, bucket);
     const at::Tensor wanted = 4 * (0.9 * momentum + 0.1 * 10 * 1.5);
     EXPECT_LT((bucket.narrow(0, 0, kCount) - wanted).abs().max().item<double>(), 0.1);
-    at::Tensor nothing = at::zeros({kCount + 64});  // on all ranks: the momentum decays
+    at::Tensor nothing = at::zeros({kCount + 64});  // zeros on all ranks: the momentum decays
     hosts_step(*compressor, nothing);
     EXPECT_LT((nothing.narrow(0, 0, kCount) - 4 * 0.9F * momentum).abs().max().item<double>(), 1e-5);
     EXPECT_EQ(compressor->gradient_powers()[0], 0.0F);
@@ -193,8 +194,8 @@ TEST(Hierarchical, BytesInsideHostsAndBetweenThemAreCountedApart) {
       const auto compressor = make("int8");
       at::Tensor bucket = bucket_of(rank, 0).to(is_bf16 ? at::kBFloat16 : at::kFloat);
       hosts_step(*compressor, bucket);
-      // half of the weight is this rank's range; between hosts half of that goes each way; one place has the exempt
-      // ones
+      // half of the weight is this rank's range; between hosts half of that range is sent each way; one place of each
+      // host has the exempt elements
       const std::uint64_t range = kCount / 2, headers = 2 * 16 + 2 * 4, width = is_bf16 ? 2 : 4;
       const std::uint64_t exempt = rank % 2 == 0 ? 64 * 4 : 0;
       const CompressorStats stats = compressor->stats();

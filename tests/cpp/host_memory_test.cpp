@@ -21,7 +21,7 @@ TEST(HostMemory, OfThisProcess) {
   const HostMemory memory;
   memory.reset_peak_resident();
   const std::int64_t before = memory.peak_resident_bytes();
-  std::vector<char>(64 * kMiB, 1);  // gone at once
+  std::vector<char>(64 * kMiB, 1);  // freed at once
   EXPECT_GE(memory.peak_resident_bytes(), before + 60 * kMiB);
   memory.reset_peak_resident();
   EXPECT_LE(memory.peak_resident_bytes(), memory.resident_bytes() + 16 * kMiB);
@@ -32,7 +32,7 @@ TEST(HostMemory, OfThisProcess) {
 class System : public testing::Test {
  protected:
   void SetUp() override {
-    // of this process: the tests run in two at once
+    // the directory is named after the process, since two processes may run these tests at once
     root_ = testing::TempDir() + "octavo_host_memory." + std::to_string(::getpid()) + "/";
     std::filesystem::remove_all(root_);
     write("proc/meminfo", "MemTotal: 1000 kB\nMemFree: 5 kB\nMemAvailable: 900 kB\n");
@@ -62,7 +62,7 @@ TEST_F(System, TheTightestGroupOfVersion2Counts) {
   EXPECT_EQ(HostMemory(root_).total_bytes(), 300000);
   EXPECT_EQ(HostMemory(root_).available_bytes(), 300000 - 200000 + 40000);
   write("sys/fs/cgroup/outer/inner/memory.max", "100000\n");
-  write("sys/fs/cgroup/outer/inner/memory.current", "120000\n");  // it was lowered under what is used
+  write("sys/fs/cgroup/outer/inner/memory.current", "120000\n");  // the limit was set below the current usage
   EXPECT_EQ(HostMemory(root_).total_bytes(), 100000);
   EXPECT_EQ(HostMemory(root_).available_bytes(), 0);
 }

@@ -30,13 +30,13 @@ at::Tensor noise(int seed, at::IntArrayRef size) {
   return at::randn(size, generator, at::kFloat);
 }
 
-/// A matrix of a rank, the same parts of it on all ranks, and some of each rank's own.
+/// Returns a rank's matrix of rank `of_rank`: most of it is the same on all ranks, and some of it is the rank's own.
 at::Tensor matrix_of(int rank, std::int64_t of_rank) {
   const at::Tensor left = noise(1, {kRows, of_rank}) + noise(10 + rank, {kRows, of_rank}) / 10;
   return at::mm(left, noise(2, {of_rank, kColumns})).contiguous();
 }
 
-/// One rank's steps of the matrix.
+/// One rank's steps of such a matrix.
 class Steps : public MapSteps {
  public:
   Steps(const BackendPtr& backend, LinearMapPtr map, bool feedback)
@@ -73,7 +73,7 @@ TEST(LinearSum, AMeanOfThatRankIsFoundAndTheSameOnAllRanks) {
   }
 }
 
-/// The direction of a matrix of full rank that a step does not send is sent by a later one.
+/// A direction of a full-rank matrix that one step does not send is sent by a later one.
 TEST(LinearSum, FeedbackSendsEverythingInTheEnd) {
   for (const bool alternating : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
@@ -126,7 +126,7 @@ TEST(LinearSum, ANanOnOneRankReachesAllAndLeavesNoTrace) {
   }
 }
 
-/// Upstream's PowerSGD makes NaNs of them, or never again sends anything.
+/// Upstream's PowerSGD turns zeros into NaNs, or never sends anything again.
 TEST(LinearSum, AZeroGradientAndThenAnotherOne) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Steps steps(backend, power_sgd(4), /*feedback=*/true);
@@ -135,7 +135,7 @@ TEST(LinearSum, AZeroGradientAndThenAnotherOne) {
     EXPECT_TRUE(outcome.finite);
     EXPECT_EQ(outcome.power[0], 0.0F);
     EXPECT_FALSE(zeros.any().item<bool>());
-    at::Tensor one_row = at::zeros({kRows, kColumns});  // of rank 1, less than 4
+    at::Tensor one_row = at::zeros({kRows, kColumns});  // a matrix of rank 1, which is less than 4
     one_row[3].fill_(static_cast<float>(rank + 1));
     const at::Tensor expected = one_row / (rank + 1) * 1.5;
     EXPECT_TRUE(steps.step(one_row).finite);
@@ -166,7 +166,7 @@ TEST(LinearSum, OtherTensorsOfTheBucketTravelByTheirCodecs) {
   });
 }
 
-/// In bytes, as the images' sizes say: 4 (W - 1) of each, both ways, of all ranks together.
+/// The bytes follow from the images' sizes: 4 (W - 1) bytes per float each way, over all ranks together.
 TEST(LinearSum, SendsTheFactorsAlone) {
   for (const bool alternating : {false, true}) {
     for (const int world : {2, 4}) {
@@ -182,7 +182,7 @@ TEST(LinearSum, SendsTheFactorsAlone) {
       });
       const int factors = 4 * (alternating ? kColumns : kRows + kColumns);
       const int messages = (alternating ? 2 : 4) * world * (world - 1);
-      constexpr int kHeader = 20;  // bytes, at most
+      constexpr int kHeader = 20;  // in bytes, at most
       EXPECT_GE(sent, 2 * 4 * factors * (world - 1));
       EXPECT_LE(sent, 2 * 4 * factors * (world - 1) + messages * kHeader);
     }

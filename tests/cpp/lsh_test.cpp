@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values that have hardly changed are not sent: which these are, what travels, and what is refused.
+// Values that have hardly changed are not sent: which ones these are, what is sent, and what is refused.
 #include "octavo/codec/lsh.h"
 
 #include <ATen/ATen.h>
@@ -23,7 +23,7 @@ at::Tensor normal_values(std::int64_t count, std::uint64_t seed) {
   return at::randn({count}, at::make_generator<at::CPUGeneratorImpl>(seed));
 }
 
-/// At this angle to `values`, and of their size.
+/// Returns a vector of the same norm at this angle to `values`.
 at::Tensor turned(const at::Tensor& values, double angle) {
   at::Tensor across = normal_values(values.numel(), 77);
   across -= values * (across.dot(values) / values.dot(values));
@@ -31,13 +31,13 @@ at::Tensor turned(const at::Tensor& values, double angle) {
   return values * std::cos(angle) + across * std::sin(angle);
 }
 
-/// A payload, and what travels of it.
+/// A payload, and what is sent of it.
 struct LshTrip {
   std::vector<std::uint32_t> payload, packed;
   std::uint64_t bytes = 0, reused = 0;
   at::Tensor decoded;
 
-  /// `estimate`: undefined where receivers have none.
+  /// `estimate` is undefined where receivers have none.
   LshTrip(const Codec& codec, const at::Tensor& values, const at::Tensor& estimate, std::uint64_t key = 5) {
     const auto count = static_cast<std::uint64_t>(values.numel());
     const at::Tensor difference = estimate.defined() ? values - estimate : values;
@@ -90,7 +90,7 @@ TEST(Lsh, WhereReceiversHaveNothingAllIsSent) {
   }
 }
 
-/// The hash tells angles apart, by its bits: of 256 a few more or fewer differ from step to step.
+/// The hash distinguishes angles by its bits: of 256 bits, how many differ varies a little from step to step.
 TEST(Lsh, TheShareOfBitsIsAnAngle) {
   const at::Tensor estimate = normal_values(kTile, 1);
   for (const double bits : {0.1, 0.25, 0.4}) {
@@ -171,7 +171,7 @@ TEST(Lsh, DecodingAddsNothingWhereATileIsReused) {
   EXPECT_TRUE(at::equal(out, before));
 }
 
-/// The format of docs/formats.md.
+/// The format is that of docs/formats.md.
 TEST(Lsh, TheBytes) {
   const CodecPtr codec = lsh_codec("lsh:dense");
   const at::Tensor values = at::tensor({1.5F, -2.0F});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Payloads whose size depends on the values: what travels, and what is refused.
+// Payloads whose size depends on the values: what is sent, and what is refused.
 #include "octavo/comm/schedule/packed_transfer.h"
 
 #include <ATen/ATen.h>
@@ -30,7 +30,7 @@ at::Tensor values_of(int rank, std::int64_t count) {
   return at::sin(at::arange(count, at::kFloat) * (0.37 * (rank + 1))).pow(5);
 }
 
-/// Tensors of several sizes, of which each second one has the other codec.
+/// Tensors of several sizes; every second one has the other codec.
 struct TensorsOfARank {
   std::vector<at::Tensor> values;
   std::vector<Contribution> contributions;
@@ -45,7 +45,7 @@ struct TensorsOfARank {
   }
 };
 
-/// What a packed codec averages is what its payloads say: of bf16:lossless all that bf16 does.
+/// The average over a packed codec is that of its payloads: bf16:lossless gives the same result as bf16.
 TEST(PackedTransfer, PackingChangesNoResult) {
   const CodecPtr packing = codec_named("bf16:lossless");
   const Codec &plain = block_coding(BlockCodec::bf16), &other = block_coding(BlockCodec::int4);
@@ -99,11 +99,11 @@ TEST(PackedTransfer, WhatIsSentIsWhatWasPackedAndHeaders) {
     PhaseSeconds seconds;
     TwoPhase two_phase(wire, seconds);
     at::Tensor values = at::zeros({3 * 64});
-    for (int owner = 0; owner < 3; ++owner) values[64 * owner + rank].fill_(1);  // one of each range
+    for (int owner = 0; owner < 3; ++owner) values[64 * owner + rank].fill_(1);  // one value in each range
     Contribution tensor{values.mutable_data_ptr<float>(), 3 * 64, codec.get(), codec.get()};
     const Outcome outcome = two_phase.run({{}, {tensor}, 1, 7});
-    // a payload of one value: how many, the value, a word of 6 bits of its index and one of the others; down of three
-    // values, of which one is above ten times the mean
+    // a payload of one value: the count, the value, a word of which 6 bits are its index, and one word of the others;
+    // downwards there are three values, one of them above ten times the mean
     const std::uint64_t header = sizeof(MessageHeader), size = header + 8, payload = 16;
     EXPECT_EQ(wire.sent_bytes(), 2 * (size + header + 4 + payload) + 2 * (size + header + payload));
     ASSERT_EQ(outcome.packed.size(), 1U);
@@ -131,7 +131,7 @@ TEST(PackedTransfer, RanksThatDisagreeAreTold) {
   });
 }
 
-/// In each of the four transfers, at some bits.
+/// Flips some of the bits in each of the four transfers.
 TEST(PackedTransfer, AFlippedBitIsAnErrorAndReachesNoTensor) {
   constexpr std::int64_t kCount = 300;
   const CodecPtr codec = codec_named("bf16:lossless");
@@ -146,7 +146,7 @@ TEST(PackedTransfer, AFlippedBitIsAnErrorAndReachesNoTensor) {
         Contribution tensor{values.mutable_data_ptr<float>(), kCount, codec.get(), codec.get()};
         two_phase.begin({{}, {tensor}, 2});
         for (int next = 0; next < transfer; ++next) two_phase.advance();
-        if (rank == 0) return;  // breaks off, as the other one does
+        if (rank == 0) return;  // stops here, as the other rank will
         try {
           transfer == 3 ? void(two_phase.finish()) : two_phase.advance();
           ADD_FAILURE() << "bit " << bit << " of transfer " << transfer << " was taken";
@@ -159,7 +159,7 @@ TEST(PackedTransfer, AFlippedBitIsAnErrorAndReachesNoTensor) {
   }
 }
 
-/// What another rank's program sends of itself: sealed, so that only what it says can be wrong.
+/// Sends what another rank's program might send. The messages are sealed, so that only their content can be wrong.
 class Forger {
  public:
   Forger(Wire& wire, std::uint64_t told_bytes, std::vector<std::uint8_t> message)
@@ -185,9 +185,9 @@ class Forger {
   std::vector<std::uint8_t> message_;
 };
 
-constexpr std::uint64_t kForged = 1000;  // values of the tensor, of which a rank owns 512
+constexpr std::uint64_t kForged = 1000;  // the number of values of the tensor; rank 0 owns 512 of them
 
-/// What rank 0 says of what rank 1 sent it; `is_taken`: nothing.
+/// Returns rank 0's error about what rank 1 sent it. `is_taken`: no error is expected.
 std::string error_of(const Codec& codec, std::uint64_t told_bytes, const std::vector<std::uint8_t>& message,
                      bool is_taken = false) {
   std::string said;
@@ -201,14 +201,14 @@ std::string error_of(const Codec& codec, std::uint64_t told_bytes, const std::ve
       Forger forger(wire, told_bytes, message);
       forger.send_size();
       if (message.empty()) return;
-      const Codec& other = codec;  // what rank 0 sends: packed by its own hand
+      const Codec& other = codec;  // packs what rank 0 sends, to know its size
       at::Tensor own = values_of(0, kForged);
       std::vector<std::uint8_t> payload(other.payload_bytes(kForged - 512) + 4), packed(payload.size());
       other.encode(c10::kCPU, {own.const_data_ptr<float>() + 512}, {payload.data(), kForged - 512, {0, kForged - 512}},
                    nullptr);
       const std::uint64_t bytes = other.pack(payload.data(), kForged - 512, packed.data());
       forger.send_message(sizeof(MessageHeader) + 4 + (bytes + 3) / 4 * 4);
-      if (is_taken) forger.send_size();  // the next transfer
+      if (is_taken) forger.send_size();  // takes part in the next transfer
       return;
     }
     two_phase.begin({{}, {tensor}, 2});
@@ -233,7 +233,7 @@ TEST(PackedTransfer, ASizeOutOfBoundsIsRefusedBeforeThereIsRoomForIt) {
   }
 }
 
-/// Packed payloads that are cut off, go on too long, or name what is not there.
+/// These packed payloads are cut off, too long, or refer to elements that do not exist.
 TEST(PackedTransfer, PayloadsThatAreNoneAreRefused) {
   for (const char* text : {"bf16:lossless", "threshold:3", "lsh:int4"}) {
     const CodecPtr codec = codec_named(text);

@@ -18,10 +18,10 @@ CodecPtr packing_codec(const char* text) { return make_codec(CodecText::parse(te
 
 struct Trip {
   at::Tensor decoded;
-  std::uint64_t bytes;  // that travel
+  std::uint64_t bytes;  // the number of bytes that are sent
 };
 
-/// Through encode, pack, unpack and decode.
+/// Encodes, packs, unpacks and decodes.
 Trip through(const Codec& codec, const at::Tensor& values) {
   const auto count = static_cast<std::uint64_t>(values.numel());
   std::vector<std::uint32_t> payload(codec.payload_bytes(count) / 4 + 1), packed(payload.size()), got(payload.size());
@@ -78,7 +78,7 @@ TEST(Threshold, SendsWhatIsAboveTheFactorTimesTheRootOfTheMeanSquare) {
   }
 }
 
-/// Chebyshev's inequality without feedback; with it the threshold knows nothing of what is fed back.
+/// Without feedback this is Chebyshev's inequality. With feedback the threshold ignores what is fed back.
 TEST(Threshold, AtMostOneOfTheFactorsSquareIsSentTheLargestFirst) {
   const CodecPtr codec = packing_codec("threshold:4");
   at::Tensor gradient = at::full({16000}, 1e-3), residual = at::full({16000}, 1, at::kBFloat16);
@@ -117,13 +117,13 @@ TEST(Threshold, WhatIsNotFiniteIsSent) {
   }
 }
 
-/// As many values as there may be, and every number below: words are rounded up in each part of a payload.
+/// The bound holds for every number of values up to 200, although words are rounded up in each part of a payload.
 TEST(Lossless, NoNumberOfValuesNeedsMoreThanTheBound) {
   std::mt19937 random(3);
   for (const char* text : {"bf16:lossless", "fp16:lossless"}) {
     const CodecPtr codec = packing_codec(text);
     for (std::int64_t count = 1; count <= 200; ++count) {
-      for (const double spread : {1.0, 1e3, 1e6}) {  // exponents that differ cost most
+      for (const double spread : {1.0, 1e3, 1e6}) {  // exponents that differ need the most bytes
         at::Tensor values = at::empty({count});
         std::uniform_real_distribution<double> exponent(-std::log(spread), std::log(spread));
         for (std::int64_t i = 0; i < count; ++i) {
@@ -149,13 +149,13 @@ TEST(Threshold, NoNumberOfValuesNeedsMoreThanTheBound) {
   }
 }
 
-/// Of each codec; OCTAVO_FUZZ_ROUNDS says how many.
+/// Returns the rounds of each codec, which OCTAVO_FUZZ_ROUNDS sets.
 int fuzz_rounds() {
   const char* const wanted = std::getenv("OCTAVO_FUZZ_ROUNDS");
   return wanted ? std::atoi(wanted) : 2000;
 }
 
-/// What `codec` packs of some values, cut off, made longer, or with some bytes changed.
+/// Returns some values as `codec` packs them, then cut off, made longer, or with some bytes changed.
 std::vector<std::uint8_t> nearly_packed(const Codec& codec, std::uint64_t count, std::mt19937& random) {
   std::vector<float> values(count);
   for (float& value : values)
@@ -178,12 +178,12 @@ std::vector<std::uint8_t> nearly_packed(const Codec& codec, std::uint64_t count,
 
 class PackingFuzz : public ::testing::TestWithParam<const char*> {};
 
-/// Bytes that nobody packed: either refused, or a payload that decodes to something.
+/// Bytes that no codec packed are either refused or become a payload that can be decoded.
 TEST_P(PackingFuzz, AnyBytesAreRefusedOrDecoded) {
   const std::string text = GetParam();
   const CodecPtr codec = packing_codec(text.c_str());
   const bool begins_with_a_word = text[0] == 't' || text[0] == 'l';
-  const std::uint64_t most = text[0] == 'l' ? 36000 : 12000;  // several tiles now and then
+  const std::uint64_t most = text[0] == 'l' ? 36000 : 12000;  // several tiles in some rounds
   std::mt19937 random(8);
   for (int round = fuzz_rounds(); round > 0; --round) {
     const std::uint64_t count = random() % (random() % 64 == 0 ? most : 3000);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a compressor keeps, in managed memory: on the CPU, and on the fake device, as torch's `cuda`.
+// A compressor's state in managed memory: on the CPU, and on the fake device, as torch's `cuda`.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ StateStore paged_store(const std::string& directory = "") {
   return {{{"a", kCount, false}}, {kKept}, 0, 2, StatePaging{.is_paged = true, .directory = directory}};
 }
 
-/// A step that keeps `value` everywhere.
+/// Makes a step that keeps `value` for every element.
 void keep_everywhere(StateStore& state, float value) {
   std::fill_n(state.at(0, kKept).next<float>(kCount, c10::kCPU), kCount, value);
   state.keep(0, true);
@@ -66,7 +66,7 @@ TEST(PagedState, FilesLieWhereTheyAreToAndNowhereElse) {
 
 class PagedStateDeviceTest : public FakeManagedTest {
  protected:
-  /// A step on the device, whose kernel reads what is there and writes what comes.
+  /// Makes a step on the device; its kernel reads the current generation and writes the next one.
   void step(StateStore& state, bool is_first = false) const {
     const at::Tensor gradient = Arena::of(device_)->zeros({kCount}, at::kFloat);
     state.prefetch(0);
@@ -85,7 +85,7 @@ class PagedStateDeviceTest : public FakeManagedTest {
 TEST_F(PagedStateDeviceTest, PagesComeBeforeABucketAndGoHomeBehindIt) {
   StateStore state = paged_store();
   step(state, /*is_first=*/true);
-  step(state);  // both generations are there
+  step(state);  // now both generations exist
   const at::Tensor now = state.save().at("kept/a");
   EXPECT_EQ(now.device(), device_);
   reset();

@@ -67,8 +67,8 @@ TEST(Pinned, ThreadsShareTheRegister) {
   EXPECT_EQ(pinned_bytes(), before);
 }
 
-/// A device's pinned allocator as awkward as one may be: blocks off any alignment, full of what was there before, with
-/// a context that is not the address.
+/// A device's pinned allocator that is as awkward as allowed: its blocks are not aligned and full of old bytes, and its
+/// context is not the address.
 class AwkwardAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -95,7 +95,7 @@ class AwkwardAllocator final : public at::HostAllocator {
 };
 
 TEST(Pinned, ADevicesAllocatorKeepsItsContextAndFrees) {
-  constexpr auto kDevice = c10::DeviceType::MTIA;  // which has none of its own here
+  constexpr auto kDevice = c10::DeviceType::MTIA;  // a type that has no allocator of its own in this process
   AwkwardAllocator allocator;
   at::setHostAllocator(kDevice, &allocator);
   const std::int64_t before = pinned_bytes();
@@ -105,7 +105,7 @@ TEST(Pinned, ADevicesAllocatorKeepsItsContextAndFrees) {
   EXPECT_GE(pinned_bytes(), before + 1600);
   EXPECT_FALSE(unpin(tensor));
   const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CPU));
-  // as torch asks after a copy that it did not wait for
+  // torch calls this after a copy that it did not wait for
   EXPECT_TRUE(allocator.record_event(tensor.data_ptr(), tensor.storage().data_ptr().get_context(), stream));
   at::Tensor view = tensor.slice(0, 10);
   tensor.reset();

@@ -328,7 +328,7 @@ TEST(Plan, TheWaysHaveTheirOwnCodecsAndWarmUps) {
   EXPECT_EQ(ways("int8+down:topk:0.1+warmup:4", 4), "int8 topk:0.25 int8 dense");
   EXPECT_EQ(ways("int8+down:topk:0.1+warmup:4", 5), "int8 topk:0.1 int8 dense");
   EXPECT_EQ(ways("sign-vote", 1), "sign-vote sign-vote sign-vote sign-vote");
-  // weighted once: by the owner, or by the senders where the way down has a codec of its own
+  // values are weighted once: by the owner, or by the senders where the way down has a codec of its own
   EXPECT_EQ(ways("randomk:1/4:unbiased", 1), "randomk:1/4 randomk:1/4:unbiased randomk:1/4:unbiased dense");
   EXPECT_EQ(ways("randomk:1/4:unbiased+down:int8", 1), "randomk:1/4:unbiased int8 randomk:1/4:unbiased dense");
 }
@@ -386,7 +386,7 @@ TEST(Plan, AnAverageOverHitsIsThatOfAllParametersThatLeaveMostUnsent) {
   }
 }
 
-/// Halves what is sent: the payload is the values.
+/// Halves what is sent; the payload is the halved values.
 class Halving final : public Codec {
  public:
   explicit Halving(std::uint64_t times) : Codec("test-halving:" + std::to_string(times), {}), times_(times) {}
@@ -421,7 +421,7 @@ TEST(Plan, ARegisteredCodecIsAPlanByItsName) {
   thread_ranks::run_ranks(2, [](const thread_ranks::BackendPtr& backend, int rank) {
     at::Tensor values = at::full({1000}, rank == 0 ? 1.0F : 3.0F);
     all_reduce(values, Plan::parse("test-halving:1"), backend, ReduceOp::average, std::chrono::seconds(20));
-    // an owner takes its own values as they are; their average with what it was sent is halved again
+    // an owner does not halve its own values; their average with what the owner received is halved again
     EXPECT_EQ(values[0].item<float>(), (1.0F + 1.5F) / 4);
     EXPECT_EQ(values[999].item<float>(), (3.0F + 0.5F) / 4);
   });

@@ -28,7 +28,7 @@ std::shared_ptr<Compressor> make(const BackendPtr& backend, const char* plan) {
                                       Plan::parse(plan), parameters, Collective::reduce_scatter);
 }
 
-/// The gradients of a rank: weight, bias.
+/// Returns a rank's gradients: of the weight, then of the bias.
 std::vector<at::Tensor> gradients_of(int rank) {
   const auto values = [&](at::IntArrayRef shape, int seed) {
     const at::Tensor flat = at::arange(at::empty(shape).numel(), at::kFloat) * (37 * (rank + 1)) + seed;
@@ -37,7 +37,7 @@ std::vector<at::Tensor> gradients_of(int rank) {
   return {values({kWeightRows, kWeightColumns}, 3), values({kBias}, 5)};
 }
 
-/// As FSDP2 lays them out: each rank's rows of all tensors one after another, with zeros behind them.
+/// Returns the bucket in FSDP2's layout: for each rank its rows of all tensors, one tensor after another, then zeros.
 at::Tensor bucket_of(const std::vector<at::Tensor>& tensors, int world) {
   at::Tensor bucket;
   std::int64_t shard = 0;
@@ -114,7 +114,7 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
   EXPECT_TRUE(at::allclose(accounted, sum.view(-1), 0, 0.02));
 }
 
-/// Of each element one rank alone has a value.
+/// Only one rank has a value of each element.
 TEST(ReduceScatter, AnAverageOverHitsCountsWhatOneRankSendsWhole) {
   for (const int world : {2, 3}) {
     run_ranks(world, [&](const BackendPtr& backend, int rank) {
@@ -199,7 +199,7 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     const auto compressor = make(backend, "int4+ef");
     std::vector<at::Tensor> gradients = gradients_of(rank);
-    if (rank == 1) gradients[0][30][3] = NAN;  // in a row of rank 2's
+    if (rank == 1) gradients[0][30][3] = NAN;  // in a row that rank 2 owns
     const at::Tensor bucket = bucket_of(gradients, 3);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
@@ -229,7 +229,7 @@ TEST(ReduceScatter, AParameterWithoutAGradientHasNoPlace) {
     hook.reduce_scatter(0, output, bucket_of(bias, 2), 2);
     const at::Tensor expected = bucket_of({(gradients_of(0)[1] + gradients_of(1)[1]) / 2}, 2).view({2, -1})[rank];
     EXPECT_TRUE(at::allclose(output, expected, 1e-6, 1e-7));
-    for (int again = 0; again < 2; ++again) {  // the second call with the first one's sentence
+    for (int again = 0; again < 2; ++again) {  // the second call fails with the same sentence as the first
       try {
         hook.reduce_scatter(0, output, bucket_of(bias, 2), 2);
         FAIL() << "nothing was marked";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The seed of a run: what compressors draw.
+// The seed of a run, from which compressors draw.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using thread_ranks::run_ranks;
 
 constexpr auto kSeedDeadline = std::chrono::milliseconds(20000);
 
-/// With a parameter that is a matrix.
+/// Returns a compressor of two parameters, one of them a matrix.
 std::unique_ptr<Compressor> seeded(const BackendPtr& backend, const char* plan, std::uint64_t seed) {
   const std::vector<ParameterInfo> parameters = {{"weight", kCount, false, /*rows=*/64}, {"norm", 64, true}};
   auto compressor =
@@ -35,7 +35,7 @@ std::unique_ptr<Compressor> seeded(const BackendPtr& backend, const char* plan, 
   return compressor;
 }
 
-/// The results of rank 0.
+/// Returns the results of rank 0.
 std::vector<at::Tensor> seeded_results(const char* plan, std::uint64_t seed, int steps) {
   std::vector<at::Tensor> results;
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
@@ -52,7 +52,8 @@ std::vector<at::Tensor> seeded_results(const char* plan, std::uint64_t seed, int
 
 TEST(Seed, AnotherOneDrawsOtherwiseAndTheSameOneAlike) {
   for (const char* plan : {"int8:stochastic", "randomk:1/16", "sketch:0.1", "sketch:0.1+ef", "powersgd:4", "sign+ef"}) {
-    const int steps = std::string(plan) == "sign+ef" ? 3 : 1;  // only what is fed back is rounded by random bits
+    // with sign+ef, only residuals are rounded by random bits
+    const int steps = std::string(plan) == "sign+ef" ? 3 : 1;
     const at::Tensor first = seeded_results(plan, 1, steps).back();
     EXPECT_TRUE(at::equal(first, seeded_results(plan, 1, steps).back())) << plan;
     EXPECT_FALSE(at::equal(first, seeded_results(plan, 2, steps).back())) << plan;
@@ -60,7 +61,7 @@ TEST(Seed, AnotherOneDrawsOtherwiseAndTheSameOneAlike) {
   }
 }
 
-/// The keys from which runs without a seed have always drawn.
+/// Runs without a seed have always drawn from these keys.
 TEST(Seed, OfSeedZeroTheKeysAreThoseOfStepParameterAndRank) {
   const CodecPtr codec = make_codec(CodecText::parse("int8:stochastic", "int8:stochastic"));
   for (const std::uint64_t seed : {0, 5}) {

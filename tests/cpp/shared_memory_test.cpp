@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the ranks of a host share: who finds it, what lies where, and what a transfer leaves. Processes as ranks
-// are the Python tests' part.
+// Memory that the ranks of a host share: who finds it, where things are stored, and what a transfer leaves behind. The
+// Python tests have processes as ranks.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ c10::intrusive_ptr<SharedBackend> shared_over(const BackendPtr& backend, millise
   return c10::intrusive_ptr<SharedBackend>::reclaim_copy(dynamic_cast<SharedBackend*>(reached.backend.get()));
 }
 
-/// What an error of a category says.
+/// Returns the text of the error of this category that `body` throws.
 template <class Body>
 std::string said_with(ErrorCode code, Body body) {
   try {
@@ -54,10 +54,10 @@ TEST(MemoryFile, IsFoundByItsNameAlone) {
   file->grow(1 << 20);
   EXPECT_EQ(MemoryFile::open(file->name()), file);
   MemoryFile::Name other = file->name();
-  other.token[0] ^= 1U;  // as of another host, where the same number of a process has the same kind of file
+  other.token[0] ^= 1U;  // a name from another host, where the same process id has a file of the same kind
   EXPECT_EQ(MemoryFile::open(other), nullptr);
   MemoryFile::Name none = other;
-  none.descriptor = 0;  // there, and not ours
+  none.descriptor = 0;  // this descriptor exists, but it is not our file
   EXPECT_EQ(MemoryFile::open(none), nullptr);
 }
 
@@ -79,7 +79,7 @@ TEST(SharedBlocks, TakesMemoryAgainAndJoinsWhatIsFree) {
   EXPECT_EQ(both.const_data_ptr(), at_a);
   EXPECT_EQ(blocks->file().size(), size);
   c = at::Tensor();
-  const at::Tensor larger = blocks->allocate(1 << 16);  // the last one grows where it is
+  const at::Tensor larger = blocks->allocate(1 << 16);  // the last tensor's memory grows in place
   EXPECT_EQ(larger.const_data_ptr(), at_c);
 }
 
@@ -101,7 +101,7 @@ TEST(SharedBackend, CollectivesAreThoseOfTheRanks) {
           auto gather = shared->_allgather_base(gathered, own, {});
           std::vector<at::Tensor> whole = {input.clone()};
           auto summed = shared->allreduce(whole, {});
-          gather->wait();  // in another order than that of the calls
+          gather->wait();  // in another order than the calls were made
           summed->wait();
           reduced->wait();
           EXPECT_TRUE(output.equal(part(sum))) << world << " ranks, " << count << " of " << dtype;
@@ -119,7 +119,8 @@ TEST(SharedBackend, CollectivesAreThoseOfTheRanks) {
 
 TEST(SharedBackend, RowsOfAnySizesGoWhereTheyBelong) {
   constexpr int kWorld = 3;
-  const auto rows = [](int from, int to) { return static_cast<std::int64_t>((2 * from + 5 * to) % 4); };  // some none
+  // some ranks send no rows
+  const auto rows = [](int from, int to) { return static_cast<std::int64_t>((2 * from + 5 * to) % 4); };
   run_ranks(kWorld, [&](const BackendPtr& backend, int rank) {
     const auto shared = shared_over(backend);
     std::vector<std::int64_t> sent, received;
@@ -150,11 +151,12 @@ TEST(SharedBackend, GrowsWithWhatIsSentAndTakesMemoryAgain) {
     const std::uint64_t size = shared->ranks()->files()[static_cast<std::size_t>(rank)]->size();
     for (int again = 0; again < 2 * static_cast<int>(HostRanks::kSlots); ++again) ASSERT_EQ(gather(5), 5);
     for (int again = 0; again < 10; ++again) EXPECT_EQ(gather(1 << 24), 1 << 24);
-    EXPECT_LE(shared->ranks()->files()[static_cast<std::size_t>(rank)]->size(), 3 * size);  // a rank may be ahead
+    // a rank may be one step ahead
+    EXPECT_LE(shared->ranks()->files()[static_cast<std::size_t>(rank)]->size(), 3 * size);
   });
 }
 
-/// A step that is abandoned never reads what it was sent; its ranks go on.
+/// A step that is abandoned never reads what it was sent; its ranks still continue.
 TEST(SharedBackend, WorksThatNobodyWaitsForAreForgotten) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto shared = shared_over(backend);
@@ -165,7 +167,7 @@ TEST(SharedBackend, WorksThatNobodyWaitsForAreForgotten) {
   });
 }
 
-/// A wire reads what others have written where they wrote it.
+/// A wire reads what other ranks have written where they wrote it, without a copy.
 TEST(SharedBackend, AWireCopiesNothing) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(shared_over(backend), kEnough), beside(backend, kEnough);
@@ -180,7 +182,7 @@ TEST(SharedBackend, AWireCopiesNothing) {
     for (std::uint8_t turn = 0; turn < 5; ++turn) {
       std::uint8_t* const message = wire.reserve_to_send(sent, 4, c10::kCPU);
       if (turn == 0) first = message;
-      EXPECT_EQ(message, first);  // all have let go of it
+      EXPECT_EQ(message, first);  // all ranks have released the memory
       std::fill_n(message, 4, static_cast<std::uint8_t>(16 * turn + rank));
       {
         Transfer transfer = wire.exchange_in_place(sent, std::vector<Parcel>(3, {0, 4}), received);
@@ -189,7 +191,7 @@ TEST(SharedBackend, AWireCopiesNothing) {
           if (peer == rank) continue;
           EXPECT_EQ(transfer.from(peer)[3], 16 * turn + peer);
         }
-        EXPECT_NE(wire.reserve_to_send(sent, 4, c10::kCPU), message);  // the others may read there
+        EXPECT_NE(wire.reserve_to_send(sent, 4, c10::kCPU), message);  // the other ranks may still read there
         meet();
       }
       meet();
@@ -207,7 +209,7 @@ TEST(HostRanks, WhoDoesNotComeIsNamed) {
       EXPECT_NE(said.find("rank 1 did not send within 50 ms; the process group"), std::string::npos) << said;
     }
     at::Tensor last = at::zeros({1});
-    Wire(backend, kEnough).all_reduce(last);  // none leaves before
+    Wire(backend, kEnough).all_reduce(last);  // no rank leaves before the others are done
   });
 }
 
@@ -239,9 +241,9 @@ TEST(HostRanks, RanksThatMakeDifferentCallsAreToldSo) {
   });
 }
 
-/// Where a rank's parcel lies is what it says in memory that all may write.
+/// A rank writes the address of its parcel to memory to which every rank may write.
 TEST(HostRanks, AParcelOutsideOfItsRanksMemoryIsRefused) {
-  constexpr std::uint64_t kBytes = 123'457;  // by which its place is found
+  constexpr std::uint64_t kBytes = 123'457;  // the test looks for this size in rank 0's memory, next to the address
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kEnough);
     at::Tensor nothing = at::zeros({1});
@@ -249,7 +251,7 @@ TEST(HostRanks, AParcelOutsideOfItsRanksMemoryIsRefused) {
     ASSERT_TRUE(ranks);
     const at::Tensor sent = ranks->room(kBytes);
     const auto posting = ranks->post(sent, std::vector<Parcel>(2, {0, kBytes}), {kBytes, kBytes});
-    wire.all_reduce(nothing);  // both have posted
+    wire.all_reduce(nothing);  // both ranks have posted
     if (rank == 1) {
       auto* word = reinterpret_cast<std::uint64_t*>(ranks->files()[0]->data());
       while (word[1] != kBytes) ++word;
@@ -257,7 +259,7 @@ TEST(HostRanks, AParcelOutsideOfItsRanksMemoryIsRefused) {
       const std::string said = said_with(ErrorCode::communication, [&] { posting->await(kEnough); });
       EXPECT_NE(said.find("which is not in its memory"), std::string::npos) << said;
     }
-    wire.all_reduce(nothing);  // rank 0's memory stays until then
+    wire.all_reduce(nothing);  // rank 0's memory must exist until then
   });
 }
 

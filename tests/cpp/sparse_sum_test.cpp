@@ -18,7 +18,7 @@ using thread_ranks::run_ranks;
 constexpr std::chrono::seconds kDeadline{10};
 constexpr std::uint64_t kDigest = 7;
 
-/// Rows 0, 1, …, `rank` - 1 and 5 twice, of 8: other ones on each rank; on rank 0 none but the fifth.
+/// Returns rows 0, 1, …, `rank` - 1 and twice row 5, of 8 rows. They differ by rank; rank 0 has only row 5.
 at::Tensor rows_of(int rank, at::ScalarType dtype) {
   const at::Tensor rows = at::cat({at::arange(rank), at::full({2}, 5)}).to(at::kLong);
   const at::Tensor values = at::arange(rows.numel() * 3).view({-1, 3}).add(rank).to(dtype);
@@ -52,7 +52,7 @@ TEST(SparseSum, RanksMayHaveNothing) {
   });
 }
 
-/// On each of three ranks, of which rank 1 has another tensor or digest, the sentence must say `words`.
+/// Checks the error on each of three ranks where rank 1 has another tensor or digest: the sentence must say `words`.
 void expect_refused(const at::Tensor& other, std::uint64_t digest, const std::string& words) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kDeadline);
@@ -76,7 +76,7 @@ TEST(SparseSum, AnotherStepIsAnErrorOnAllRanks) {
   expect_refused(rows_of(0, at::kFloat), kDigest + 1, "a bucket of another step, plan or model");
 }
 
-/// Torch takes them as they are, and an optimizer would write there.
+/// Torch accepts such indices, and an optimizer would write out of range.
 TEST(SparseSum, IndicesOutOfRangeAreAnErrorOnAllRanks) {
   for (const std::int64_t row : {std::int64_t{8}, std::int64_t{-1}, std::int64_t{1} << 40}) {
     const at::Tensor rows = at::full({1, 1}, row, at::kLong);

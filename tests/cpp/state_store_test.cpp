@@ -43,7 +43,8 @@ TEST(StateStore, AStepIsCommittedParameterByParameterOrNotAtAll) {
   EXPECT_TRUE(state.save().empty());
 }
 
-/// To the average over ranks a rank's contribution is a part in their number; an average is one already.
+/// A rank's contribution counts for the average divided by the number of ranks; a sum that an owner keeps is an average
+/// already.
 TEST(StateStore, WhatIsOwedToAnAverageStaysWhateverTheNumberOfRanks) {
   constexpr Role kOwn = {"own", Extent::own_contribution, at::kFloat};
   constexpr Role kSums = {"sums", Extent::owned, at::kFloat};
@@ -129,7 +130,7 @@ TEST(StateStore, IsRedistributedOverAnotherWorld) {
   EXPECT_TRUE(at::equal(all.narrow(0, 128, 72), at::full({72}, 2, at::kBFloat16)));
 }
 
-/// Both ends of an estimate must have the same: where a rank's part is lost, both begin anew.
+/// Both ends of an estimate must have the same values: where one rank's part is lost, both begin anew.
 TEST(StateStore, EstimatesThatAreNotWholeAreLeftOut) {
   constexpr Role kTheirs = {"received", Extent::received_estimates, at::kFloat},
                  kOurs = {"estimate", Extent::sent_estimate, at::kFloat};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The symmetric memory of an engine of ZeRO, by DeepSpeed's names.
+// The symmetric memory of ZeRO's engine, by DeepSpeed's names.
 #include "octavo/deepcompile/symmetric.h"
 
 #include <ATen/ATen.h>
@@ -24,7 +24,7 @@ namespace {
 using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
-/// With parameters of 30 and 7 elements, in float64 and float32.
+/// Returns an engine with parameters of 30 and 7 elements, in float64 and float32.
 std::unique_ptr<dc::Engine> engine_of(const BackendPtr& backend, std::optional<bool> symmetric_memory) {
   const auto group = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   dc::EngineOptions options;

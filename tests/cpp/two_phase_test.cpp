@@ -88,7 +88,7 @@ TEST(TwoPhase, AMajorityDecidesAndATieIsZero) {
   });
 }
 
-/// As in the rows of an embedding whose tokens some ranks have, or none.
+/// In the rows of an embedding, for example, only the ranks that have a token have a gradient, or none does.
 TEST(TwoPhase, AnExactZeroAbstains) {
   constexpr std::uint64_t kCount = 1000;
   for (const int world : {1, 2, 3, 4}) {
@@ -110,8 +110,8 @@ TEST(TwoPhase, AnExactZeroAbstains) {
   }
 }
 
-/// The mean over steps of what a rank gets of gradient_of() by a codec with feedback; check(the outcome, the values) of
-/// each step.
+/// Returns the mean over steps of a rank's results of gradient_of() with a codec with feedback. Calls check(outcome,
+/// values) after each step.
 template <class Check>
 at::Tensor mean_of_steps(const BackendPtr& backend, std::int64_t count, int steps, const Codec& codec, Check check) {
   Wire wire(backend, kDeadline);
@@ -146,7 +146,7 @@ TEST(TwoPhase, FeedbackSendsEverythingInTheEnd) {
 
 TEST(TwoPhase, TheKeyDecidesHowResidualsAreRounded) {
   constexpr std::int64_t kCount = 1000;
-  const auto residuals = [&](std::uint64_t key) {  // of rank 0: the worker's, the owner's
+  const auto residuals = [&](std::uint64_t key) {  // the residuals of rank 0: the worker's, then the owner's
     std::vector<at::Tensor> kept;
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
       Wire wire(backend, kDeadline);
@@ -198,7 +198,7 @@ TEST(TwoPhase, WhatARankSaysOfItsOwnRangeIsNotCoded) {
 TEST(TwoPhase, ANaNOnOneRankReachesAll) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kDeadline);
-    for (const std::int64_t bad : {5, 500, 777}) {  // of rank 1's gradient, in the range of each rank
+    for (const std::int64_t bad : {5, 500, 777}) {  // elements of rank 1's gradient, one in the range of each rank
       at::Tensor values = gradient_of(rank, 1000);
       if (rank == 1) values[bad].fill_(std::nanf(""));
       Contribution tensor{values.mutable_data_ptr<float>(), 1000, &block_coding(BlockCodec::sign),
@@ -237,11 +237,11 @@ TEST(TwoPhase, ANaNInTheMomentumOfAnAbsentTensorIsTold) {
   });
 }
 
-/// An estimate from a part of a large tensor may see zeros alone.
+/// A power that is estimated from a part of a large tensor may see only zeros.
 TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
   for (const bool flush : {false, true}) {
     run_ranks(2, [&](const BackendPtr& backend, int rank) {
-      at::globalContext().setFlushDenormal(flush);  // of this thread
+      at::globalContext().setFlushDenormal(flush);  // in this thread
       Wire wire(backend, kDeadline);
       at::Tensor values = at::zeros({1 << 17});
       if (rank == 0) values[1000].fill_(3);
@@ -255,7 +255,7 @@ TEST(TwoPhase, ATensorThatIsNearlyZeroIsSentAlsoWhereDenormalsAreFlushed) {
 
 TEST(TwoPhase, PartsAreWholeBlocksOfBothCodecs) {
   constexpr std::int64_t kOwned = 1 << 17, kBlock = 24;
-  // one magnitude a block, counted in each owner's range: signs then lose nothing
+  // one magnitude per block, where blocks begin anew in each owner's range: then signs lose nothing
   const at::Tensor expected = at::floor(at::remainder(at::arange(2 * kOwned, at::kFloat), kOwned) / kBlock) + 1;
   const BlockCoding signs(BlockCodec::sign, kBlock);
   run_ranks(2, [&](const BackendPtr& backend, int) {
@@ -279,7 +279,7 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
   }
 }
 
-/// What every rank sends, and what every owner does, are the largest; the rest waits for a later step.
+/// Every rank and every owner sends its largest values; the rest waits for a later step.
 TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
   constexpr std::int64_t kCount = 4096;
   for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16", "threshold:5"}) {
@@ -303,7 +303,7 @@ TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
   }
 }
 
-/// As where a rank went on from another checkpoint.
+/// Ranks disagree for example where one of them went on from another checkpoint.
 TEST(TwoPhase, RanksThatDisagreeAreTold) {
   run_ranks(3, [&](const BackendPtr& backend, int rank) {
     Wire wire(backend, kDeadline);
@@ -324,7 +324,8 @@ TEST(TwoPhase, RanksThatDisagreeAreTold) {
   });
 }
 
-/// That rank 1 is told of a bit that flips in one of its transfers, up or down, before anything reaches its tensor.
+/// Checks that rank 1 gets an error for a bit that flips in one of its transfers, up or down, before its tensor
+/// changes.
 void expect_flip_is_seen(const Codec& up, const Codec& down, std::int64_t count, int transfer, std::int64_t bit) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     Wire wire(c10::make_intrusive<thread_ranks::FlippedBit>(backend, rank == 1 ? transfer : -1, bit), kDeadline);
@@ -342,14 +343,14 @@ void expect_flip_is_seen(const Codec& up, const Codec& down, std::int64_t count,
       }
       EXPECT_TRUE(at::equal(values, gradient_of(rank, count)));
     };
-    if (transfer == 0 && rank == 0) return;  // the other one breaks off
+    if (transfer == 0 && rank == 0) return;  // stops here, as the other rank will
     if (transfer == 0) return fails([&] { two_phase.advance(); });
     two_phase.advance();
     fails([&] { two_phase.finish(); });
   });
 }
 
-/// Every bit of a small message, and one of a large one, of which threads sum up parts.
+/// Flips every bit of a small message, and one bit of a large one whose parts several threads add up.
 TEST(TwoPhase, AFlippedBitIsAnErrorAndReachesNoTensor) {
   const Codec& int4 = block_coding(BlockCodec::int4);
   for (const int transfer : {0, 1}) {
@@ -358,7 +359,7 @@ TEST(TwoPhase, AFlippedBitIsAnErrorAndReachesNoTensor) {
   }
 }
 
-/// In a scale, or in one of few values that stand for many: of codecs that leave no error, too.
+/// Flips a bit of a scale, or of one of few values that stand for many. The codecs include some that leave no error.
 TEST(TwoPhase, AFlippedBitOfCodesThatLeaveNoErrorIsSeen) {
   for (const char* text : {"sign-vote", "randomk:0.25:unbiased"}) {
     const Plan plan = Plan::parse(text);
@@ -376,7 +377,7 @@ TEST(TwoPhase, CountsTheBytesItHandsOver) {
     at::Tensor values = at::ones({1 << 16});
     Contribution tensor{values.mutable_data_ptr<float>(), 1 << 16, &signs, &signs};
     reduce(wire, tensor, 2);
-    // each way half of 2^16 bits, one scale and a header; upwards the gradient's power
+    // each way half of 2^16 bits, one scale and a header; upwards also the gradient's power
     EXPECT_EQ(wire.sent_bytes(), 2U * (4096 + 4 + 16) + 4);
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of ZeRO that do not do alike: gradients that some lack, other parameters, other calls.
+// Ranks of ZeRO that differ: some lack gradients, or use other parameters, or make other calls.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -31,11 +31,12 @@ dc::EngineOptions over(bool shared_memory) {
 
 // ---- gradients that some ranks lack
 
-using Pass = std::vector<std::vector<long>>;  // by rank: parameters in the order in which their gradients come
+// indexed by rank: the parameters, in the order in which their gradients come
+using Pass = std::vector<std::vector<long>>;
 
 at::Tensor own_gradient(const ZeroOneGraph& mine, long id, int rank) { return mine.whole(id, 5 * rank + 1); }
 
-/// Zeros of ranks that lack it; undefined where all do.
+/// Returns the mean gradient, to which ranks without one add zeros; undefined where all ranks lack it.
 at::Tensor mean_gradient(const ZeroOneGraph& mine, const Pass& pass, long id) {
   at::Tensor sum;
   for (std::size_t rank = 0; rank < pass.size(); ++rank) {
@@ -67,12 +68,12 @@ void expect_mean_gradients(ZeroOneGraph& mine, const Pass& pass, int rank, int n
 }
 
 const std::vector<Pass> kPasses = {
-    {{4, 3, 2, 1, 0}, {4, 3, 1, 2, 0}},  // another order
-    {{4, 3, 1, 0}, {4, 2, 3, 0}},        // each lacks one
-    {{4, 3, 1, 0}, {4, 3, 1, 0}},        // both lack one
+    {{4, 3, 2, 1, 0}, {4, 3, 1, 2, 0}},  // in another order
+    {{4, 3, 1, 0}, {4, 2, 3, 0}},        // each rank lacks one
+    {{4, 3, 1, 0}, {4, 3, 1, 0}},        // both ranks lack one
     {{}, {1}},
     {{4, 2, 3, 1, 0}, {0, 1, 2, 3, 4}},
-    {{0, 0, 1}, {4, 0, 0}},  // twice
+    {{0, 0, 1}, {4, 0, 0}},  // a gradient that comes twice
     {{}, {}},
 };
 
@@ -102,7 +103,7 @@ TEST(UnlikeRanksTest, AnOrderIsOfParametersOfTheGraph) {
 
 // ---- other calls
 
-/// What each of two ranks says, which do what `body` does with its engine.
+/// Returns the errors of two ranks that each run `body` with their engine.
 std::vector<std::string> said(bool shared_memory, const std::function<void(ZeroOneGraph&, int)>& body) {
   std::vector<std::string> said(2);
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
@@ -124,7 +125,7 @@ void expect_says(const std::string& said, int rank, const std::string& doing) {
 
 TEST(UnlikeRanksTest, OtherParametersAreFoundOnAllRanks) {
   for (const bool shared_memory : {true, false}) {
-    for (const long other : {1L, 3L}) {  // of another size, and of the same
+    for (const long other : {1L, 3L}) {  // a parameter of another size, and one of the same size
       const auto answers = said(shared_memory, [&](ZeroOneGraph& mine, int rank) { mine.gathered(rank * other); });
       expect_says(answers[0], 0, "the gather of parameter 0");
       expect_says(answers[1], 1, "the gather of parameter " + std::to_string(other));
@@ -190,7 +191,7 @@ TEST(UnlikeRanksTest, AGraphThatHasNotWaitedForAGatherIsRefusedBeforeTheStep) {
     mine.engine.wait_params(fresh, ZeroOneGraph::kGraph, {1});
     const std::string said = refusal_of(backward);
     EXPECT_NE(said.find("the gather of parameter 0, parameter 2 was not waited for"), std::string::npos) << said;
-    backward();  // it was said
+    backward();  // the error was already reported
 
     (void)mine.engine.allgather_params_fused(ZeroOneGraph::kGraph, {0});
     mine.engine.give_up_pass();

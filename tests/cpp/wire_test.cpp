@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// What a rank asked of Gloo, in order.
+/// The calls that a rank made to Gloo, in order.
 struct Calls {
   struct Message {
     std::string kind;
@@ -29,7 +29,7 @@ struct Calls {
   int lost_peer = -1;
 };
 
-/// Rank 1 of 3 under Gloo's name.
+/// Rank 1 of 3, which reports Gloo's name.
 class RecordedGloo : public c10d::Backend {
  public:
   explicit RecordedGloo(Calls& calls) : Backend(1, 3), calls_(calls) {}
@@ -75,7 +75,7 @@ TEST(Wire, OverGlooARankIsReadyToReceiveFromAllBeforeItSends) {
   const std::vector<Parcel> parcels = {{0, 4}, {4, 2}, {0, 4}};  // two ranks get the same bytes
   wire.exchange(sent, parcels, got, std::vector<std::uint64_t>{3, 2, 7}).wait();
   auto* const in = got.mutable_data_ptr<std::uint8_t>();
-  // a message and an empty one behind it, of each peer in turn
+  // for each peer in turn, a message and an empty one behind it
   const Calls::Message expected[] = {{"receive", 2, 1, in + 5, 7},       {"receive", 2, 1, nullptr, 0},
                                      {"receive", 0, 1, in, 3},           {"receive", 0, 1, nullptr, 0},
                                      {"send", 2, 1, sent.data_ptr(), 4}, {"send", 2, 1, nullptr, 0},
@@ -132,9 +132,9 @@ TEST(Wire, OneMessageForAllAndPartsOfABufferTravelByAnyBackEnd) {
     at::Tensor sent = bytes_of(4, 10 + rank), got = bytes_of(12, 0);
     sent[3] = 20 + rank;
     const std::vector<std::vector<Parcel>> cases = {
-        std::vector<Parcel>(3, {0, 4}),  // the same for all
+        std::vector<Parcel>(3, {0, 4}),  // the same parcel for all ranks
         {{3, 1}, {0, 3}, {1, 3}},        // in another order, and overlapping
-        {{0, 0}, {1, 1}, {2, 2}},        // one after another, from an offset on
+        {{0, 0}, {1, 1}, {2, 2}},        // one after another, beginning at an offset
     };
     for (const auto& parcels : cases) {
       std::vector<std::uint64_t> sizes(3, parcels[static_cast<std::size_t>(rank)].bytes);

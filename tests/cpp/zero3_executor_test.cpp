@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO-3: whole parameters of shards, and back.
+// ZeRO-3: gathers whole parameters from shards, and reduces gradients to shards.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -30,7 +30,7 @@ at::Tensor whole_of(long id, int step = 0) {
   return (at::remainder(flat, 97) / 48.5 - 1).to(at::kFloat).view(shape);
 }
 
-/// A rank with one graph, of all parameters.
+/// A rank with one graph that uses all parameters.
 class Z3Rank {
  public:
   explicit Z3Rank(const BackendPtr& backend, CodecPtr codec = nullptr) {
@@ -107,7 +107,7 @@ TEST(Z3ExecutorTest, SeveralTravelTogetherAndSeveralTransfersAtOnce) {
   run_ranks(3, [](const BackendPtr& backend, int) {
     Z3Rank own(backend);
     own.graph->prefetchParamsFused({0, 1});
-    own.graph->prefetchParamsFused({1, 2, 3});  // 1 is on its way
+    own.graph->prefetchParamsFused({1, 2, 3});  // parameter 1 is already being gathered
     const std::uint64_t sent = own.gather->sent_bytes();
     EXPECT_EQ(own.registry->state(1), dc::Gathered::in_flight);
     for (const long id : {3L, 2L, 1L, 0L}) EXPECT_TRUE(at::equal(own.gathered(id), whole_of(id)));
@@ -122,7 +122,7 @@ TEST(Z3ExecutorTest, APersistentParameterIsGatheredOnceForAStep) {
     own.registry->setPersistent(3, true);
     const at::Tensor kept = own.gathered(3);
     own.graph->releaseParam(3, 1);
-    own.backward(false);  // of a micro-batch
+    own.backward(false);  // the backward pass of a micro-batch
     const std::uint64_t sent = own.gather->sent_bytes();
     EXPECT_TRUE(own.gathered(3).is_alias_of(kept));
     EXPECT_EQ(own.gather->sent_bytes(), sent);
@@ -145,7 +145,7 @@ TEST(Z3ExecutorTest, WholeValuesHaveTheDtypeThatTheGraphAsksFor) {
     const std::uint64_t sent = own.gather->sent_bytes() - before;
     EXPECT_LT(sent, 2U * 64 * 64 / 2 + 100);
     EXPECT_TRUE(at::equal(own.graph->waitAllgather(narrow, 3), whole_of(3).to(at::kBFloat16)));
-    // valid, in another dtype than the one that is asked for next, also while it is on its way
+    // the values are valid in another dtype than the next call asks for; below they are still being gathered
     EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3).to(at::kBFloat16).to(at::kFloat)));
     own.graph->prefetchParamsFused({0});
     const at::Tensor cast = own.graph->allgatherParam(0, at::kBFloat16);
@@ -185,7 +185,7 @@ TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
     EXPECT_TRUE(at::equal(own.gathered(0), whole_of(0)));
     own.graph->releaseParam(0, 1);
     EXPECT_NE(refusal_of([&] { own.graph->releaseParam(0, 1); }).find("parameter 0 is released"), std::string::npos);
-    own.registry->setPersistent(3, true);  // what stays is not given up, and is waited for all the same
+    own.registry->setPersistent(3, true);  // a persistent parameter is not released, but it still must be waited for
     own.graph->allgatherParam(3);
     for (const long users : {1L, 2L}) {
       EXPECT_NE(refusal_of([&] { own.graph->releaseParam(3, users); }).find("parameter 3 is being gathered: wait"),
@@ -196,7 +196,7 @@ TEST(Z3ExecutorTest, AMissingWaitAUseAfterReleaseAndAStrangerAreNamed) {
   });
 }
 
-/// The ranks' graphs differ.
+/// The ranks' graphs gather different parameters.
 TEST(Z3ExecutorTest, RanksThatGatherOtherParametersAreTold) {
   EXPECT_THROW(run_ranks(2,
                          [](const BackendPtr& backend, int rank) {
@@ -206,7 +206,7 @@ TEST(Z3ExecutorTest, RanksThatGatherOtherParametersAreTold) {
                std::exception);
 }
 
-/// Halves of doubles that look like a NaN as floats, too, which a multiplication by 1 changes.
+/// The halves of these doubles look like NaNs as floats, which a multiplication by 1 changes.
 TEST(Zero3Executor, DoublesAreGatheredToTheBit) {
   constexpr std::int64_t kElements = 129;
   at::Tensor bits = at::arange(kElements).mul(0x3F01'7F81'0001).add(0x7F80'0001);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZeRO-1 and ZeRO-2: every rank gets the averages of what it owns, whatever the graphs.
+// ZeRO-1 and ZeRO-2: every rank gets the averages of what it owns, whatever graphs there are.
 #include "octavo/deepcompile/zero_executors.h"
 
 #include <ATen/ATen.h>
@@ -21,10 +21,10 @@ using thread_ranks::BackendPtr;
 using thread_ranks::run_ranks;
 
 const std::vector<std::vector<std::int64_t>> kShapes = {{33, 10}, {7}, {}, {64, 64}, {1, 3}, {129}};
-constexpr long kShared = 3;  // by both graphs
-constexpr long kUnused = 4;  // in the last micro-batch
+constexpr long kShared = 3;  // used by both graphs
+constexpr long kUnused = 4;  // not used in the last micro-batch
 
-/// A rank's gradient of a parameter in one graph.
+/// Returns a rank's gradient of a parameter in one graph.
 at::Tensor gradient_of(long id, int rank, int graph, int batch, at::ScalarType dtype = at::kFloat) {
   const auto& shape = kShapes[static_cast<std::size_t>(id)];
   const std::int64_t count = at::empty(shape).numel();
@@ -32,7 +32,7 @@ at::Tensor gradient_of(long id, int rank, int graph, int batch, at::ScalarType d
   return (at::remainder(flat, 97) / 48.5 - 1).to(dtype).view(shape);
 }
 
-/// A rank with two graphs, of which parameters 0 to 3, and 3 to 5 are.
+/// A rank with two graphs, of the parameters 0 to 3 and 3 to 5.
 template <class Executor>
 class ZeroRank {
  public:
@@ -71,7 +71,7 @@ class ZeroRank {
         const bool is_missing = id == kUnused && is_last && batches > 1;
         const at::Tensor gradient =
             is_missing ? at::Tensor() : gradient_of(id, rank_, static_cast<int>(g), batch, dtype);
-        if (gives && id % 2 == 0) {  // others are copied to the same bucket
+        if (gives && id % 2 == 0) {  // the other gradients are copied to the same bucket
           graphs[g]->takeGrad(gradient, id);
         } else {
           graphs[g]->reduceGrad(gradient, id);
@@ -83,7 +83,7 @@ class ZeroRank {
     for (auto& graph : graphs) graph->endBackward();
   }
 
-  /// The sums over batches and graphs of what the ranks average, of the part that this rank owns.
+  /// Returns the sums over batches and graphs of the ranks' averages, of the part that this rank owns.
   at::Tensor expected(long id, int batches, at::ScalarType dtype = at::kFloat) const {
     at::Tensor sum = at::zeros(kShapes[static_cast<std::size_t>(id)]);
     for (int batch = 0; batch < batches; ++batch) {
@@ -105,7 +105,7 @@ class ZeroRank {
   std::shared_ptr<dc::DSParamRegistry> registry = std::make_shared<dc::DSParamRegistry>();
   std::vector<std::unique_ptr<dc::CustomOpExecutor>> graphs;
   std::vector<Range> own;
-  bool gives = false;  // gradients, to be sent from where they lie
+  bool gives = false;  // whether gradients are given away, to be sent from where they are
 
  private:
   int rank_, world_;
@@ -181,7 +181,7 @@ TYPED_TEST(ZeroExecutorsTest, HalfOfAnAllReduceIsSent) {
       others += count - own.own[i].count * (i == kShared ? 2 : 1);
     }
     EXPECT_GE(own.sent_bytes(), 4 * others);
-    EXPECT_LE(own.sent_bytes(), 4 * others + 256);  // headers
+    EXPECT_LE(own.sent_bytes(), 4 * others + 256);  // 256 bytes for the headers
     EXPECT_LT(own.sent_bytes(), 4 * all * 52 / 100);
   });
 }
@@ -211,7 +211,7 @@ TYPED_TEST(ZeroExecutorsTest, GradientsInBfloat16TravelAsTheyAre) {
     ZeroRank<TypeParam> own(backend, "dense", true);
     own.backward(0, 1, at::kBFloat16);
     for (long id = 0; id < static_cast<long>(kShapes.size()); ++id) {
-      // a sum of two, rounded once, and for the shared one the sum of both graphs'
+      // a sum of two, rounded once; for the shared parameter, the sum of both graphs' sums
       EXPECT_TRUE(at::allclose(own.got(id), own.expected(id, 1, at::kBFloat16), 1.0 / 128, 1.0 / 128));
     }
   });
@@ -233,7 +233,7 @@ TYPED_TEST(ZeroExecutorsTest, APlanCompressesWhatIsReduced) {
   }
 }
 
-/// What a step leaves out the next ones send: the mean over steps comes close, also of the parameter of two graphs.
+/// What one step leaves out, the next ones send: the mean over steps comes close, also for the parameter of two graphs.
 TYPED_TEST(ZeroExecutorsTest, ErrorFeedbackBelongsToTheOwnersShards) {
   constexpr int kSteps = 20;
   run_ranks(2, [&](const BackendPtr& backend, int) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A back end's DeviceRuntime alone, without torch: that of the back end under test, where it has devices of its own.
-// All of it also runs on the fake devices of tests/fake_device.
+// The DeviceRuntime of the back end under test, without torch, where that back end has devices of its own. All of these
+// tests also run on the fake devices of tests/fake_device.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -40,7 +40,7 @@ class DeviceRuntimeTest : public testing::Test {
     queue_ = runtime_->create_queue(0, /*is_urgent=*/false);
   }
   void TearDown() override {
-    if (runtime_ != nullptr) runtime_->wait(queue_);  // queues live as long as the process
+    if (runtime_ != nullptr) runtime_->wait(queue_);  // queues exist until the process ends
   }
 
   Memory allocate(MemoryKind kind, std::uint64_t bytes, std::uint64_t alignment = 64) {
@@ -66,7 +66,8 @@ class DeviceRuntimeTest : public testing::Test {
     return values;
   }
 
-  /// What takes the queue some hundred milliseconds; with a sanitizer, which looks at each byte, too.
+  /// Gives the queue some hundred milliseconds of work. With a sanitizer, which checks each byte, fewer bytes take as
+  /// long.
   void keep_busy(Queue queue) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     constexpr std::uint64_t kBytes = 16 << 20;
@@ -79,7 +80,7 @@ class DeviceRuntimeTest : public testing::Test {
     for (int i = 0; i < 20; ++i) runtime_->copy(queue, much_[0].get(), much_[1].get(), kBytes);
   }
 
-  /// Enqueues values[0 .. kCount) += step, by a kernel of the table; `steps` holds kCount times the step.
+  /// Enqueues values[0 .. kCount) += step, by a kernel of the table. `steps` holds the step kCount times.
   static void add_to(Queue queue, const Memory& steps, const Memory& values) {
     const Payload payload{nullptr, static_cast<std::uint8_t*>(steps.get())};
     host_backend()
@@ -87,7 +88,7 @@ class DeviceRuntimeTest : public testing::Test {
         .decode(queue, payload, kCount, kCount, Store::add, static_cast<float*>(values.get()), nullptr);
   }
 
-  /// The same by a kernel of a user's own.
+  /// Enqueues the same, by a user's own kernel.
   void add_to(Queue queue, Kernel kernel, float* values, float step) {
     const std::array arguments = {KernelArgument{&values, sizeof values, true},
                                   KernelArgument{&step, sizeof step, false},
@@ -119,7 +120,7 @@ TEST_F(DeviceRuntimeTest, DevicesAreThereAndSayWhatTheyAre) {
     EXPECT_FALSE(facts.name.empty() || facts.vendor.empty() || facts.driver.empty() || facts.platform.empty());
     EXPECT_GT(facts.total_bytes, 0U);
     EXPECT_GT(facts.compute_units, 0U);
-    EXPECT_GE(facts.largest_group, 64U);  // of octavo's own kernels, at most
+    EXPECT_GE(facts.largest_group, 64U);  // octavo's own kernels have groups of at most 64
     EXPECT_GT(runtime_->free_bytes(device), 0U);
   }
 }
@@ -198,7 +199,7 @@ TEST_F(DeviceRuntimeTest, AQueueRunsInOrder) {
                ones = allocate(MemoryKind::device, kCount * sizeof(float));
   upload(queue_, memory, std::vector<float>(kCount, 0));
   upload(queue_, ones, std::vector<float>(kCount, 1));
-  for (int i = 0; i < 200; ++i) {  // each works on what the one before has left
+  for (int i = 0; i < 200; ++i) {  // each iteration uses the result of the one before
     add_to(queue_, ones, memory);
     runtime_->copy(queue_, copied.get(), memory.get(), kCount * sizeof(float));
     runtime_->copy(queue_, memory.get(), copied.get(), kCount * sizeof(float));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fake devices themselves: each mistake that they are there to show is shown.
+// The fake devices themselves: they reveal each mistake that they are meant to reveal.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -44,7 +44,7 @@ class FakeDeviceTest : public testing::Test {
   Queue queue_;
 };
 
-// The race is the point of the test that uses it: the thread sanitizer is not to report it.
+// The test that uses this needs the race, so the thread sanitizer must not report it.
 __attribute__((no_sanitize("thread"), noinline)) float read_without_a_wait(const float* value) {
   return *static_cast<const volatile float*>(value);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Back ends as a loader meets them, one a FAKE_<kind>: working, absent (the device), old (the table), foreign (another
-// library altogether), broken (it does not load).
+// The back ends that a loader may find, one per FAKE_<kind>: working; absent (no device); old (an old table); foreign
+// (another library altogether); broken (it cannot be loaded).
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

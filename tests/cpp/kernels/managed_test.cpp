@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Managed memory of the back end under test, without torch: also on the fake devices. Then memory in files, the host's.
+// Managed memory of the back end under test, without torch, and also on the fake devices. Then memory in files, which
+// belongs to the host.
 #include "octavo/kernels/managed.h"
 
 #include <gtest/gtest.h>
@@ -190,7 +191,7 @@ TEST_F(FileMemoryTest, WhatWasFreedIsZeroForTheNext) {
   host_managed.free({}, stays, 1);
 }
 
-/// A process may have some 65,000 mappings, and an optimizer four states of each of its parameters.
+/// A process may have some 65,000 mappings, and an optimizer may have four states per parameter.
 TEST_F(FileMemoryTest, ManyTakeFewMappings) {
   const auto mappings = [] {
     std::ifstream maps("/proc/self/maps");

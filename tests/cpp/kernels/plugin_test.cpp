@@ -9,7 +9,7 @@ namespace octavo {
 
 namespace {
 
-/// Why a plug-in is not there, in the loader's words.
+/// Returns the loader's reason why a plug-in was not loaded.
 std::string reason(const char* name) {
   EXPECT_EQ(plugin(name).table, nullptr) << name;
   return plugin(name).reason;

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::uint64_t kDraws = 1U << 20;
 
-/// Correlation of the draws of two streams, in units of its standard deviation where they are independent.
+/// Returns the correlation of the draws of two streams, in units of the standard deviation that independent draws have.
 template <class A, class B>
 double correlation(A a, B b) {
   constexpr double kMean = 32767.5, kVariance = (65536.0 * 65536.0 - 1) / 12;
@@ -27,9 +27,9 @@ auto stream(std::uint64_t key, std::uint64_t offset = 0) {
   return [=](std::uint64_t i) { return static_cast<double>(random_bits(key, i + offset)); };
 }
 
-/// The bits are a contract: these are what every back end draws.
+/// The bits are a contract: every back end draws these.
 TEST(CounterRandom, TheBitsStay) {
-  EXPECT_EQ(derive_key(0, 0), 0xE220A8397B1DCDAFU);  // splitmix64's first from seed 0
+  EXPECT_EQ(derive_key(0, 0), 0xE220A8397B1DCDAFU);  // splitmix64's first number from seed 0
   EXPECT_EQ(random_base(0x123456789ABCDEF0U, 5), 0xA3E4F837U);
   EXPECT_EQ(random_word(0xDEADBEEFU, 0), 0xD1BCBABCU);
   EXPECT_EQ(random_word(0xDEADBEEFU, 31), 0x963662B4U);
@@ -67,7 +67,7 @@ TEST(CounterRandom, SuccessiveStepsAreIndependent) {
   }
 }
 
-/// Over steps, for one element.
+/// One element draws uniformly over the steps.
 TEST(CounterRandom, AnElementDrawsUniformlyOverSteps) {
   for (const std::uint64_t element : {0, 1, 77}) {
     const auto drawn = [=](std::uint64_t step) {
@@ -91,8 +91,8 @@ TEST(CounterRandom, EveryBitOfTheKeyChangesHalfOfTheBase) {
   }
 }
 
-/// The words of a group come from one base: whether two elements are rounded up must not hang together, however often
-/// they are.
+/// The words of a group come from one base. Whether one element is rounded up must not depend on whether another one
+/// is, however often elements are rounded up.
 TEST(CounterRandom, ElementsOfAGroupAreIndependent) {
   constexpr std::uint64_t kGroups = 1U << 16;
   for (const double fraction : {0.02, 0.1, 0.5, 0.9}) {

@@ -15,7 +15,7 @@ class MiniFloatTest : public ::testing::Test {};
 using Floats = ::testing::Types<E4M3, E5M2, E3M0, Half>;
 TYPED_TEST_SUITE(MiniFloatTest, Floats);
 
-/// Codes of what is not negative go from zero to this one.
+/// Returns the largest code of a value that is not negative; the smallest is 0.
 template <class Float>
 std::uint32_t largest_code() {
   return Float::code(std::numeric_limits<float>::max());
@@ -33,7 +33,7 @@ TYPED_TEST(MiniFloatTest, EveryCodeIsItsValuesCode) {
   EXPECT_EQ(TypeParam::value(0), 0.0F);
 }
 
-/// Between two neighbours the nearer one; in the middle the one whose code is even.
+/// A value between two neighbours is rounded to the nearer one; the middle is rounded to the one with the even code.
 TYPED_TEST(MiniFloatTest, RoundsToNearestEven) {
   for (std::uint32_t code = 0; code < largest_code<TypeParam>(); ++code) {
     const float low = TypeParam::value(code), high = TypeParam::value(code + 1), middle = (low + high) / 2;

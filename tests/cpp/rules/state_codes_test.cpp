@@ -20,7 +20,7 @@ std::vector<float> values_of_map() {
 
 void expect_near(float got, float expected) { EXPECT_NEAR(got, expected, 3e-7F * std::abs(expected)); }
 
-/// Of bitsandbytes' create_dynamic_map(signed=True) and (signed=False), of 256 values.
+/// The maps are those of bitsandbytes' create_dynamic_map(signed=True) and (signed=False), each of 256 values.
 TEST(StateCodes, EightBitsAreTheGoldenMap) {
   const auto momentum = values_of_map<rules::Momentum8>(), variance = values_of_map<rules::Variance8>();
   const std::vector<std::pair<std::size_t, float>> momenta = {
@@ -33,7 +33,7 @@ TEST(StateCodes, EightBitsAreTheGoldenMap) {
   for (const auto& [code, value] : variances) expect_near(variance[code], value);
 }
 
-/// Of lpmm and torchao.
+/// The maps are those of lpmm and torchao.
 TEST(StateCodes, FourBitsAreTheGoldenMap) {
   const std::vector<float> expected = {-0.8875F, -0.6625F, -0.4375F, -0.2125F, -0.0775F, -0.0325F, -0.0055F, 0.0F,
                                        0.0055F,  0.0325F,  0.0775F,  0.2125F,  0.4375F,  0.6625F,  0.8875F,  1.0F};
@@ -44,7 +44,7 @@ TEST(StateCodes, FourBitsAreTheGoldenMap) {
   }
 }
 
-/// The code of a value is of the nearest map value, except within rounding of the middle between two.
+/// Checks that a value has the code of the nearest map value, except within rounding of the middle between two.
 template <class Map>
 void expect_nearest(bool keeps_from_zero) {
   const auto map = values_of_map<Map>();
@@ -65,13 +65,13 @@ TEST(StateCodes, ACodeIsOfTheNearestValue) {
   expect_nearest<rules::Variance4>(false);
 }
 
-/// Otherwise each step shrinks a block whose extreme is negative by 0.7 %.
+/// Otherwise each step would shrink a block with a negative extreme by 0.7 %.
 TEST(StateCodes, TheExtremeIsKeptExactlyWhicheverSignItHas) {
   for (const float extreme : {0.37F, -0.37F, -3e-20F, 5e30F}) {
     const rules::StateScale scale = rules::state_scale(extreme);
     EXPECT_EQ(rules::Momentum8::decoded(rules::Momentum8::code(extreme, scale), scale.kept), extreme);
     EXPECT_EQ(rules::Momentum4::decoded(rules::Momentum4::code(extreme, scale), scale.kept), extreme);
-    // of the other sign there is no such value
+    // the map has no value for the extreme with the opposite sign
     const float opposite = rules::Momentum8::decoded(rules::Momentum8::code(-extreme, scale), scale.kept);
     EXPECT_NEAR(opposite / -extreme, 0.993F, 1e-3F);
   }
@@ -90,7 +90,7 @@ TEST(StateCodes, ZeroStaysZeroAndAVarianceStaysAboveIt) {
   EXPECT_GT(rules::Variance8::decoded(rules::Variance8::code(1e-30F, scale), scale.kept), 0.0F);
 }
 
-/// A value is its code's, decoded and encoded again, under scales of every size.
+/// A code's value, decoded under scales of every size, is encoded as the same code again.
 TEST(StateCodes, CodesSurviveARoundTrip) {
   for (const float kept : {1.0F, 0.3F, -2e-7F, 7e-30F, -4e35F}) {
     const rules::StateScale scale = rules::state_scale(kept);
