@@ -26,7 +26,7 @@ TEST(AdamW, WithCoupledDecayEqualsReference) {
   });
 }
 
-/// The middles between the values of a map and the floats around them, in blocks whose extreme is 1.
+/// Appends the middles between the values of a map, and the floats around them, for blocks whose extreme is 1.
 template <class Map>
 void append_middles(bool are_squares, std::vector<float>& gradients) {
   for (std::uint32_t code = 0; code + 1 < 1U << Map::kBits; ++code) {
@@ -39,7 +39,7 @@ void append_middles(bool are_squares, std::vector<float>& gradients) {
   }
 }
 
-/// Where a rounding more or less is another code. The step makes moments of gradients alone.
+/// One rounding more or less gives another code for these gradients. The step makes moments of gradients alone.
 TEST(AdamW, CodesBetweenTwoValuesEqualReference) {
   std::vector<float> gradients;
   append_middles<rules::Momentum8>(false, gradients);
@@ -60,7 +60,7 @@ TEST(AdamW, CodesBetweenTwoValuesEqualReference) {
   }
 }
 
-/// What one call makes of a tensor, calls for its parts make of it too: the random bits of an element are its own.
+/// One call for a tensor and several calls for its parts give the same: each element has random bits of its own.
 TEST(AdamW, MayBeCutBetweenBlocks) {
   constexpr std::uint64_t kCount = 2000;
   const StepForm form{FloatFormat::bfloat16, FloatFormat::bfloat16, StateFormat::bits8, false, true};
@@ -71,7 +71,7 @@ TEST(AdamW, MayBeCutBetweenBlocks) {
   parts.expect_same(whole);
 }
 
-/// Elements whose gradient is not a number stay as they are, and the others of their block are not harmed by them.
+/// Elements whose gradient is NaN stay as they are, and do not harm the others of their block.
 TEST(AdamW, ANonfiniteGradientLeavesItsElementAlone) {
   for (const StateFormat state : {StateFormat::float32, StateFormat::bits8, StateFormat::bits4}) {
     StepMemory memory({FloatFormat::float32, FloatFormat::float32, state}, 300, 0);
@@ -94,7 +94,7 @@ TEST(AdamW, ANonfiniteGradientLeavesItsElementAlone) {
   }
 }
 
-/// One of its kind in a block of its own, among them finite ones of which the square is not.
+/// Each special value is in a block of its own; two of them are finite with a square that is not.
 TEST(AdamW, AFewNonfiniteGradientsEqualReference) {
   constexpr std::uint64_t kCount = 9 * kStepBlock + 100;
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -7,7 +7,7 @@
 #include "octavo/rules/block_codecs.h"
 #include "tests/conformance/codec.h"
 
-/// Every block codec: encoded with all that an input may have, decoded by assigning and adding.
+/// Every block codec: it encodes inputs with everything that an input may have, and decodes by assigning and by adding.
 namespace octavo::conformance {
 
 namespace {
@@ -41,7 +41,7 @@ void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& sha
   input.sum_weight = 0.3F;
   input.rounding_key = rules::derive_key(shape.count, shape.block);
   input.stochastic = shape.others;
-  input.first = (1ULL << 38) - 128;  // where the numbers of the groups that draw begin again
+  input.first = (1ULL << 38) - 128;  // from here on the counter of the groups that draw random bits begins again
   input = input.from(shape.offset);
 
   const std::uint64_t blocks = codec.blocks(shape.count, shape.block), bytes = codec.bytes(shape.count, shape.block);
@@ -67,14 +67,15 @@ void expect_codec_equals_reference(const CodecUnderTest& codec, const Shape& sha
                       });
 }
 
-/// Blocks of less than a group and of several chunks, and some that share no boundary with either.
+/// Block sizes of less than a group, of several chunks, and some that are a multiple of neither.
 const std::vector<std::uint64_t> kBlocks = {8, 16, 24, 32, 48, 64, 256, 1000, 4096, 5000, 1U << 19};
 
 std::vector<std::uint64_t> blocks_of(const CodecUnderTest& codec) {
-  return codec.has_scale ? kBlocks : std::vector<std::uint64_t>{1U << 18};  // without scales they only cut the work
+  // without scales, blocks only divide the work
+  return codec.has_scale ? kBlocks : std::vector<std::uint64_t>{1U << 18};
 }
 
-/// Outputs larger than the caches, aligned to vectors and not.
+/// Tests outputs larger than the caches, aligned to vectors and not.
 void expect_large_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
   for (const std::uint64_t offset : {0, 1}) {
     const Shape shape{kLargeCount, block, offset, true, true, true, true};
@@ -82,18 +83,19 @@ void expect_large_codec_conforms(const CodecUnderTest& codec, std::uint64_t bloc
   }
 }
 
-/// A device compiles its kernels for each kind of input of each codec, which takes a second or two.
+/// Whether kernels are compiled: a device compiles one for each kind of input of each codec, which takes a second or
+/// two.
 bool compiles_kernels() { return tested().runtime != nullptr; }
 
-/// A codec whose loops are tested with every input; the others share these loops.
+/// Whether a codec's loops are tested with every kind of input. The other codecs share these loops.
 bool is_tested_wholly(const CodecUnderTest& codec) {
   return codec.codec == BlockCodec::int4 || (codec.codec == BlockCodec::sign && !compiles_kernels());
 }
 
-/// Codecs that are tested beyond being held to the reference.
+/// Whether a codec is tested further than by comparison with the reference.
 bool is_looked_at(const CodecUnderTest& codec) { return is_tested_wholly(codec) || !compiles_kernels(); }
 
-/// What an input may have, as bits: momentum, residual, next residual, others.
+/// Returns what an input may have, as bits: momentum, residual, next residual, others.
 std::vector<unsigned> kinds_of_input(const CodecUnderTest& codec) {
   if (!is_looked_at(codec)) return {15};
   if (!is_tested_wholly(codec)) return {4, 15};
@@ -106,9 +108,9 @@ std::vector<std::uint64_t> offsets(const CodecUnderTest& codec) {
   return is_tested_wholly(codec) ? kOffsets : std::vector<std::uint64_t>{0, 1, 13};
 }
 
-/// Each kind of input at each count, at one of the offsets: the next count or block has another one. What an input has,
-/// how blocks are cut and where memory begins are handled by code of their own; over all blocks, each kind meets each
-/// offset at every count.
+/// Tests each kind of input at each count, at one of the offsets; the next count or block uses another offset. What an
+/// input has, how blocks are cut and where memory begins are handled by separate code. Over all blocks, each kind is
+/// tested at each offset and every count.
 void expect_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
   const std::vector<std::uint64_t> starts = offsets(codec);
   for (const std::uint64_t count : kCounts) {
@@ -119,7 +121,7 @@ void expect_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
       expect_codec_equals_reference(codec, shape, finite_values(count + offset, count + block));
       if (::testing::Test::HasFatalFailure()) return;
     }
-    const bool all = !is_looked_at(codec);  // what an input may have: its kernels are compiled already
+    const bool all = !is_looked_at(codec);  // an input with everything: the kernels for it are compiled already
     const std::uint64_t offset = offset_for(16);
     const Shape with_nan{count, block, offset, all, all, all, true};
     expect_codec_equals_reference(codec, with_nan, any_values(count + offset, count + block));
@@ -127,7 +129,7 @@ void expect_codec_conforms(const CodecUnderTest& codec, std::uint64_t block) {
   }
 }
 
-/// The rounding of a residual depends on the number of its element, not on the part of a tensor that is encoded.
+/// Checks that the rounding of a residual depends on the element's number, not on the part of a tensor that is encoded.
 void expect_parts_round_as_the_whole(const CodecUnderTest& codec, std::uint64_t block) {
   constexpr std::uint64_t kBlocks = 5;
   const auto values = finite_values(kBlocks * block, 4);
@@ -146,10 +148,12 @@ void expect_parts_round_as_the_whole(const CodecUnderTest& codec, std::uint64_t 
   parts.scales.expect_same_bits(whole.scales);
 }
 
-/// A gradient of 1/20000 of its block's largest, step after step: nearly all of it is sent, and the rest is kept.
+/// Checks gradients of 1/20000 of their block's largest over many steps: what is sent and what is kept add up to nearly
+/// all of them, and a large part is sent.
 void expect_a_steady_gradient_is_sent(const CodecUnderTest& codec) {
   constexpr std::uint64_t kBlock = 256, kSteps = 20000;
-  std::vector<float> gradient(kBlock, 1.0F / kSteps), decoded(kBlock);  // 1 in all
+  // the elements of 1/20000 add up to 1 over all steps
+  std::vector<float> gradient(kBlock, 1.0F / kSteps), decoded(kBlock);
   for (std::uint64_t i = 0; i < kBlock; i += 2) gradient[i] = 1.0F;
   Encoded to(1, codec.code_bytes(kBlock), kBlock, 0);
   std::vector<rules::Residual> residual(kBlock);
@@ -168,7 +172,7 @@ void expect_a_steady_gradient_is_sent(const CodecUnderTest& codec) {
   EXPECT_GT(sent / (kBlock / 2), 0.4);
 }
 
-/// decoded + next residual is the value that was encoded, but for the rounding of the residual: nothing is lost.
+/// Checks that decoded + next residual is the encoded value, except for the rounding of the residual: nothing is lost.
 void expect_nothing_lost(const CodecUnderTest& codec, std::uint64_t block) {
   constexpr std::uint64_t kCount = 5000;
   const auto values = finite_values(kCount, 3);
@@ -183,7 +187,7 @@ void expect_nothing_lost(const CodecUnderTest& codec, std::uint64_t block) {
   }
 }
 
-/// A NaN or an infinity makes its block's scale NaN and its residual 0, and touches no other block.
+/// Checks that a NaN or an infinity makes its block's scale NaN and its residual 0, and changes no other block.
 void expect_bad_values_stay_in_their_block(const CodecUnderTest& codec) {
   for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
     auto values = finite_values(512, 1);
@@ -216,7 +220,8 @@ TEST_P(BlockCodecTest, EqualsReference) {
 
 TEST_P(BlockCodecTest, LargeOutputsEqualReference) {
   const std::vector<std::uint64_t> narrow_and_wide = {64, 1U << 18};
-  const std::vector<std::uint64_t> of_each_loop = {8, 24, 64, 5000, 1U << 19};  // small, odd, a group, chunks, wide
+  // small, odd, one group, several chunks, wide
+  const std::vector<std::uint64_t> of_each_loop = {8, 24, 64, 5000, 1U << 19};
   for (const std::uint64_t block : is_tested_wholly(GetParam()) ? of_each_loop : narrow_and_wide) {
     expect_large_codec_conforms(GetParam(), block);
   }
@@ -246,14 +251,14 @@ TEST_P(BlockCodecTest, ABlockOfZerosDecodesToZeros) {
 INSTANTIATE_TEST_SUITE_P(All, BlockCodecTest, ::testing::ValuesIn(all_codecs()),
                          [](const auto& codec) { return std::string(codec.param.name); });
 
-/// Over many draws, each value is decoded to itself on average; to nearest, it would be 0.4 of a step away.
+/// Over many draws, each value is decoded to itself on average; rounding to nearest would miss it by 0.4 of a step.
 TEST(SymmetricInt, StochasticRoundingIsUnbiased) {
   constexpr std::uint64_t kCount = 4096;
   for (const CodecUnderTest& codec : all_codecs()) {
     if (!codec.dithers || !is_looked_at(codec)) continue;
     const float step = 1.0F / static_cast<float>((1U << (codec.code_bytes(8) - 1)) - 1);
     std::vector<float> values(kCount, 0.4F * step), decoded(kCount);
-    values[0] = 1.0F;  // of the scale
+    values[0] = 1.0F;  // determines the scale
     Encoded to(1, codec.code_bytes(kCount), kCount, 0);
     EncodeInput input{values.data()};
     input.rounding_key = 5;
@@ -285,7 +290,8 @@ TEST(SymmetricInt, TheLargestValueKeepsItsCodeWithEveryDither) {
   }
 }
 
-/// What is 2^126 and larger is not sent; what is smaller is decoded to something finite.
+/// A block with a value of 2^126 or more is marked as not finite instead of being sent; a smaller value is decoded to
+/// something finite.
 TEST(BlockCodecs, HugeBlocksAreSentOrNot) {
   for (const CodecUnderTest& codec : all_codecs()) {
     if (!codec.has_scale || !is_looked_at(codec)) continue;
@@ -302,7 +308,7 @@ TEST(BlockCodecs, HugeBlocksAreSentOrNot) {
   }
 }
 
-/// Without fp64, which not every device has.
+/// The scale is exact without fp64, which not every device has.
 TEST(ScaledSign, TheScaleOfAWideBlockIsExact) {
   constexpr std::uint64_t kCount = 1U << 24;
   std::mt19937 random(6);
@@ -333,8 +339,8 @@ TEST(MajorityVote, AZeroOfEitherSignAbstains) {
 
 TEST(Bfloat16, RoundsToNearestEven) {
   EXPECT_EQ(rules::to_bf16(1.0F).bits, 0x3F80);
-  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F808000)).bits, 0x3F80);  // a tie goes to even, down
-  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F818000)).bits, 0x3F82);  // and up
+  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F808000)).bits, 0x3F80);  // a tie is rounded to even: here down
+  EXPECT_EQ(rules::to_bf16(rules::from_bits(0x3F818000)).bits, 0x3F82);  // here up
   EXPECT_EQ(rules::to_bf16(std::numeric_limits<float>::max()).bits, 0x7F80);
   EXPECT_TRUE(std::isnan(rules::from_bf16(rules::to_bf16(rules::from_bits(0x7F800001)))));
 }

@@ -6,11 +6,11 @@
 /// A block codec under test, and memory for what it writes.
 namespace octavo::conformance {
 
-/// A codec, as its rule describes it.
+/// A codec as its rule describes it.
 struct CodecUnderTest {
   BlockCodec codec;
   const char* name;
-  std::uint64_t (*code_bytes)(std::uint64_t count);  // of one block
+  std::uint64_t (*code_bytes)(std::uint64_t count);  // the bytes of one block's codes
   bool has_scale, leaves_error, dithers;
 
   std::uint64_t blocks(std::uint64_t count, std::uint64_t block) const {
@@ -36,7 +36,7 @@ struct Encoded {
   Payload payload() { return {scales.data(), codes.data()}; }
 };
 
-/// Every block codec there is.
+/// Returns every block codec.
 inline std::vector<CodecUnderTest> all_codecs() {
 #define OCTAVO_UNDER_TEST(name, ...) under_test<BlockCodec::name>(#name),
   return {OCTAVO_BLOCK_CODECS(OCTAVO_UNDER_TEST)};

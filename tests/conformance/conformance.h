@@ -16,8 +16,8 @@
 
 #include "octavo/kernels/backend.h"
 
-/// One body for every back end: what is under test is what OCTAVO_BACKEND and OCTAVO_ISA choose (the test runner
-/// runs this suite once for each), and it must return the bits that the reference returns.
+/// One set of tests for every back end. OCTAVO_BACKEND and OCTAVO_ISA choose the back end under test (the test runner
+/// runs this suite once for each), and it must return the reference's bits.
 namespace octavo::conformance {
 
 inline const KernelTable& reference() { return backend("reference"); }
@@ -26,9 +26,9 @@ inline const KernelTable& tested() { return host_backend(); }
 /// Sizes around every group, lane and chunk boundary.
 inline const std::vector<std::uint64_t> kCounts = {0,   1,   7,   8,   9,   15,   16,   17,   63,   64,   65,
                                                    127, 128, 255, 256, 257, 1000, 4095, 4096, 4097, 10007};
-/// A size from which a back end may write around the caches.
+/// A size above which a back end may write around the caches.
 constexpr std::uint64_t kLargeCount = (1U << 19) + 70;
-/// Misalignments in elements: no kernel may need aligned memory.
+/// Misalignments in elements; kernels must not require aligned memory.
 inline const std::vector<std::uint64_t> kOffsets = {0, 1, 3, 7, 13};
 
 /// Memory that starts at a vector's boundary, so that offset 0 is the aligned case.
@@ -42,7 +42,7 @@ struct Aligned {
   bool operator==(const Aligned&) const { return true; }
 };
 
-/// Bytes that a kernel must not touch lie before and after the part that it may write.
+/// Memory whose bytes before and after the writable part must not be touched by a kernel.
 template <class T>
 class Guarded {
  public:
@@ -74,16 +74,18 @@ class Guarded {
     ASSERT_EQ(touched, bytes + end) << "a byte outside the output was written, at " << touched - bytes;
   }
 
-  static constexpr std::uint64_t kGuard = 64;  // of any element a multiple of a vector: offset 0 stays aligned
+  // a multiple of a vector for any element type, so that offset 0 stays aligned
+  static constexpr std::uint64_t kGuard = 64;
   std::uint64_t offset_, count_;
   std::vector<T, Aligned<T>> all_;
 };
 
-/// An endless row of values of many magnitudes with zeros of both signs and denormals among them.
+/// An endless sequence of values of many magnitudes, which include zeros of both signs and denormals.
 class FiniteValues {
  public:
   explicit FiniteValues(std::uint64_t seed) : random_(seed) {}
-  /// Its first `count` values. What was drawn is kept: drawing takes longer than all that is tested.
+  /// Returns its first `count` values. Drawn values are kept, because drawing takes longer than everything that is
+  /// tested.
   std::vector<float> first(std::uint64_t count) {
     while (drawn_.size() < count) drawn_.push_back(draw());
     return {drawn_.begin(), drawn_.begin() + static_cast<std::ptrdiff_t>(count)};
@@ -108,7 +110,7 @@ inline std::vector<float> finite_values(std::uint64_t count, std::uint64_t seed)
   return by_seed.try_emplace(seed, seed).first->second.first(count);
 }
 
-/// The same with NaNs of both signs and infinities.
+/// Returns such values with NaNs of both signs and infinities among them.
 inline std::vector<float> any_values(std::uint64_t count, std::uint64_t seed) {
   auto values = finite_values(count, seed);
   std::mt19937_64 random(seed + 1);
@@ -120,8 +122,8 @@ inline std::vector<float> any_values(std::uint64_t count, std::uint64_t seed) {
   return values;
 }
 
-/// What is decoded by decode(table, how, out, nonfinite) must be the reference's, and nothing else be written, however
-/// results are.
+/// Checks that decode(table, how, out, nonfinite) writes the reference's results and nothing else, for every way in
+/// which results are stored.
 template <class Decode>
 void expect_same_results(std::uint64_t count, std::uint64_t offset, Decode decode) {
   const std::vector<float> before = finite_values(count, 14);

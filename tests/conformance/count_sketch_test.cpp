@@ -16,7 +16,7 @@ constexpr std::uint64_t kKey = 0x1234567890ABCDEF;
 
 rules::SketchBlocks all_of(const rules::CountSketch& shape) { return {0, shape.blocks()}; }
 
-/// One row and several; one block, few, and about as many cells as elements.
+/// Sketches of one row and of several; of one block, of few blocks, and of about as many cells as elements.
 const std::vector<rules::CountSketch> kSketches = {{kKey, 1, 64},   {kKey, 1, 8192}, {kKey, 3, 64},
                                                    {kKey, 3, 1344}, {kKey, 5, 448},  {7, 5, 2048}};
 
@@ -44,7 +44,7 @@ EncodeInput input(const std::vector<float>& values, std::uint64_t offset) {
   EncodeInput in{values.data()};
   in.gradient_weight = 0.3F;
   in = in.from(offset);
-  in.first = 1000 * offset;  // at 0, in the middle of a group, and at a group's first element
+  in.first = 1000 * offset;  // element 0, one in the middle of a group, and a group's first element
   return in;
 }
 
@@ -83,11 +83,11 @@ TEST(CountSketch, NanAndInfinityEqualReference) {
     const std::vector<float> values = any_values(1001, 8);
     expect_equals_reference(shape, input(values, 1), 1000, 1);
   }
-  const std::vector<float> huge(4096, std::numeric_limits<float>::max());  // their sums overflow, to both sides
+  const std::vector<float> huge(4096, std::numeric_limits<float>::max());  // their sums overflow in both directions
   expect_equals_reference({kKey, 3, 128}, input(huge, 0), huge.size(), 0);
 }
 
-/// Who has which blocks, and in how many ranges elements come, does not change a bit.
+/// The bits of the sums do not depend on which part has which blocks, nor on the number of ranges.
 TEST(CountSketch, PartsAndRangesAddUpToTheSameBits) {
   constexpr std::uint64_t kCount = 10007;
   const std::vector<float> values = any_values(kCount, 9);
@@ -118,7 +118,7 @@ TEST(CountSketch, OtherBlocksAreNotTouched) {
   }
 }
 
-/// One bad element shows in all that shares a cell with it, itself above all.
+/// One bad element shows in everything that shares a cell with it, and above all in itself.
 TEST(CountSketch, ANanOrAnInfinityShowsInItsEstimate) {
   for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
     for (const std::uint64_t rows : {1, 3, 5}) {
@@ -126,7 +126,7 @@ TEST(CountSketch, ANanOrAnInfinityShowsInItsEstimate) {
       std::vector<float> values(3000, 1.0F), sketch(shape.cells()), estimates(values.size());
       values[1234] = bad;
       tested().insert_sketch({}, {values.data()}, values.size(), shape, all_of(shape), sketch.data());
-      values[1234] = -bad;  // what takes it out again does not make it good
+      values[1234] = -bad;  // inserting the opposite value does not repair the cells
       tested().insert_sketch({}, {values.data()}, values.size(), shape, all_of(shape), sketch.data());
       tested().estimate_sketch({}, sketch.data(), shape, 0, values.size(), estimates.data());
       EXPECT_TRUE(std::isnan(estimates[1234]));
@@ -152,7 +152,7 @@ TEST(CountSketch, TheEstimateIsTheMedian) {
 
 // ---- what the hashes must be
 
-/// The column and the sign of element i of a row.
+/// The column and the sign of an element in a row.
 struct Hashed {
   std::uint64_t column;
   bool is_negative;
@@ -161,7 +161,7 @@ Hashed hashed(const rules::SketchRow& row, std::uint64_t i) {
   return {row.place(i / 64) ^ i % 64, (row.signs(i / 64) >> i % 64 & 1U) != 0};
 }
 
-/// How far a statistic is from what it is expected to be, in its standard deviations.
+/// Returns how far a statistic is from its expected value, in standard deviations.
 double deviations(const std::vector<std::uint64_t>& counts) {
   const double total = static_cast<double>(std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}));
   const double expected = total / static_cast<double>(counts.size()), free = static_cast<double>(counts.size() - 1);
@@ -187,8 +187,8 @@ TEST(CountSketch, ColumnsAreUniform) {
   }
 }
 
-/// Elements at all kinds of distances share a cell as often as a hash per element would have it, in one row and in two
-/// of the rows; those of a group never.
+/// Elements at various distances share a cell as often as with an independent hash per element, in one row and in two
+/// rows. Elements of one group never share a cell.
 TEST(CountSketch, PairsOfElementsCollideAsOftenAsTheyShould) {
   constexpr std::uint64_t kColumns = 128, kElements = 1U << 20;
   const rules::CountSketch shape = {kKey, 3, kColumns};
@@ -205,7 +205,7 @@ TEST(CountSketch, PairsOfElementsCollideAsOftenAsTheyShould) {
       shared += is_shared ? 1 : 0;
       in_both += is_shared && hashed(b, i).column == hashed(b, i + distance).column ? 1 : 0;
     }
-    // elements of two groups share a cell together or not at all: 64 times fewer draws
+    // either all elements of two groups share cells or none do: 64 times fewer independent draws
     EXPECT_NEAR(shared, expected, 5 * std::sqrt(64 * expected)) << "distance " << distance;
     EXPECT_NEAR(in_both, expected / kColumns, 5 * std::sqrt(64 * expected / kColumns)) << "distance " << distance;
   }
@@ -231,7 +231,7 @@ TEST(CountSketch, SignsAreFairAndIndependent) {
     for (std::uint64_t i = 0; i < kElements; ++i) product += sign(a, i) * sign(a, i + distance);
     EXPECT_LT(std::abs(product), 5 * deviation) << "distance " << distance;
   }
-  std::vector<std::uint64_t> by_column(2 * 64);  // the sign says nothing of the column
+  std::vector<std::uint64_t> by_column(2 * 64);  // the sign does not depend on the column
   for (std::uint64_t i = 0; i < kElements; i += 67) {
     const Hashed at = hashed(a, i);
     ++by_column[at.column % 64 * 2 + (at.is_negative ? 1 : 0)];
@@ -239,7 +239,8 @@ TEST(CountSketch, SignsAreFairAndIndependent) {
   EXPECT_LT(deviations(by_column), 5);
 }
 
-/// Over keys, the mean of a row's estimates is the element, and their variance the squares of all others / columns.
+/// Over keys, the mean of a row's estimates is the element, and their variance is the sum of all others' squares /
+/// columns.
 TEST(CountSketch, EstimatesOfARowAreUnbiasedWithTheVarianceOfTheory) {
   constexpr std::uint64_t kCount = 1000, kColumns = 128, kKeys = 4000, kElement = 100;
   std::vector<float> values(kCount);
@@ -248,7 +249,7 @@ TEST(CountSketch, EstimatesOfARowAreUnbiasedWithTheVarianceOfTheory) {
     values[i] = static_cast<float>(i % 19) - 9.0F;
     if (i / 64 != kElement / 64) others += static_cast<double>(values[i]) * static_cast<double>(values[i]);
   }
-  const double variance = others / kColumns;  // of a group none shares a cell with another
+  const double variance = others / kColumns;  // elements of one group do not share cells
   double sum = 0, squares = 0;
   for (std::uint64_t key = 0; key < kKeys; ++key) {
     const rules::CountSketch shape = {key, 1, kColumns};
@@ -264,7 +265,7 @@ TEST(CountSketch, EstimatesOfARowAreUnbiasedWithTheVarianceOfTheory) {
   EXPECT_NEAR(squares / kKeys / variance, 1, 0.15);
 }
 
-/// What a sketch is for: the heaviest elements are found among many light ones.
+/// The purpose of a sketch: it finds the heaviest elements among many light ones.
 TEST(CountSketch, FindsTheHeavy) {
   constexpr std::uint64_t kCount = 100000, kHeavy = 50;
   const rules::CountSketch shape = {kKey, 5, 8192};

@@ -3,8 +3,8 @@
 
 #include "tests/conformance/codec.h"
 
-/// Decoders are given bytes that no encoder made: every value is written, and nothing else is read or written.
-/// OCTAVO_FUZZ_ROUNDS: payloads of each codec (500).
+/// Decoders get bytes that no encoder wrote: they must write every value, and read or write nothing else.
+/// OCTAVO_FUZZ_ROUNDS sets the number of payloads per codec (500).
 namespace octavo::conformance {
 
 namespace {
@@ -14,7 +14,7 @@ int rounds() {
   return wanted ? std::atoi(wanted) : 500;
 }
 
-/// Random bytes in a buffer of exactly that size, of which some are all 0 or all 1.
+/// Returns random bytes in a buffer of exactly that size; some buffers are all zeros or all ones.
 std::vector<std::uint8_t> any_bytes(std::uint64_t count, std::mt19937_64& random) {
   std::vector<std::uint8_t> bytes(count);
   const std::uint64_t kind = random() % 8;
@@ -30,7 +30,7 @@ std::vector<T> any_words(std::uint64_t count, std::mt19937_64& random) {
   return words;
 }
 
-/// A NaN may have become a quiet one.
+/// Whether two values are equal; any NaN equals any other, because a signaling one may have become quiet.
 bool is_same(float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 class Fuzz : public ::testing::TestWithParam<CodecUnderTest> {};
@@ -58,7 +58,7 @@ TEST_P(Fuzz, AnyBytesDecode) {
 INSTANTIATE_TEST_SUITE_P(All, Fuzz, ::testing::ValuesIn(all_codecs()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-/// How often each element is among the indices.
+/// Returns how often each element is among the indices.
 std::vector<int> times_named(const rules::TopK& shape, std::uint64_t count, const std::vector<std::uint32_t>& indices) {
   std::vector<int> times(count);
   for (std::uint64_t number = 0; number < shape.tiles(count); ++number) {
@@ -73,7 +73,7 @@ std::vector<int> times_named(const rules::TopK& shape, std::uint64_t count, cons
 TEST(Fuzz, AnyWordsAreIndices) {
   std::mt19937_64 random(2);
   for (int round = rounds(); round > 0; --round) {
-    const bool is_wide = round % 16 == 0;  // few of many: their indices need not ascend
+    const bool is_wide = round % 16 == 0;  // few of many elements are kept: their indices need not ascend
     const std::uint64_t count = random() % (is_wide ? 1U << 17 : 700);
     const std::uint64_t tile = is_wide ? 1U << 16 : 64 * (1 + random() % 10);
     const rules::TopK shape = {tile, 1 + random() % (is_wide ? 16 : tile)};
@@ -85,7 +85,7 @@ TEST(Fuzz, AnyWordsAreIndices) {
                             &wanted_nonfinite);
     tested().scatter_top({}, sent.data(), indices.data(), count, shape, Store::assign, out.data(), &nonfinite);
     ASSERT_EQ(nonfinite, wanted_nonfinite);
-    // where indices repeat, which no encoder's do, any of their values may be there
+    // an encoder never repeats an index; where these bytes do, any of the index's values may be stored
     const std::vector<int> times = times_named(shape, count, indices);
     for (std::uint64_t i = 0; i < count; ++i) {
       ASSERT_TRUE(times[i] > 1 || is_same(out[i], expected[i])) << "element " << i;
@@ -93,7 +93,7 @@ TEST(Fuzz, AnyWordsAreIndices) {
   }
 }
 
-/// Blocks and bytes that no encoder made: words, none beyond the last, and the same verdict as the reference's.
+/// From blocks and bytes that no encoder wrote, words are decoded, none behind the last, with the reference's verdict.
 TEST(Fuzz, AnyBytesAreWords) {
   std::mt19937_64 random(3);
   for (int round = rounds(); round > 0; --round) {

@@ -8,7 +8,7 @@ namespace octavo::conformance {
 
 namespace {
 
-/// FNV-1a over all that a codec writes.
+/// An FNV-1a hash of everything that a codec writes.
 class Hash {
  public:
   template <class T>
@@ -22,7 +22,7 @@ class Hash {
   std::uint64_t hash_ = 0xCBF29CE484222325U;
 };
 
-/// Floats of many magnitudes, with zeros among them, that every library draws alike.
+/// Returns floats of many magnitudes, including zeros, that are the same with every standard library.
 std::vector<float> drawn(std::uint64_t count, std::uint32_t seed) {
   std::vector<float> values(count);
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -37,7 +37,7 @@ std::vector<float> drawn(std::uint64_t count, std::uint32_t seed) {
 struct Golden {
   BlockCodec codec;
   std::uint64_t block, count;
-  bool everything;  // that an input may have
+  bool everything;  // whether the input has everything that an input may have
   std::uint64_t hash;
   bool stochastic = false;
 };
@@ -73,7 +73,7 @@ std::uint64_t hash_of(const CodecUnderTest& codec, const Golden& golden) {
   return hash.value();
 }
 
-/// What codecs wrote when they first were released: payloads and residuals of other versions must stay readable.
+/// What codecs wrote when they were first released: payloads and residuals of other versions must stay readable.
 constexpr Golden kGolden[] = {
     {BlockCodec::fp32, 4096, 300001, false, 0x4ED3D6C8E02CFE9D},
     {BlockCodec::fp32, 4096, 300001, true, 0x2BDBA8B013CAA981},
@@ -187,7 +187,7 @@ constexpr Golden kGolden[] = {
 };
 
 TEST(GoldenBits, CodecsWriteWhatTheyAlwaysWrote) {
-  if (tested().runtime) return;  // a device is held to the reference, which is tested here
+  if (tested().runtime) return;  // a device is compared with the reference, which is tested here
   for (const Golden& golden : kGolden) {
     const CodecUnderTest codec = all_codecs()[static_cast<std::size_t>(golden.codec)];
     EXPECT_EQ(hash_of(codec, golden), golden.hash)

@@ -30,7 +30,7 @@ TEST(GradientPower, OfALargeTensorEqualsReference) { expect_reference(finite_val
 
 TEST(GradientPower, IsZeroForZerosAlone) {
   std::vector<float> values(3 * rules::kPowerChunk, -0.0F);
-  values[rules::kPowerChunk + 77] = -1e-41F;  // its square is none
+  values[rules::kPowerChunk + 77] = -1e-41F;  // its square underflows to zero
   float powers[3];
   tested().chunk_powers({}, values.data(), values.size(), rules::kPowerChunk, powers);
   EXPECT_EQ(powers[0], 0.0F);

@@ -52,12 +52,13 @@ TEST(Lion, EqualsReference) {
 
 TEST(Lion, WholeStepEqualsReference) {
   const rules::LionStep step{kDecay, kStepSize, kMix};
-  const std::vector<StepForm> all = step_forms();  // a device compiles programs for some of them alone
+  const std::vector<StepForm> all = step_forms();  // only some forms, because a device compiles a program for each
   expect_same_steps({all[0], all[4], all[8]}, [&](const KernelTable& table, const StepOperands& operands,
                                                   std::uint64_t count) { table.lion({}, step, count, operands); });
 }
 
-/// What ranks do in two kernels, around the wire, is what one rank alone does in one.
+/// Ranks need two kernels, one before and one after sending; together they do the same as the single kernel of one
+/// rank.
 TEST(Lion, IsAMixAndAStep) {
   constexpr std::uint64_t kCount = 1000;
   Values whole(kCount, 0), parts(kCount, 0);

@@ -12,7 +12,7 @@ namespace {
 
 using Words = std::vector<std::uint16_t>;
 
-/// Words of that many bytes in all, after the blocks.
+/// Returns the bytes of that many words, without the blocks' descriptions.
 std::uint64_t bytes_of_blocks(const std::vector<rules::WordBlock>& blocks, std::uint64_t count) {
   std::uint64_t bytes = 0;
   for (std::uint64_t b = 0; b < blocks.size(); ++b) {
@@ -21,7 +21,8 @@ std::uint64_t bytes_of_blocks(const std::vector<rules::WordBlock>& blocks, std::
   return bytes;
 }
 
-/// Packs and unpacks by the back end under test and by the reference. Returns the bytes, blocks included.
+/// Packs and unpacks with the back end under test and with the reference. Returns the bytes, including the blocks'
+/// descriptions.
 std::uint64_t pack_as_reference(const Words& words, std::uint64_t offset) {
   const std::uint64_t count = words.size() - offset;
   SCOPED_TRACE(::testing::Message() << "count " << count << " offset " << offset);
@@ -84,7 +85,8 @@ TEST(Lossless, EveryWordThereIsComesBack) {
   pack_as_reference(all, 0);
   std::shuffle(all.begin(), all.end(), std::mt19937(1));
   const std::uint64_t bytes = pack_as_reference(all, 0);
-  EXPECT_EQ(bytes, 2 * all.size() + all.size() / rules::kWordBlock * sizeof(rules::WordBlock));  // raw
+  // the words are stored raw
+  EXPECT_EQ(bytes, 2 * all.size() + all.size() / rules::kWordBlock * sizeof(rules::WordBlock));
 }
 
 TEST(Lossless, WhatIsSmallerIsKnown) {
@@ -94,9 +96,9 @@ TEST(Lossless, WhatIsSmallerIsKnown) {
   EXPECT_NEAR(share(pack_as_reference(Words(kCount), 0)), 0.565, 0.001);
 }
 
-/// The format of docs/formats.md, byte by byte.
+/// The format is that of docs/formats.md, byte by byte.
 TEST(Lossless, BytesOfABlock) {
-  // exponents 127 (8 times), 126 (once), 3 (once): one bit for 127, a byte for each of the two others
+  // exponents 127 (8 times), 126 (once), 3 (once): one bit for each 127, and a byte for each of the other two
   const Words words = {0x3F80, 0xBF81, 0x3FFF, 0x3F80, 0x3F00, 0x3F80, 0x3F80, 0x3F80, 0x01AA, 0x3F80};
   rules::WordBlock block;
   tested().measure_words(words.data(), words.size(), &block);

@@ -11,7 +11,7 @@ namespace octavo::conformance {
 
 namespace {
 
-/// A matrix and what goes with it, at a misalignment.
+/// A matrix with its factors and residual, misaligned by `offset` elements.
 struct Problem {
   rules::LowRank shape;
   std::uint64_t offset;
@@ -48,7 +48,7 @@ void expect_same_factors(const Problem& p, const std::vector<float>& left, const
   have_right.expect_untouched_around();
 }
 
-/// `in_place`: the product takes the place of the gradient.
+/// `in_place`: the product replaces the gradient.
 void expect_same_product(const Problem& p, const std::vector<float>& left, const std::vector<float>& right,
                          bool in_place) {
   const std::uint64_t half = p.shape.rows / 2;
@@ -97,7 +97,8 @@ TEST(LowRank, EqualsReference) {
   expect_equals_reference({600, 1100, 4}, 0);  // large enough to be written around the caches
 }
 
-/// As rank grows the product of the best factors becomes the matrix: here two steps of the power method find them.
+/// Where the matrix has the factors' rank, the product of the best factors is the matrix: two steps of the power method
+/// find them here.
 TEST(LowRank, AMatrixOfItsRankIsRecovered) {
   constexpr rules::LowRank kShape = {24, 40, 1};
   std::vector<float> matrix(kShape.rows * kShape.columns), left(kShape.rows), right(kShape.columns, 1.0F);

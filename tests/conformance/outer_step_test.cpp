@@ -40,7 +40,7 @@ TEST(OuterStep, EqualsReference) {
   }
 }
 
-/// Without a momentum the difference itself may stand in its place.
+/// Without momentum, the difference itself may be passed in its place.
 TEST(OuterStep, WithoutMomentumIsAPlainStep) {
   constexpr std::uint64_t kCount = 1000;
   OuterValues values(kCount, 0), before(kCount, 0);
@@ -52,7 +52,7 @@ TEST(OuterStep, WithoutMomentumIsAPlainStep) {
   }
 }
 
-/// A rank that keeps nothing of its own comes back from a NaN.
+/// A rank that keeps nothing of its own recovers from a NaN.
 TEST(OuterStep, TheAnchorReplacesNan) {
   OuterValues values(10, 0);
   values.parameter.data()[3] = std::numeric_limits<float>::quiet_NaN();

@@ -63,7 +63,7 @@ TEST(RandomK, ANanAtAPlaceThatIsNotDrawnIsSentToo) {
   for (std::uint64_t j = 0; j < kept.size(); ++j) EXPECT_EQ(std::isnan(kept[j]), j == 3);
 }
 
-/// Each place of a stride is drawn as often as the others, whatever the key.
+/// Each position of a stride is drawn equally often, whatever the key.
 TEST(RandomK, PlacesAreUniform) {
   constexpr std::uint64_t kStride = 8, kStrides = 1 << 16;
   for (const std::uint64_t key : {0ULL, 1ULL, 0xFFFFFFFFFFFFFFFFULL}) {

@@ -12,7 +12,7 @@ namespace octavo::conformance {
 
 namespace {
 
-constexpr std::uint32_t kLeast = 0, kMost = 0xFFFF;  // of the random bits
+constexpr std::uint32_t kLeast = 0, kMost = 0xFFFF;  // the range of the random bits
 
 float kept(float value, std::uint32_t random) { return rules::from_residual(rules::to_residual(value, random)); }
 
@@ -25,7 +25,7 @@ TEST(Residual, WhatBfloat16HoldsStaysAsItIs) {
 }
 
 TEST(Residual, RoundsAwayFromZeroAsOftenAsTheFractionSays) {
-  constexpr float kUnit = 0x1p-7F;  // of the last place between 1 and 2
+  constexpr float kUnit = 0x1p-7F;  // the unit of the last place between 1 and 2
   for (const int quarters : {1, 2, 3}) {
     int up = 0;
     for (std::uint32_t random = kLeast; random <= kMost; ++random) {
@@ -35,7 +35,7 @@ TEST(Residual, RoundsAwayFromZeroAsOftenAsTheFractionSays) {
     }
     EXPECT_EQ(up, quarters * 0x4000);
   }
-  EXPECT_EQ(kept(0x1.8p-133F, 0x7FFF), 0x1p-133F);  // denormals too
+  EXPECT_EQ(kept(0x1.8p-133F, 0x7FFF), 0x1p-133F);  // denormals are rounded in the same way
   EXPECT_EQ(kept(0x1.8p-133F, 0x8000), 0x1p-132F);
 }
 
@@ -81,13 +81,13 @@ TEST(Residual, ADecayNearOneIsNotLostInRounding) {
   tested().decay_residual({}, ones.data(), 0.9998F, 5, 0, kCount, Store::assign, decayed.data());
   double sum = 0;
   for (const rules::Residual residual : decayed) sum += rules::from_residual(residual);
-  EXPECT_NEAR(sum / kCount, -0.9998, 0.00002);  // three of its standard deviations are 0.00001
+  EXPECT_NEAR(sum / kCount, -0.9998, 0.00002);  // three standard deviations of the mean are 0.00001
   std::vector<rules::Residual> halved(kCount);
   tested().decay_residual({}, ones.data(), 0.5F, 5, 0, kCount, Store::assign, halved.data());
   for (const rules::Residual residual : halved) ASSERT_EQ(rules::from_residual(residual), -0.5F);
 }
 
-/// One huge value in a large block: its scale is far below, and nearly all of it is left over.
+/// One huge value is in a large block: the scale is far smaller, and nearly all of the value is left over.
 TEST(Residual, WhatASignLeavesOfAHugeValueStaysFinite) {
   constexpr std::uint64_t kCount = 4096;
   std::vector<float> values(kCount, 0.0F);

@@ -3,7 +3,7 @@
 
 #include "tests/conformance/conformance.h"
 
-/// The memory of an optimizer's step in each of its formats.
+/// The memory of an optimizer's step, in each format.
 namespace octavo::conformance {
 
 struct StepForm {
@@ -12,8 +12,8 @@ struct StepForm {
   bool has_tail = false, rounds_at_random = false, has_factor = false;
 };
 
-/// Every format of states with every one of parameters and with every one of gradients, and what goes with bfloat16
-/// alone. A device compiles a program for each three formats, which takes seconds: not all of them meet all others.
+/// Returns every state format with every parameter format and with every gradient format, and the options that only
+/// bfloat16 has. Not all combinations: a device compiles a program for each three formats, which takes seconds.
 inline std::vector<StepForm> step_forms() {
   constexpr FloatFormat kFloats[] = {FloatFormat::float32, FloatFormat::bfloat16, FloatFormat::float16};
   constexpr StateFormat kStates[] = {StateFormat::float32, StateFormat::bits8, StateFormat::bits4};
@@ -38,13 +38,13 @@ inline void put_float(FloatFormat format, float value, std::uint8_t* to) {
   }
 }
 
-/// A fresh state in some format, at an offset in elements: zeros.
+/// A new state in some format: zeros, at an offset in elements.
 struct StateMemory {
   Guarded<std::uint8_t> values;
   Guarded<float> scales;
   StateFormat format;
 
-  /// Codes may begin at any byte, floats at any multiple of four.
+  /// Codes may begin at any byte, floats at any multiple of four bytes.
   StateMemory(StateFormat its_format, std::uint8_t code_of_zero, std::uint64_t count, std::uint64_t offset)
       : values(state_bytes(its_format, count), its_format == StateFormat::float32 ? 4 * offset : offset),
         scales(its_format == StateFormat::float32 ? 0
@@ -63,7 +63,7 @@ struct StateMemory {
   }
 };
 
-/// A parameter, with gradients of many magnitudes, in some steps with some that are not finite.
+/// A parameter with gradients of many magnitudes; in some steps some gradients are not finite.
 struct StepMemory {
   StepForm form;
   std::uint64_t count;
@@ -90,7 +90,7 @@ struct StepMemory {
   static std::uint8_t* at(Guarded<std::uint8_t>& memory, FloatFormat format, std::uint64_t i) {
     return memory.data() + bytes_of(format) * i;
   }
-  /// Gradients that depend on the number of the step, all of them finite in each second one.
+  /// Draws gradients that depend on the step's number; in every second step all of them are finite.
   void draw(std::uint64_t step) {
     const auto values = step % 2 == 1 ? finite_values(count, 11 + step) : any_values(count, 11 + step);
     for (std::uint64_t i = 0; i < count; ++i) put_float(form.gradient, values[i], at(gradient, form.gradient, i));
@@ -120,8 +120,8 @@ struct StepMemory {
   }
 };
 
-/// In each of the forms, three steps by step(table, operands, count) leave the reference's bits, and nothing else is
-/// written.
+/// Checks for each form that three steps by step(table, operands, count) give the reference's bits and write nothing
+/// else.
 template <class Step>
 void expect_same_steps(const std::vector<StepForm>& forms, Step step) {
   for (const StepForm& form : forms) {

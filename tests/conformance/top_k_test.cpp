@@ -19,7 +19,7 @@ struct Selection {
   Selection(const rules::TopK& shape, std::uint64_t count, std::uint64_t offset)
       : values(shape.kept_in(count), offset), indices(rules::index_words(shape, count), offset), next(count, offset) {}
 
-  /// Selects, and settles for values that were sent with half of their magnitude.
+  /// Selects values, then settles as if half of each value had been sent.
   void make(const KernelTable& table, const EncodeInput& in, std::uint64_t count, const rules::TopK& shape) {
     std::vector<float> scratch(top_k_scratch(count, shape));
     table.select_top({}, in, count, shape, scratch.data(), values.data(), indices.data(), next.data());
@@ -71,7 +71,7 @@ void expect_selection_equals_reference(const rules::TopK& shape, std::uint64_t c
   });
 }
 
-/// Few of many, as many as not, one and all.
+/// Few of many, as many kept as not, and all of a tile.
 const std::vector<rules::TopK> kShapes = {{64, 8}, {64, 64}, {4096, 64}, {4096, 8}, {4096, 2048}, {1 << 16, 64}};
 
 TEST(TopK, EqualsReference) {
@@ -102,7 +102,7 @@ TEST(TopK, NanAndInfinityComeFirst) {
   }
 }
 
-/// Ties, of which the first are taken, also where all candidates are in few of the sets that bound the search.
+/// Of equal values the first are kept, also where all candidates are in few of the sets that bound the search.
 TEST(TopK, TiesGoToTheLowestIndex) {
   constexpr std::uint64_t kCount = 8192;
   const rules::TopK shape = {4096, 64};
@@ -124,7 +124,7 @@ TEST(TopK, TiesGoToTheLowestIndex) {
   EXPECT_EQ(found, expected);
 }
 
-/// The format of docs/formats.md, word by word.
+/// The format is that of docs/formats.md, word by word.
 TEST(TopK, IndicesAreCodedByEliasAndFano) {
   const auto layout = rules::IndexWords::of(64, 8);
   EXPECT_EQ(layout.low_bits, 3U);
@@ -145,7 +145,7 @@ TEST(TopK, IndicesAreCodedByEliasAndFano) {
   EXPECT_EQ(words[1], high);
 }
 
-/// Two indices of which the second is far below the first: the low bits of equal high ones need not ascend.
+/// The second of two indices is far below the first: the low bits of equal high parts need not ascend.
 TEST(TopK, IndicesThatDescendAreHarmless) {
   constexpr std::uint64_t kCount = 1U << 16;
   const rules::TopK shape = {kCount, 2};
@@ -162,7 +162,7 @@ TEST(TopK, IndicesThatDescendAreHarmless) {
   EXPECT_EQ(out.data()[0], 2.0F);
 }
 
-/// Whatever the words are, nothing outside is read or written.
+/// Whatever the words are, nothing outside the buffers is read or written.
 TEST(TopK, WordsThatNoEncoderMadeAreHarmless) {
   constexpr std::uint64_t kCount = 5000;
   const rules::TopK shape = {4096, 64};

@@ -59,14 +59,14 @@ TEST(ZeroOneAdam, EqualsReference) {
       expect_same_values(got, expected);
       for (auto [table, values] : {std::pair(&reference(), &expected), std::pair(&tested(), &got)}) {
         values->sync(*table, values->anchor);
-        values->sync(*table, values->parameter);  // without an anchor
+        values->sync(*table, values->parameter);  // syncs without an anchor
       }
       expect_same_values(got, expected);
     }
   }
 }
 
-/// A step that is sent by one rank alone, and the step after it, are a local step of that rank.
+/// Where one rank alone sends, that step and the one after it are equal to a local step of that rank.
 TEST(ZeroOneAdam, WhatOneRankSendsIsItsLocalStep) {
   constexpr std::uint64_t kCount = 1000;
   Values local(kCount, 0), sent(kCount, 0);
