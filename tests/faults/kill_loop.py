@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills all ranks of a job, starts it again, and compares its curve with an unbroken one; run as a script.
 
-Everything is imported once and the ranks are forked: a kill costs tenths of a second, not the seconds that
-importing takes, and its moment falls where a job does its work.
+Everything is imported once and the ranks are forked. A kill then costs tenths of a second instead of the seconds that
+importing takes, and it happens while the job works.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ PORT = struct.Struct("H")
 
 
 def run_ranks(config: TrainConfig, kill_after_s: float | None = None) -> list[int]:
-    """Forks the ranks of a job, kills them after some seconds where asked to; returns how they ended.
+    """Forks the ranks of a job and kills them after `kill_after_s` seconds, where given. Returns their exit codes.
 
-    The store that they meet at comes after the last fork and goes with the last rank: its thread looks up the names
-    of those who connect, and a child forked meanwhile would wait for ever for the lock of libc's resolver.
+    The store at which they meet is made after the last fork and ends with the last rank. Its thread looks up the names
+    of the processes that connect, and a child forked meanwhile would wait forever for the lock of libc's resolver.
     """
     reader, writer = os.pipe()
     pids = [fork_rank(rank, config, reader, writer) for rank in range(config.nproc)]
@@ -57,10 +57,10 @@ def run_ranks(config: TrainConfig, kill_after_s: float | None = None) -> list[in
 
 
 def fork_rank(rank: int, config: TrainConfig, reader: int, writer: int) -> int:
-    """Starts a rank, which reads the store's port from the pipe; returns its process id."""
+    """Starts a rank, which reads the store's port from the pipe. Returns its process id."""
     pid = os.fork()
     if pid == 0:
-        os.close(writer)  # so that the pipe ends with the parent
+        os.close(writer)  # so that the pipe ends when the parent does
         (port,) = PORT.unpack(os.read(reader, PORT.size))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), PARENT_STORE: "1"}
         os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(config.nproc))
@@ -70,7 +70,7 @@ def fork_rank(rank: int, config: TrainConfig, reader: int, writer: int) -> int:
 
 
 def run_whole(config: TrainConfig) -> float:
-    """Runs a job to its end; returns the seconds it took. Raises RuntimeError where a rank failed."""
+    """Runs a job to its end and returns the seconds it took. Raises RuntimeError where a rank failed."""
     start = time.monotonic()
     codes = run_ranks(config)
     if any(codes):
@@ -79,7 +79,7 @@ def run_whole(config: TrainConfig) -> float:
 
 
 def check_curve(victim: TrainConfig, golden: TrainConfig) -> None:
-    """Raises RuntimeError where a run that was killed has another curve than the one that was not."""
+    """Raises RuntimeError where the curve of a run that was killed differs from that of the run that was not."""
     if read_curve(Path(victim.out)) != read_curve(Path(golden.out)):
         raise RuntimeError(f"the curve of {victim.out} differs from that of {golden.out}")
 
@@ -91,10 +91,10 @@ def kill_at_random(golden: TrainConfig, whole_s: float, kills: int) -> None:
         victim = dataclasses.replace(golden, out=f"{golden.out}-victim-{runs}")
         if -signal.SIGKILL in run_ranks(victim, kill_after_s=moments.uniform(0.1, 1.0) * whole_s):
             hits += 1
-        else:  # it came to its end in time: the next victim begins anew
+        else:  # the run ended in time: the next victim begins anew
             check_curve(victim, golden)
             runs += 1
-            whole_s *= 0.8  # the golden run was slower, on a machine that had more to do
+            whole_s *= 0.8  # the golden run was slower, because the machine had more to do
     victim = dataclasses.replace(golden, out=f"{golden.out}-victim-{runs}")
     run_whole(victim)
     check_curve(victim, golden)
@@ -109,7 +109,7 @@ def kill_after(golden: TrainConfig, last: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return real(trainer)
 
-    Trainer.step = step  # the forked ranks inherit it
+    Trainer.step = step  # the forked ranks inherit this
     if run_ranks(victim) != [-signal.SIGKILL] * golden.nproc:
         raise RuntimeError(f"the ranks did not reach step {last}")
     Trainer.step = real
@@ -118,9 +118,9 @@ def kill_after(golden: TrainConfig, last: int) -> None:
 
 
 def main(folder: str, kills: int, last: int, **options: Any) -> None:
-    """Kills at `kills` random moments, and once after step `last` where that is above 0."""
+    """Kills ranks at `kills` random moments, and once after step `last` where that is above 0; compares the curves."""
     torch.set_num_threads(1)
-    gc.freeze()  # the ranks' collections look at what they make themselves
+    gc.freeze()  # the ranks' garbage collections then examine only their own objects
     golden = nano_config(Path(folder), out=str(Path(folder) / "golden"), **{"steps": 24, **options})
     whole_s = run_whole(golden)
     if kills:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that is killed while a large message travels: who waits for it is told at once, not at the deadline."""
+"""A rank is killed while it sends a large message: the rank that waits for it is told at once, not at the deadline."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_rank_that_is_killed_while_its_message_travels_is_told_at_once(tmp_pat
         while not all(path.exists() for path in begun):
             assert time.monotonic() < end and ranks[0].poll() is None
             time.sleep(0.01)
-        time.sleep(2)  # both send and receive by now
+        time.sleep(2)  # both ranks send and receive by now
         os.killpg(ranks[1].pid, signal.SIGKILL)
         said, _ = ranks[0].communicate(timeout=PATIENCE * 20)
     assert "the connection to a peer failed before the deadline" in said.splitlines()[-1], said

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo train` under SIGKILL: the curve goes on unchanged, a dead rank ends the job, nobody is left."""
+"""`octavo train` under SIGKILL: the curve goes on unchanged, a dead rank ends the job, and no process is left."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from octavo.train.config import TrainConfig
 
 STEPS = 60
-#: As many as a rank of RankPool has: the order of sums depends on it.
+#: The number of threads that a rank of RankPool has; the order of sums depends on it.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 pytestmark = pytest.mark.ranks
@@ -35,14 +35,14 @@ def start(config: TrainConfig, **environment: str) -> subprocess.Popen[str]:
 
 
 def finish(job: subprocess.Popen[str]) -> str:
-    """Waits for a job that must end well; returns what it showed."""
+    """Waits for a job that must succeed. Returns what it has printed."""
     shown, complaint = job.communicate(timeout=PATIENCE * 90)
     assert job.returncode == 0, complaint
     return shown
 
 
 def train_unbroken(config: TrainConfig) -> None:
-    """Trains as the command does, in processes that need not import torch each."""
+    """Trains like the command, in processes that do not have to import torch each."""
     ranks = RankPool(config.nproc)
     try:
         ranks.run(run_as_rank, config, timeout_s=config.timeout_s)
@@ -64,7 +64,7 @@ def wait_for_step(job: subprocess.Popen[str], config: TrainConfig, step: int) ->
 
 
 def ranks_of(job: subprocess.Popen[str]) -> list[int]:
-    """The process ids of a job's ranks, in rank order."""
+    """Returns the process ids of a job's ranks, in rank order."""
     return sorted(int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
 
 
@@ -98,7 +98,7 @@ def test_ranks_killed_inside_of_rounds_resume_to_the_last_digit(tmp_path):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("plan", "ranks"), [("dense", 4), ("sign+ef", 3)])
 def test_several_buckets_and_ranks_resume_to_the_last_digit(tmp_path, plan, ranks):
-    """DDP sorts its buckets after the first step; more than two ranks then add up in another order."""
+    """DDP sorts its buckets after the first step; with more than two ranks the sums then have another order."""
     kill_loop(tmp_path, kills=0, last=3, plan=plan, nproc=ranks, model="tiny", steps=6)
 
 
@@ -138,7 +138,7 @@ def test_a_killed_rank_ends_the_job_within_ten_seconds_with_its_name(tmp_path, r
 
 @pytest.mark.timeout(180)
 def test_torchrun_starts_a_broken_job_again_and_it_goes_on(tmp_path):
-    """--fresh removes the run before, not what the broken attempt has made."""
+    """--fresh removes the run before, but not what the interrupted attempt has made."""
     golden = nano_config(tmp_path, steps=STEPS, out=str(tmp_path / "golden"))
     train_unbroken(golden)
     victim = dataclasses.replace(golden, out=str(tmp_path / "victim"), fresh=True)
@@ -154,7 +154,8 @@ def test_torchrun_starts_a_broken_job_again_and_it_goes_on(tmp_path):
 
 @pytest.mark.timeout(120)
 def test_a_rank_killed_under_another_launcher_ends_the_others(tmp_path):
-    """As torchrun on several hosts: nobody watches from above, each rank sees its peer go by itself."""
+    """As with torchrun on several hosts, no launcher watches all ranks: each rank itself notices that its peer is
+    gone."""
     slow = dict(steps=5000, eval_every=5000)
     configs = [nano_config(tmp_path, out=str(tmp_path / f"disk-{rank}"), **slow) for rank in (0, 1)]
     with socket.socket() as probe:
@@ -170,7 +171,7 @@ def test_a_rank_killed_under_another_launcher_ends_the_others(tmp_path):
     assert jobs[0].returncode == 75
     assert complaint.splitlines()[-1].startswith("error: lost another rank: ")
     jobs[1].communicate(timeout=10)
-    # Two disks: rank 0's has the model, both have a manifest and their own rank's state.
+    # Two disks: rank 0's has the model; both have a manifest and the state of their own rank.
     names = [{path.name for path in (tmp_path / f"disk-{r}" / "checkpoint" / "latest").iterdir()} for r in (0, 1)]
     assert {"model.safetensors", "manifest.json", "rank-00000-of-00002.safetensors"} <= names[0]
     assert names[1] == {"manifest.json", "rank-00001-of-00002.safetensors"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo advise`: what it makes of figures, and the command."""
+"""`octavo advise`: its conclusions from figures, and the command."""
 
 import json
 from dataclasses import replace

@@ -106,7 +106,7 @@ def shapes_and_views(rank: int) -> list[torch.Tensor]:
     cases = [base.t(), base[::2, 1::2], torch.tensor(float(rank + 1)), torch.empty(0)]
     for tensor in cases:
         octavo.all_reduce(tensor, "int4", op=dist.ReduceOp.AVG)
-    for plan in ("powersgd:2", "sketch:0.1"):  # of which small and empty tensors make no images
+    for plan in ("powersgd:2", "sketch:0.1"):  # small and empty tensors make no images under these
         octavo.all_reduce(torch.empty(0), plan)
         octavo.all_reduce(torch.empty(4, 0), plan)
     return [*cases, base]
@@ -157,7 +157,7 @@ def come_late(rank: int) -> list[float]:
     if rank == 0:
         with pytest.raises(TimeoutError, match=r"\[collectives.all_reduce\] rank 1 did not come within 1 s"):
             octavo.all_reduce(tensor, "int4", timeout_s=1.0)
-    dist.barrier()  # rank 1 comes when rank 0 has given up
+    dist.barrier()  # rank 1 begins when rank 0 has given up
     if rank == 1:
         with pytest.raises((TimeoutError, RuntimeError)):
             octavo.all_reduce(torch.ones(100), "int4", timeout_s=1.0)
@@ -190,7 +190,7 @@ def test_connections_that_failed_are_made_anew(two_ranks):
 
 
 def disagree(rank: int, plans: tuple[str, str], calls: tuple[dict, dict]) -> tuple[str, list[float]]:
-    """What the call says that differs by rank; and a sum afterwards."""
+    """Returns the error about a call that differs by rank, and a sum that is formed afterwards."""
     call = calls[rank]
     tensor = torch.ones(call.get("size", 5000), dtype=call.get("dtype", torch.float32))
     said = ""
@@ -226,7 +226,7 @@ def test_ranks_that_disagree_are_told_so(two_ranks, plans, calls):
 
 
 def call_in_a_circle(rank: int) -> list[float]:
-    """Every rank waits, on one of its two groups, for a peer that calls the other group first."""
+    """Each rank waits, on one of its two groups, for a peer that calls the other group first."""
     groups = [dist.new_group(ranks) for ranks in ([0, 1], [1, 2], [0, 2])]
     first, second = {0: (0, 2), 1: (1, 0), 2: (2, 1)}[rank]
     tensors = [torch.full((10,), rank + 1.0) for _ in range(2)]
@@ -244,7 +244,7 @@ def test_groups_that_overlap_do_not_wait_for_each_other(three_ranks):
 
 
 def miss_a_meeting(rank: int) -> list[float]:
-    """Rank 0 fails before it meets rank 1, which then has one attempt more behind it."""
+    """Rank 0 misses a meeting with rank 1, which has then made one attempt more."""
     tensor = torch.full((10,), rank + 1.0)
     if rank == 1:
         with pytest.raises(TimeoutError, match="rank 0 did not come"):
@@ -276,13 +276,13 @@ def unbiased_means(rank: int, plan: str) -> torch.Tensor:
     "plan", ["randomk:1/4:unbiased", "randomk:1/4:unbiased+down:int8", "int8+down:randomk:1/4:unbiased"]
 )
 def test_an_unbiased_codec_averages_to_the_average(two_ranks, plan):
-    for means in two_ranks.run(unbiased_means, plan):  # of ranks that hold 1 and 2
+    for means in two_ranks.run(unbiased_means, plan):  # the two ranks hold 1 and 2
         assert means[:1024].mean().item() == pytest.approx(1.5, rel=0.02)
         assert means[1024:].mean().item() == pytest.approx(1.5, rel=0.02)
 
 
 def calls_without_sense(rank: int) -> list[str]:
-    octavo.all_reduce(torch.ones(10), "int8")  # connected
+    octavo.all_reduce(torch.ones(10), "int8")  # connects the ranks
     group = dist.new_group([0])
     said = []
     sharded = distribute_tensor(torch.ones(10), init_device_mesh("cpu", (2,)))
@@ -297,7 +297,7 @@ def calls_without_sense(rank: int) -> list[str]:
         with pytest.raises((ValueError, TypeError), match=r"\[collectives.all_reduce\]") as raised:
             octavo.all_reduce(tensor, "int8", **options)
         said.append(str(raised.value))
-    octavo.all_reduce(torch.ones(10), "int8")  # still connected
+    octavo.all_reduce(torch.ones(10), "int8")  # the ranks are still connected
     return said
 
 
@@ -321,7 +321,7 @@ def calls_that_differ(rank: int) -> float:
             raise RuntimeError("this rank made no call")
     dist.barrier()
     channel = collectives._channel(group)
-    channel._backend = None  # as after a failure, which ranks see together or by a later deadline
+    channel._backend = None  # as after a failure; the ranks notice it together or by a later deadline
     values = torch.ones(100)
     octavo.all_reduce(values, "int8", group=group)
     return values[0].item()

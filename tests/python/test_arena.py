@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arenas of the CPU, as optimizers use them from Python, and managed memory by the seed's C symbols."""
+"""Arenas of the CPU, as optimizers use them from Python, and managed memory through the seed's C symbols."""
 
 import copy
 import ctypes
@@ -69,7 +69,7 @@ def test_a_device_without_managed_memory_is_refused(device: str, words: str) -> 
 
 
 def test_state_in_files_may_exceed_the_memory_that_a_process_may_have(tmp_path: Path) -> None:
-    """RLIMIT_DATA counts what is private and written to: ordinary memory, and not files that are mapped."""
+    """RLIMIT_DATA counts private memory that is written to: ordinary memory, but not mapped files."""
     code = """
 import resource, sys, torch
 from octavo import _C
@@ -145,6 +145,6 @@ print("all children have ended")
 
 
 def test_a_forked_child_frees_and_makes_tensors_while_another_thread_of_its_parent_makes_some() -> None:
-    """Nobody in the child could unlock what that thread had locked."""
+    """Nothing in the child could unlock what that thread had locked."""
     exit_code, said, complaint = run_code(FORKING, "/dev/shm", timeout_s=40)
     assert (exit_code, said) == (0, "all children have ended\n"), complaint

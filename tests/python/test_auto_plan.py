@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan `auto`: it chooses on all ranks alike, says why, measures anew when told to, and loses nothing."""
+"""The plan `auto`: it chooses the same on all ranks, gives its reasons, measures anew when told to, and loses
+nothing."""
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ MOST_STEPS = 200
 
 
 def settle(model, handle, optimizer, rank: int) -> int:
-    """Steps until `auto` has chosen."""
+    """Makes steps until `auto` has chosen. Returns how many."""
     for step in range(MOST_STEPS):
         if handle.stats()["auto"]["settled"]:
             return step
@@ -60,7 +61,7 @@ def resume(rank: int) -> tuple[str, str]:
     handle.set_plan("int4+ef")
     assert "auto" not in handle.stats()
     step_once(model, optimizer, rank, 1)
-    handle.set_plan("auto:bf16")  # what int4+ef has left over is sent
+    handle.set_plan("auto:bf16")  # what int4+ef has left out is sent
     step_once(model, optimizer, rank, 2)
     assert not [key for key, value in handle.state_dict().items() if torch.is_tensor(value)]
     settle(model, handle, optimizer, rank)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens: where the loss is, that packed samples are alone, and which rank gets what."""
+"""Rows of tokens: where the loss is, that packed samples do not see each other, and which rank gets which rows."""
 
 import itertools
 
@@ -50,7 +50,7 @@ def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def samples_of(ids: Tensor, labels: Tensor, positions: Tensor) -> list[tuple[list[int], list[int]]]:
-    """The samples of one row, cut where the positions start anew; padding is left on the last one."""
+    """Returns the samples of one row, cut where the positions begin anew; padding stays with the last one."""
     starts = [i for i in range(len(ids)) if positions[i] == 0]
     ends = [*starts[1:], len(ids)]
     return [(ids[a:b].tolist(), labels[a:b].tolist()) for a, b in zip(starts, ends, strict=True)]
@@ -185,7 +185,7 @@ def test_packed_samples_do_not_see_one_another(model: LlamaForCausalLM, batches:
 
 
 def test_without_the_mask_a_cache_would_let_them(model: LlamaForCausalLM, batches: Batches) -> None:
-    """Why the mask is ours: with a KV cache, position_ids alone do not part the samples of a row."""
+    """Shows why the mask is ours: with a KV cache, position_ids alone do not separate the samples of a row."""
     batch = batches.batch(0)
     bare = {name: batch[name] for name in ("input_ids", "position_ids")}
     with torch.no_grad():

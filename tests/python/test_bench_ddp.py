@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo bench ddp`: rows and links in its table, and a line for hooks of torch's that raise or hang."""
+"""`octavo bench ddp`: the rows and links of its table, and a line for each of torch's hooks that raises or hangs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_link_is_as_slow_as_it_says(tmp_path):
     assert {row.link for row in rows.values()} == {"100mbit"}
     link_ms = 2**20 * 8 / 100e6 * 1e3  # 84 ms; the first 64 KB of each burst, on each of two hops, are free
     assert rows["torch"].milliseconds > 0.6 * link_ms
-    assert rows["sign+ef"].wire_bytes < rows["torch"].wire_bytes / 20  # its time is that of a busy machine
+    assert rows["sign+ef"].wire_bytes < rows["torch"].wire_bytes / 20  # its time depends on how busy the machine is
 
 
 @needs_hosts
@@ -93,7 +93,7 @@ def test_hosts_see_each_other_and_nothing_else_and_leave_nothing_behind():
 def ping(hosts: Hosts, host: int, address: str) -> int:
     connect = f"import socket; socket.create_connection(('{address}', 1), timeout=2)"
     said, _ = hosts.start(host, [sys.executable, "-c", connect], os.environ).communicate(timeout=30)
-    return 0 if "ConnectionRefusedError" in said else 1  # somebody is there, who has no such port open
+    return 0 if "ConnectionRefusedError" in said else 1  # the host answers, but this port is not open
 
 
 @needs_hosts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo bench kernels`: each figure says of how many threads it is."""
+"""`octavo bench kernels`: each figure states its number of threads."""
 
 from __future__ import annotations
 

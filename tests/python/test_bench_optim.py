@@ -23,7 +23,7 @@ SMALL = 900_000
 
 @pytest.fixture
 def alone(monkeypatch):
-    """No other library is installed, nor a part of one imported by another test of this process."""
+    """Hides all other libraries, including parts that another test of this process has imported."""
     for name in {name for name in sys.modules if name.partition(".")[0] in optim_peers.PEERS} | set(optim_peers.PEERS):
         monkeypatch.setitem(sys.modules, name, None)
 
@@ -54,7 +54,7 @@ def test_every_optimizer_has_its_bytes(alone, tmp_path, dtype):
         family, bits = name.removesuffix("8bit").removesuffix("4bit"), int(re.sub(r"\D", "", name) or 32)
         row = rows[f"octavo {name}"]
         scales = {32: 0, 8: 4 / 256, 4: 4 / 128}[bits]
-        # norms and their like are smaller than min_8bit_size, and every tensor has a step
+        # norms and similar parameters are smaller than min_8bit_size, and every tensor has a step
         assert row.state_per_parameter == pytest.approx(moments[family] * (bits / 8 + scales), rel=0.35)
         assert row.moved_per_parameter == pytest.approx(3 * width + 2 * row.state_per_parameter)
         assert row.dtype == dtype and row.threads == 1
@@ -94,7 +94,7 @@ def test_contenders_are_measured_alone():
 
 
 class Pair(Tensor):
-    """A tensor made of two others, as torchao's states are."""
+    """A tensor made of two others, like torchao's states."""
 
     @staticmethod
     def __new__(cls, codes, scale):

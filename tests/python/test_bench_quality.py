@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quality bench: a search that is equal for all, data that are not tuned on, runs that are not done twice."""
+"""The quality bench: an equal search for all contenders, data that are not used for tuning, and no run made twice."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_warm_up_is_a_share_of_each_run():
 @pytest.mark.parametrize("contender", settings.CONTENDERS.values(), ids=settings.CONTENDERS.keys())
 @pytest.mark.parametrize("wanted", [-1, 1])
 def test_a_search_tries_only_new_points_and_finds_its_way_in_every_direction(contender, wanted):
-    def loss_of(point):  # the further into one corner of all ladders, the better
+    def loss_of(point):  # the loss falls towards one corner of all ladders
         return -sum(wanted * KNOBS[name].ladder.index(value) for name, value in point.items())
 
     trials = search(contender.moves, loss_of, **contender.start)
@@ -112,7 +112,7 @@ def test_the_corpus_is_two_disjoint_samples_of_a_package(monkeypatch):
 
 
 def fake_outcome(run: runs.Run) -> dict:
-    """An outcome as `octavo train` would leave it, from the options alone."""
+    """Returns an outcome as `octavo train` would leave it, computed from the options alone."""
     options = run.options
     loss = 3 - 50 * options["lr"] - 0.1 * options["seed"] / 1000
     figures = dict(accuracy=None, compression_ratio=21.0, compression_ratio_after_warmup=30.7, parameters=901_888)
@@ -225,7 +225,7 @@ def test_a_diverged_run_is_reported_as_such(tmp_path):
 
 @pytest.mark.timeout(300)
 def test_the_bench_trains_and_does_nothing_twice(tmp_path, monkeypatch):
-    """The whole way with `octavo train` itself, on one rank and a nano model, after a trial that is there already."""
+    """Runs everything with `octavo train` itself, on one rank with a nano model; one trial has been made already."""
     few = data.DataSet("few", data.split_alpaca)
     short = dataclasses.replace(settings.CONTENDERS["sign+ef"], moves=())
     monkeypatch.setitem(settings.CONTENDERS, "sign+ef", short)
@@ -267,7 +267,7 @@ def test_a_bench_that_is_stopped_ends_its_training_first(tmp_path):
     assert said.splitlines() == ["training bundled/trials/dense/lr=0.003,beta1=0.9,beta2=0.999"]
     assert not list(tmp_path.rglob(runs.OUTCOME))
     (lock,) = tmp_path.rglob("run.lock")
-    with lock.open("w") as file:  # free: no rank is left
+    with lock.open("w") as file:  # the lock is free: no rank is left
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`octavo bench zero`: each contender trains the same model; time of all together, memory of each alone."""
+"""`octavo bench zero`: each contender trains the same model; times are of all ranks together, memory is of each
+alone."""
 
 from __future__ import annotations
 
@@ -46,9 +47,9 @@ def test_all_train_the_same_model_in_turns(tmp_path):
         assert (row.parameters, row.ranks, row.threads) == (ddp.parameters, 2, 1)
         assert row.milliseconds >= row.least_ms > 0
         assert row.loss == pytest.approx(ddp.loss, rel=1e-2 if "/" in row.contender else 1e-4)
-    ring = 4 * ddp.parameters  # of two ranks; each half of it is a reduction or a gather
+    ring = 4 * ddp.parameters  # a ring all-reduce over two ranks: half of it reduces, the other half gathers
     assert rows["zero1"].wire_bytes == pytest.approx(ring, rel=0.01)
-    assert ring <= rows["zero3"].wire_bytes < 1.51 * ring  # what it uses again soon it keeps
+    assert ring <= rows["zero3"].wire_bytes < 1.51 * ring  # stage 3 keeps what it uses again soon
     assert rows["zero3:int8/int4+ef"].wire_bytes < rows["zero3"].wire_bytes / 4
 
 

@@ -74,7 +74,7 @@ def test_an_operator_reaches_the_queue_of_the_current_stream(tmp_path, monkeypat
 def test_a_package_is_built_by_the_class_that_the_accelerator_names(tmp_path, monkeypatch):
     monkeypatch.setenv("CFLAGS", "-O0 -g0")  # Python's own -O3 takes twice as long
     (tmp_path / "one.sycl").write_text("// the device's half\n")
-    # Python's own interface: torch's for it takes the compiler three times as long
+    # uses Python's own interface, because torch's takes three times as long to compile
     (tmp_path / "one.cpp").write_text(
         "#include <Python.h>\n#include <ATen/ops/ones.h>\n#include <octavo/packbits.h>\n"
         "extern const char* const one_sycl;\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: what was acknowledged survives a stop at any system call, and damage of any kind is seen."""
+"""Checkpoints: what was acknowledged survives a stop at any system call, and damage of any kind is detected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RUN = "fingerprint of the run"
 
 
 class Stop(BaseException):
-    """Stands for SIGKILL: nobody catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_a_stop_at_any_system_call_loses_no_acknowledged_step(shelf, call, monke
         assert (found or 0) in (acknowledged, acknowledged + 1)
         if found:
             assert shelf.own(found)["residual"][0] == found
-        if done == 2:  # so many calls are never made: every one of them has been a stop
+        if done == 2:  # a save makes fewer calls than this: each of them has been a stop
             break
     assert done == 2
     assert shelf.warnings == []
@@ -223,7 +223,8 @@ def test_a_new_out_is_on_the_disk_before_anything_is_written_to_it(world, tmp_pa
 
 
 def save_while_rank_1_cannot_see_the_mark_of_rank_0(rank: int, out: str) -> tuple[tuple[int, ...], list[str]]:
-    """As on a network disk that shows rank 1 an old state. Returns rank's view and the files of the step it saved."""
+    """Simulates a network disk that shows rank 1 an old state. Returns the rank's view and the files of the step it
+    saved."""
     world = World(rank, 2)
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
@@ -258,14 +259,15 @@ def test_a_step_that_only_another_rank_has_in_its_listing_is_found(two_ranks, tm
 
 
 def save_one_step(rank: int, size: int, outs: list[str]) -> None:
-    """Saves step 3 as one of `size` ranks, each in its own of `outs`."""
+    """Saves step 3 as one of `size` ranks, each in its own folder of `outs`."""
     world, out = World(rank, size), Path(outs[rank])
     state = {"handle": {"rank": rank, "residual": torch.full((3,), float(rank))}}
     CheckpointWriter(world, find_disk(world, out), out / "checkpoint", RUN).save(3, write_shared, state)
 
 
 def load_newest(rank: int, size: int, outs: list[str]):
-    """What this rank loads, as (number of ranks that saved, the first value of each residual), or an error's text."""
+    """Returns what this rank loads, as (number of ranks that saved, the first value of each residual), or an error's
+    text."""
     world, out = World(rank, size), Path(outs[rank])
     folder, warnings = out / "checkpoint", []
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: its options are frozen, its refusals are one sentence, its exit codes mean something."""
+"""The command line: its options are frozen, it refuses in one sentence, and its exit codes have a meaning."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRAIN_OPTIONS = {
 
 @pytest.fixture
 def octavo_cli(monkeypatch):
-    """Calls the command line in this process: (exit code, stdout, stderr)."""
+    """Returns a function that calls the command line in this process and returns (exit code, stdout, stderr)."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
 

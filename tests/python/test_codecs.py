@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codecs against torch's own arithmetic, and what each is good for."""
+"""Codecs compared with torch's own arithmetic, and what each of them is good for."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ CODECS += ["sign2", "ternary", "sign"]
 
 
 def decoded(plan: str, values: torch.Tensor) -> torch.Tensor:
-    """What the receiver of `values` (float32, contiguous) reads."""
+    """Returns what the receiver of `values` (float32, contiguous) decodes."""
     plan = octavo.Plan(plan)
     payload = torch.empty(plan.payload_bytes(values.numel()), dtype=torch.uint8)
     _C.encode(plan, values, payload)
@@ -30,7 +30,7 @@ def decoded(plan: str, values: torch.Tensor) -> torch.Tensor:
 )
 def test_fp8_rounds_as_torch_does(plan, dtype, greatest):
     values = torch.randn(100_000) * torch.logspace(-8, 2, 100_000)
-    values[::256] = greatest  # the scale of every block is 1
+    values[::256] = greatest  # makes the scale of every block 1
     values.clamp_(-greatest, greatest)
     assert torch.equal(decoded(plan, values), values.to(dtype).float())
 
@@ -44,7 +44,7 @@ def test_fp16_rounds_as_torch_does_and_saturates():
 
 @pytest.mark.parametrize("plan", CODECS)
 def test_the_error_is_what_its_bits_allow(plan):
-    """Relative to the norm, for values of a normal distribution: as measured once."""
+    """The error is relative to the norm, for normally distributed values. The expected figures were measured once."""
     measured = {
         "bf16": 0.00166, "fp16": 0.00021, "fp8": 0.0261, "fp8-e5m2": 0.0518, "e3m0": 0.188, "int8": 0.00695,
         "int7": 0.0131, "int6": 0.0242, "int5": 0.0501, "int4": 0.107, "int3": 0.250, "int2": 0.717,
@@ -95,7 +95,7 @@ def test_what_topk_does_not_send_is_left_over():
 
 
 def packed(plan: str, values: torch.Tensor) -> torch.Tensor:
-    """What travels of `values`."""
+    """Returns what is sent of `values`."""
     plan = octavo.Plan(plan)
     payload = torch.empty(plan.payload_bytes(values.numel()), dtype=torch.uint8)
     _C.encode(plan, values, payload)
@@ -173,7 +173,7 @@ def test_threads_do_not_change_the_bytes(plan):
 
 
 def test_a_plan_is_a_value():
-    """It can be compared with anything, copied, and sent to another process."""
+    """A plan can be compared with anything, copied, and sent to another process."""
     plan = octavo.Plan("topk:0.01+ef;*head*=dense")
     assert plan != "int4" and plan is not None and plan not in ["int4", None] and plan == octavo.Plan(str(plan))
     assert octavo.Plan(plan) == copy.deepcopy(plan) == pickle.loads(pickle.dumps(plan)) == plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a run: what is refused, in which words, and what follows from what."""
+"""The options of a run: what is refused and in which words, and what follows from which option."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_optimizers_of_few_bits_have_the_defaults_of_their_family():
             assert getattr(config, figure) == getattr(of_family, figure)
         assert config.resolved_plan == "sign+ef"
         if name in ADAMS:
-            assert TrainConfig(optimizer=name, plan="dgc:0.01").resolved_beta1 == 0.9  # the plan's
+            assert TrainConfig(optimizer=name, plan="dgc:0.01").resolved_beta1 == 0.9  # the value of the plan
         else:
             with pytest.raises(ValueError, match=f"the plan dgc:0.01 keeps the momentum, and --optimizer {name} has"):
                 TrainConfig(optimizer=name, plan="dgc:0.01")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The installed C++ library: find_package(octavo), its headers, and that its libraries find one another."""
+"""The installed C++ library: find_package(octavo) and its headers work, and its libraries find each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import octavo
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
 PREFIX = Path(octavo.cmake_dir()).parents[2]
-#: Where cmake and ninja are: beside this Python.
+#: A PATH with cmake and ninja, which are beside this Python.
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 #: The modules of octavo::core; their headers compile without torch.
 CORE_MODULES = ("rules", "kernels")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run(*command: str | Path, ok: bool = True, **environment: str) -> str:
-    """Runs a command without hints from the outside, and gives all that it said."""
+    """Runs a command without hints from the outside. Returns everything that it printed."""
     hints = ("Torch_DIR", "octavo_DIR", "CMAKE_PREFIX_PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
     tools = {"PATH": TOOLS}
     clean = {name: value for name, value in os.environ.items() if name not in hints}
@@ -65,7 +65,7 @@ def test_the_examples_build_with_the_folder_that_the_command_line_names_and_run(
 
 
 def test_every_installed_header_compiles_alone(tmp_path):
-    """By the compiler itself and without code; the examples show that CMake's targets name these folders."""
+    """The compiler is called directly and makes no code; the examples show that CMake's targets name these folders."""
     import torch
 
     include, torchs = PREFIX / "include", Path(torch.__file__).parent / "include"
@@ -75,13 +75,13 @@ def test_every_installed_header_compiles_alone(tmp_path):
     assert Path("octavo/packbits.h") in headers and Path("octavo/rules/sign_bits.h") in headers
     compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-isystem", include]
     on_torch = [*compiler, "-isystem", torchs, "-isystem", torchs / "torch/csrc/api/include"]
-    tensors, aten = tmp_path / "Tensor.h", tmp_path / "ATen.h"  # precompiled: minutes otherwise
+    tensors, aten = tmp_path / "Tensor.h", tmp_path / "ATen.h"  # precompiled, because otherwise this takes minutes
     for given, name in ((tensors, "ATen/core/Tensor.h"), (aten, "ATen/ATen.h")):
         given.write_text(f"#include <{name}>\n")
         run(*on_torch, "-x", "c++-header", given, "-o", f"{given}.gch")
 
     def has_c10d(text: str) -> bool:
-        """Whether a header reads c10d's, all of which begin with ATen/ATen.h: seven of their eight seconds."""
+        """Whether a header includes c10d's, which begin with ATen/ATen.h: that takes seven of their eight seconds."""
         own = re.findall(r'^#include "(octavo/.+)"', text, re.MULTILINE)
         return "#include <torch/csrc/distributed/" in text or any(
             has_c10d((include / path).read_text()) for path in own
@@ -91,14 +91,14 @@ def test_every_installed_header_compiles_alone(tmp_path):
     for header in headers:
         text = (include / header).read_text()
         if not re.search(r"^(?!//|#pragma once|#include|$)", text, re.MULTILINE):
-            continue  # an umbrella: nothing but includes of headers that are compiled here; the examples include it
+            continue  # an umbrella: it only includes headers that are compiled here; the examples include it
         unit = tmp_path / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
-        # twice: a header must also bear to be included again
+        # each header is included twice, which it must allow
         unit.write_text(f"#include <{header}>\n#include <{header}>\n")
         is_core = header.parts[1] in CORE_MODULES
         with_torch = [*on_torch, "-include", aten if has_c10d(text) else tensors]
         commands.append([*(compiler if is_core else with_torch), "-fsyntax-only", unit])
-        if "at::" in text:  # which the precompiled header would give it
+        if "at::" in text:  # the precompiled header would provide it
             assert re.search(r'#include ("octavo/|<ATen/)', text), f"{header} uses ATen and does not include it"
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda command: run(*command), commands))
@@ -114,7 +114,7 @@ def test_managed_memory_is_there_for_c_and_without_torch(tmp_path, language, sta
 
 
 def test_the_core_needs_no_torch_and_the_rest_says_that_it_does(tmp_path):
-    """A copy of the package in a place without torch, and no Python that has it."""
+    """The package is copied to a place without torch, where no Python has torch."""
     prefix = tmp_path / "elsewhere" / "octavo"
     shutil.copytree(PREFIX / "share", prefix / "share")
     shutil.copytree(PREFIX / "lib", prefix / "lib")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data files: what is read, how it is split, and the sentence for each thing that can be wrong."""
+"""Data files: what is read, how it is split, and the error for each thing that can be wrong."""
 
 import json
 from pathlib import Path
@@ -107,7 +107,7 @@ def test_plain_text_is_cut_without_loss(text: str, tmp_path_factory: pytest.Temp
     path.write_bytes(text.encode())
     try:
         corpus = load_corpus(path, seed=0)
-    except ValueError as error:  # a text that repeats itself may have but one block
+    except ValueError as error:  # a text that repeats itself may have only one block
         assert "all records ask the same" in str(error) or "is empty" in str(error)
         return
     examples = everything(corpus)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.dc: what compiled graphs do for ZeRO, on ranks as processes."""
+"""torch.ops.dc: the operators with which compiled graphs work for ZeRO, on ranks as processes."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ class Rank:
         self.engine.register_graph_z3(self.graph, IDS)
 
     def anchors(self, ids: list[int]) -> list[Tensor]:
-        """Parameters as a graph traces them: of full shape, of which the memory has no bytes."""
+        """Returns parameters as a graph traces them: they have the full shape, and memory of no bytes."""
         anchors = [torch.empty(SHAPES[id]) for id in ids]
         for anchor in anchors:
             anchor.untyped_storage().resize_(0)
@@ -120,7 +120,8 @@ def test_dtypes_travel_together(two_ranks):
 
 
 def overlapping(rank: int, persistent: tuple[int, ...]) -> None:
-    """Two gathers of a parameter are under way; the first graph overwrites its memory before the second one looks."""
+    """Two gathers of a parameter are under way; the first graph overwrites its memory before the second one reads
+    it."""
     mine = Rank(rank, persistent)
     first = dc.allgather_params_fused(mine.anchors([0, 3]), mine.graph, [0, 3])
     second = dc.allgather_params_fused(mine.anchors([3, 1]), mine.graph, [3, 1], [torch.bfloat16, torch.float32])
@@ -237,10 +238,12 @@ def test_what_does_not_fit_names_graph_parameter_and_rank(two_ranks):
 
 def checked(rank: int) -> None:
     mine, token = Rank(rank), torch.zeros(1)
-    checks = ("test_schema", "test_faketensor")  # the others compare values, which a launch alone does not have
+    # the other checks compare values, which a launch alone does not have yet
+    checks = ("test_schema", "test_faketensor")
     anchors = [torch.empty(shape) for shape in SHAPES]  # the checks copy their arguments
     torch.library.opcheck(dc.allgather_params_fused.default, (anchors, mine.graph, IDS), test_utils=checks)
-    gathered = [dc.allgather_params_fused(anchors, mine.graph, IDS) for _ in range(4)]  # for each call of the checks
+    # one gather for each call of the checks
+    gathered = [dc.allgather_params_fused(anchors, mine.graph, IDS) for _ in range(4)]
     torch.library.opcheck(dc.wait_params.default, (gathered[-1], mine.graph, IDS), test_utils=checks)
     mine.engine.give_up_pass()  # there were more gathers than waits
     mine.engine.start_backward(False)
@@ -258,7 +261,7 @@ def compiled(rank: int, backend: str) -> None:
 
     def forward_and_backward(anchors: list[Tensor], x: Tensor, token: Tensor) -> tuple[Tensor, ...]:
         weight, bias = torch.ops.dc.allgather_params_fused(anchors, mine.graph, [3, 1])
-        hidden = x * 2 + 1  # between launch and wait
+        hidden = x * 2 + 1  # computed between launch and wait
         torch.ops.dc.wait_params([weight, bias], mine.graph, [3, 1])
         out = (hidden @ weight).relu().sum(0)
         torch.ops.dc.reduce_grads([weight * out, bias.cos()], token, mine.graph, [3, 1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The DDP hook: replicas stay bit-identical, odd parameters work, a NaN leaves no trace, state goes round."""
+"""The DDP hook: replicas stay equal bit by bit, odd parameters work, a NaN leaves no trace, state can be resumed."""
 
 import hashlib
 import random
@@ -23,7 +23,7 @@ PLANS += ["int4+ef:8bit", "topk:0.05+ef:0.9:8bit+hits"]
 
 
 class Odd(nn.Module):
-    """0-dim, empty, odd-sized, zero-gradient, tied and unused parameters, in one model."""
+    """A model with 0-dim, empty, odd-sized, zero-gradient, tied and unused parameters."""
 
     def __init__(self, unused: bool = False):
         super().__init__()
@@ -77,7 +77,7 @@ def step_once(model, optimizer, rank: int, step: int) -> None:
 def train(rank: int, plan: str, options: dict) -> list[str]:
     model, handle, optimizer = make(plan, **options)
     digests = []
-    for step in range(5):  # DDP rebuilds its buckets after the first
+    for step in range(5):  # DDP rebuilds its buckets after the first step
         step_once(model, optimizer, rank, step)
         digests.append(digest(model) + digest(model, grads=True))
     assert handle.stats()["steps"] == 5
@@ -162,7 +162,7 @@ def test_a_nan_on_one_rank_reaches_all_and_is_gone_in_the_next_step(two_ranks, p
 
 
 class Switch(nn.Module):
-    """Whose second layer can be left unused."""
+    """A model whose second layer can be left unused."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ def test_a_sparse_embedding_passes_as_it_is(two_ranks):
 
 
 def unlike_embedding(rank: int) -> str:
-    """Sparse gradients on rank 0, dense ones on rank 1, whose message is longer than what rank 0 waits for."""
+    """Rank 0 has sparse gradients and rank 1 dense ones, and a message longer than the one that rank 0 expects."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Embedding(2000, 80, sparse=rank == 0))
     octavo.compress(model, "int4+ef", timeout_s=10)
@@ -260,7 +260,7 @@ def save_and_resume(rank: int, plan: str) -> None:
         resumed_handle.load_state_dict(handle.state_dict())
     assert str(resumed_handle.plan) == "int4+ef", "loading a state changes no plan"
     resumed_handle.set_plan(plan)
-    if plan != "sign+ef":  # from one codec to another residuals are kept, to and from a map of tensors they are not
+    if plan != "sign+ef":  # between codecs residuals are kept; to and from a map of tensors they are not
         resumed_handle.load_state_dict(handle.state_dict())
     for step in range(3, 6):
         step_once(model, optimizer, rank, step)
@@ -330,7 +330,7 @@ class Picture(nn.Module):
 
 
 def laid_out_anew(rank: int) -> str:
-    """The memory format of a model is changed after it was wrapped and compressed."""
+    """Changes the memory format of a model after it was wrapped and compressed. Returns the error."""
     model = DistributedDataParallel(Picture())
     octavo.compress(model, "dense")
     x = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))
@@ -345,7 +345,7 @@ def laid_out_anew(rank: int) -> str:
 
 
 def test_a_model_that_is_laid_out_anew_is_refused(two_ranks):
-    """Its averaged gradients would have their elements in other places."""
+    """The elements of its averaged gradients would be in other places."""
     for said in two_ranks.run(laid_out_anew):
         assert "now has the strides" in said
         assert "Give the model its memory format before you wrap it" in said
@@ -393,7 +393,7 @@ def test_residuals_of_another_memory_format_are_refused(two_ranks):
 
 
 def compiled_models(rank: int) -> tuple[bool, bool]:
-    """A compiled module in DDP, and a compiled DDP: names are the module's own."""
+    """Wraps a compiled module in DDP and compiles a DDP model: parameters have the module's own names."""
     inside = DistributedDataParallel(torch.compile(Odd(), backend="eager"))
     handle = octavo.compress(inside, "int4+ef;wide*=int8+ef", exempt=["norm*"])
     around = torch.compile(DistributedDataParallel(Odd()), backend="eager")
@@ -407,7 +407,8 @@ def test_the_parameters_of_compiled_models_have_their_own_names(two_ranks):
 
 
 def norms_of_one_part(rank: int, factor: float) -> float:
-    """Of the layer that the 1-bit optimizer has, where another optimizer has the other one."""
+    """Returns the norm of the first layer, which the 1-bit optimizer has; another optimizer would have the second
+    one."""
     torch.manual_seed(0)
     first, second = nn.Linear(64, 64), nn.Linear(64, 64)
     ddp = DistributedDataParallel(nn.ModuleList([first, second]))
@@ -417,7 +418,7 @@ def norms_of_one_part(rank: int, factor: float) -> float:
     for step in range(6):
         x = torch.randn(16, 64, generator=torch.Generator().manual_seed(10 * step + rank))
         ddp.zero_grad()
-        ddp(x, factor if step >= 3 else 1.0).backward()  # from the freeze on
+        ddp(x, factor if step >= 3 else 1.0).backward()  # the factor applies from the freeze on
         norm = float(optimizer.clip_grad_norm_(1e9))
         optimizer.step()
     return norm
@@ -507,7 +508,7 @@ def bytes_of(rank: int) -> tuple[int, int]:
 def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(two_ranks):
     elements = 512 * 512
     up_and_down = 2 * (elements / 2 / 8 + elements / 2 / 1024 * 4)
-    headers = 2 * 16 + 4  # digest and checksum each way; upwards the gradient's power
+    headers = 2 * 16 + 4  # digest and checksum each way; upwards also the gradient's power
     for wire, dense in two_ranks.run(bytes_of):
         assert wire == up_and_down + headers and dense == 4 * elements
 
@@ -528,7 +529,8 @@ def complex_gradients(rank: int, plan: str) -> torch.Tensor:
 def test_complex_gradients_are_averaged_whole(two_ranks, plan):
     (first, weight), (second, _) = two_ranks.run(complex_gradients, plan)
     assert torch.equal(first, second)
-    rows = 2 * weight.sum(1, keepdim=True) * (1 + 4) / 2  # of |weight @ ones * k|^2, averaged over k = 1, 2
+    # the gradient of |weight @ ones * k|^2, averaged over k = 1, 2
+    rows = 2 * weight.sum(1, keepdim=True) * (1 + 4) / 2
     torch.testing.assert_close(first, rows.expand(64, 64), rtol=0.1, atol=0.2 * rows.abs().max().item())
 
 
@@ -592,7 +594,7 @@ def bytes_by_step(rank: int) -> list[int]:
 
 def test_a_warm_up_sends_less_and_less(two_ranks):
     sent = two_ranks.run(bytes_by_step)[0]
-    # 1024, 256, then 64 of each of an owner's 32 tiles: places, signs and a scale; and 36 bytes of headers
+    # 1024, 256, then 64 values of each of an owner's 32 tiles: their places, signs and a scale; 36 bytes of headers
     words_of_places = {1024: 128, 256: 48, 64: 16}
     expected = [2 * 32 * (4 * words + kept // 8 + 4) + 36 for kept, words in words_of_places.items()]
     assert sent == [expected[stage] for stage in (0, 0, 1, 1, 2, 2)]
@@ -665,7 +667,7 @@ def stats_where_sizes_vary(rank: int, plan: str) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("plan", ["bf16:lossless", "threshold:5+ef"])
 def test_statistics_where_sizes_depend_on_the_values(two_ranks, plan):
-    """Both ways a size of 24 bytes, and a header before the message; payloads begin at multiples of 4."""
+    """Each way a size of 24 bytes and a header are sent before the message; payloads begin at multiples of 4."""
     for bytes_of_steps in two_ranks.run(stats_where_sizes_vary, plan):
         for of_parameters, sent in bytes_of_steps:
             assert 0 <= sent - of_parameters - (2 * (24 + 16) + 2 * 4) < 8

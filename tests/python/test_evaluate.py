@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model has learnt: a model that was taught a few answers gives them, alone and in a group."""
+"""What a model has learnt: a model that was taught a few answers gives them, both alone and in a group."""
 
 import copy
 
@@ -63,7 +63,8 @@ def test_only_as_many_are_answered_as_are_asked_for(
 ) -> None:
     assert len(sample_answers(model, tokenizer, TAUGHT, 2)) == 2
     assert sample_answers(model, tokenizer, TAUGHT, 0) == []
-    assert len(sample_answers(model, tokenizer, [TAUGHT[0], TAUGHT[0], TAUGHT[1]], 3)) == 2  # none twice
+    # no question is sampled twice
+    assert len(sample_answers(model, tokenizer, [TAUGHT[0], TAUGHT[0], TAUGHT[1]], 3)) == 2
 
 
 def test_an_answer_does_not_depend_on_its_group(
@@ -75,7 +76,7 @@ def test_an_answer_does_not_depend_on_its_group(
 
 
 def test_an_answer_is_the_most_likely_one(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Against the plainest loop: no cache, no padding, one token at a time."""
+    """Compares with the simplest loop: no cache, no padding, one token at a time."""
     example = UNTAUGHT[0]
     ids = tokenizer(prompt(example))["input_ids"]
     asked = len(ids)

@@ -22,7 +22,7 @@ _, folder, *sys.argv = sys.argv
 os.chdir(folder)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-#: What Lightning knows torchrun by; torchrun itself would import torch in itself and once more in each rank.
+#: The variables by which Lightning recognizes torchrun. torchrun itself would import torch, and each rank once more.
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"}
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.ranks]
@@ -46,7 +46,7 @@ def test_the_loss_falls_while_a_quarter_of_the_bytes_travels(framework, options,
 
 
 def test_a_second_train_goes_on_with_the_hook_of_the_first(monkeypatch):
-    """DistributedDataParallel takes one hook in its life."""
+    """DistributedDataParallel accepts only one hook."""
     spec = importlib.util.spec_from_file_location("trainer_example", EXAMPLES / "trainer" / "train.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device `sycl` over the fake devices of tests/fake_device: late, with memory that the host cannot read, and two.
+"""The device `sycl` on the two fake devices of tests/fake_device, which run late and have memory that the host cannot
+read.
 
-Its own tests run there as they are, in a process of their own, which finds what a processor posing as a device hides.
+The device's own tests run there unchanged, in a process of their own. They find errors that a CPU device hides.
 """
 
 import os
@@ -54,7 +55,8 @@ def run(plugin: Path, *command: str | Path, **environment: str) -> str:
     ids=["of_ranks", "of_graphs", "of_one_process"],
 )
 def test_the_devices_own_tests(fake_plugin: Path, modules: list[str]) -> None:
-    plugins = ["-p", "no:cacheprovider", "-p", "strict_skips"]  # where the fake does not load, all would be skipped
+    # if the fake device did not load, all tests would be skipped
+    plugins = ["-p", "no:cacheprovider", "-p", "strict_skips"]
     files = [SYCL_TESTS / f"test_sycl_{module}.py" for module in modules]
     run(fake_plugin, "-m", "pytest", "-x", *plugins, *files, PYTHONPATH=str(Path(__file__).parent))
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of feedback beside +ef: momentum before compression (dgc) and compressed differences (ef21, econtrol), held to
-a float reference, across NaNs, checkpoints and other numbers of ranks. test_packed_feedback.py: those in 8 bits."""
+"""Kinds of feedback other than +ef: momentum before compression (dgc) and compressed differences (ef21, econtrol). They
+are compared with a float reference, across NaNs, checkpoints and other numbers of ranks. test_packed_feedback.py tests
+feedback in 8 bits."""
 
 import copy
 import math
@@ -15,7 +16,7 @@ import octavo
 from octavo import _C
 
 SIDE = 64
-COUNT = SIDE * SIDE  # what the default exemption does not exempt
+COUNT = SIDE * SIDE  # too large to be exempt by default
 
 
 def owned_ranges(world: int, count: int = COUNT) -> list[slice]:
@@ -25,7 +26,7 @@ def owned_ranges(world: int, count: int = COUNT) -> list[slice]:
 
 
 def sent_by(plan: str, values: Tensor) -> Tensor:
-    """What receivers decode of values that are encoded together."""
+    """Returns what receivers decode of values that are encoded together."""
     codec = octavo.Plan(plan)
     payload, decoded = torch.empty(codec.payload_bytes(values.numel()), dtype=torch.uint8), torch.empty_like(values)
     _C.encode(codec, values.contiguous(), payload)
@@ -34,7 +35,7 @@ def sent_by(plan: str, values: Tensor) -> Tensor:
 
 
 class Dgc:
-    """Lin et al. (2018) in two phases: by rank velocities u and accumulations v, and those of the owners."""
+    """Lin et al. (2018) both ways: each rank's velocities u and accumulations v, and what the owners owe."""
 
     def __init__(self, world: int, plan: str, momentum: float):
         self.u, self.v, self.owed = torch.zeros(world, COUNT), torch.zeros(world, COUNT), torch.zeros(COUNT)
@@ -59,7 +60,8 @@ class Dgc:
 
 
 class Ef14:
-    """Error feedback on both ways, each with its codec: by rank what it owes to owners, and what these owe to all."""
+    """Error feedback both ways, each with its codec: what each rank owes to the owners, and what they owe to all
+    ranks."""
 
     def __init__(self, world: int, up: str, down: str, decay: float = 1):
         self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
@@ -81,7 +83,7 @@ class Ef14:
 
 
 class OverHits:
-    """Error feedback where owners encode their own values, too, and divide by the number of ranks that sent one."""
+    """Error feedback where owners encode their own values, too, and divide by the number of ranks that sent a value."""
 
     def __init__(self, world: int, up: str, down: str, decay: float = 1):
         self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
@@ -110,7 +112,7 @@ class OverHits:
 
 
 class Ef21:
-    """Richtarik et al. (2021) on both ways: by rank what owners believe of it, and what all believe of the average."""
+    """Richtarik et al. (2021) both ways: the owners' estimate of each rank, and all ranks' estimate of the average."""
 
     def __init__(self, world: int, plan: str):
         self.h, self.average = torch.zeros(world, COUNT), torch.zeros(COUNT)
@@ -128,7 +130,7 @@ class Ef21:
 
 
 class EControl:
-    """Gao, Islamov and Stich (2024) on both ways: the estimates of EF21, and what each rank owes beside them."""
+    """Gao, Islamov and Stich (2024) both ways: the estimates of EF21, and what each rank owes in addition."""
 
     def __init__(self, world: int, plan: str, eta: float):
         self.h, self.average = torch.zeros(world, COUNT), torch.zeros(COUNT)
@@ -151,7 +153,7 @@ class EControl:
 
 
 def make_weight(plan: str, **options) -> tuple[DistributedDataParallel, octavo.Handle]:
-    """A model whose gradient is what its forward pass is given."""
+    """Returns a model whose gradient is the argument of its forward pass, and its handle."""
     model = nn.Module()
     model.weight = nn.Parameter(torch.zeros(SIDE, SIDE))
     model.forward = lambda gradient: (model.weight * gradient).sum()
@@ -170,7 +172,7 @@ def normal_gradient(rank: int, step: int, world: int) -> Tensor:
 
 
 def small_numbers(rank: int, step: int, world: int) -> Tensor:
-    """Of which bfloat16 holds all sums of four steps, also their averages."""
+    """Returns values such that bfloat16 holds all sums of four steps, and their averages."""
     random = torch.Generator().manual_seed(100 * step + rank)
     signs = torch.randint(0, 2, (COUNT,), generator=random) * 2 - 1
     return world * signs * (torch.rand(COUNT, generator=random) < 0.1)
@@ -223,7 +225,7 @@ HITS = [("topk:0.03", "topk:0.03", 1), ("topk:64/1024", "topk:0.1", 0.5), ("thre
 @pytest.mark.parametrize("ways", HITS, ids=str)
 @pytest.mark.parametrize("world", [2, 3])
 def test_an_average_over_hits_is_its_float_reference(request, world, ways):
-    """And of every value that a rank has, its own range's too, what was not sent is owed."""
+    """In addition, what was not sent is owed for every value that a rank has, including those of its own range."""
     ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
     up, down, decay = ways
     plan = f"{up}+down:{down}+ef:{decay}+hits"
@@ -249,7 +251,7 @@ def test_bits_of_values_are_sent_over_hits_too(request, world):
 
 
 def averages_of_disjoint(rank: int, world: int) -> None:
-    """Every value is one rank's alone: divided by the ranks that sent it, it comes whole."""
+    """Each value is on one rank only: divided by the number of ranks that sent it, it arrives whole."""
     whole = (torch.arange(COUNT) % 100 + 1.0) * 3
     own = torch.where(torch.arange(COUNT) % world == rank, whole, 0.0)
     over_hits, over_ranks = own.clone(), own.clone()
@@ -296,7 +298,7 @@ def test_a_plan_over_ranks_drops_what_is_owed_to_the_own_range(two_ranks):
 
 
 def owe(rank: int, plan: str, steps: int) -> Tensor:
-    """What a rank still owes of gradients of 1, of which nothing is sent, since some others are larger."""
+    """Returns what a rank still owes of gradients of 1, none of which is sent because some others are larger."""
     ddp, handle = make_weight(plan)
     gradient, large = torch.ones(COUNT), torch.arange(COUNT) % (COUNT // 2) < 3
     for _ in range(steps):
@@ -343,7 +345,7 @@ def with_threads(rank: int, plan: str, threads: int) -> tuple[Tensor, dict]:
     torch.set_num_threads(threads)
     try:
         model = nn.Module()
-        model.weight = nn.Parameter(torch.zeros(1024, 2048))  # of which each rank sends two parts
+        model.weight = nn.Parameter(torch.zeros(1024, 2048))  # each rank sends two parts of it
         model.forward = lambda gradient: (model.weight * gradient).sum()
         ddp = DistributedDataParallel(model)
         handle = octavo.compress(ddp, plan)
@@ -445,13 +447,13 @@ def test_exempt_parameters_have_the_momentum_too(two_ranks):
 
 def clipped(rank: int) -> tuple[Tensor, Tensor]:
     ddp, _ = make_weight("dense+dgc:0+clip:64")
-    large, small = torch.full((COUNT,), 4.0), torch.full((COUNT,), 0.25)  # of norm 256 and 16
+    large, small = torch.full((COUNT,), 4.0), torch.full((COUNT,), 0.25)  # their norms are 256 and 16
     return averaged(ddp, large if rank == 0 else small), averaged(ddp, small)
 
 
 def test_local_gradients_are_clipped_to_their_share_of_the_norm(two_ranks):
     for first, second in two_ranks.run(clipped):
-        share = 64 / 2**0.5  # of a rank's norm, 256 and 16
+        share = 64 / 2**0.5  # a rank's share of the limit; the ranks' norms are 256 and 16
         torch.testing.assert_close(first, torch.full((COUNT,), (4.0 * share / 256 + 0.25) / 2))
         assert torch.equal(second, torch.full((COUNT,), 0.25))
 
@@ -548,7 +550,7 @@ def state_after(rank: int, world: int, plan: str, states: list[dict] | None, ste
 
 
 def whole(states: list[dict], key: str) -> Tensor:
-    """By rank, what it sends of the tensor, with zeros for its own range."""
+    """Returns for each rank what it sends of the tensor, with zeros in its own range."""
     all_ranks = torch.zeros(len(states), COUNT)
     for rank, own in enumerate(owned_ranges(len(states))):
         values = states[rank][key].float()
@@ -557,7 +559,7 @@ def whole(states: list[dict], key: str) -> Tensor:
 
 
 def owed_to_the_average(states: list[dict]) -> Tensor:
-    """Of contributions, of which an owner's own are some, and of sums."""
+    """Returns what is owed of contributions, which include an owner's own, and of sums."""
     contributions = whole(states, "worker/weight").sum(0)
     if "own/weight" in states[0]:
         contributions += torch.cat([one["own/weight"] for one in states])
@@ -573,11 +575,11 @@ def test_what_dgc_owes_survives_two_three_and_two_ranks(two_ranks, three_ranks):
         torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.03)
         for one in states:
             torch.testing.assert_close(one["velocity/weight"], velocity)
-    three_ranks.run(state_after, 3, "dgc:0.03", first, 2)  # and goes on
+    three_ranks.run(state_after, 3, "dgc:0.03", first, 2)  # the run goes on from there
 
 
 def require_same_estimates(states: list[dict]) -> None:
-    """What an owner believes of a sender is, bit by bit, what the sender believes that it does."""
+    """Checks that an owner's estimate of a sender is, bit by bit, the estimate that the sender itself has."""
     sent = whole(states, "sent_estimate/weight")
     for owner, own in enumerate(owned_ranges(len(states))):
         assert torch.equal(states[owner]["shared_estimate/weight"], states[0]["shared_estimate/weight"])
@@ -594,7 +596,7 @@ def test_estimates_agree_on_two_three_and_two_ranks(two_ranks, three_ranks):
     for states in (first, three, again):
         require_same_estimates(states)
         assert torch.equal(states[0]["shared_estimate/weight"], first[0]["shared_estimate/weight"])
-    estimate = whole(first, "sent_estimate/weight").sum(0)  # of two ranks one sends an element
+    estimate = whole(first, "sent_estimate/weight").sum(0)  # of two ranks, only one sends an element
     torch.testing.assert_close(whole(three, "sent_estimate/weight").sum(0), 2 * estimate)
     torch.testing.assert_close(whole(again, "sent_estimate/weight").sum(0), estimate)
     require_same_estimates(three_ranks.run(state_after, 3, "delta+int4", first, 2))
@@ -616,8 +618,8 @@ def test_what_econtrol_owes_survives_two_and_three_ranks(two_ranks, three_ranks)
 
 
 def distance_after(rank: int, plan: str, lr: float) -> float:
-    """Descends towards ones. Each rank sees half of the way, that of the elements which the other one owns, and large
-    gradients that cancel, more than it sends: the largest values say nothing."""
+    """Descends towards ones. Each rank sees the way only for the elements that the other rank owns. It also has large
+    gradients that cancel out, more of them than it sends, so that the largest values carry no information."""
     ddp, _ = make_weight(plan)
     weight = ddp.module.weight
     sees, cancels = torch.zeros(COUNT), torch.zeros(COUNT)
@@ -641,7 +643,7 @@ def test_feedback_of_each_kind_descends_where_the_largest_values_alone_do_not(tw
 
 
 def sum_of_results(rank: int, plan: str, steps: int) -> float:
-    """How far the sum of the averages is from that of the exact ones, of gradients that vary from step to step."""
+    """Returns how far the sum of the averages is from the exact sum, for gradients that vary from step to step."""
     ddp, _ = make_weight(plan)
     applied, exact = torch.zeros(COUNT), torch.zeros(COUNT)
     for step in range(steps):
@@ -651,7 +653,7 @@ def sum_of_results(rank: int, plan: str, steps: int) -> float:
 
 
 def test_what_estimates_miss_is_made_up_for(two_ranks):
-    """The estimates of EF21 lag behind: what they miss of each step is lost."""
+    """The estimates of EF21 lag behind: what they miss in a step is lost."""
     missed = min(two_ranks.run(sum_of_results, "topk:0.1+ef21", 60))
     made_up = max(two_ranks.run(sum_of_results, "topk:0.1+econtrol:0.05", 60))
     assert made_up < 0.8 * missed
@@ -721,8 +723,8 @@ def test_what_ranks_owe_to_their_own_ranges_survives_two_three_and_two_ranks(two
     own = torch.cat([one["own/weight"] for one in first])
     assert own.count_nonzero() > 0
     for states in (three, again):
-        share = len(states) / len(first)  # of the contributions that make an average
+        share = len(states) / len(first)  # contributions are divided by the number of ranks
         found = torch.cat([one["own/weight"] for one in states])
         torch.testing.assert_close(found, own * share, rtol=0.01, atol=0)
         torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.03)
-    three_ranks.run(state_after, 3, plan, first, 2)  # and goes on
+    three_ranks.run(state_after, 3, plan, first, 2)  # the run goes on from there

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FSDP2: what its ranks hold together stays one model, a NaN leaves no trace, state goes round."""
+"""FSDP2: the ranks' shards remain one model, a NaN leaves no trace, and state can be resumed."""
 
 import hashlib
 import time
@@ -21,7 +21,8 @@ PLANS += ["int4+down:bf16+ef:8bit"]
 
 
 class Block(nn.Module):
-    """Odd sizes: padding on every number of ranks, and a parameter of fewer rows than ranks."""
+    """A block of odd sizes: it needs padding on any number of ranks, and one parameter has fewer rows than there are
+    ranks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Block(nn.Module):
 
 
 class Odd(nn.Module):
-    """Tied parameters in the root, one that is never used, one whose gradient is zero."""
+    """A model with tied parameters in the root, one that is never used, and one whose gradient is zero."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +64,8 @@ def shard(model: nn.Module, **options: object) -> FSDPModule:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Not by `full_tensor`, which may corrupt the heap on Gloo: see `OwnPart.gathered` of octavo.zero."""
+    """Returns the whole tensor without `full_tensor`, which may corrupt the heap on Gloo: see `OwnPart.gathered` of
+    octavo.zero."""
     if not isinstance(tensor, DTensor):
         return tensor
     part = tensor.to_local()
@@ -77,7 +79,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def digest(model: nn.Module) -> str:
-    """Of the parameters as a rank gathers them."""
+    """Returns a digest of the parameters as a rank gathers them."""
     sha = hashlib.sha256()
     for parameter in model.parameters():
         sha.update(whole(parameter.detach()).contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -176,7 +178,7 @@ def test_all_ranks_gather_the_same_model_after_every_step(two_ranks, plan):
 
 @pytest.fixture(scope="module")
 def dense_loss(four_ranks) -> float:
-    """What the same training without compression comes to."""
+    """Returns the loss of the same training without compression."""
     return four_ranks.run(learn, "dense")[0][1]
 
 
@@ -188,7 +190,7 @@ def test_it_learns_on_four_ranks(four_ranks, dense_loss, plan):
 
 
 def learn(rank: int, plan: str) -> tuple[str, float]:
-    """The loss on one batch of all ranks."""
+    """Trains on one batch of all ranks. Returns the digest of the model and its loss."""
     model, _, optimizer = make(plan)
     for _ in range(40):
         loss = torch.tensor(step_once(model, optimizer, rank, 0))
@@ -224,7 +226,7 @@ def test_a_nan_on_one_rank_leaves_no_trace_on_any(three_ranks, plan):
 
 
 def poison_one_shard(rank: int) -> None:
-    """A NaN of rank 0 in a row that rank 1 owns: rank 0 gets a finite shard."""
+    """Rank 0 has a NaN in a row that rank 1 owns, so rank 0 gets a finite shard."""
     model, handle, _ = make("int4+ef")
     backward(model, rank, 0)
     before = tensors_of(handle.state_dict())
@@ -233,7 +235,8 @@ def poison_one_shard(rank: int) -> None:
     out = model(batch_of(rank, 1))
     loss = out.mean()
     if rank == 0:
-        loss = loss + float("nan") * model.embedding.weight[-1].sum()  # which the root keeps until backward
+        # the root keeps the embedding whole until backward
+        loss = loss + float("nan") * model.embedding.weight[-1].sum()
     loss.backward()
     finite = [torch.isfinite(p.grad.to_local()).all().item() for p in model.parameters() if p.grad is not None]
     assert all(finite) == (rank == 0)
@@ -274,7 +277,8 @@ def save(rank: int) -> dict:
 
 
 def owed(states: list[dict], key: str, count: int, row: int) -> Tensor:
-    """To the average: the mean over ranks of what they did not send, the own shards being nothing."""
+    """Returns what is owed to the average: the mean over ranks of what they did not send, with zeros for their own
+    shards."""
     size, total = len(states), torch.zeros(count)
     share = -(-count // (row * size)) * row
     for rank, state in enumerate(states):
@@ -310,7 +314,8 @@ def test_residuals_are_redistributed_over_another_number_of_shards(two_ranks, th
 
 
 def accumulate(rank: int, plan: str | None) -> tuple[int, dict]:
-    """Three passes without a reduce-scatter, then one; the shards' gradients are not reset, and one more comes."""
+    """Makes two passes without a reduce-scatter and one with it, then one more without resetting the shards'
+    gradients."""
     model = shard(Odd())
     handle = octavo.compress(model, plan) if plan else None
     for last in (False, False, True):
@@ -331,7 +336,7 @@ def test_accumulated_gradients_are_sent_once(two_ranks):
 
 
 class Twice(nn.Module):
-    """Whose forward passes come before its backward passes."""
+    """A model whose forward passes all come before its backward passes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -371,7 +376,7 @@ def bytes_of(rank: int, plan: str) -> tuple[int, int, list[dict]]:
 
 def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(three_ranks):
     rows = {0: 171, 1: 171, 2: 169}
-    verdict = 4 * 4 // 3  # a ring of 4 bytes
+    verdict = 4 * 4 // 3  # a ring all-reduce of 4 bytes
     for rank, (wire, dense, parameters) in enumerate(three_ranks.run(bytes_of, "sign:512")):
         others = sum(rows[other] for other in rows if other != rank)
         payloads = others * (512 // 8 + 4)
@@ -379,7 +384,7 @@ def test_the_bytes_on_the_wire_are_the_bits_and_the_scales(three_ranks):
         assert wire == payloads + headers + verdict and dense == 2 * 4 * 513 * 512 // 3
         assert parameters[0]["wire_bytes"] == payloads
     for wire, dense, _ in three_ranks.run(bytes_of, "dense"):
-        assert wire == dense + verdict + 4 * 8 // 3  # and the gradient's power, in float64
+        assert wire == dense + verdict + 4 * 8 // 3  # plus the gradient's power, in float64
 
 
 def change_plans(rank: int) -> list[str]:
@@ -400,8 +405,8 @@ def test_the_plan_can_change_between_steps_and_have_rules(two_ranks):
 
 
 def grouped(rank: int, plan: str | None) -> dict[str, Tensor]:
-    """Modules that share a group, given in another order than they were made in; and a dimension other than the
-    first."""
+    """Trains modules that share a group and are given in another order than they were made in. One parameter is sharded
+    along another dimension than the first."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(30, 65), nn.Linear(65, 33), nn.Linear(33, 64))
     place = {model[2].weight: Shard(1) if dist.get_world_size() == 3 else Shard(0)}
@@ -497,7 +502,7 @@ def test_ranks_that_disagree_are_told_so(two_ranks):
 
 
 def leave(rank: int) -> str:
-    model = shard(Odd(), reshard_after_forward=False)  # no all-gather in backward, which would wait first
+    model = shard(Odd(), reshard_after_forward=False)  # no all-gather in backward: it would wait first
     octavo.compress(model, "int4+ef", timeout_s=2)
     dist.barrier()
     out = model(batch_of(rank, 0)).sum()

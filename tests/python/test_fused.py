@@ -30,14 +30,14 @@ def randn(seed: int, shape: Any, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def ulps(a: Tensor, b: Tensor) -> int:
-    """The greatest distance of floats in 16 bits in units of the last place."""
+    """Returns the greatest distance between floats of 16 bits, in units of the last place."""
     sides = [x.detach().contiguous().view(torch.int16).long() for x in (a, b)]
     ordered = [x.where(x >= 0, torch.iinfo(torch.int16).min - x) for x in sides]
     return int((ordered[0] - ordered[1]).abs().max()) if a.numel() else 0
 
 
 def close(a: Tensor, b: Tensor, places: int) -> bool:
-    """Within some units of the last place, or of that of 0.1 where sums come near to zero."""
+    """Whether values differ by some units of the last place at most; near zero the unit is that of 0.1."""
     unit = torch.finfo(a.dtype).eps
     return bool(((a - b).abs() <= places * unit * b.abs().clamp(min=0.1)).all())
 
@@ -47,7 +47,7 @@ def close(a: Tensor, b: Tensor, places: int) -> bool:
 
 @pytest.mark.parametrize("ours", [Adam, AdamW])
 def test_32_bits_are_torchs_within_some_units_of_the_last_place(ours):
-    """Two groups, a parameter without gradients at first, and one that comes late."""
+    """There are two groups, a parameter that has no gradient at first, and one that is added late."""
     theirs = getattr(torch.optim, ours.__name__)
     runs = []
     for make in (ours, theirs):
@@ -75,16 +75,16 @@ def test_32_bits_are_torchs_within_some_units_of_the_last_place(ours):
 @pytest.mark.parametrize("make", [Adam, OneBitLamb])
 @pytest.mark.parametrize("beta1", [0.0, 0.1, 0.4, 0.5, 0.9])
 def test_a_mean_forgets_at_any_beta(make, beta1):
-    """A mean of 1e8 and a gradient of 1 are further apart than float32 tells the gradient from 0."""
+    """Beside a mean of 1e8, float32 cannot distinguish a gradient of 1 from 0."""
     options = {"warmup_steps": 10} if make is OneBitLamb else {}
     optimizer = make([parameter := nn.Parameter(torch.ones(1000))], betas=(beta1, 0.999), **options)
-    weight = float(torch.tensor(1 - beta1))  # in float32
+    weight = float(torch.tensor(1 - beta1))  # as float32 holds it
     mean = room = torch.zeros(1000, dtype=torch.float64)
     for step in range(4):
         parameter.grad = randn(step, (1000,)) * 10.0 ** (8 * ((torch.arange(1000) + step) % 2))
         optimizer.step()
         before, mean = mean, torch.lerp(mean, parameter.grad.double(), weight)
-        # a step rounds the share of their difference that the mean keeps, and the result
+        # a step rounds twice: the share of the difference that the mean keeps, and the result
         room = beta1 * room + 1.5e-7 * (beta1 * (before - parameter.grad).abs() + mean.abs())
         found = optimizer.state[parameter]["exp_avg"]
         assert bool(((found - mean).abs() <= room).all())
@@ -130,7 +130,7 @@ def test_lion_is_a_loop_of_four_lines():
 
 
 def test_the_tables_are_the_published_ones():
-    """Golden values of the maps that a checkpoint of bitsandbytes has."""
+    """The tables are compared with golden values of the maps in bitsandbytes' checkpoints."""
     assert [len(MEAN[8]), len(SQUARE[8]), len(MEAN[4])] == [256] * 2 + [16]
     assert MEAN[8][127] == 0 and MEAN[8][255] == 1 and MEAN[8][0].item() == pytest.approx(-0.99296875)
     assert MEAN[8][128].item() == pytest.approx(5.5e-7) and SQUARE[8][1].item() == pytest.approx(3.25e-7)
@@ -140,7 +140,7 @@ def test_the_tables_are_the_published_ones():
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_every_code_means_what_the_table_says(bits):
-    """A step with a zero gradient, no decay and betas near 1 shows the momentum that codes stand for."""
+    """A step with a zero gradient and no decay shows the momentum that codes stand for."""
     codes = torch.arange(2**bits, dtype=torch.uint8)
     packed = codes if bits == 8 else codes[::2] * 16 + codes[1::2]
     parameter, count = nn.Parameter(torch.zeros(2**bits)), 2**bits
@@ -160,7 +160,7 @@ def test_every_code_means_what_the_table_says(bits):
 
 
 def gradients_for(step: int, shape: Any) -> Tensor:
-    """Over four decades, with exact zeros."""
+    """Returns gradients over four decades, with some exact zeros."""
     sizes = 10 ** (2 * torch.tanh(randn(7, shape)))
     return randn(step, shape) * sizes * (randn(1000 + step, shape) > -1.2)
 
@@ -168,7 +168,7 @@ def gradients_for(step: int, shape: Any) -> Tensor:
 @pytest.mark.parametrize("make", [Adam8bit, AdamW8bit, Adam4bit, AdamW4bit, Lion8bit])
 @pytest.mark.parametrize("shape", [*SIZES, *(key for key in LAYOUTS if key != "contiguous")], ids=str)
 def test_a_step_in_codes_is_that_of_the_tables(make, shape):
-    """Each step begins with the codes that the one before left; then no error can add up, or hide."""
+    """Each step begins with the codes of the one before, so that no error can add up or stay hidden."""
     torch.manual_seed(1)
     parameter = nn.Parameter(LAYOUTS[shape]() if isinstance(shape, str) else torch.randn(shape))
     bits, count, is_lion = 4 if "4" in make.__name__ else 8, parameter.numel(), make is Lion8bit
@@ -192,7 +192,7 @@ def test_a_step_in_codes_is_that_of_the_tables(make, shape):
         torch.testing.assert_close(parameter.detach().flatten().double()[is_sure], moved[is_sure], rtol=3e-6, atol=3e-8)
         for name, values in new.items() if count else ():
             codes, scales = encoded(values, name, bits)
-            if bits == 8 and name == "exp_avg_sq":  # a variance of 0 under a momentum makes a step of any size
+            if bits == 8 and name == "exp_avg_sq":  # a variance of 0 under a momentum would make a step of any size
                 codes = codes.clamp(min=1).where(values > 0, codes)
             torch.testing.assert_close(state[f"{name}_scale"].double(), scales, rtol=1e-5, atol=0)
             got = codes_of(state, name, bits, count)
@@ -220,9 +220,9 @@ def test_a_block_whose_extreme_is_negative_keeps_it():
     ("bits", "spread", "drift", "of_square"), [(32, 0.25, 3e-5, 1e-5), (8, 0.25, 0.09, 0.25), (4, 0.0, 0.25, 0.45)]
 )
 def test_a_thousand_steps_alone_stay_near_float64(bits, spread, drift, of_square):
-    """Nothing is set right on the way. The drift is measured beside what the run moved, 1.5e-5, 0.073 and 0.213 of it;
-    squares are compared by their ratio, since an absolute bound would pass for squares of zero. Codes leave the squares
-    of 8 bits too large, by 21 % here: what one step takes from them is less than half the distance of two codes."""
+    """No step is corrected. The drift is compared with the distance that the run moved: 1.5e-5, 0.073 and 0.213 of it.
+    Squares are compared by their ratio, because an absolute bound would accept squares of zero. Codes make the squares
+    of 8 bits too large, here by 21 %: one step reduces them by less than half the distance of two codes."""
     count = 4099
     parameter, sizes = nn.Parameter(randn(0, count)), 10 ** (randn(7, count) * spread)
     expected = parameter.detach().double()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fused optimizers under fully_shard through torch.distributed.checkpoint, onto as many ranks and onto others."""
+"""The fused optimizers under fully_shard through torch.distributed.checkpoint, onto the same number of ranks and
+others."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def one_rank() -> Iterator[RankPool]:
 
 
 class Mixed(nn.Module):
-    """Rows of whole blocks, rows of odd sizes, a parameter of fewer rows than ranks, and odd numbers of rows."""
+    """A model with rows of whole blocks, rows of odd sizes, a parameter of fewer rows than ranks, and odd numbers of
+    rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Mixed(nn.Module):
 
 
 def batch_of(step: int) -> Tensor:
-    """Of all ranks together."""
+    """Returns the batch of all ranks together."""
     return torch.randint(0, 31, (8, 9), generator=torch.Generator().manual_seed(step))
 
 
@@ -69,7 +71,7 @@ def sharded(name: str, dtype: torch.dtype = torch.float32, **options: Any) -> tu
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
-    """The losses of all ranks' batch."""
+    """Returns the losses, each the mean over all ranks' batch."""
     losses = []
     for step in steps:
         optimizer.zero_grad()
@@ -84,7 +86,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> l
 
 
 def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The whole moments in float64, by the tables."""
+    """Returns the whole moments in float64, decoded by the tables."""
     bits, found = optimizer.param_groups[0]["optim_bits"], []
     for parameter in optimizer.param_groups[0]["params"]:
         state, part = optimizer.state[parameter], parameter.to_local()
@@ -98,7 +100,7 @@ def moments(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def saves(rank: int, name: str, folder: str, *args: Any) -> Any:
-    """Losses and states of a run that is saved at STOP and goes on."""
+    """Returns losses and states of a run that is saved at STOP and goes on."""
     model, optimizer = sharded(name, *args)
     train(model, optimizer, range(STOP))
     state = {"model": get_model_state_dict(model), "optimizer": get_optimizer_state_dict(model, optimizer)}
@@ -146,7 +148,7 @@ def test_other_numbers_of_ranks_go_on(one_rank, two_ranks, name, onto, tmp_path)
         places = [p for p in range(len(parameters)) for _ in range(len(saved) // len(parameters))]
         for place, a, b in zip(places, saved, loaded, strict=True):
             shape = parameters[place].shape
-            if BITS[name] == 32 or (len(shape) == 2 and shape[1] == 256):  # blocks are on one rank
+            if BITS[name] == 32 or (len(shape) == 2 and shape[1] == 256):  # here each block is on one rank
                 assert torch.equal(a, b)
             else:
                 assert (a - b).abs().max() <= {8: 0.01, 4: 0.15}[BITS[name]] * a.abs().max()
@@ -157,7 +159,7 @@ def test_other_numbers_of_ranks_go_on(one_rank, two_ranks, name, onto, tmp_path)
 
 
 def columns(rank: int, name: str, folder: str) -> bool:
-    """What is cut along another dimension travels as floats."""
+    """States that are sharded along another dimension are saved as floats."""
     cut = {"shard_placement_fn": lambda p: Shard(1) if p.ndim == 2 and p.shape[1] == 256 else Shard(0)}
     model, optimizer = sharded(name, torch.float32, **cut)
     train(model, optimizer, range(STOP))
@@ -178,7 +180,7 @@ def test_columns_go_round_to_the_bit(two_ranks, name, tmp_path):
 
 
 def gathers(rank: int, name: str, path: str) -> list[Tensor]:
-    """The whole state in one file, on rank 0."""
+    """Saves the whole state in one file, on rank 0."""
     model, optimizer = sharded(name)
     train(model, optimizer, range(STOP))
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -218,6 +220,6 @@ def changes_bits(rank: int, folder: str) -> None:
 
 
 def test_codes_are_never_taken_for_floats(two_ranks, tmp_path):
-    """torch.distributed.checkpoint copies by name, whatever the dtype."""
+    """torch.distributed.checkpoint copies tensors by name, whatever their dtype."""
     with pytest.raises(AssertionError, match=r"Missing key in checkpoint state_dict: state\..*\.exp_avg"):
         two_ranks.run(changes_bits, str(tmp_path))

@@ -20,11 +20,11 @@ from octavo.optim import Adam, AdamW, AdamW4bit, AdamW8bit, Lion, Lion8bit, Page
 
 COUNTS = [0, 1, 2, 127, 129, 256, 257, 4096, 70001]
 BLOCK = {8: 256, 4: 128}
-NAMES = {True: "exp_avg", False: "exp_avg_sq"}  # by whether there are negative values
+NAMES = {True: "exp_avg", False: "exp_avg_sq"}  # keys: whether there are negative values
 
 
 def values_of(count: int, is_signed: bool, seed: int = 0) -> Tensor:
-    """Of all magnitudes, a block of zeros among them, with extremes of both signs."""
+    """Returns values of all magnitudes with a block of zeros, and with extremes of both signs where signed."""
     values = randn(seed, count) * 10 ** randn(seed + 1, count).clamp(-6, 2)
     values[256:512] = 0
     return values if is_signed else values.abs()
@@ -57,7 +57,7 @@ def test_codes_are_those_of_the_tables(count, bits, is_signed):
         nearest, extremes = encoded(values.double(), name, bits)
         assert torch.equal(scales.double(), extremes)
         expected = (MEAN if is_signed else SQUARE)[bits][nearest]
-        if bits == 8 and not is_signed:  # what is not 0 does not become 0
+        if bits == 8 and not is_signed:  # a value that is not 0 does not become 0
             expected = torch.where((values > 0) & (nearest == 0), SQUARE[8][1], expected)
         errors = (in_blocks(got - values.double(), bits) / extremes.where(extremes != 0, 1)[:, None]).abs()
         allowed = (in_blocks(expected, bits) - in_blocks(values.double(), bits) / extremes[:, None]).abs().nan_to_num()
@@ -67,7 +67,7 @@ def test_codes_are_those_of_the_tables(count, bits, is_signed):
 @pytest.mark.parametrize("is_signed", [True, False])
 @pytest.mark.parametrize("bits", [8, 4])
 def test_what_was_decoded_has_the_same_codes_again(bits, is_signed):
-    """So that a state may travel as floats, without a loss."""
+    """So a state can be saved as floats without a loss."""
     for seed in range(20):
         codes, scales = coded(values_of(70001, is_signed, seed), bits, is_signed)
         again = coded(decoded(codes, scales, 70001, bits, is_signed), bits, is_signed)
@@ -108,7 +108,7 @@ def test_operators_refuse_what_does_not_fit():
 @pytest.mark.parametrize("new", [32, 8, 4])
 @pytest.mark.parametrize("old", [32, 8, 4])
 def test_a_load_changes_the_format_to_that_of_who_loads(old, new, paged):
-    """Also of a matrix whose memory is not row-major."""
+    """This includes a matrix whose memory is not row-major."""
 
     def parameters() -> list[nn.Parameter]:
         return [nn.Parameter(randn(4, (64, 80)).t().contiguous().t()), *parameters_of()]
@@ -129,7 +129,7 @@ def test_a_load_changes_the_format_to_that_of_who_loads(old, new, paged):
                 torch.testing.assert_close(after, before, rtol=2e-6, atol=1e-12)
             else:
                 _, scales = encoded(before, name, bits[1])
-                got = other.state[b][f"{name}_scale"].double().abs()  # two extremes may be alike but for their signs
+                got = other.state[b][f"{name}_scale"].double().abs()  # two extremes may differ in their signs alone
                 torch.testing.assert_close(got, scales.abs(), rtol=2e-6, atol=0)
                 steps = (in_blocks(after - before, bits[1]) / scales[:, None]).abs()
                 assert steps.max() <= {8: 0.009, 4: 0.12}[bits[1]]
@@ -212,7 +212,7 @@ def test_torch_goes_on_with_ours(bits):
     }
     before = copy.deepcopy(exported)
     go_on(optimizer, range(4, 5))
-    assert is_equal(exported, before)  # it shares no memory with the optimizer
+    assert is_equal(exported, before)  # the export shares no memory with the optimizer
     theirs.load_state_dict(exported)
     go_on(theirs, range(4, 5))
     for a, b in zip(parameters, copies, strict=True):
@@ -307,7 +307,7 @@ def test_what_came_from_bitsandbytes_goes_back_to_the_bit(make, states, _):
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_blocks_of_a_negative_extreme_are_mirrored_for_bitsandbytes(bits):
-    """Its rule is map[code] * absmax: the values are the same but for -1, which its map has not."""
+    """bitsandbytes' rule is map[code] * absmax: the values are the same except for -1, which its map does not have."""
     parameters, optimizer = run(AdamW, range(3), optim_bits=bits, min_8bit_size=0)
     exported = octavo.optim.to_bitsandbytes(optimizer)["state"]
     seen = set()
@@ -328,7 +328,7 @@ def test_blocks_of_a_negative_extreme_are_mirrored_for_bitsandbytes(bits):
 
 @pytest.mark.parametrize("make", [AdamW8bit, Lion])
 def test_exports_share_no_memory(make):
-    """As safetensors requires; and a step must not change what was exported."""
+    """safetensors requires this, and a step must not change what was exported."""
     _, optimizer = run(make, range(2))
     exports = [octavo.optim.to_bitsandbytes(optimizer), octavo.optim.to_torch(optimizer)]
     before = copy.deepcopy(exports)

@@ -249,7 +249,7 @@ def test_a_gradient_without_a_finite_square_leaves_its_element_alone(make, polic
 @pytest.mark.parametrize("policy", ["skip_step", "raise"])
 @pytest.mark.parametrize("place", [0, 3])
 def test_other_policies_leave_all_groups_as_they_are(policy, place):
-    """Also the groups before that of the bad gradient, and a tensor of no elements has no bad one."""
+    """This includes the groups before that of the bad gradient. A tensor without elements has no bad gradient."""
     parameters = [*parameters_of(), nn.Parameter(torch.zeros(0))]
     optimizer = AdamW8bit([{"params": parameters[:2]}, {"params": parameters[2:]}], nonfinite=policy)
     go_on(optimizer, range(2))
@@ -306,7 +306,7 @@ def test_a_norm_that_is_none_is_refused(max_norm):
 
 
 def test_zero_grad_forgets_a_clip_that_no_step_took():
-    """As a GradScaler's skipped step leaves one."""
+    """A step that a GradScaler skips leaves such a clip."""
     parameters, optimizer = run(AdamW, range(1))
     twin = copy.deepcopy(optimizer)
     give_gradients(parameters, 1)
@@ -320,7 +320,7 @@ def test_zero_grad_forgets_a_clip_that_no_step_took():
 
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_steps_in_backward_are_steps(rounding):
-    """Also where some parameters came late, so that their steps are not those of the first."""
+    """This also holds where some parameters came late, so that their step numbers are not those of the first."""
     ends = []
     for in_backward in (False, True):
         parameters = parameters_of(torch.bfloat16)
@@ -334,7 +334,7 @@ def test_steps_in_backward_are_steps(rounding):
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-            if step == 2:  # a load makes groups anew, and schedules write into those
+            if step == 2:  # a load makes new groups, and schedules write into those
                 optimizer.load_state_dict(optimizer.state_dict())
         for handle in handles:
             handle.remove()
@@ -361,7 +361,7 @@ def test_parameters_do_not_keep_the_optimizer_that_steps_in_backward():
 
 
 def rounded_runs(rounding: str, steps: int, seed: int = 0) -> Tensor:
-    """A bfloat16 parameter of 4 that loses 1e-3 in every step: less than half of its last place."""
+    """Returns a bfloat16 parameter of 4 that loses 1e-3 in every step: less than half a unit of its last place."""
     parameter = nn.Parameter(torch.full((4096,), 4.0, dtype=torch.bfloat16))
     optimizer = Lion([parameter], lr=1e-3, bf16_rounding=rounding, seed=seed)
     for _ in range(steps):
@@ -396,7 +396,8 @@ def test_extra_bits_follow_float32_more_closely():
 
 
 def test_no_random_bits_are_drawn_twice():
-    """A parameter's own step draws them: that of the first of its group may stand still."""
+    """The random bits depend on the parameter's own step: that of the first parameter of its group may stay the
+    same."""
     first, second = (nn.Parameter(torch.full((4096,), 1.0, dtype=torch.bfloat16)) for _ in range(2))
     optimizer = Lion([first, second], lr=2**-9, betas=(0.0, 0.0), bf16_rounding="stochastic")
     moves = []
@@ -472,7 +473,7 @@ def test_random_bits_in_backward_do_not_count_all_parameters_for_each():
 
 @pytest.mark.parametrize("make", [AdamW, AdamW8bit, AdamW4bit, Lion8bit, DistributedLion, optim.OneBitAdamW])
 def test_autograd_refuses_a_backward_pass_that_needs_what_a_step_has_moved(make):
-    """As of torch's optimizers. With the moved parameter it would compute another gradient."""
+    """torch's optimizers have the same effect. With the moved parameter, autograd would compute another gradient."""
     options = dict(warmup_steps=5) if make is optim.OneBitAdamW else {}
     weight, other = nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.full((64, 64), 2.0))
     optimizer = make([weight, other], lr=0.1, **options)
@@ -486,7 +487,7 @@ def test_autograd_refuses_a_backward_pass_that_needs_what_a_step_has_moved(make)
 
 @pytest.mark.parametrize("value", [0.0, -0.0, float("inf")])
 def test_what_others_set_a_parameter_to_has_no_extra_bits(value):
-    """A negative tail under a zero, or any under an infinity, would be a NaN."""
+    """A negative tail under a zero, or any tail under an infinity, would give a NaN."""
     parameter = nn.Parameter(randn(0, (64, 64)).bfloat16())
     optimizer = AdamW(parameters := [parameter], lr=1e-3, bf16_rounding="extra_bits", weight_decay=0.0)
     give_gradients(parameters, 0)
@@ -551,7 +552,7 @@ def test_options_that_were_changed_in_a_group_are_those_of_the_next_step():
     group["bf16_rounding"] = "extra_bits"
     for _ in range(50):
         step()
-    assert float(parameter.detach().float().max()) < 0.997  # rounded to nearest it would still be 1
+    assert float(parameter.detach().float().max()) < 0.997  # rounding to nearest would keep it at 1
     group["bf16_rounding"] = "nearest"
     step()
     assert "extra_bits" not in optimizer.state[parameter]
@@ -591,7 +592,7 @@ def test_torchs_arguments_are_taken_where_they_change_nothing(make):
 
 
 def test_a_class_of_8_bits_keeps_8_bits():
-    """bitsandbytes takes optim_bits=32 there, and keeps 8."""
+    """bitsandbytes accepts optim_bits=32 there, but keeps 8."""
     with pytest.raises(ValueError, match="no optim_bits, or 8, which its name says, got 32"):
         AdamW8bit(parameters_of(), optim_bits=32)
     assert AdamW8bit(parameters_of(), optim_bits=8).param_groups[0]["optim_bits"] == 8
@@ -599,7 +600,7 @@ def test_a_class_of_8_bits_keeps_8_bits():
 
 
 def test_codes_of_another_shape_are_refused():
-    """As floats are: their moments would be those of other elements."""
+    """Floats of another shape are refused, too: their moments would be those of other elements."""
     parameter, turned = nn.Parameter(randn(0, (64, 128))), nn.Parameter(randn(0, (128, 64)))
     optimizer, other = AdamW8bit([parameter]), AdamW8bit([turned])
     parameter.grad = torch.ones_like(parameter)

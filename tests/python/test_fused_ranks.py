@@ -37,7 +37,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def under_ddp(rank: int, name: str, stop: int | None) -> tuple[list[float], str]:
-    """Saved and built anew at `stop`."""
+    """Trains with a save at `stop`, from which everything is built anew. Returns the losses and the digest."""
     build = {"paged": PagedAdamW8bit, "8 bits": AdamW8bit}[name]
     model = DistributedDataParallel(Small())
     handle, optimizer = octavo.compress(model, "int8+ef"), build(model.parameters(), lr=1e-2)
@@ -67,7 +67,7 @@ def test_under_a_compressed_ddp_ranks_stay_one_model(two_ranks):
 
 
 def sharded(rank: int, name: str, clip: bool) -> list[Tensor]:
-    """The whole parameters after five steps, by torch's AdamW or by ours."""
+    """Returns the whole parameters after five steps of torch's AdamW or of ours."""
     model = shard(ShardedOdd())
     make = {"torch": torch.optim.AdamW, "32 bits": AdamW, "8 bits": AdamW8bit, "paged": PagedAdamW8bit}[name]
     optimizer = make(model.parameters(), lr=1e-2, eps=1e-4, weight_decay=0.1)
@@ -107,7 +107,7 @@ def test_shards_in_codes_paged_and_not(two_ranks):
 
 
 def steps_in_backward_under_ddp(rank: int) -> list[str]:
-    """The refusals, where the model is wrapped before, and where it is wrapped after."""
+    """Returns the refusals: where the model is wrapped after step_in_backward(), and where it is wrapped before."""
     model = Small()
     early, errors = AdamW8bit(model.parameters(), lr=1e-2), []
     handles = early.step_in_backward()
@@ -159,7 +159,7 @@ def test_shards_step_in_backward_as_after_it(two_ranks):
 
 
 def skips(rank: int) -> bool:
-    """One rank's shard has a NaN: all leave theirs as they are."""
+    """One rank's shard has a NaN: all ranks leave theirs as they are."""
     model = shard(ShardedOdd())
     optimizer = AdamW8bit(model.parameters(), lr=1e-2, nonfinite="skip_step")
     for step in range(2):
@@ -179,7 +179,7 @@ def test_shards_skip_a_step_together(two_ranks):
 
 
 def rounded_at_random(rank: int, placement: Placement | None) -> Tensor:
-    """A bfloat16 parameter, whole or in shards of a row and two, after three steps."""
+    """Returns a bfloat16 parameter after three steps, whole or in shards of one row and two."""
     mesh = init_device_mesh("cpu", (2,))
 
     def made(seed: int) -> Tensor:
@@ -241,7 +241,7 @@ def test_torch_goes_on_with_the_states_of_shards(two_ranks):
 
 
 def with_summands(rank: int) -> tuple[bool, bool]:
-    """Gradients of other placements than the parameter's, as sequence parallelism gives them."""
+    """Gives gradients with other placements than the parameter's, as sequence parallelism does."""
     mesh = init_device_mesh("cpu", (2,))
     ends = []
     for make in (AdamW, torch.optim.AdamW):

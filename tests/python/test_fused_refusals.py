@@ -127,7 +127,7 @@ def test_a_saved_value_that_is_not_finite_spoils_no_block(make, name, value):
     with pytest.raises(ValueError, match=f"the saved {name} has values that are not finite"):
         optimizer.load_state_dict(torchs.state_dict())
     assert not optimizer.state
-    AdamW(parameters_of()).load_state_dict(torchs.state_dict())  # there it is one element's
+    AdamW(parameters_of()).load_state_dict(torchs.state_dict())  # without codes, only one element is affected
 
 
 def step_and_tell(step: Callable[[], object], answer: object) -> None:
@@ -140,7 +140,7 @@ def step_and_tell(step: Callable[[], object], answer: object) -> None:
 
 
 def in_child(step: Callable[[], object]) -> str:
-    """What `step` comes to in a forked process."""
+    """Returns what `step` tells from a forked process."""
     fork = get_context("fork")
     answer = fork.Queue()
     child = fork.Process(target=step_and_tell, args=(step, answer))

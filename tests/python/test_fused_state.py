@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fused optimizers keep and where, and how their state goes round."""
+"""What the fused optimizers keep and where, and how their state is saved and loaded."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_resumed_run_is_the_run_to_the_bit(make, saved, rounding, tmp_path):
     options = {"bf16_rounding": rounding, "weight_decay": 0.1, "seed": 5}
     parameters, optimizer = run(make, range(4), parameters_of(torch.bfloat16), **options)
     state = saved(optimizer.state_dict(), tmp_path)
-    resumed = make([nn.Parameter(p.detach().clone()) for p in parameters])  # options come with the state
+    resumed = make([nn.Parameter(p.detach().clone()) for p in parameters])  # the options come with the state
     resumed.load_state_dict(state)
     del state
     for one in (optimizer, resumed):
@@ -115,7 +115,7 @@ def test_a_resumed_run_is_the_run_to_the_bit(make, saved, rounding, tmp_path):
 
 
 def test_a_load_replaces_all_state_and_its_hooks_see_the_new_one():
-    """The state from before the first step has no moments: those of after it must not survive."""
+    """The state from before the first step has no moments, so those of later steps must not survive."""
     parameters, optimizer = run(AdamW8bit, range(0))
     fresh = copy.deepcopy(optimizer.state_dict())
     go_on(optimizer, range(2))
@@ -201,7 +201,7 @@ def test_no_room_for_the_loaded_state_changes_nothing(tmp_path):
 
 
 def test_options_that_a_saved_state_lacks_are_the_optimizers_own():
-    """As a state from before there was an option has it."""
+    """A state that was saved before an option existed lacks it."""
     _, optimizer = run(AdamW8bit, range(2))
     state = optimizer.state_dict()
     del state["param_groups"][0]["nonfinite"]
@@ -216,7 +216,7 @@ def test_options_that_a_saved_state_lacks_are_the_optimizers_own():
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, AdamW8bit, AdamW4bit])
 def test_another_memory_order_of_a_parameter_changes_nothing(optimizer_class: type[AdamW]) -> None:
-    """A scale belongs to elements that follow each other: codes in the parameter's own order would lose theirs."""
+    """A scale belongs to consecutive elements: codes in the order of the parameter's own memory would lose theirs."""
 
     def train(is_moved: bool) -> Tensor:
         torch.manual_seed(0)
@@ -245,7 +245,7 @@ def test_codes_in_another_order_are_refused() -> None:
 
 
 def test_paging_is_that_of_who_loads() -> None:
-    """Who ran out of memory goes on with a paged class, from the same checkpoint."""
+    """A run that ran out of memory can go on with a paged class, from the same checkpoint."""
     parameter = torch.nn.Parameter(torch.randn(5000))
     parameter.grad = torch.randn_like(parameter)
     unpaged, paged = AdamW8bit([parameter]), PagedAdamW8bit([parameter])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of several ranks in DDP: exact inside a host, compressed between hosts."""
+"""Hosts of several ranks in DDP: sums are exact inside a host and compressed between hosts."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_averages_are_close_to_ddps(four_ranks, plan, tolerance):
 def train(rank: int, plan: str, dtype: torch.dtype) -> list[str]:
     model, handle, optimizer = make(plan, dtype)
     digests = []
-    for step in range(4):  # DDP rebuilds its buckets after the first
+    for step in range(4):  # DDP rebuilds its buckets after the first step
         step_once(model, optimizer, rank, step)
         digests.append(digest(model) + digest(model, grads=True))
     stats = handle.stats()
@@ -53,7 +53,7 @@ def test_replicas_are_bit_identical_on_all_hosts(four_ranks, plan, dtype):
 
 
 def train_small_tensors(rank: int) -> str:
-    """Of which one rank of a host owns nothing, where they are not exempt."""
+    """Of these tensors one rank of a host owns nothing, since they are not exempt."""
     model, _, optimizer = make("int8+ef21", exempt=[])
     for step in range(3):
         step_once(model, optimizer, rank, step)
@@ -65,7 +65,7 @@ def test_a_rank_that_owns_nothing_of_a_tensor_goes_on(four_ranks):
 
 
 def test_a_group_of_a_part_of_each_hosts_processes():
-    """LOCAL_WORLD_SIZE counts all of them."""
+    """LOCAL_WORLD_SIZE counts all processes of a host."""
     assert _members_per_host(8, [*range(16)]) == 8
     assert _members_per_host(8, [*range(0, 16, 2)]) == 4  # tensor-parallel pairs
     assert _members_per_host(8, [0, 8, 16]) == 1
@@ -158,13 +158,13 @@ def refuse(rank: int) -> None:
     signum = octavo.optim.Signum(model.parameters(), lr=1e-3)
     with pytest.raises(ValueError, match="Signum sends the update that each rank's own momentum makes"):
         octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=2)
-    octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=1)  # the model is as it was
+    octavo.compress(model, "sign-vote", optimizer=signum, ranks_per_host=1)  # the model is unchanged
     schedule = dict(var_freeze_step=2, local_step_scaler=2)
     model = DistributedDataParallel(Odd())
     zero_one = octavo.optim.ZeroOneAdam(model.parameters(), lr=1e-3, **schedule)
     with pytest.raises(ValueError, match="ZeroOneAdam sends the update that each rank's own momentum makes"):
         octavo.compress(model, "sign+ef", optimizer=zero_one, ranks_per_host=2)
-    octavo.compress(model, "sign+ef", optimizer=zero_one)  # the model is as it was
+    octavo.compress(model, "sign+ef", optimizer=zero_one)  # the model is unchanged
     sparse = DistributedDataParallel(nn.Sequential(nn.Embedding(30, 80, sparse=True), nn.Linear(80, 80)))
     octavo.compress(sparse, "sign+ef", ranks_per_host=2)
     with pytest.raises(RuntimeError, match="a sparse gradient is not cut into the ranges"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command of the README on several machines: torchrun with --nnodes, an --out on each machine's own disk."""
+"""The README's command for several machines: torchrun with --nnodes, and an --out on each machine's own disk."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def train_on(hosts: Hosts, folder: Path, config: TrainConfig) -> list[dict]:
 @pytest.mark.ranks
 @pytest.mark.timeout(200)
 def test_the_same_command_trains_on_separate_hosts(tmp_path):
-    count = 3  # more than a pair, so that what a host sends differs from one other host to the next
+    count = 3  # more than two hosts, so that a host sends different messages to different hosts
     config = nano_config(tmp_path, steps=12, checkpoint_every=6, plan="sign+ef")
     with Hosts(count) as hosts:
         metrics = train_on(hosts, tmp_path, config)

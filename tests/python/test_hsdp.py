@@ -40,7 +40,7 @@ def test_averages_are_those_of_fsdps_own_hybrid_sharding(four_ranks, plan, toler
 
 
 def learn(rank: int, plan: str) -> tuple[str, float]:
-    """The loss on one batch of all ranks."""
+    """Trains on one batch of all ranks. Returns the digest of the model and its loss."""
     model, handle, optimizer = make(plan)
     for _ in range(40):
         loss = torch.tensor(step_once(model, optimizer, rank, 0))
@@ -51,7 +51,7 @@ def learn(rank: int, plan: str) -> tuple[str, float]:
 
 @pytest.fixture(scope="module")
 def dense_loss(four_ranks) -> float:
-    """What the same training without compression comes to."""
+    """Returns the loss of the same training without compression."""
     return four_ranks.run(learn, "dense")[0][1]
 
 
@@ -63,7 +63,7 @@ def test_it_learns_and_all_ranks_gather_the_same_model(four_ranks, dense_loss, p
 
 
 def poison_one_shard(rank: int) -> None:
-    """A NaN of rank 0 in a row of the second shard: the first shards are finite."""
+    """Rank 0 has a NaN in a row of the second shard, so the first shards stay finite."""
     model, handle, _ = make("int4+ef")
     backward(model, rank, 0)
     before = tensors_of(handle.state_dict())
@@ -115,7 +115,7 @@ def bytes_of(rank: int) -> tuple[int, int]:
 
 
 def test_the_bytes_between_replicas_are_the_bits_and_the_scales(four_ranks):
-    rows = 256 // 2  # of a shard that this replica owns
-    expected = 2 * rows * (512 // 8 + 4) + 2 * 16 + 4 + 4  # headers, the gradient's power, the verdict
+    rows = 256 // 2  # the rows of a shard that this replica owns
+    expected = 2 * rows * (512 // 8 + 4) + 2 * 16 + 4 + 4  # plus headers, the gradient's power and the verdict
     for wire, dense in four_ranks.run(bytes_of):
         assert wire == expected and dense == 4 * 256 * 512

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No module of the package imports, directly or through others, a module that imports it: inside functions neither.
+"""No module of the package imports, directly or through others, a module that imports it, not even inside functions.
 
 Imports for type checkers alone do not count: they never run.
 """
@@ -36,7 +36,8 @@ def nodes_that_run(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def imports_of(path: Path) -> set[str]:
-    """The modules of the package that are named; ``from octavo import _C`` names none: the package loads it first."""
+    """Returns the package's modules that a file imports; ``from octavo import _C`` counts as none: the package loads it
+    first."""
     named = set()
     for node in nodes_that_run(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -57,8 +58,8 @@ def test_imports_have_an_order():
 
 
 def test_the_benchmarks_import_nothing_that_imports_transformers():
-    """It takes half of a rank's start, and the ranks of `octavo bench ddp` have no use for it; those of `octavo bench
-    zero`, which its command alone imports, train a model of it."""
+    """Importing transformers takes half of a rank's start, and the ranks of `octavo bench ddp` do not need it. Those of
+    `octavo bench zero` train a model of it; only that command imports them."""
     reached, waiting = set(), ["octavo.bench.cli", "octavo.bench.ddp_jobs"]
     while waiting:
         name = waiting.pop()
@@ -70,8 +71,8 @@ def test_the_benchmarks_import_nothing_that_imports_transformers():
 
 
 def test_the_package_imports_little_more_than_torch():
-    """All commands and ranks wait for it. Dynamo, Inductor and DTensor take twice as long as torch itself, and are for
-    those who use them; the first of them torch imports with an optimizer."""
+    """All commands and ranks wait for this import. Dynamo, Inductor and DTensor take twice as long as torch itself;
+    only those who use them should wait for them. torch imports Dynamo with an optimizer."""
     code = "import sys, octavo; print([name for name in sys.argv[1:] if name in sys.modules])"
     heavy = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.checkpoint", "sympy")
     done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
