@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launcher, with small scripts for ranks: who is blamed, how long it takes, and that nobody is left."""
+"""The launcher, with small scripts as ranks: which rank is blamed, how long it takes, and that no process is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.ranks]
 
 @pytest.fixture
 def play(monkeypatch, capfd):
-    """Runs a script as every rank (`rank` is its number) and gives (status, what was said, seconds)."""
+    """Returns a function that runs a script as every rank (`rank` is its number) and returns (status, output,
+    seconds)."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -84,7 +85,7 @@ def test_output_that_nobody_reads_ends_a_rank_with_a_sentence(play):
 
 
 def test_a_rank_that_is_done_ends_without_tearing_the_interpreter_down(play):
-    """There a thread of Gloo that releases a tensor of Python's aborts the process: once in some 40 jobs."""
+    """In a teardown, a thread of Gloo that releases a Python tensor aborts the process, once in some 40 jobs."""
     script = """
         import atexit
         from octavo.train.config import TrainConfig
@@ -145,7 +146,7 @@ def test_stderr_of_rank_0_is_passed_on_while_it_runs(play):
 
 
 def test_no_python_runs_between_fork_and_exec(play, monkeypatch):
-    """A lock that another thread of the launcher holds would stay locked there."""
+    """In the child, a lock that another thread of the launcher holds would stay locked."""
     used, real = [], subprocess.Popen.__init__
 
     def record(self, *args, **options):
@@ -259,7 +260,7 @@ def test_no_rank_outlives_its_launcher(tmp_path, number, status, words):
 
 
 def test_what_the_caller_ignores_stays_ignored(tmp_path):
-    """As SIGHUP is under nohup: the run outlives its terminal."""
+    """nohup, for example, ignores SIGHUP: the run outlives its terminal."""
     rank = textwrap.dedent(f"""
         import os, time
         open(r"{tmp_path}/" + os.environ["RANK"], "w").close()
@@ -296,7 +297,7 @@ def test_a_second_ctrl_c_does_not_keep_the_ranks_from_being_ended(tmp_path):
 
 
 def start_launcher(rank: str, ignored: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    """Starts a process that launches two ranks with the script `rank`, and ignores no signals but those named."""
+    """Starts a process that ignores only the signals that are named and launches two ranks with the script `rank`."""
     parent = textwrap.dedent(f"""
         import signal, sys
         from octavo.train.config import TrainConfig
@@ -312,7 +313,7 @@ def start_launcher(rank: str, ignored: tuple[str, ...] = ()) -> subprocess.Popen
 
 
 def wait_for(condition, timeout_s: float = 30.0):
-    """What `condition` gives once it is true."""
+    """Returns the value of `condition` once it is true."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
@@ -325,7 +326,7 @@ def wait_for(condition, timeout_s: float = 30.0):
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans whose tensors travel as images, powersgd and sketch, in DDP: the published algorithm, and what ranks must
-remember alike. Their replicas, NaNs and checkpoints are tested with those of all plans, in test_ddp."""
+"""Plans that send tensors as images, powersgd and sketch, in DDP: the published algorithm, and the state that all ranks
+must have alike. Their replicas, NaNs and checkpoints are tested with those of all plans, in test_ddp."""
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ import octavo
 
 
 class LowRank:
-    """Two rounds of PowerSGD in float, with feedback on each rank: what the library does, from a given right factor."""
+    """Two rounds of PowerSGD in float, with feedback on each rank: what the library does from a given right factor
+    on."""
 
     def __init__(self, right: torch.Tensor, ranks: int):
         self.right, self.residuals = right, [0] * ranks
@@ -47,7 +48,8 @@ def test_powersgd_is_the_published_algorithm(two_ranks):
     (first, results, right), (second, others, _) = two_ranks.run(powersgd_steps)
     assert all(torch.equal(a, b) for a, b in zip(results, others, strict=True))
     reference = LowRank(right, 2)
-    reference.residuals = [first[0] - results[0], second[0] - results[0]]  # after the first step, which draws a factor
+    # the state after the first step, which draws a factor
+    reference.residuals = [first[0] - results[0], second[0] - results[0]]
     for step in range(1, 6):
         expected = reference.step([first[step], second[step]])
         error = (results[step] - expected).norm() / expected.norm()
@@ -77,7 +79,7 @@ def test_the_error_that_a_sketch_keeps_is_that_of_all_ranks(two_ranks, three_ran
 def change_the_plan_apart(rank: int) -> None:
     model, handle, optimizer = make("sketch:0.1")
     step_once(model, optimizer, rank, 0)
-    handle.set_plan(["sketch:0.1", "sketch:0.1+ef"][rank])  # messages of the same sizes
+    handle.set_plan(["sketch:0.1", "sketch:0.1+ef"][rank])  # both plans send messages of the same sizes
     with pytest.raises(RuntimeError, match=r"\[comm\..*\]"):
         step_once(model, optimizer, rank, 1)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lion, Distributed Lion and Signum: the steps they make, on one rank and on several, and the state they leave."""
+"""Lion, Distributed Lion and Signum: the steps they make, on one rank and on several, and the state they save."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
 
 
 def vote(rank: int, world_size: int, name: str) -> None:
-    """Every step against the votes of all ranks, whose gradients each rank knows."""
+    """Compares every step with the votes of all ranks, whose gradients each rank knows."""
     model, handle, optimizer = wrap(name, lr=0.01, weight_decay=0.1)
     expected = [parameter.detach().clone() for parameter in model.module.parameters()]
     momenta = [[torch.zeros_like(parameter) for parameter in expected] for _ in range(world_size)]
@@ -156,7 +156,7 @@ def test_the_step_is_the_majority_of_the_ranks_own_signs(two_ranks, three_ranks,
 
 
 def dense_lion(rank: int, world_size: int, name: str) -> None:
-    """Gradients and betas are small fractions of two, so that nothing is ever rounded."""
+    """Gradients and betas are multiples of 1/4, so that nothing is ever rounded."""
     betas = {"momentum": 0.5} if name == "signum" else {"betas": (0.5, 0.75)}
     model, _, optimizer = wrap(name, plan="dense", **betas)
     twin = copy.deepcopy(model.module)
@@ -179,7 +179,7 @@ def test_under_a_dense_plan_it_is_lion_on_averaged_gradients(two_ranks, name):
 
 
 def learn(rank: int, name: str, plan: str, stop: int | None = None, options: dict | None = None) -> list:
-    """Losses and digests of 30 steps of an odd model; at `stop` everything is saved, built anew and loaded."""
+    """Returns losses and digests of 30 steps of an odd model; at `stop` everything is saved, built anew and loaded."""
     unused = bool((options or {}).get("unused"))
     ddp_options = {"bucket_cap_mb": 0.02, "find_unused_parameters": unused}
 
@@ -223,7 +223,7 @@ def test_resuming_a_plan_with_feedback_gives_the_same_bits(two_ranks):
 
 
 def poison(rank: int, name: str, bad: float | None) -> tuple[str, list[Tensor]]:
-    """Six steps, the fourth of which one rank poisons, or none is made; a loop skips what is not finite."""
+    """Makes six steps. One rank poisons the fourth, or it is left out; the loop skips gradients that are not finite."""
     model, handle, optimizer = wrap(name)
     for step in range(6):
         if step == 3 and bad is None:
@@ -256,7 +256,7 @@ def test_a_nan_on_one_rank_leaves_no_trace(two_ranks, name, bad):
 
 
 def change_betas(rank: int, name: str) -> None:
-    """As a schedule with cycle_momentum does, between steps."""
+    """Changes betas between steps, as a schedule with cycle_momentum does."""
     model, handle, optimizer = wrap(name, plan="dense")
     momentum = torch.zeros(64, 40)
     for step in range(6):
@@ -279,7 +279,7 @@ def test_betas_may_change_between_steps(two_ranks, name):
 
 
 def look_at_no_gradient(rank: int, name: str, nonfinite: str) -> None:
-    """Six steps of a loop that leaves what is not finite to its optimizer."""
+    """Makes six steps of a loop that leaves gradients that are not finite to its optimizer."""
     model, _, optimizer = wrap(name)
     for group in optimizer.param_groups:
         group["nonfinite"] = nonfinite

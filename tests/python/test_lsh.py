@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that have hardly changed are not sent (lsh): what the ranks then take for them, and what is owed."""
+"""Values that have hardly changed are not sent (lsh): what the ranks use in their place, and what is owed."""
 
 import pytest
 import test_feedback
@@ -13,12 +13,12 @@ WORLDS = {2: "two_ranks", 3: "three_ranks", 4: "four_ranks"}
 
 
 def in_pairs(rank: int, step: int, world: int) -> Tensor:
-    """In every second step nearly that of the step before, whatever the hash is."""
+    """Returns a gradient that in every second step is nearly that of the step before, whatever the hash is."""
     return normal_gradient(rank, step // 2, world) * (1 + 0.01 * (step % 2))
 
 
 class ReusedEf21(Ef21):
-    """Of two steps that are alike nobody sends the second one."""
+    """EF21 where no rank sends the second of two similar steps."""
 
     steps = 0
 
@@ -28,7 +28,7 @@ class ReusedEf21(Ef21):
 
 
 class ReusedEControl(EControl):
-    """The same, and what was not sent is owed."""
+    """EControl where no rank sends the second of two similar steps; what was not sent is owed."""
 
     steps = 0
 
@@ -72,7 +72,7 @@ def sent_in_pairs(rank: int, plan: str, steps: int) -> tuple[list[int], list[flo
 
 def test_statistics_tell_how_much_was_reused(two_ranks):
     for sent, reused, stats in two_ranks.run(sent_in_pairs, "lsh:int4", 4):
-        words = 2 * 4  # a tile each way
+        words = 2 * 4  # one tile each way
         headers = 2 * (24 + 16) + 4
         payloads = 2 * octavo.Plan("int4").payload_bytes(2048)
         assert sent == [headers + words + payloads, headers + words] * 2
@@ -82,7 +82,7 @@ def test_statistics_tell_how_much_was_reused(two_ranks):
 
 
 def sum_of_steady(rank: int, plan: str, steps: int) -> float:
-    """How far the mean of the averages of one and the same gradient is from the exact one."""
+    """Returns how far the mean of the averages of one and the same gradient is from the exact average."""
     ddp, _ = make_weight(plan)
     total = sum(averaged(ddp, normal_gradient(rank, 0, 2)) for _ in range(steps)) / steps
     exact = (normal_gradient(0, 0, 2) + normal_gradient(1, 0, 2)) / 2
@@ -90,7 +90,7 @@ def sum_of_steady(rank: int, plan: str, steps: int) -> float:
 
 
 def test_what_is_not_sent_of_a_steady_gradient_is_made_up_for_where_it_is_owed(two_ranks):
-    """Estimates alone stay where they are once they are near enough."""
+    """Estimates alone no longer change once they are near enough."""
     stays = two_ranks.run(sum_of_steady, "lsh:0.4:sign+ef21", 120)
     made_up = two_ranks.run(sum_of_steady, "lsh:0.4:sign+econtrol:0.5", 120)
     assert min(stays) > 0.2 and max(made_up) < 0.1

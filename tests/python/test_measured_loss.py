@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step loses: the relative error and the cosine that parameter_stats tells of a step that was measured, against
+"""What a step loses: the relative error and the cosine that parameter_stats reports for a measured step, compared with
 figures worked out by hand and in torch."""
 
 import math
@@ -17,7 +17,7 @@ import octavo
 
 
 def fours_and_threes() -> Tensor:
-    """Of each rank's range the first half is 4, the second 3: the smaller half is what topk:0.5 leaves out."""
+    """Returns a tensor that in each rank's range is first 4, then 3: topk:0.5 leaves out the smaller half."""
     return torch.tensor([4.0, 3.0]).repeat_interleave(COUNT // 4).repeat(2)
 
 
@@ -34,7 +34,7 @@ def measure_by_hand(rank: int) -> None:
     assert figures(handle) == (None, None), "the step was not made"
     result = averaged(ddp, fours_and_threes())
     assert torch.equal(result, fours_and_threes() * (fours_and_threes() == 4))
-    # of 4 and 3, 4 arrives: sqrt(3*3 / (4*4 + 3*3)), 4*4 / (4 * 5)
+    # of 4 and 3, only 4 arrives: sqrt(3*3 / (4*4 + 3*3)), 4*4 / (4 * 5)
     assert figures(handle) == pytest.approx((0.6, 0.8))
     averaged(ddp, normal_gradient(rank, 1, 2))
     assert figures(handle) == pytest.approx((0.6, 0.8)), "those of the step that was measured"

@@ -63,7 +63,7 @@ def test_the_frozen_denominator_has_a_floor():
     assert torch.allclose(1 / square[:256], torch.tensor(2.0))
     assert torch.allclose(1 / square[300], torch.tensor(4.0))
     assert torch.allclose(1 / square[301], torch.tensor(0.3 * 4.0 / 256))
-    mean = (256 * 2 + 4) / 600  # the last block never had a gradient: the tensor's mean
+    mean = (256 * 2 + 4) / 600  # the last block never had a gradient: it has the tensor's mean
     assert torch.allclose(1 / square[512:], torch.tensor(0.3 * mean))
 
 
@@ -127,7 +127,7 @@ def test_replicas_are_bit_identical_in_both_phases(two_ranks):
 @pytest.mark.parametrize("resume_at", [2, 4, 7])
 @pytest.mark.parametrize("plan", ["sign+ef", "powersgd:4+ef", "sketch:0.5:exact+ef"])
 def test_resuming_gives_the_same_bits_before_and_after_the_freeze(two_ranks, plan, resume_at):
-    """In the documented order, handle before optimizer, whose phase then sets the plan."""
+    """State is loaded in the documented order: the handle before the optimizer, whose phase then sets the plan."""
     assert two_ranks.run(train, 10, resume_at, plan) == two_ranks.run(train, 10, None, plan)
 
 
@@ -154,7 +154,7 @@ def test_after_the_freeze_grad_holds_the_averaged_preconditioned_momentum(two_ra
 
 
 def unwrap(rank: int) -> str:
-    class Wrapper(torch.optim.Optimizer):  # as Accelerate's AcceleratedOptimizer: an optimizer that holds one
+    class Wrapper(torch.optim.Optimizer):  # like Accelerate's AcceleratedOptimizer, which holds an optimizer
         def __init__(self, optimizer):
             self.optimizer = optimizer
 
@@ -195,7 +195,7 @@ def test_after_a_dense_warmup_the_variance_follows_the_gradients(two_ranks):
 def through_torchs_state_dict(rank: int) -> None:
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
-    for stop in (1, 4):  # in the warm-up, after the freeze
+    for stop in (1, 4):  # in the warm-up, and after the freeze
         model, handle, optimizer = wrap()
         for step in range(stop):
             step_once(model, optimizer, rank, step)
@@ -251,7 +251,7 @@ def test_the_length_of_the_warmup_is_history_after_the_freeze():
 def test_the_state_of_half_parameters_survives_a_reload_in_float32(dtype):
     parameter = nn.Parameter(torch.ones(300, dtype=dtype))
     optimizer = OneBitAdamW([parameter], lr=1e-3, warmup_steps=1)
-    parameter.grad = torch.full((300,), 1e-6, dtype=dtype)  # 1 / sqrt(v) is beyond float16
+    parameter.grad = torch.full((300,), 1e-6, dtype=dtype)  # 1 / sqrt(v) exceeds float16
     optimizer.step()
     resumed = OneBitAdamW([parameter], lr=1e-3, warmup_steps=1)
     resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
@@ -347,14 +347,14 @@ def test_a_gradient_that_is_not_finite_is_not_a_step(make, bad):
 
 
 def poison(rank: int, make, poisoned: bool) -> str:
-    """A loop that looks at no gradient, one of which is not finite on one rank in two steps; or a loop without these
-    steps."""
+    """Trains with a loop that does not check gradients, where one rank's gradient is not finite in two steps, or with a
+    loop that leaves these steps out."""
     model = DistributedDataParallel(Given())
     optimizer = make(model.parameters(), lr=1e-2, warmup_steps=3)
     handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
     for step in range(8):
         if not poisoned and step in (1, 6):
-            handle._compressor.step += 1  # of which rounding depends
+            handle._compressor.step += 1  # the rounding depends on the step's number
             continue
         gradients = gradients_of(rank, step)
         if rank == 1 and step in (1, 6):
@@ -373,7 +373,7 @@ def test_a_nan_on_one_rank_is_a_step_of_none(two_ranks, make):
 
 
 class Weighed(nn.Module):
-    """Two layers, the loss of the second one multiplied by what it is given."""
+    """Two layers; the loss of the second one is multiplied by an argument."""
 
     def __init__(self):
         super().__init__()
@@ -385,7 +385,7 @@ class Weighed(nn.Module):
 
 
 def weigh_nothing_in_the_warmup(rank: int, make) -> list[float]:
-    """How far the second layer moves in the steps after a warm-up in which all of its gradients were zeros."""
+    """Returns how far the second layer moves in the steps after a warm-up in which all of its gradients were zero."""
     model = DistributedDataParallel(Weighed())
     optimizer = make(model.parameters(), lr=1e-3, warmup_steps=3, weight_decay=0.0)
     handle = octavo.compress(model, "sign+ef", optimizer=optimizer)
@@ -454,6 +454,6 @@ def threads_left_by(rank: int) -> int:
 
 
 def test_a_model_that_is_let_go_of_takes_its_threads_and_connections_with_it(two_ranks):
-    """Without the garbage collector, which seldom comes. Those of Gloo wake up a hundred times a second: hundreds of
-    models in one process took most of its time."""
+    """This needs no garbage collector, which seldom runs. Gloo's threads wake up a hundred times a second: those of
+    hundreds of models in one process took most of its time."""
     assert max(two_ranks.run(threads_left_by)) <= 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What OneBitAdamW refuses, and what it does right where a momentum could be taken for a gradient: clipping and loss
+"""What OneBitAdamW refuses, and what it does where a momentum could be taken for a gradient: clipping and loss
 scales."""
 
 import copy
@@ -47,7 +47,7 @@ def zeros(*sizes: int) -> list[nn.Parameter]:
 
 
 def flat(values: object) -> list[object]:
-    """All that a state says, tensors as numbers."""
+    """Returns everything in a state as a flat list, with tensors as numbers."""
     if isinstance(values, dict):
         return [part for key, value in values.items() for part in (key, *flat(value))]
     if isinstance(values, list | tuple):
@@ -56,7 +56,7 @@ def flat(values: object) -> list[object]:
 
 
 def broken(name: str, what: str) -> dict:
-    """A state that does not fit parameters of 8 and 4 elements."""
+    """Returns a state that does not fit parameters of 8 and 4 elements."""
     sizes = {"a broadcast": (8, 1), "another shape": (8, 3)}.get(what, (8, 4))
     state = copy.deepcopy(step_alone(MAKERS[name](zeros(*sizes)), 3).state_dict())
     key = "preconditioner" if name == "ZeroOneAdam" else "exp_avg"
@@ -174,7 +174,7 @@ def test_an_optimizer_that_was_not_joined_makes_no_step(two_ranks):
 def synchronise_twice(rank: int) -> None:
     model, _, optimizer = wrap()
     for step in range(4):
-        optimizer.zero_grad(set_to_none=step % 2 == 0)  # both ways to forget a momentum
+        optimizer.zero_grad(set_to_none=step % 2 == 0)  # the two ways to discard a momentum
         with model.no_sync():
             loss_of(model, rank, 2 * step).backward()
         loss_of(model, rank, 2 * step + 1).backward()
@@ -193,7 +193,7 @@ def test_a_second_synchronised_backward_pass_in_a_step_is_refused(two_ranks):
 
 
 def forward_and_backward_apart(rank: int) -> None:
-    """What DDP synchronises is decided by the forward pass, wherever the backward pass is."""
+    """The forward pass decides what DDP synchronises, wherever the backward pass is."""
     model, _, optimizer = wrap()
     for step in range(3):
         step_once(model, optimizer, rank, step)
@@ -202,7 +202,7 @@ def forward_and_backward_apart(rank: int) -> None:
     with model.no_sync():
         loss = loss_of(model, rank, 0)
     loss.backward()
-    loss = loss_of(model, rank, 1)  # adds to a gradient, which is accumulation
+    loss = loss_of(model, rank, 1)  # adds to a gradient, so this is accumulation
     with model.no_sync():
         loss.backward()
     optimizer.step()
@@ -278,7 +278,7 @@ def skip_a_clipped_step(rank: int) -> None:
     step_once(model, optimizer, rank, 0)
     optimizer.zero_grad()
     loss_of(model, rank, 1).backward()
-    optimizer.clip_grad_norm_(1e-3)  # and no step
+    optimizer.clip_grad_norm_(1e-3)  # no step follows
     optimizer.zero_grad()
     loss_of(model, rank, 2).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
@@ -291,7 +291,7 @@ def test_a_clip_speaks_for_its_own_step_alone(two_ranks):
 
 
 def norms_in_both_phases(rank: int) -> list[tuple[bool, float, float]]:
-    """Whether frozen, the norm that the clip reports, the norm of the averaged gradient."""
+    """Returns for each step whether it is frozen, the norm that the clip reports, and that of the averaged gradient."""
     model, _, optimizer = wrap(warmup_steps=10, plan="int4+ef", warmup_plan="bf16")
     twin = copy.deepcopy(model.module)
     norms = []
@@ -317,7 +317,7 @@ def test_the_norm_that_is_clipped_is_the_gradients_in_both_phases(two_ranks):
 
 
 def clip_a_burst(rank: int, max_norm: float) -> torch.Tensor:
-    """How far the momentum moves in a step whose gradient is a hundred times as large as the others."""
+    """Returns how far the momentum moves in a step whose gradient is a hundred times as large as the others."""
     model, _, optimizer = wrap(warmup_steps=4, plan="int4+ef")
     weight = model.module.weight
     for step in range(8):

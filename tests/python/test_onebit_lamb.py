@@ -19,7 +19,8 @@ from octavo.optim import OneBitAdamW, OneBitLamb
 
 
 def lamb(parameter: Tensor, mean: Tensor, square: Tensor, gradient: Tensor, step: int) -> float:
-    """A step of LAMB in float64: lr 0.1, betas 0.9 and 0.99, weight decay 0.02, coefficients of 0.01 to 10."""
+    """Makes a step of LAMB in float64: lr 0.1, betas 0.9 and 0.99, weight decay 0.02, coefficients of 0.01 to 10.
+    Returns the coefficient."""
     mean.lerp_(gradient, 0.1)
     square.lerp_(gradient.square(), 0.01)
     direction = mean / (1 - 0.9**step) / ((square / (1 - 0.99**step)).sqrt() + 1e-8) + 0.02 * parameter
@@ -35,7 +36,7 @@ def make(parameters, **options) -> OneBitLamb:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_warmup_is_lamb(dtype):
-    """An empty tensor and one of zeros, such as a bias, take the coefficient 1 and harm nobody else."""
+    """An empty tensor and one of zeros, such as a bias, have the coefficient 1 and do not disturb the others."""
     shapes = ((300, 7), (0,), (50,), (), (64, 3))
     parameters = [nn.Parameter(torch.randn(shape, dtype=dtype) * 5) for shape in shapes]
     parameters[2].data.zero_()
@@ -102,7 +103,7 @@ def test_the_operator_is_traceable_and_refuses_what_does_not_fit():
 
 
 def learn(rank: int, stop: int | None = None) -> list:
-    """Losses and digests of 30 steps of an odd model; at `stop` everything is saved, built anew and loaded."""
+    """Returns losses and digests of 30 steps of an odd model; at `stop` everything is saved, built anew and loaded."""
 
     def build():
         model = DistributedDataParallel(Odd(), bucket_cap_mb=0.02)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimizers of `octavo train`: every one obeys the options, and spares norms and biases from weight decay."""
+"""The optimizers of `octavo train`: each one obeys the options and exempts norms and biases from weight decay."""
 
 from __future__ import annotations
 

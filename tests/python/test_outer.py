@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer loop: what its rounds compute and send, and what it is beside other parts of torch."""
+"""The outer loop: what its rounds compute and send, and how it works with other parts of torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain_diloco(rank: int, world: int, steps: int, every: int, lr: float, momen
         inner.step()
         if (step + 1) % every == 0:
             differences = [(a - p.detach()) / world for a, p in zip(anchor, trained, strict=True)]
-            # in one tensor: in which order Gloo adds up a value's summands depends on its place
+            # as one tensor, because Gloo's order of a value's summands depends on its place
             flat = torch.cat([d.as_strided((d.numel(),), (1,)) for d in differences])
             dist.all_reduce(flat)
             for a, d, mean in zip(anchor, differences, flat.split([d.numel() for d in differences]), strict=True):
@@ -91,7 +91,7 @@ def test_rounds_of_one_step_without_momentum_are_parameter_averaging(two_ranks):
 
 
 def fragment_masks(model: nn.Module, fragments: int) -> list[list[torch.Tensor]]:
-    """By fragment, of each trained parameter, the rows that are in it: those that begin in that part of the model."""
+    """Returns for each fragment and each trained parameter the rows that begin in that part of the model."""
     trained = [p for p in model.parameters() if p.requires_grad]
     total, before, rows_of_all = sum(p.numel() for p in trained), 0, []
     for p in trained:
@@ -106,7 +106,8 @@ def fragment_masks(model: nn.Module, fragments: int) -> list[list[torch.Tensor]]
 
 
 def plain_streaming(rank: int, world: int, steps: int, every: int, fragments: int, delay: int, mix: float):
-    """Streaming DiLoCo as torchft publishes it: sent `delay` steps before it arrives, then mixed in."""
+    """Trains with Streaming DiLoCo as torchft publishes it: differences arrive `delay` steps later and are then mixed
+    in."""
     model, lr, momentum = Net(), 0.7, 0.6
     trained = [p for p in model.parameters() if p.requires_grad]
     masks = fragment_masks(model, fragments)
@@ -152,7 +153,7 @@ def test_fragments_delay_and_mix_are_those_of_streaming_diloco(two_ranks, fragme
 
 
 def steady(rank: int, delay: int, mix: float) -> tuple[float, float]:
-    """Two fragments of one value, which each step moves by -2."""
+    """Trains two fragments of one value each, which every step moves by -2."""
     model = nn.ParameterDict({"a": torch.ones(1, 1), "b": torch.ones(1, 1)})
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     options = dict(every=6, fragments=2, delay=delay, mix=mix, lr=2.0, momentum=0.0)
@@ -169,7 +170,7 @@ def steady(rank: int, delay: int, mix: float) -> tuple[float, float]:
     [(0, 0.0, (-59.0, -53.0)), (0, 0.5, (-40.25, -38.0)), (1, 0.0, (-47.0, -45.0)), (1, 0.5, (-35.75, -35.0))],
 )
 def test_a_steady_move_ends_where_that_of_torchft_does(two_ranks, delay, mix, ends):
-    """What torchft's regression test of mocked updates expects after 15 steps (its commit 7eb7087)."""
+    """torchft's regression test of mocked updates expects these values after 15 steps (its commit 7eb7087)."""
     assert two_ranks.run(steady, delay, mix) == [ends, ends]
 
 
@@ -222,7 +223,7 @@ def test_anchors_are_the_same_on_all_ranks(three_ranks, plan):
 
 
 def learn(rank: int, plan: str, options: dict) -> float:
-    """Ranks fit one linear map, each with data of its own; returns the loss on new data at the anchor."""
+    """Fits one linear map on all ranks, each with data of its own. Returns the loss on new data at the anchor."""
     torch.manual_seed(5)
     truth = torch.randn(64, 64)
     model = nn.Linear(64, 64, bias=False)
@@ -247,16 +248,16 @@ def learn(rank: int, plan: str, options: dict) -> float:
     "plan", ["dense", "int4+ef", "int2+ef", "sign+ef", "topk:0.05+ef", "topk:0.05+ef:0.9+hits", "int4+ef:8bit"]
 )
 def test_rounds_learn_whatever_the_plan(two_ranks, plan, options):
-    if "mix" in options:  # else both ways would be owed
+    if "mix" in options:  # otherwise both ways would be owed
         plan = plan.replace("topk:0.05+", "topk:0.05+down:int8+")
-    assert two_ranks.run(learn, plan, options)[0] < 2  # of 64 at first
+    assert two_ranks.run(learn, plan, options)[0] < 2  # the loss is 64 at first
 
 
 MIXED = dict(delay=1, mix=0.5)
 
 
 def distance_after_long_rounds(rank: int, plan: str) -> float:
-    """From the solution, as a part of the way there."""
+    """Returns the distance from the solution, relative to the distance at the beginning."""
     torch.manual_seed(1)
     truth = torch.randn(48, 64) / 8
     model = nn.Linear(64, 48, bias=False)
@@ -274,13 +275,13 @@ def distance_after_long_rounds(rank: int, plan: str) -> float:
 
 @pytest.mark.parametrize("plan", ["topk:0.02+ef", "topk:0.02+ef:8bit", "topk:64/4096:sign+ef"])
 def test_rounds_of_few_values_come_near_to_a_solution(two_ranks, plan):
-    """A rank makes its progress in a few steps of a round. Where it does not know that an owner has not sent it on, it
-    makes it in each round again, and all of that is sent in the end."""
+    """A rank makes its progress in a few steps of a round. While it does not know that an owner has not sent it on, it
+    makes that progress again in each round, and all of it is sent in the end."""
     assert two_ranks.run(distance_after_long_rounds, plan)[0] < 0.5
 
 
 def movement(rank: int, plan: str, options: dict) -> torch.Tensor:
-    """Of the anchor, where every step of a rank moves its parameters alike."""
+    """Returns how far the anchor moves where every step of a rank moves its parameters in the same way."""
     torch.manual_seed(0)
     model = nn.Linear(128, 64, bias=False)
     start = model.weight.detach().clone()
@@ -288,7 +289,7 @@ def movement(rank: int, plan: str, options: dict) -> torch.Tensor:
     outer = octavo.Outer(model, inner, plan, every=4, lr=1.0, momentum=0.0, **options)
     gradient = torch.randn(64, 128, generator=torch.Generator().manual_seed(rank))
     for step in range(4 * 200):
-        if step == 4 * 150 + 2:  # inside of a round
+        if step == 4 * 150 + 2:  # in the middle of a round
             outer.synchronize()
         model.weight.grad = gradient
         outer.step()
@@ -312,7 +313,7 @@ def test_what_ranks_keep_of_their_own_is_neither_lost_nor_sent_twice(three_ranks
 
 
 def is_at_its_start(rank: int, plan: str, decay: float, dtype: torch.dtype, then: str) -> tuple[bool, bool]:
-    """Whether the rank's values are the anchor less what it owes, after a round, and what it owes is not nothing."""
+    """Whether after a round the rank's values are the anchor less what it owes, and whether it owes anything."""
     model = nn.Linear(128, 64, bias=False, dtype=dtype)
     outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, every=2)
     for step in range(4):
@@ -349,7 +350,7 @@ def test_the_ratio_of_bytes_is_that_of_the_plan_times_the_steps_of_a_round(two_r
 @pytest.mark.parametrize("inner_steps", [False, True], ids=["outer", "inner"])
 @pytest.mark.parametrize("clips", [False, True], ids=["", "clipped"])
 def test_a_scaler_and_a_schedule_take_it_as_any_optimizer(inner_steps, clips):
-    """`inner_steps`: the scaler steps the inner optimizer, and the step is counted apart."""
+    """With `inner_steps`, the scaler steps the inner optimizer, and the step is counted separately."""
     with solo_world():
         model = Net()
         start = model.first.weight.detach().clone()
@@ -371,7 +372,8 @@ def test_a_scaler_and_a_schedule_take_it_as_any_optimizer(inner_steps, clips):
         assert outer.param_groups is outer.inner.param_groups
         assert outer.param_groups[0]["lr"] == 0.025
         assert outer.stats()["rounds"] == 1
-        assert torch.allclose(start - model.first.weight, torch.full_like(start, 1.3 * 0.15))  # Nesterov's first step
+        # the first step of Nesterov's momentum
+        assert torch.allclose(start - model.first.weight, torch.full_like(start, 1.3 * 0.15))
 
 
 def test_a_step_that_a_scaler_leaves_out_counts():
@@ -426,7 +428,7 @@ def test_rules_name_the_parameters_of_a_compiled_model():
 
 
 def closed_and_in_a_part(rank: int) -> list[float]:
-    """An optimizer that takes a closure, on two of three ranks."""
+    """Uses an optimizer that takes a closure, on two of three ranks."""
     group = dist.new_group([1, 2])
     if rank == 0:
         return []
@@ -504,7 +506,7 @@ def test_a_rule_may_fit_parameters_of_one_fragment_alone(two_ranks):
 def moved_model(rank: int) -> bool:
     model = Net()
     outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=1)
-    model.double().float()  # other memory
+    model.double().float()  # moves the parameters to other memory
     before = {key: values.clone() for key, values in outer.state_dict()["shared"].items()}
     give_gradients(model, rank, 0)
     outer.step()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong in rounds: values that are not finite, ranks that differ, arguments that make no sense."""
+"""What can go wrong in rounds: values that are not finite, ranks that differ, arguments that make no sense."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def poison(rank: int, fragments: int, delay: int):
-    """Rank 1's gradient at step 5 is NaN; rounds of 4 steps. What the ranks were told, and where they end."""
+    """Rank 1's gradient at step 5 is NaN; rounds have 4 steps. Returns what the ranks were told, and where they end."""
     model = Net()
     outer = octavo.Outer(
         model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4, fragments=fragments, delay=delay
@@ -32,7 +32,7 @@ def poison(rank: int, fragments: int, delay: int):
         give_gradients(model, rank, step)
         if (rank, step) == (1, 4):
             model.last.weight.grad[3, 3] = float("nan")
-            for parameter in model.parameters():  # as a backward pass through a NaN
+            for parameter in model.parameters():  # as after a backward pass through a NaN
                 if parameter.grad is not None:
                     parameter.grad.fill_(float("nan"))
         if step == 5:
@@ -118,7 +118,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(options, words):
 
 @pytest.mark.parametrize("plan", ["powersgd:2+ef", "int4+econtrol", "int4;last*=int8+loco", "topk:0.1+ef"])
 def test_feedback_is_refused_where_ranks_keep_their_own(plan):
-    """What a rank keeps is part of its next difference, and owed besides: int2 and topk then diverge."""
+    """What a rank keeps is part of its next difference, and would be owed in addition: int2 and topk then diverge."""
     with solo_world():
         assert "both would be sent. Use mix=0" in refusal(0, dict(plan=plan, delay=1, mix=0.5))
         assert refusal(0, dict(plan=plan, delay=1)) == ""
@@ -268,7 +268,7 @@ def test_hooks_of_a_state_are_the_inner_optimizers():
 
 
 class NestedAdam(torch.optim.SGD):
-    """Its state is in lists and a number, as others keep theirs."""
+    """An optimizer with its state in lists and a number, as some others have it."""
 
     def step(self, closure=None):
         for parameter in self.param_groups[0]["params"]:
@@ -281,7 +281,7 @@ class NestedAdam(torch.optim.SGD):
 
 
 def skipped_after_a_nan(inner_of, steps: int) -> int:
-    """Of rounds of one step, in the first of which a gradient is a NaN."""
+    """Returns how many rounds of one step are skipped where a gradient of the first one is NaN."""
     with solo_world():
         model = Net()
         outer = octavo.Outer(model, inner_of(model), plan="dense", every=1)
@@ -339,13 +339,13 @@ class WithoutState:
 
 
 def test_an_optimizer_whose_memory_cannot_be_reached_is_refused():
-    """A NaN in it would come back in every round."""
+    """Otherwise a NaN in it would return in every round."""
     with solo_world(), pytest.raises(ValueError, match="a WithoutState has no `state` by parameter"):
         octavo.Outer(model := Net(), WithoutState(model.parameters()))
 
 
 class Parts:
-    """Of two optimizers, as Muon and AdamW beside each other."""
+    """Combines several optimizers, as Muon and AdamW are used side by side."""
 
     def __init__(self, model: nn.Module):
         self.parts = [torch.optim.AdamW([p], lr=0.01) for p in model.parameters() if p.requires_grad]
@@ -389,7 +389,7 @@ def test_a_buffer_with_a_nan_is_what_it_was_at_the_last_round():
 
 
 def test_an_anchor_beyond_the_parameters_dtype_is_told():
-    """Else every round would be skipped, for ever."""
+    """Otherwise every round would be skipped, forever."""
     with solo_world():
         model = nn.Linear(4, 4).half()
         outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=1.0), plan="dense", every=1, lr=3.0)
@@ -400,7 +400,7 @@ def test_an_anchor_beyond_the_parameters_dtype_is_told():
 
 
 def test_a_model_that_was_laid_out_anew_is_refused():
-    """The anchor has the memory's order: its elements would change places."""
+    """The anchor has the order of the memory, so its elements would change places."""
     with solo_world():
         model = nn.Sequential(nn.Conv2d(4, 8, 3))
         outer = octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="dense", every=1)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The outer loop's states: saved, resumed to the last bit, taken to another world, refused."""
+"""The outer loop's states: saved, resumed bit by bit, taken to another number of ranks, refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_state_that_is_saved_at_the_anchor_has_the_ranks_own_parameters(two_ra
 
 
 def replaced(rank: int, folder: str) -> list[float]:
-    """The state of rank 1 is lost; both ranks load what there is."""
+    """Loses the state of rank 1; both ranks load the state that is left."""
     model = Net()
     outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4, timeout_s=30)
     outer.load_state_dict([torch.load(f"{folder}/0.pt")])
@@ -72,7 +72,7 @@ def save_at(rank: int, steps: int, options: dict, folder: str) -> None:
 
 def go_on(rank: int, begin: int, end: int, options: dict, states: list[str]) -> list[torch.Tensor]:
     model = Net(3.0)
-    model.frozen.data.fill_(1.0)  # no part of the state
+    model.frozen.data.fill_(1.0)  # this is not part of the state
     outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.02), timeout_s=30, **options)
     loaded = [torch.load(path) for path in states]
     outer.load_state_dict(loaded if len(loaded) > 1 or dist.get_world_size() == 1 else loaded[0])
@@ -84,7 +84,7 @@ def go_on(rank: int, begin: int, end: int, options: dict, states: list[str]) -> 
 
 
 def go_on_as(ranks: int, three_ranks, *arguments) -> list[list[torch.Tensor]]:
-    """Of one rank or three."""
+    """Goes on as one rank or as three."""
     if ranks == 3:
         return three_ranks.run(go_on, *arguments)
     with solo_world():
@@ -121,7 +121,7 @@ def test_in_another_world_a_rank_has_what_it_owed_in_its_parameters_no_longer(
         if rank < len(saved):
             own = saved[rank]["own"][f"parameter/{last}"]
             assert not torch.allclose(own, anchor, rtol=0, atol=1e-4)
-        # alone it sends nothing, and what it owes is progress of its own
+        # a rank alone sends nothing, and what it owes is progress of its own
         expected = own if new_ranks == 1 else anchor
         assert torch.allclose(end[names.index(last)], expected, rtol=0, atol=1e-6)
 
@@ -132,7 +132,7 @@ def test_alone_a_rank_has_no_start_but_the_anchor(two_ranks, tmp_path):
     with solo_world():
         end = go_on(0, 9, 12, options, [str(tmp_path / f"{rank}.pt") for rank in range(2)])
     values = {name: value for value, (name, p) in zip(end, Net().named_parameters(), strict=False) if p.requires_grad}
-    anchors = dict(zip(sorted(values), end[-2 * len(values) :], strict=False))  # before the momenta
+    anchors = dict(zip(sorted(values), end[-2 * len(values) :], strict=False))  # the anchors come before the momenta
     assert all(torch.equal(anchors[name], value) for name, value in values.items())
 
 
@@ -184,7 +184,7 @@ def test_a_state_of_another_inner_optimizer_changes_nothing():
 
 
 def progress(rank: int, steps: int, states: list[str], keep: str) -> float:
-    """What the parameters have of a steady move of one per step, which topk sends bit by bit."""
+    """Returns how much of a steady move of one per step has reached the parameters; topk sends it little by little."""
     model = nn.Linear(64, 64, bias=False)
     nn.init.zeros_(model.weight)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)

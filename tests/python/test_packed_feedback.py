@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feedback that is kept in 8 bits, error feedback (ef:8bit) and moving averages of errors (loco): held to a float
-reference, over other numbers of ranks, and what it costs and saves."""
+"""Feedback that is kept in 8 bits, error feedback (ef:8bit) and moving averages of errors (loco). It is compared with a
+float reference, over other numbers of ranks, and its cost and its savings are measured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from octavo import _C
 
 
 def unpacked(payload: Tensor, counts: list[int]) -> Tensor:
-    """Of what is kept in 8 bits, one range's payload after another."""
+    """Returns the values of what is kept in 8 bits, one range's payload after another."""
     parts = []
     for count in counts:
         parts.append(torch.empty(count))
@@ -39,7 +39,7 @@ def unpacked(payload: Tensor, counts: list[int]) -> Tensor:
 
 @dataclass
 class Owed:
-    """What one rank keeps, as floats of the whole tensor: of its contributions, and of the sums that it owns."""
+    """What one rank owes, as floats of the whole tensor: of its contributions, and of the sums that it owns."""
 
     by_sender: Tensor
     by_owner: Tensor
@@ -68,7 +68,7 @@ def steps_of(rank: int, world: int, plan: str, steps: int) -> list[tuple[Tensor,
 
 
 def require_packed(kept: Tensor, exact: Tensor) -> None:
-    """To within a code of 8 bits of its block, and without bias."""
+    """Checks that kept values are unbiased and within one 8-bit code of their block."""
     code = float(exact.abs().max()) / 127
     assert float((kept - exact).abs().max()) <= code * 1.001
     assert abs(float((kept - exact).mean())) < 0.1 * code
@@ -77,9 +77,9 @@ def require_packed(kept: Tensor, exact: Tensor) -> None:
 @dataclass
 class Rule:
     feedback: str
-    share: float = 1  # of what is owed, that a step adds
-    decay: float = 1  # of what senders owe
-    period: int = 1024  # steps after which nothing is owed
+    share: float = 1  # the share of what is owed that a step adds
+    decay: float = 1  # the factor of what senders owe
+    period: int = 1024  # the number of steps after which nothing is owed
     over_hits: bool = False
 
 
@@ -87,7 +87,7 @@ RULES = [Rule("loco:0.75:3", share=0.25, period=3), Rule("ef:8bit"), Rule("ef:0.
 
 
 def require_reference(by_rank: list[list[tuple[Tensor, Owed]]], codec: str, rule: Rule) -> None:
-    """Step by step, from what was kept of the step before."""
+    """Compares each step with the reference, which begins with what was kept of the step before."""
     world = len(by_rank)
     before = [Owed(torch.zeros(COUNT), torch.zeros(COUNT)) for _ in range(world)]
     for step in range(len(by_rank[0])):
@@ -137,7 +137,7 @@ def test_over_hits_it_is_its_float_reference(request, world):
 
 
 def owed_to_the_average(states: list[dict]) -> Tensor:
-    """By the senders, over their number, and by the owners."""
+    """Returns what the senders owe, divided by their number, plus what the owners owe."""
     all_ranks = [Owed.of(state, rank, len(states)) for rank, state in enumerate(states)]
     return sum(one.by_sender / len(states) + one.by_owner for one in all_ranks)
 
@@ -151,11 +151,11 @@ def test_what_is_owed_survives_two_three_and_two_ranks(two_ranks, three_ranks, f
     owed = owed_to_the_average(first)
     for states in (three, again):
         torch.testing.assert_close(owed_to_the_average(states), owed, rtol=0, atol=2 * float(owed.abs().max()) / 127)
-    three_ranks.run(state_after, 3, plan, first, 2)  # and goes on
+    three_ranks.run(state_after, 3, plan, first, 2)  # the run goes on from there
 
 
 def test_what_owners_owe_survives_one_rank(two_ranks, one_rank):
-    """Senders owe nothing there, because nobody sends."""
+    """Senders owe nothing on one rank, because nobody sends."""
     first = two_ranks.run(state_after, 2, "int4+ef:8bit", None, 4)
     (alone,) = one_rank.run(state_after, 1, "int4+ef:8bit", first, 2)
     again = two_ranks.run(state_after, 2, "int4+ef:8bit", [alone], 0)
@@ -165,7 +165,7 @@ def test_what_owners_owe_survives_one_rank(two_ranks, one_rank):
         all_ranks = [Owed.of(state, rank, len(states)) for rank, state in enumerate(states)]
         torch.testing.assert_close(sum(one.by_owner for one in all_ranks), owed, rtol=0, atol=code)
         assert not any(one.by_sender.any() for one in all_ranks)
-    two_ranks.run(state_after, 2, "int4+ef:8bit", again, 2)  # and goes on
+    two_ranks.run(state_after, 2, "int4+ef:8bit", again, 2)  # the run goes on from there
 
 
 # ---- what it costs and saves
@@ -181,13 +181,13 @@ def test_it_takes_half_the_bytes(two_ranks):
     for ours, theirs in zip(
         two_ranks.run(bytes_kept, "int4+ef:8bit"), two_ranks.run(bytes_kept, "int4+ef"), strict=True
     ):
-        assert theirs == 2 * COUNT  # of bfloat16, half of them the sender's and half the owner's
+        assert theirs == 2 * COUNT  # in bfloat16; half of them are the sender's and half the owner's
         assert ours == COUNT + COUNT // 256 * 4
 
 
 @pytest.mark.parametrize("codec", ["sign", "int4", "topk:0.03"])
 def test_what_8_bits_leave_out_is_little_of_what_is_owed(two_ranks, codec):
-    """Over 60 steps the sum of the averages comes as near to the exact one as with bfloat16."""
+    """Over 60 steps, the sum of the averages is as near to the exact sum as with bfloat16."""
     in_8_bits = two_ranks.run(sum_of_results, f"{codec}+ef:8bit", 60)
     in_bfloat16 = two_ranks.run(sum_of_results, f"{codec}+ef", 60)
     without = two_ranks.run(sum_of_results, codec, 60)

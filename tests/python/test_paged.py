@@ -41,7 +41,7 @@ print("trained")
 
 
 def test_state_in_files_trains_where_state_in_memory_does_not_fit(tmp_path: Path) -> None:
-    """RLIMIT_DATA counts ordinary memory, and not files that are mapped."""
+    """RLIMIT_DATA counts ordinary memory, but not mapped files."""
     status, out, errors = run_code(TRAIN, tmp_path, OMP_NUM_THREADS="1")
     assert (status, out.strip()) == (0, "trained"), errors
     assert not list(tmp_path.iterdir())

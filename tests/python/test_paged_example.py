@@ -14,9 +14,9 @@ import octavo.sycl
 
 SCRIPT = Path(__file__).parents[2] / "examples/paged/train.py"
 NAMES = ("adamw8bit", "paged-adamw8bit")
-STEPS = 4 * 21  # bytes of the numbers of steps, which each of the model's parameters has on the CPU
+STEPS = 4 * 21  # the bytes of the step numbers, which each of the model's parameters has on the CPU
 
-#: An unbroken training; one that goes on from the checkpoint in its middle; and one whose optimizer Trainer makes.
+#: Runs an unbroken training, one that goes on from the checkpoint in its middle, and one whose optimizer Trainer makes.
 RUN = """
 import os, runpy, shutil, sys
 _, folder, script, device = sys.argv
@@ -52,7 +52,7 @@ def test_paged_states_leave_every_bit_of_the_loss_as_it_is_and_stay_paged_when_r
 
 
 def places(said: str, name: str) -> set[tuple[int, int]]:
-    """The bytes of an optimizer's states in managed and in ordinary memory, after each training."""
+    """Returns the bytes of an optimizer's states in managed and in ordinary memory, after each training."""
     line = rf"^{name}: (\d+) bytes of state in managed memory, (\d+) in ordinary memory$"
     return {(int(managed), int(ordinary)) for managed, ordinary in re.findall(line, said, re.MULTILINE)}
 

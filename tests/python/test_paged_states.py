@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the handle and the 1-bit optimizers keep, in managed memory: the same bits, across checkpoints and copies, and
-nothing left behind."""
+"""The state of the handle and of the 1-bit optimizers in managed memory: the same bits, across checkpoints and copies,
+and nothing left behind."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def require_paged(tensors: list[Tensor], is_paged: bool) -> None:
 
 
 def require_same(ours: list[tuple[list[str], dict]], theirs: list[tuple[list[str], dict]]) -> None:
-    """By rank, digests and a state."""
+    """Checks that each rank has the same digests and the same state."""
     for (digests, state), (other_digests, other) in zip(ours, theirs, strict=True):
         assert digests == other_digests
         assert state.keys() == other.keys()
@@ -53,7 +53,7 @@ def make(plan: str, paging: Options) -> tuple[DistributedDataParallel, octavo.Ha
 
 
 def train(rank: int, plan: str, paging: Options) -> tuple[list[str], dict]:
-    """With a step that is rolled back, and built anew in between."""
+    """Trains with a step that is rolled back; everything is built anew in between."""
     model, handle, optimizer = make(plan, paging)
     digests = []
     for step in range(6):
@@ -113,7 +113,7 @@ def test_on_shards(two_ranks):
 
 
 def by_zero(rank: int, stage: int, paging: Options) -> tuple[list[str], dict]:
-    """Built anew after 2 steps, from a checkpoint of all but the engine's own options."""
+    """Trains with an engine that is built anew after 2 steps, from a checkpoint of everything but its own options."""
     digests, state = [], None
     for _ in range(2):
         config = {"zero_stage": stage, "plan": "int4+ef", "bucket_mib": 0.02} | paging
@@ -153,7 +153,7 @@ def test_ranks_may_differ(two_ranks):
 
 def leave_nothing(rank: int, page_dir: str | None) -> None:
     kind = "host" if page_dir is None else "file"
-    gc.collect()  # of other tests
+    gc.collect()  # removes the objects of other tests
     before = _C.arena_stats()[kind]
     model = DistributedDataParallel(nn.Linear(64, 64))
     handle = octavo.compress(model, "int4+ef", is_paged=True, page_dir=page_dir)
@@ -213,7 +213,7 @@ def states_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def train_joined(rank: int, name: str, paging: Options) -> tuple[list[str], dict]:
-    """Built anew after 5 steps, when the variance is frozen."""
+    """Trains; everything is built anew after 5 steps, when the variance is frozen."""
     model, handle, optimizer = build(name, paging)
     digests = []
     for step in range(9):
@@ -237,7 +237,7 @@ def test_joined_optimizers_have_the_bits_of_unpaged_ones(two_ranks, name):
 
 @pytest.mark.parametrize("name", JOINED)
 def test_copies_go_on_paged_and_nothing_stays(name, tmp_path):
-    """In a single process, where momenta are the optimizer's own state."""
+    """In a single process, momenta are the optimizer's own state."""
     kind, options = JOINED[name]
     before = _C.arena_stats()["file"]
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every ```python block of README.md and of the guides in docs/ runs: on two ranks, in its order, in one namespace for
-each section."""
+"""Every ```python block of README.md and of the guides in docs/ runs: on two ranks, in order, and in one namespace per
+section."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import octavo.sycl
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-#: Sections whose blocks need what is not everywhere, with a function that says what is missing.
+#: Sections whose blocks need something that is not everywhere, with a function that says what is missing.
 NEEDS = {
     "devices.md: Any device, and DeepSpeed": lambda: (
         "" if _has("deepspeed") else "the package deepspeed is not installed"
@@ -30,7 +30,7 @@ NEEDS = {
 
 
 def snippets() -> dict[str, list[tuple[int, str]]]:
-    """By "page: section": the blocks of Python with the line of the page at which each begins."""
+    """Returns for each "page: section" its blocks of Python, each with the line of the page at which it begins."""
     found: dict[str, list[tuple[int, str]]] = {}
     for page in PAGES:
         section, block, begin = "", None, 0
@@ -67,7 +67,8 @@ def test_links_lead_to_files():
 def test_the_snippets_of_a_section_run(tmp_path, section):
     if reason := NEEDS.get(section, str)():
         pytest.skip(reason)
-    ranks = RankPool(2)  # of its own: what a section installs, such as an accelerator, stays in its processes
+    # ranks of its own, since what a section installs, such as an accelerator, stays in their processes
+    ranks = RankPool(2)
     try:
         ranks.run(_run_section, section, str(tmp_path))
     finally:
@@ -75,14 +76,14 @@ def test_the_snippets_of_a_section_run(tmp_path, section):
 
 
 def _run_section(rank: int, section: str, folder: str) -> None:
-    """In a rank's process, whose process group the pool has made: `init_process_group` is left out."""
+    """Runs a section in a rank's process. The pool has made the process group, so `init_process_group` is left out."""
     os.chdir(folder)
     torch.manual_seed(0)
     names = {"steps": 40, "x": torch.ones(1000), "tensor": torch.randn(5000)}
     names |= {"batches": torch.randn(40, 4, 64).unbind(), "loss": lambda model, batch: model(batch).square().mean()}
     for begin, block in snippets()[section]:
         own_ways = ("DistributedDataParallel(model)", "Outer(model", "octavo.initialize(")
-        if any(way in block for way in own_ways):  # each is a way to train a model of one's own
+        if any(way in block for way in own_ways):  # each of these blocks trains a model of its own
             names["model"] = nn.Linear(64, 64)
         code = "\n".join(line for line in block.splitlines() if not line.startswith("dist.init_process_group("))
         exec(compile("\n" * (begin - 1) + code, section, "exec"), names)
@@ -91,7 +92,7 @@ def _run_section(rank: int, section: str, folder: str) -> None:
 
 
 def _train(names: dict) -> None:
-    """A step with what the snippet made: it must be the loop of any other script."""
+    """Makes a step with what the snippet made: the loop must be the same as in any other script."""
     names["optimizer"].zero_grad()
     names["ddp"](torch.randn(4, 64)).square().mean().backward()
     names["optimizer"].step()

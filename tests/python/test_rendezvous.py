@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as threads that meet through a store in memory."""
+"""Ranks as threads that connect through a store in memory."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from octavo.rendezvous import Rendezvous
 
 
 class Group:
-    """What a Rendezvous asks of a process group."""
+    """The part of a process group that a Rendezvous uses."""
 
     def __init__(self, store: dist.Store, rank: int, size: int):
         self.get_group_store = lambda: store

@@ -40,7 +40,8 @@ def save_and_resume(rank: int) -> None:
         step_once(model, optimizer, rank, step)
         step_once(resumed, resumed_optimizer, rank, step)
         assert digest(model) == digest(resumed)
-    without_seed = {key: value for key, value in state.items() if key != "seed"}  # as states had none
+    # like states from before there were seeds
+    without_seed = {key: value for key, value in state.items() if key != "seed"}
     resumed_handle.load_state_dict(without_seed)
     assert resumed_handle.state_dict()["seed"] == 0
     with pytest.raises(ValueError, match="got those of runs with the seeds 0, 3"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that processes share: ZeRO's bits with it are those without, whatever ends a process leaves nothing behind."""
+"""Memory that processes share: ZeRO has the same bits with and without it, and no end of a process leaves anything
+behind."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from octavo.rendezvous import Rendezvous
 
 
 def connected() -> tuple[dist.Backend, dist.Backend]:
-    """Gloo, and the same ranks through shared memory."""
+    """Returns Gloo, and the same ranks connected through shared memory."""
     gloo = Rendezvous(dist.group.WORLD, "test", 30.0).connect()
     shared, why_not = _C.reach_by_shared_memory(gloo, True, 30.0)
     assert why_not == ""
@@ -52,7 +53,7 @@ def test_zero_trains_to_the_same_bits(two_ranks, three_ranks, four_ranks, world,
 
 
 def chosen(rank: int, wanted: bool | None) -> tuple[bool, list[str]]:
-    """Whether the memory is shared, and what was warned of."""
+    """Returns whether the memory is shared, and the warnings."""
     model = Odd()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -68,7 +69,7 @@ def test_it_is_chosen_by_itself_and_by_the_option(two_ranks):
 
 
 def chosen_where_one_cannot(rank: int, wanted: bool | None) -> tuple[bool, list[str]]:
-    """As `chosen`, where rank 1 may map no more memory while the ranks try it."""
+    """Does the same as `chosen`, where rank 1 may map no more memory while the ranks try it."""
     limits = resource.getrlimit(resource.RLIMIT_AS)
     make, has_tried = _C.Engine, []
 
@@ -126,7 +127,7 @@ def test_collectives_of_processes(two_ranks, three_ranks, four_ranks, world):
 
 
 def mappings_around_a_connection(rank: int) -> list[int]:
-    """Before it, with it and after it."""
+    """Returns the number of shared mappings before a connection, with it and after it."""
     gc.collect()
     counts = [shared_mappings()]
     gloo, shared = connected()
@@ -143,7 +144,7 @@ def test_nothing_is_left_of_a_connection(two_ranks):
 
 
 def killed(rank: int, folder: str) -> None:
-    """Rank 1 ends without a word, its peer says so in a file."""
+    """Kills rank 1; its peer writes what it says to a file."""
     model = Odd()
     config = {"zero_stage": 3, "bucket_mib": 0.02, "symmetric_memory": True, "timeout_s": 60.0}
     engine = octavo.initialize(model, adamw(model), config)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bundled tasks: the same on every machine, varied, and every answer the right one."""
+"""The bundled tasks: they are the same on every machine, they vary, and every answer is the right one."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ STREAM = [402, 49, 714, 520, 829, 899]
 Named = list[str]
 Solver = Callable[[str, Named, Named, list[int]], object]
 
-# A second opinion from the text alone: (text, words of the list in it, single letters, numbers) -> answer.
+# These find the answers from the text alone: (text, words of the list in it, single letters, numbers) -> answer.
 SOLVERS: dict[str, Solver] = {
     "add": lambda text, words, letters, numbers: numbers[0] + numbers[1],
     "multiply": lambda text, words, letters, numbers: numbers[0] * numbers[1],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer: any text comes back, the same data give the same tokens, and transformers opens it."""
+"""The tokenizer: it restores any text, gives the same tokens for the same data, and can be opened by transformers."""
 
 from pathlib import Path
 

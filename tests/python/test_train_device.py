@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that `octavo train` takes, and how it says so."""
+"""The device that `octavo train` chooses, and how it reports that."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from octavo.train import device
 
 @pytest.fixture
 def detection(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
-    """A process in which nothing was chosen yet."""
+    """Makes the process one in which nothing was chosen yet."""
     for name in ("OCTAVO_ACCELERATOR", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
     octavo.set_accelerator(None)
@@ -38,7 +38,7 @@ def test_auto_is_the_cpu_where_nothing_else_is(detection):
 
 
 def test_the_cpu_is_taken_without_loading_the_run_time_of_sycl(detection):
-    """Its threads would be there at the end of every process; one ended by SIGABRT in them."""
+    """The threads of that library would exist at the end of every process; one process was ended by SIGABRT in them."""
     code = (
         "from octavo.train import device\ntaken = device.choose('auto')\n"
         "print(taken, device.describe(taken, 'auto'))\nprint('liboctavo_sycl' in open('/proc/self/maps').read())"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The job of a rank, in this process: what it writes, how it resumes, and what it refuses to touch."""
+"""The job of a rank, in this process: what it writes, how it resumes, and what it refuses to overwrite."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ METRICS = {"step", "loss", "lr", "tokens_per_s", "wire_bytes", "step_s"}
 
 
 class Stop(BaseException):
-    """Stands for SIGKILL: nobody catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def world():
 
 @pytest.fixture(scope="module")
 def golden(world, tmp_path_factory):
-    """A run that nothing disturbed: its configuration, its summary, its screen."""
+    """Returns a run that nothing disturbed: its configuration, its summary and what it printed."""
     config = nano_config(tmp_path_factory.mktemp("golden"))
     screen = io.StringIO()
     summary = run_job(config, world, Console(file=screen, width=120))
@@ -84,7 +84,7 @@ def golden(world, tmp_path_factory):
 
 
 def stop_after_step(monkeypatch, last: int) -> None:
-    """Lets a job make `last` steps, then die as it begins another."""
+    """Lets a job make `last` steps; it dies when it begins another one."""
     real = trainer.Trainer.step
 
     def step(self):
@@ -123,7 +123,7 @@ def test_a_run_writes_what_it_promises(golden):
     assert records[-1]["eval_loss"] == summary["eval_loss"]
     options = dict(lr=3e-3, beta1=0.5, beta2=0.999, weight_decay=0.01, clip_norm=None)
     assert {name: summary[name] for name in options} == options
-    del options["lr"]  # metrics.jsonl has the rate of the step
+    del options["lr"]  # metrics.jsonl has the learning rate of each step
     assert all({name: record[name] for name in options} == options for record in records)
     for words in ("starting: ", "1 ranks on cpu", "step 8/8", "eval loss", "answers to held-out questions"):
         assert words in screen
@@ -208,7 +208,7 @@ def test_a_finished_run_goes_on_to_more_steps(world, golden, tmp_path, capsys):
     assert summary["steps"] == 10
     losses = [record["loss"] for record in read_curve(out)]
     assert losses[:8] == [record["loss"] for record in read_curve(Path(golden[0].out))] and len(losses) == 10
-    assert run_job(config, world, None) == summary  # it is finished
+    assert run_job(config, world, None) == summary  # the run is already finished
     with pytest.raises(JobError, match="steps 10 there and 8 here"):
         run_job(dataclasses.replace(config, steps=8), world, None)
 
@@ -351,7 +351,7 @@ def test_figures_that_are_not_finite_are_null(world, tmp_path, monkeypatch):
     assert re.search(r"│ int4\+ef +│ adamw +│ +- │ +- │", screen.getvalue())
 
 
-# A record fills a row: some with a long question, some with a long answer.
+# A record fills a row: some have a long question, some have a long answer.
 UNEVEN = [
     dict(instruction=f"Say {i}." + " ab" * (40 if i % 2 else 0), output=str(i) + " ab" * (0 if i % 2 else 40))
     for i in range(80)
@@ -359,7 +359,7 @@ UNEVEN = [
 
 
 def gradient_of_a_step(config: TrainConfig, world: World) -> tuple[float, list[torch.Tensor], Data]:
-    """The loss and the averaged gradient of the first step, with the data that it was made of."""
+    """Returns the loss and the averaged gradient of the first step, and its data."""
     data = load_data(config, world)
     engine = build_engine(config, world, data, build_replica(config, data), None, resumed=False)
     loss = world.mean(Trainer(config, world, data, engine, Totals())._backward(1))
@@ -367,7 +367,8 @@ def gradient_of_a_step(config: TrainConfig, world: World) -> tuple[float, list[t
 
 
 def largest_difference_from_one_big_batch(rank: int, config: TrainConfig) -> tuple[float, float]:
-    """How far loss and gradient of a step are from those of one model over all rows of the step; runs in each rank."""
+    """Returns how far a step's loss and gradient are from those of one model over all of its rows; runs in each
+    rank."""
     world = World(rank, config.nproc)
     loss, gradients, data = gradient_of_a_step(config, world)
     whole = build_replica(config, data)
@@ -427,7 +428,8 @@ def test_zero_one_adam_learns_the_same_however_often_it_is_looked_at(two_ranks, 
 
 
 def resumed_after(rank: int, config: TrainConfig, last: int) -> str:
-    """The parameters at the end of a run that was stopped after step `last`; runs in each rank."""
+    """Returns the parameters' digest at the end of a run that was stopped after step `last` and resumed; runs in each
+    rank."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         stop_after_step(patch, last)
         run_as_rank(rank, config)
@@ -510,7 +512,7 @@ def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, 
 
 
 def test_the_plans_of_a_comparison_have_the_precision_of_the_first(world, tmp_path, monkeypatch):
-    chosen = iter(["fp32", "fp32", "bf16", "fp32"])  # to try both, then to train
+    chosen = iter(["fp32", "fp32", "bf16", "fp32"])  # two to try both plans, then two to train
     monkeypatch.setattr(build, "choose_precision", lambda *_: next(chosen))
     summaries = run_comparison(nano_config(tmp_path, steps=2, compare=("dense", "sign+ef")), world, None)
     assert [summary["precision"] for summary in summaries.values()] == ["bf16", "bf16"]

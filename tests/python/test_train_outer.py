@@ -35,7 +35,8 @@ def world():
 
 
 def killed_and_resumed(rank: int, whole: TrainConfig, broken: TrainConfig, last: int) -> tuple[str, str]:
-    """The parameters at the end of a run that was not stopped, and of one that was after step `last`."""
+    """Returns the parameters' digests of a run that was not stopped, and of one that was stopped after step `last` and
+    resumed."""
     expected = run_as_rank(rank, whole)
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         stop_after_step(patch, last)
@@ -62,7 +63,7 @@ def test_ranks_send_once_a_round_and_end_with_the_same_model(two_ranks, tmp_path
 
 
 def test_the_loss_of_a_step_is_that_of_rank_0s_own_tokens(two_ranks, tmp_path):
-    """Ranks have unlike numbers of tokens: the mean number over them would say nothing of rank 0's."""
+    """Ranks have different numbers of tokens: the mean over the ranks would be wrong for rank 0."""
     config = nano_config(tmp_path, plan="int4+ef", outer=2, batch_size=1, seq_len=64, lr=1e-9)
     Path(config.data).write_text("".join(json.dumps(record) + "\n" for record in UNEVEN))
     two_ranks.run(run_as_rank, config, timeout_s=90)
@@ -97,7 +98,7 @@ def test_a_step_with_a_nan_is_left_out_and_counts(world, tmp_path, monkeypatch):
 
 
 def failure_of_a_diverging_rank(rank: int, config: TrainConfig) -> str:
-    """What a run says in which only rank 1 has no finite gradient any more; runs in each rank."""
+    """Returns the error of a run in which only rank 1 no longer has finite gradients; runs in each rank."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as caught:
         patch.setattr(trainer, "MOST_SKIPPED", 3)
         if rank == 1:

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(180), pytest.mark.ranks]
 
 
 class Stop(BaseException):
-    """Stands for SIGKILL: nobody catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,8 @@ def whole_run(ranks: Any, config: TrainConfig, size: int = 2) -> dict[str, Any]:
 
 
 def curve_without_bytes(config: TrainConfig) -> list[dict[str, Any]]:
-    """In stage 3 the first pass of a process fetches parameters one by one, which has more headers."""
+    """Returns the curve without bytes: in stage 3 the first pass of a process fetches parameters one by one, with more
+    headers."""
     of_wire = ("wire_bytes", "wire_bytes_total")
     return [{k: v for k, v in record.items() if k not in of_wire} for record in read_curve(Path(config.out))]
 
@@ -85,15 +86,15 @@ def test_it_is_the_training_of_ddp(two_ranks, by_ddp, tmp_path, stage):
     assert summary["zero_stage"] == stage
     assert summary["parameters"] == expected["parameters"]
     assert summary["state_bytes_per_param"] == pytest.approx(expected["state_bytes_per_param"] / 2, rel=0.02)
-    # In halves of an all-reduce: stages 2 and 3 send gradients in both micro-batches, and 3 parameters in all passes,
-    # but for what it uses again soon: backward needs what the forward pass has ended with.
+    # In halves of an all-reduce: stages 2 and 3 send gradients in both micro-batches. Stage 3 also sends parameters in
+    # all passes, except those that it uses again soon: backward begins with what the forward pass has ended with.
     sent = 2 * summary["wire_bytes_per_step"] / summary["dense_bytes_per_step"]
     least, most = {1: (1 + 1, 1 + 1), 2: (2 + 1, 2 + 1), 3: (2 + 2, 2 + 4)}[stage]
     assert 0.95 * least < sent < 1.05 * most
 
 
 def test_compiled_graphs_train_as_well(two_ranks, tmp_path):
-    model = tmp_path / "one-layer.json"  # a second one compiles the same again
+    model = tmp_path / "one-layer.json"  # one layer, because a second one would compile the same code again
     model.write_text(json.dumps(NANO | {"num_hidden_layers": 1}))
     of_ddp = nano_config(tmp_path, model=str(model), plan="dense", grad_accum=2, clip_norm=0.5)
     expected = whole_run(two_ranks, of_ddp)
@@ -182,7 +183,7 @@ def test_a_step_with_a_nan_is_left_out(two_ranks, tmp_path):
 
 
 def run_with_a_nan(rank: int, config: TrainConfig) -> dict[str, Any]:
-    """Rank 1's loss of step 3 is none."""
+    """Makes rank 1's loss of step 3 a NaN."""
     from octavo.train.engine import zero
 
     real, calls = zero.loss_of, []
@@ -256,7 +257,7 @@ def test_a_run_goes_on_with_it_or_without(two_ranks, tmp_path, zero, optimizer):
     whole_run(two_ranks, whole)
     two_ranks.run(run_until, config, 2, 4, timeout_s=120)
     whole_run(two_ranks, dataclasses.replace(config, zero=zero[1]))
-    rel = 1e-5 if optimizer == "adamw" else 2e-2  # in other blocks, of other parts, codes are others
+    rel = 1e-5 if optimizer == "adamw" else 2e-2  # codes differ where blocks and parts differ
     assert losses(config) == pytest.approx(losses(whole), rel=rel)
 
 
@@ -270,7 +271,7 @@ def test_a_run_goes_on_without_the_codec_that_only_it_has(two_ranks, tmp_path, s
 
 
 def test_a_run_is_another_by_what_it_learns_alone(tmp_path):
-    """Compiled graphs are not, and the codec of parameters is between runs with ZeRO."""
+    """Compiled graphs do not make a run another one. The codec of parameters does, between runs with ZeRO."""
     config = TrainConfig(plan="dense", optimizer="adamw", zero=2, gather="int8")
     corpus = load_corpus(None, seed=0)
 
@@ -294,7 +295,7 @@ def test_it_is_said_what_a_change_loses(two_ranks, three_ranks, tmp_path):
 
 
 def run_and_hear(rank: int, config: TrainConfig) -> str:
-    """What a job has written to stderr."""
+    """Returns what a job has written to stderr."""
     with contextlib.redirect_stderr(io.StringIO()) as heard:
         run_job(config, World(rank, 3), None)
     return heard.getvalue()

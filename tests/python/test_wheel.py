@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel, in a clean environment that has torch and what torch requires, and nothing else: no NumPy, no typer."""
+"""The wheel in a clean environment that has only torch and what torch requires: no NumPy, no typer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from octavo.version import require_built_torch
 
 ROOT = Path(__file__).parents[2]
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
-#: Where tools/setup has compiled the libraries: the wheel packs them, and compiles nothing again.
+#: Where tools/setup has compiled the libraries: the wheel packs them and compiles nothing again.
 BUILD_DIR = ROOT / "build" / f"{PYTHON_TAG}-{PYTHON_TAG}-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.ranks]
@@ -67,7 +67,8 @@ def run(*command: str | Path, ok: bool = True) -> str:
 
 @pytest.fixture(scope="module")
 def clean_python(tmp_path_factory) -> Iterator[Path]:
-    """The Python of a new environment with torch, by links, and Octavo, from its wheel. No index is asked."""
+    """Returns the Python of a new environment with links to torch, and Octavo from its wheel. No package index is
+    used."""
     folder = tmp_path_factory.mktemp("clean")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [f"--config-settings=build-dir={BUILD_DIR}", "--config-settings=cmake.define.OCTAVO_TESTS=OFF"]
@@ -78,7 +79,7 @@ def clean_python(tmp_path_factory) -> Iterator[Path]:
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     for package in _with_requirements("torch"):
         _link(package, site)
-    run(*pip, "--python", python, "install", "--no-index", wheel)  # fails where it requires more than torch
+    run(*pip, "--python", python, "install", "--no-index", wheel)  # fails where the wheel requires more than torch
     yield python
 
 
@@ -94,7 +95,7 @@ def test_packbits_and_a_compressed_step_of_two_ranks_need_torch_alone(clean_pyth
 def test_the_command_says_what_to_install(clean_python, command):
     words = command.split()
     said = run(clean_python.parent / words[0], *words[1:], "info", ok=False)
-    assert re.search(  # below torch's own warning that there is no NumPy
+    assert re.search(  # the error is below torch's own warning that there is no NumPy
         r"^error: \[cli\] the command octavo needs the package (typer|rich), which is not installed: "
         r"pip install 'octavo\[train\]'$",
         said,
@@ -122,16 +123,16 @@ def test_any_build_of_the_same_torch_will_do():
 
 
 def _tools() -> str:
-    """With cmake and ninja, which lie beside this Python."""
+    """Returns a PATH with cmake and ninja, which are beside this Python."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
 
 def _with_requirements(name: str) -> list[Distribution]:
-    """An installed distribution and all that it requires, without extras."""
+    """Returns an installed distribution and everything that it requires, without extras."""
     found, waiting = {}, [name]
     while waiting:
         name = waiting.pop()
-        with contextlib.suppress(PackageNotFoundError):  # what another Python or system would require
+        with contextlib.suppress(PackageNotFoundError):  # a requirement of another Python or another system
             if name not in found:
                 found[name] = package = distribution(name)
                 required = [line for line in package.requires or [] if "extra ==" not in line]
@@ -140,7 +141,7 @@ def _with_requirements(name: str) -> list[Distribution]:
 
 
 def _link(package: Distribution, site: Path) -> None:
-    """Links to what a distribution has at the top of its site-packages."""
+    """Makes links to everything that a distribution has at the top level of its site-packages."""
     here = Path(str(package.locate_file("")))
     for top in {path.parts[0] for path in package.files or []} - {"..", "__pycache__"}:
         target = site / top

@@ -23,11 +23,11 @@ pytestmark = pytest.mark.timeout(300)
 
 
 class Stop(BaseException):
-    """Stands for SIGKILL: nobody catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 def run_until(rank: int, config: TrainConfig, size: int, last: int) -> list[Any]:
-    """Runs a job as one of `size` ranks until it has made step `last`; returns the ranks whose states it was given."""
+    """Runs a job as one of `size` ranks until it has made step `last`. Returns the ranks whose states it was given."""
     given: list[Any] = []
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(Stop):
         step, load = Trainer.step, octavo.Handle.load_state_dict

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO by Octavo's engine: the training of DistributedDataParallel, whoever has what."""
+"""ZeRO by Octavo's engine: it trains like DistributedDataParallel, whichever rank keeps what."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from octavo.zero.all_or_none import require_none_failed
 
 
 class Odd(nn.Module):
-    """Tied parameters, a frozen one, one that is used by odd batches alone."""
+    """A model with tied parameters, a frozen one, and one that only odd batches use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def by_ddp(rank: int, accumulation: int, clip: float | None, steps: int) -> list
 
 def by_engine(rank: int, steps: int, config: dict[str, Any]) -> list[float]:
     model = Odd()
-    if rank > 0:  # the first rank's count
+    if rank > 0:  # the first rank's values are used
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
@@ -106,14 +106,14 @@ def test_two_ranks_add_up_to_the_bits_of_ddp(two_ranks, stage):
 
 
 def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[list[float], int, list[Tensor]]:
-    """Losses, the bytes that were sent, and the parameters in the end, whole."""
+    """Returns the losses, the bytes that were sent, and the whole parameters in the end."""
     model = Odd()
     engine = octavo.initialize(model, make(model.parameters()), config)
     losses = []
     for batch in range(steps):
         losses.append(step_once(engine, rank, batch))
     sent = engine.sent_bytes()
-    engine.step()  # nothing is left to do
+    engine.step()  # this step has nothing left to do
     with engine.gathered():
         return losses, sent, [p.detach().clone() for p in model.parameters()]
 
@@ -143,7 +143,7 @@ def test_any_number_of_ranks_trains_one_model(stage, four_ranks):
 
 
 def evaluated_between(rank: int, stage: int) -> list[float]:
-    """As `by_engine`, with forward passes that have no backward pass, and one with an error."""
+    """Trains as `by_engine` does, with additional forward passes that have no backward pass, one of which fails."""
     model = Odd()
     engine, losses = octavo.initialize(model, adamw(model), {"zero_stage": stage, "gather_mib": 0.02}), []
     for batch in range(12):
@@ -163,7 +163,7 @@ def test_passes_without_gradients_change_nothing(two_ranks, stage):
 
 
 def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
-    """Elements of parameters between steps, of the optimizer's states and of all parameters."""
+    """Returns the numbers of elements of parameters between steps, of the optimizer's states and of all parameters."""
     model = Odd()
     every = sum(p.numel() for p in model.parameters() if p.requires_grad)
     engine = octavo.initialize(model, adamw(model), {"zero_stage": stage})
@@ -179,9 +179,10 @@ def memory_of_a_rank(rank: int, stage: int) -> tuple[int, int, int]:
 
 
 def bytes_of_a_rank(rank: int) -> tuple[int, int]:
-    """Of this rank's parameters, gradients and states between steps of stage 3, and of all ranks'."""
+    """Returns the bytes of a rank's parameters, gradients and states between steps of stage 3, and those of a whole
+    copy."""
     model = Odd()
-    model.frozen.weight = model.frozen.bias = None  # not shared out
+    model.frozen.weight = model.frozen.bias = None  # these would not be sharded
     model.frozen.forward = lambda x: x
     dense = 4 * sum(p.untyped_storage().nbytes() for p in model.parameters())
     engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
@@ -288,7 +289,8 @@ def test_what_makes_no_sense_is_refused_on_every_rank(two_ranks, what, words):
 
 
 def resumed(rank: int, stages: tuple[int, int], make: Any, folder: str, save: bool, load: bool) -> list[float]:
-    """Of 12 steps: the first 6 are saved, or the last 6 go on from what was saved."""
+    """Returns the losses of 12 steps; of only the first 6, which are then saved; or of only the last 6, after a
+    load."""
     plan = {"plan": "int4+ef"} if make is paged else {}
     model = Odd()
     engine = octavo.initialize(model, make(model.parameters()), {"zero_stage": stages[load]} | plan)
@@ -335,7 +337,7 @@ def test_another_number_of_ranks_goes_on(two_ranks, three_ranks, make, tmp_path)
     two_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), True, False)
     on_three = three_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), False, True)
     on_two = two_ranks.run(resumed, (2, 3), make, str(tmp_path / "one"), False, True)
-    for step in range(6):  # of other batches on average: the same ranks have the same
+    for step in range(6):  # the rank has the same batches, but the average over three ranks includes others
         assert on_three[0][step] == pytest.approx(on_two[0][step], rel=0.15)
     assert on_three[0][0] == pytest.approx(on_two[0][0], rel=1e-4)
 
@@ -377,7 +379,7 @@ def collectives_of_tensors(rank: int, stage: int, folder: str) -> list[str]:
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_the_engine_uses_no_collective_of_dtensors(two_ranks, stage, tmp_path):
-    """Gloo's two threads assign their long names without a lock, and both free one."""
+    """Gloo's two threads assign the long names of such collectives without a lock, and both free one name."""
     for used in two_ranks.run(collectives_of_tensors, stage, str(tmp_path)):
         assert used and not [operator for operator in used if "c10d_functional" in operator or "coalesced" in operator]
 
@@ -420,11 +422,12 @@ def test_wrong_arguments_are_named(one_rank, tmp_path):
 
 
 class Stop(BaseException):
-    """Stands for SIGKILL: nobody catches it."""
+    """Simulates SIGKILL: no code catches it."""
 
 
 def killed_in_a_save(rank: int, folder: str) -> tuple[list[float], list[float]]:
-    """Losses after a save, and those of an engine that goes on from it although a second save was broken off."""
+    """Returns the losses of an engine that resumes from a save although a second one was interrupted, and those
+    expected."""
     engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
     step_once(engine, rank, 0)
     engine.save_checkpoint(folder)
@@ -434,7 +437,8 @@ def killed_in_a_save(rank: int, folder: str) -> tuple[list[float], list[float]]:
         if rank == 0:
             with pytest.raises(Stop):
                 engine.save_checkpoint(folder)
-            require_none_failed(None, "", "", torch.distributed.group.WORLD)  # that it did not come to
+            # the call that the interrupted save did not reach
+            require_none_failed(None, "", "", torch.distributed.group.WORLD)
         else:
             engine.save_checkpoint(folder)
     other = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
@@ -455,7 +459,7 @@ def test_a_process_killed_in_a_save_leaves_the_checkpoint_before(two_ranks, tmp_
 
 
 def exported(rank: int, path: str, config: dict[str, Any]) -> dict[str, Tensor]:
-    """The parameters of a trained model as their owners have them; the file has them, too."""
+    """Returns the parameters of a trained model as their owners have them; they are also exported to a file."""
     model = Odd()
     engine = octavo.initialize(model, adamw(model), config)
     for batch in range(3):
@@ -471,7 +475,7 @@ def test_a_model_is_exported_to_one_file(two_ranks, tmp_path, stage, gather):
     ours, theirs = two_ranks.run(exported, str(path), {"zero_stage": stage, "gather": gather})
     assert ours.keys() == theirs.keys() and all(ours[name].equal(theirs[name]) for name in ours)
     untrained = Odd().state_dict()
-    assert load_file(path).keys() == untrained.keys() - {"head.weight"}  # it is the embedding's
+    assert load_file(path).keys() == untrained.keys() - {"head.weight"}  # it is the embedding's weight
     model = Odd()
     load_model(model, path)
     for name, tensor in model.state_dict().items():
@@ -541,7 +545,7 @@ def test_folders_of_other_names_are_left_alone(two_ranks, tmp_path):
 
 
 class Counting(torch.optim.SGD):
-    """Its state is a number, not a tensor, as that of bitsandbytes' optimizers."""
+    """An optimizer whose state is a number, not a tensor, as with those of bitsandbytes."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -638,7 +642,7 @@ def test_a_sparse_gradient_is_refused_by_name(two_ranks, stage):
 
 
 def finite_of(rank: int, stage: int) -> tuple[list[bool], list[float]]:
-    """Rank 1 has a NaN in the second step of three, which is dropped."""
+    """Rank 1 has a NaN in the second of three steps, and that step is dropped."""
     engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": stage, "plan": "int4+ef"})
     finite, losses = [], []
     for batch in range(3):
@@ -661,7 +665,7 @@ def test_gradients_that_are_not_finite_are_known_to_all_ranks(two_ranks, stage):
 
 
 def outside_of_its_module(rank: int) -> list[str]:
-    """Reading a parameter that is not whole, by itself and through a view."""
+    """Returns the errors for a parameter that is not whole, where it is read by itself and through a view."""
     model = Odd()
     engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
     with engine.gathered():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ZeRO's engine with compiled graphs: what the passes do to training. test_zero_parity.py has the figures of torch's
-own training."""
+"""ZeRO's engine with compiled graphs: how the passes change training. test_zero_parity.py compares it with torch's own
+training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_generated_code_gives_them_too(two_ranks, stage):
 
 
 class Broken(nn.Module):
-    """Two graphs, both of which use ``shared``, around a module that Dynamo leaves alone."""
+    """A model of two graphs, both of which use ``shared``, around a module that Dynamo does not compile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def of_broken(rank: int, stage: int | None, backend: str | bool) -> list[float]:
     losses = []
     for step in range(6):
         torch.manual_seed(10 * step + rank)
-        loss = step_model(torch.randn(3 + step % 3, 8)).square().mean()  # of several lengths
+        loss = step_model(torch.randn(3 + step % 3, 8)).square().mean()  # the batches have several lengths
         if stage is None:
             loss.backward()
             optimizer.step()
@@ -99,8 +99,9 @@ def sent_by_step(rank: int, config: dict[str, Any], autocast: bool, steps: int) 
 def test_what_is_cast_first_travels_in_few_bytes(two_ranks):
     config = {"zero_stage": 3, "compile": "aot_eager"}
     wide, narrow = (two_ranks.run(sent_by_step, config, autocast, 2)[0][0][-1] for autocast in (False, True))
-    forward, backward = 2 * (64 * 64 + 64) + 64 * 8 + 8, 64 * 64 + 64 * 8  # elements; no gradient needs the rest
-    assert wide - narrow == (forward + backward) // 2 * 2  # of a rank's half 2 bytes fewer each
+    # in elements; no gradient needs the other parameters
+    forward, backward = 2 * (64 * 64 + 64) + 64 * 8 + 8, 64 * 64 + 64 * 8
+    assert wide - narrow == (forward + backward) // 2 * 2  # each rank sends half of them, with 2 bytes less per element
 
 
 def test_memory_to_spare_keeps_parameters_whole(two_ranks):
@@ -110,11 +111,12 @@ def test_memory_to_spare_keeps_parameters_whole(two_ranks):
     (less, same), _ = two_ranks.run(sent_by_step, roomy, False, 6)
     assert same == losses
     assert less[0] == sent[0]
-    assert less[-1] < 0.8 * sent[-1] == 0.8 * sent[0]  # one gather in place of two
+    assert less[-1] < 0.8 * sent[-1] == 0.8 * sent[0]  # one gather instead of two
 
 
 def transfers_of_schedules(rank: int, memory_mib: float | None) -> tuple[int, list[list[str]]]:
-    """How often Dynamo has called the backend, and the forward graph's own operators, in order, after each step."""
+    """Returns how often Dynamo has called the backend, and after each step the forward graph's own operators, in
+    order."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
@@ -218,7 +220,7 @@ def test_contracts_name_what_excludes_each_other():
 
 
 def refused_schedule(rank: int) -> tuple[str, int, float]:
-    """What is said, and a training after it."""
+    """Returns the error, and figures of a training after it."""
     torch._dynamo.reset()
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -242,7 +244,8 @@ def test_nothing_has_changed_where_a_schedule_is_refused(two_ranks):
 
 
 def read_after_steps(rank: int, how: str) -> list[float]:
-    """Persistent from the third step on; read in `gathered`, or by a module that is not compiled."""
+    """Reads parameters that are persistent from the third step on, in `gathered` or in a module that is not
+    compiled."""
     torch._dynamo.reset()
     model = Tied() if how == "tied" else nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "memory_mib": 2.0**20}}
@@ -261,7 +264,7 @@ def read_after_steps(rank: int, how: str) -> list[float]:
 
 
 class Tied(nn.Module):
-    """One weight in a compiled module and in one that is not."""
+    """A model with one weight in a compiled module and in one that is not compiled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,7 +323,8 @@ def test_passes_without_gradients_gather_too(two_ranks):
 
 
 def with_values_copied(rank: int, backend: str, copied: bool) -> tuple[list[float], list[int]]:
-    """As if the CPU were a device. The numbers of values that are sent and that come back."""
+    """Trains as if the CPU were a device. Returns the losses and the operators that send values away and bring them
+    back."""
     from octavo.zero.compiled.passes.offload_activations import offload_activations
 
     torch._dynamo.reset()
@@ -360,7 +364,7 @@ def test_values_for_the_backward_pass_are_those_that_were_sent(two_ranks, backen
 
 
 def without_a_wait(rank: int, backend: str) -> list[str]:
-    """What each of two steps says."""
+    """Returns the error of each of two steps."""
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     engine = octavo.initialize(
@@ -410,7 +414,8 @@ def test_a_graph_lets_go_of_an_input_after_its_last_use():
 
 
 def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:
-    """What each of these operators says that a pass puts beside a graph, under the number of another one."""
+    """Returns the error for each of these operators where a pass puts it beside a graph, under another graph's
+    number."""
     said = []
     for name in names:
         torch._dynamo.reset()
@@ -441,7 +446,7 @@ def test_what_moves_memory_beside_a_graph_is_not_dropped(one_rank, backend):
 
 
 class Recomputed(nn.Module):
-    """What is drawn in the forward pass is drawn again in the backward pass."""
+    """A model whose random numbers of the forward pass are drawn again in the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""0/1 Adam: its steps against the published rule, what is sent and what is not, NaNs, and the state between syncs."""
+"""0/1 Adam: its steps compared with the published rule, what is sent and what is not, NaNs, and the state between
+syncs."""
 
 from __future__ import annotations
 
@@ -65,7 +66,7 @@ def test_one_process_needs_no_handle(dtype):
         run_step(module, optimizer, gradients)
         if dtype == torch.float32:
             require_close(module, published, 0, f"step {step}")
-    if dtype == torch.bfloat16:  # the anchor is of the parameter's dtype: rounded once a round
+    if dtype == torch.bfloat16:  # the anchor has the parameter's dtype: it is rounded once per round
         for parameter, one in zip(module.parameters(), published, strict=True):
             torch.testing.assert_close(parameter.detach().double(), one.x[0], rtol=0.05, atol=0.05)
 
@@ -135,7 +136,8 @@ def test_the_operators_are_traceable_and_refuse_what_does_not_fit():
 
 
 def follow(rank: int, world_size: int, plan: str = "dense") -> list[str]:
-    """Every step against the published rule, whose gradients each rank knows; digests of the parameters."""
+    """Compares every step with the published rule, whose gradients each rank knows. Returns digests of the
+    parameters."""
     model, handle, optimizer = wrap(plan)
     published, digests = published_of(model.module, world_size), []
     for step, kind in enumerate(KINDS):
@@ -152,7 +154,7 @@ def follow(rank: int, world_size: int, plan: str = "dense") -> list[str]:
 
 
 def require_alike_after_sync(digests: list[list[str]]) -> None:
-    """Digests by rank, then by step of KINDS."""
+    """Checks digests that are indexed by rank, then by step of KINDS."""
     for step, kind in enumerate(KINDS):
         different = len({of_rank[step] for of_rank in digests})
         assert different == (len(digests) if kind == "l" else 1), f"step {step}, {kind}"
@@ -166,7 +168,7 @@ def test_under_a_dense_plan_it_is_the_published_rule(two_ranks, three_ranks):
 
 
 def change_betas(rank: int, world_size: int) -> None:
-    """As a schedule with cycle_momentum does, between steps."""
+    """Changes betas between steps, as a schedule with cycle_momentum does."""
     model, _, optimizer = wrap()
     published = published_of(model.module, world_size)
     for step, kind in enumerate(KINDS):
@@ -185,7 +187,7 @@ def test_betas_may_change_between_steps(two_ranks):
 
 
 def run_kinds(rank: int, plan: str) -> tuple[list[str], list[int], list[int]]:
-    """Digests, bytes that were sent and bytes that DDP would have sent, by step."""
+    """Returns for each step the digest, the bytes that were sent and the bytes that DDP would have sent."""
     model, handle, optimizer = wrap(plan)
     digests, sent, dense = [], [], []
     seen = handle.stats()
@@ -212,8 +214,9 @@ def test_a_local_step_sends_nothing_and_the_others_what_their_plan_says(two_rank
         assert len(by_kind["v"]) == len(by_kind["s"]) == 1, "every step of a kind sends as much"
         assert set(dense) == {4 * (64 * 40 + 40)}
         (variance,), (sync,) = by_kind["v"], by_kind["s"]
-        assert dense[0] < variance < 1.01 * dense[0]  # and the powers
-        bits = 64 * 40 * (1 + 32 / 1024) / 8 + 40 * 4  # of the matrix, and the bias in float32
+        assert dense[0] < variance < 1.01 * dense[0]  # plus the powers
+        # in bytes: the codes and scales of the matrix, and the bias in float32
+        bits = 64 * 40 * (1 + 32 / 1024) / 8 + 40 * 4
         assert bits < sync < bits + 200
 
 
@@ -221,7 +224,8 @@ def test_a_local_step_sends_nothing_and_the_others_what_their_plan_says(two_rank
 
 
 def poison(rank: int, at: int, bad: float) -> list[str]:
-    """Rank 1's gradient of one step is not finite; every step against the published rule without what is left out."""
+    """Makes rank 1's gradient of one step not finite. Compares every step with the published rule without what is left
+    out."""
     model, handle, optimizer = wrap()
     published, digests, made_up = published_of(model.module, 2), [], False
     for step, kind in enumerate(KINDS):
@@ -243,7 +247,7 @@ def poison(rank: int, at: int, bad: float) -> list[str]:
         require_close(model.module, published, rank, f"step {step}, {now}")
         is_common = now != "l" and (
             step != at or KINDS[at - 1] != "l"
-        )  # a sync that failed leaves ranks where they were
+        )  # a sync that failed leaves the ranks' parameters as they were
         digests.append(digest(model) if is_common else "")
     nonfinite = handle.stats()["nonfinite_steps"]
     assert nonfinite == (0 if KINDS[at] == "l" and rank == 0 else 1)
@@ -324,7 +328,7 @@ def test_accumulated_gradients_are_one_step(two_ranks):
 
 
 def use_now_and_then(rank: int) -> list[str]:
-    """A layer that no rank uses in some steps, and one rank alone in others."""
+    """Trains with a layer that no rank uses in some steps, and that only one rank uses in others."""
     torch.manual_seed(0)
     model, _, optimizer = wrap("sign+ef", Switch(), {"find_unused_parameters": True})
     digests = []
@@ -344,7 +348,7 @@ def test_a_layer_that_is_unused_now_and_then_keeps_replicas_alike(two_ranks):
 
 
 def use_late(rank: int) -> list[str]:
-    """A layer without a gradient until the variance is frozen."""
+    """Trains with a layer that has no gradient until the variance is frozen."""
     torch.manual_seed(0)
     model, _, optimizer = wrap("sign+ef", Switch(), {"find_unused_parameters": True})
     digests, moves = [], []
@@ -389,7 +393,7 @@ def test_ranks_can_meet_between_steps(two_ranks):
 
 
 def send_nothing(rank: int) -> None:
-    """Without a joined optimizer: what an outer loop of local steps needs of the hook."""
+    """Uses the hook without a joined optimizer, as an outer loop of local steps does."""
     model = DistributedDataParallel(Given())
     handle = octavo.compress(model, "int4+ef")
     model(*gradients_of(rank, 0)).backward()
@@ -447,8 +451,8 @@ def test_ranks_that_disagree_do_not_hang(two_ranks):
 
 
 def resume(rank: int, plan: str, stop: int | None) -> list[str]:
-    """Digests of all steps; at `stop` everything is saved, of the parameters and the optimizer rank 0's alone, as a
-    checkpoint does, and a new model goes on."""
+    """Returns digests of all steps. At `stop` everything is saved as a checkpoint does it, parameters and optimizer
+    only of rank 0, and a new model goes on."""
     torch.manual_seed(0)
     model, handle, optimizer = wrap(plan, Odd(), {"bucket_cap_mb": 0.02}, lr=3e-3)
     digests = []
@@ -490,7 +494,7 @@ def go_on_in_another_world(rank: int, saved: list[tuple[dict, dict, dict]]) -> s
     optimizer.load_state_dict(copy.deepcopy(saved[0][1]))
     handle.load_state_dict([state for state, *_ in saved])
     with torch.no_grad():
-        model(*gradients_of(rank, 23))  # parameters follow at the next forward pass
+        model(*gradients_of(rank, 23))  # the parameters are set at the next forward pass
     for name, parameter in model.module.named_parameters():
         mean = sum(state[f"update/{name}"] for state, *_ in saved) / len(saved)
         assert mean.abs().max() > 0
@@ -541,7 +545,7 @@ def test_another_number_of_ranks_goes_on_with_the_mean_of_the_updates(two_ranks,
 
 
 def learn(rank: int, name: str) -> float:
-    """The mean loss over the last of 240 steps of a small task."""
+    """Returns the mean loss over the last of 240 steps of a small task."""
     torch.manual_seed(0)
     steps, module = 240, Odd()
     if name == "zero-one-adam":

@@ -34,14 +34,15 @@ class Case:
     clip: float | None = None
     autocast: bool = False
     dtype: torch.dtype = torch.float32
-    checkpointing: str | None = None  # of activations
-    evaluates: bool = False  # between steps
-    passes: int = 1  # forward, before a backward pass
+    checkpointing: str | None = None  # how activations are checkpointed
+    evaluates: bool = False  # whether it evaluates between steps
+    passes: int = 1  # the number of forward passes before a backward pass
     changes_buffer: bool = True
 
     @property
     def compiles(self) -> bool:
-        """``torch.compile`` saves a buffer for the backward pass that the next forward pass changes."""
+        """Whether it can be compiled: ``torch.compile`` saves a buffer for backward that the next forward pass
+        changes."""
         return self.passes == 1 or not self.changes_buffer
 
     @property
@@ -50,21 +51,22 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """Of losses where sums have another order, relative: AdamW enlarges a rounding of float32 step by step, and one
-        of bfloat16 much more. The cases of float64 show that the differences are roundings."""
+        """The relative tolerance of losses where sums have another order. AdamW enlarges a rounding of float32 step by
+        step, and one of bfloat16 much more. The cases in float64 show that the differences are roundings."""
         if self.has_bfloat16:
             return 0.1
         return 1e-6 if self.dtype == torch.float64 else 1e-3
 
     def has_bits(self, stage: int, backend: str | None) -> bool:
-        """Whether a replica has those of ZeRO's engine: Inductor may fuse other operators where stage 3 has another
-        partition of the graph into forward and backward, and each backward graph reduces what it has, where a replica
-        adds up those of several passes first."""
+        """Whether a replica has the bits of ZeRO's engine. Inductor may fuse other operators where stage 3 partitions
+        the graph differently into forward and backward. Each backward graph reduces its own gradients, while a replica
+        first adds up those of several passes."""
         return backend is None or (self.passes == 1 and not (backend == "inductor" and stage == 3))
 
     def is_exact(self, stage: int, ranks: int) -> bool:
-        """Whether the sums have DDP's order: of two, any has; DDP and stage 1 add up micro-batches before ranks, others
-        after them; the norm of gradients is formed of the ranks' parts. The engine adds up float64 in float32."""
+        """Whether the sums have DDP's order. For two ranks any order is the same. DDP and stage 1 add up micro-batches
+        before ranks, the other stages after them. The norm of gradients is formed from the ranks' parts. The engine
+        adds up float64 in float32."""
         if ranks > 2 or self.clip is not None or self.dtype == torch.float64:
             return False
         return self.accumulation == 1 or stage == 1
@@ -77,7 +79,7 @@ CASES = {
     "clipped": Case(clip=0.5),
     "autocast": Case(autocast=True),
     "bfloat16": Case(dtype=torch.bfloat16),
-    # without the buffer that changes: torch 2.13's aot_eager computes other values of a 0-dim one in float64
+    # without the buffer that changes: torch 2.13's aot_eager computes other values of a 0-dim buffer in float64
     "float64": Case(dtype=torch.float64, changes_buffer=False),
     "float64, accumulated and clipped": Case(dtype=torch.float64, accumulation=4, clip=0.5, changes_buffer=False),
     "checkpointed": Case(checkpointing="not reentrant"),
@@ -90,8 +92,8 @@ SHORT = ("plain", "accumulated and clipped")
 
 
 class Model(nn.Module):
-    """Odd sizes; parameters that are tied, frozen, never used, used twice, used by odd batches alone; a buffer that
-    changes and counts."""
+    """A model of odd sizes, with parameters that are tied, frozen, never used, used twice, or used by odd batches only,
+    and with a buffer that changes and counts."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -152,7 +154,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 class Trained:
     losses: list[float]
     parameters: list[Tensor]
-    norms: list[float]  # of each step, where gradients are clipped
+    norms: list[float]  # the norm of each step, where gradients are clipped
 
     def equals(self, other: Trained) -> bool:
         same = all(a.equal(b) for a, b in zip(self.parameters, other.parameters, strict=True))
@@ -164,7 +166,8 @@ class Trained:
         return same and self.losses == pytest.approx(other.losses, rel=case.tolerance)
 
     def has_norms(self, other: Trained, case: Case, has_bits: bool) -> bool:
-        """A norm is formed in another order, of ranks' parts; without the same bits later of other gradients."""
+        """Whether the norms are near: they are formed in another order, from ranks' parts, and without the same bits
+        later ones are of other gradients."""
         early = None if has_bits else 5
         same = self.norms[:early] == pytest.approx(other.norms[:early], rel=1e-2 if case.has_bfloat16 else 1e-6)
         return same and self.norms == pytest.approx(other.norms, rel=0.1)
@@ -175,7 +178,8 @@ class Trained:
 
 @dataclass(frozen=True)
 class ByEngine(Trained):
-    owned: dict[int, tuple[int, int]]  # this rank's first element and how many, of parameters of so many elements
+    # indexed by a parameter's number of elements: this rank's first element and its count
+    owned: dict[int, tuple[int, int]]
 
 
 def by_engine(rank: int, case: Case, stage: int, steps: int, backend: str | None) -> ByEngine:
@@ -205,7 +209,7 @@ def by_engine(rank: int, case: Case, stage: int, steps: int, backend: str | None
 
 
 def averaged(model: nn.Module) -> None:
-    """What DDP does, for what DDP refuses: graphs whose parameters become ready twice."""
+    """Averages gradients as DDP does, for what DDP refuses: graphs whose parameters become ready twice."""
     for parameter in model.parameters():
         if parameter.grad is not None:
             parameter.grad.div_(dist.get_world_size())
@@ -234,15 +238,15 @@ def by_ddp(rank: int, case: Case, steps: int) -> Trained:
 
 
 def everywhere(tensor: Tensor) -> list[Tensor]:
-    """By rank."""
+    """Returns every rank's tensor, indexed by rank."""
     of_all = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(of_all, tensor)
     return of_all
 
 
 class RankOrder:
-    """The average over ranks in the order of sums in which owners form it: what the others sent, in the order of
-    ranks, then the owner's own, all divided by how many."""
+    """Forms the average over ranks in the owners' order of sums: what the other ranks sent, in the order of ranks, then
+    the owner's own, all divided by the number of ranks."""
 
     def __init__(self, owned: dict[int, tuple[int, int]]) -> None:
         self._owned = {count: everywhere(torch.tensor(place)) for count, place in owned.items()}
@@ -262,7 +266,7 @@ class RankOrder:
 
 
 def by_replica(rank: int, case: Case, stage: int, steps: int, backend: str | None, engine: ByEngine) -> Trained:
-    """The same training by torch alone, whole on every rank, with the sums in the engine's order."""
+    """Does the same training with torch alone, whole on every rank, with the sums in the engine's order."""
     torch._dynamo.reset()
     model = Model(case)
     forward = torch.compile(model, backend=backend) if backend else model
@@ -290,8 +294,8 @@ def by_replica(rank: int, case: Case, stage: int, steps: int, backend: str | Non
 
 
 def clip(model: nn.Module, limit: float, norm: float) -> float:
-    """By the engine's ``norm``, which is formed of parts of parameters, in another order. Returns the norm as it is
-    here."""
+    """Clips by the engine's ``norm``, which is formed from parts of parameters, in another order. Returns the norm as
+    it is computed here."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     own = nn.utils.get_total_norm(gradients).item()
     factor = (limit / (torch.tensor(norm, dtype=torch.float64) + 1e-6)).clamp(max=1.0)
@@ -301,7 +305,7 @@ def clip(model: nn.Module, limit: float, norm: float) -> float:
 
 
 def differences(rank: int, names: list[str], backend: str | None, steps: int) -> list[str]:
-    """Of all these cases and stages, what is not as by torch."""
+    """Returns what differs from torch, over all these cases and all stages."""
     found = []
     for name in names:
         case = CASES[name]

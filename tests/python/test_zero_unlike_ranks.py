@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that do not do alike: what a model decides by its data is trained, as by DDP; all else is an error."""
+"""Ranks that differ: what a model decides by its data is trained as by DDP; every other difference is an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import octavo
 
 
 class Scaled(nn.Module):
-    """Scales by the parameters that are chosen; one of them never is."""
+    """Scales its input by the parameters that are chosen; one of them never is."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Scaled(nn.Module):
 
 
 class Chosen(nn.Module):
-    """With tied parameters, whose gradient is complete twice where a block is recomputed."""
+    """A model with tied parameters, whose gradient is complete twice where a block is recomputed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def by_hand(rank: int, steps: int, accumulation: int, recomputes: bool) -> list[Tensor]:
-    """What DDP does with `find_unused_parameters`, which refuses what is complete twice."""
+    """Does what DDP does with `find_unused_parameters`; DDP itself refuses gradients that are complete twice."""
     model = Chosen()
     optimizer = adamw(model)
     for step in range(steps):
@@ -112,7 +112,7 @@ def test_of_micro_batches_too_and_of_gradients_that_come_twice(three_ranks, stag
 
 
 class Branched(nn.Module):
-    """Ranks use other modules, of parameters of the same sizes or of others."""
+    """A model of which the ranks use different modules, with parameters of the same sizes or of others."""
 
     def __init__(self, sizes: tuple[int, int]) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ def test_other_modules_of_stage_3_are_named_on_every_rank(two_ranks, sizes, shar
 
 
 def dies(rank: int, folder: str, config: dict[str, Any]) -> None:
-    """Rank 1 ends without a word; what its peer then says is in a file."""
+    """Rank 1 dies without notice; what its peer then says is written to a file."""
     torch._dynamo.reset()
     model = Chosen()
     engine = octavo.initialize(model, adamw(model), {"bucket_mib": 0.02, "timeout_s": 60.0, **config})

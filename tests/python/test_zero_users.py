@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users do with an engine beside its passes: where their models come from, what they change, differentiate, drop,
-copy and save on the way."""
+"""What users do with an engine besides its passes: where their models come from, and what they change, differentiate,
+drop, copy and save."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_what_would_not_be_trained_is_refused_by_name(two_ranks, how, words):
 
 
 def with_adversaries(rank: int, stage: int, compiled: bool, accumulation: int) -> list[float]:
-    """Inputs are moved along the gradient that a loss has with them (FGSM), whose graph has parameters, too."""
+    """Moves inputs along the gradient that a loss has for them (FGSM); the graph of that loss has parameters, too."""
     config = {"compile": "aot_eager"} if compiled else {}
     engine, losses = engine_of(net(), stage, accumulation_steps=accumulation, **config), []
     for _ in range(2 * accumulation):
@@ -153,7 +153,7 @@ def test_what_is_differentiated_between_passes_is_no_gradient_of_a_step(two_rank
 
 
 def after_other_passes(rank: int, stage: int, compiled: bool) -> tuple[list[str], list[float]]:
-    """A pass before octavo.initialize, one that is refused, and losses that have no gradient."""
+    """Makes a pass before octavo.initialize, one that is refused, and losses that have no gradient, then trains."""
     model = net()
     model(inputs_of(rank)).square().mean().backward()
     engine = engine_of(model, stage, **({"compile": "aot_eager"} if compiled else {}))
@@ -259,7 +259,7 @@ def differentiate_an_old_graph(rank: int, stage: int) -> str:
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_the_graph_of_parameters_of_before_a_step_is_refused(two_ranks, stage):
-    """As torch does: gradients would mix old activations with new parameters."""
+    """torch does the same: gradients would mix old activations with new parameters."""
     for said in two_ranks.run(differentiate_an_old_graph, stage):
         assert "modified by an inplace operation" in said
 
@@ -335,12 +335,12 @@ def test_stage_3_refuses_modules_that_are_compiled_already(two_ranks, how):
 
 
 def copied(rank: int, stage: int) -> tuple[bool, list[float]]:
-    """A copy, as of an average of parameters, is a model by itself."""
+    """Makes a copy, as an average of parameters does: it is a model by itself."""
     engine = engine_of(net(), stage)
     losses = train(engine, rank, 2)
     with engine.gathered():
         twin, expected = copy.deepcopy(engine.module), engine(inputs_of(rank))
-    same = rank > 0 or torch.equal(twin(inputs_of(rank)), expected)  # one rank alone
+    same = rank > 0 or torch.equal(twin(inputs_of(rank)), expected)  # only one rank does this
     return same, losses + train(engine, rank, 2)
 
 
@@ -354,7 +354,7 @@ def test_a_copy_of_the_model_is_a_model_by_itself(two_ranks, stage):
 
 
 class Growing(nn.Module):
-    """A mask that is no part of `state_dict`, and statistics that are."""
+    """A model with a mask that is not part of `state_dict`, and statistics that are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,8 @@ class Growing(nn.Module):
 
 
 def with_buffers(rank: int, folder: str) -> tuple[list[list[float]], list[list[float]]]:
-    """Statistics after the checkpoint and those of who goes on from it; losses of both."""
+    """Returns the statistics at a checkpoint, after it was loaded, and after more training of both; and the losses of
+    both."""
     torch.manual_seed(0)
     engine = engine_of(Growing(), 1)
     train(engine, rank, 2)
@@ -454,7 +455,7 @@ def test_the_checkpoint_of_another_optimizer_changes_nothing(two_ranks, tmp_path
 
 
 def evaluate_alone(rank: int, rows: int) -> tuple[list[float], list[int]]:
-    """With memory to spare for some of the parameters alone."""
+    """Trains with enough spare memory for only some of the parameters."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8)))
@@ -477,7 +478,7 @@ def evaluate_alone(rank: int, rows: int) -> tuple[list[float], list[int]]:
 
 @pytest.mark.parametrize("rows", [4, 64])
 def test_a_rank_that_evaluates_by_itself_agrees_with_the_others(two_ranks, rows):
-    """With other shapes it has graphs of its own for training, too; then nothing stays whole."""
+    """With other shapes the rank has graphs of its own for training, too; then no parameter stays whole."""
     alone, nobody = two_ranks.run(evaluate_alone, rows), two_ranks.run(evaluate_alone, 0)
     for (losses, persistent), (expected, _) in zip(alone, nobody, strict=True):
         assert losses == expected
