@@ -10,13 +10,13 @@ from octavo.accelerator import set_accelerator
 
 @pytest.fixture(params=accelerator_classes.HERE, ids=lambda make: make.__name__)
 def accelerator(request):
-    """Each accelerator that is here: what holds for one holds for all."""
+    """Returns each accelerator that is here, in turn: what holds for one holds for all."""
     return request.param()
 
 
 @pytest.fixture
 def detection(monkeypatch) -> Iterator[pytest.MonkeyPatch]:
-    """A process in which nothing was chosen yet and no variable names an accelerator."""
+    """Makes the process one in which nothing was chosen yet and no variable names an accelerator."""
     for name in ("OCTAVO_ACCELERATOR", "DS_ACCELERATOR"):
         monkeypatch.delenv(name, raising=False)
     set_accelerator(None)

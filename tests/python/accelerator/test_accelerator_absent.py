@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An accelerator whose device is not here: its constants, and one sentence where it needs the device."""
+"""An accelerator whose device is not here: its constants, and an error of one sentence where it needs the device."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -109,7 +109,7 @@ def test_ccl_where_its_bindings_import(make, monkeypatch):
 
 @pytest.mark.parametrize(
     ("installed", "unreliable"), [("2.1.30+xpu", True), ("2.5.10", True), ("2.6.10+xpu", False), ("2.10.0", False)]
-)  # 2.10 is after 2.6, though not as a string
+)  # 2.10 is later than 2.6, but not in the order of strings
 def test_host_timers_where_old_extensions_make_events_unreliable(installed, unreliable, monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda package: installed)
     assert XPU_Accelerator().use_host_timers() is unreliable

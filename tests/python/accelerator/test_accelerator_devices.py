@@ -88,7 +88,7 @@ def test_the_flags_agree(accelerator):
 
 
 def test_every_supported_dtype_computes(accelerator):
-    assert accelerator.is_bf16_supported() in (True, False)  # upstream's answers None
+    assert accelerator.is_bf16_supported() in (True, False)  # upstream returns None
     assert accelerator.is_fp16_supported() in (True, False)
     for dtype in accelerator.supported_dtypes():
         ones = torch.ones(16, 16, dtype=dtype, device=accelerator.device(0))
@@ -124,7 +124,7 @@ def test_ranges_are_in_the_profile(accelerator):
 
 def test_graphs_replay_or_say_that_they_cannot(accelerator):
     total = torch.zeros(4, device=accelerator.device(0))
-    total.add_(1)  # first use of the kernel, which a capture must not be
+    total.add_(1)  # the first use of the kernel must not be in a capture
     total.zero_()
     graph = accelerator.create_graph()
     with accelerator.capture_to_graph(graph):

@@ -32,11 +32,11 @@ def test_a_tensor_is_counted_while_it_lives(accelerator):
 
 @pytest.mark.parametrize(
     "reset", ["reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"]
-)  # the latter two call functions of torch that do not exist, upstream on xpu
+)  # upstream, on xpu, the latter two call functions of torch that do not exist
 def test_the_peak_is_seen_between_two_calls_and_reset(accelerator, reset):
     getattr(accelerator, reset)()
     before = accelerator.max_memory_allocated()
-    allocate(accelerator)  # gone at once: only who watches all the time sees it
+    allocate(accelerator)  # freed at once, so that only a constant measurement sees it
     assert accelerator.max_memory_allocated() - before == pytest.approx(BYTES, abs=16 * MIB)
     assert accelerator.max_memory_reserved() >= BYTES and accelerator.max_memory_cached() >= BYTES
     accelerator.empty_cache()

@@ -33,7 +33,7 @@ def test_a_state_comes_back(accelerator, which):
     state = accelerator.get_rng_state(*which)
     assert state.dtype == torch.uint8 and state.device.type == "cpu"
     first = draw(accelerator)
-    accelerator.set_rng_state(state, *which)  # with an index, upstream's raises TypeError on the CPU
+    accelerator.set_rng_state(state, *which)  # with an index, upstream's function raises TypeError on the CPU
     assert draw(accelerator) == first
 
 
@@ -50,7 +50,7 @@ def test_the_module_of_random_numbers(accelerator):
 
 
 class LazyModule:
-    """A device that is initialized at its first use, as torch.cuda is: seeds wait until then, in their order."""
+    """A device that is initialized at its first use, as torch.cuda is: until then seeds wait, in their order."""
 
     def __init__(self) -> None:
         self.generator = torch.default_generator
@@ -75,7 +75,7 @@ def test_a_seed_before_the_first_use_of_the_device_is_not_lost_to_an_earlier_one
         def _torch_module(self, function: str = "") -> LazyModule:
             return module
 
-    module.manual_seed_all(1)  # what torch.manual_seed does to each device type
+    module.manual_seed_all(1)  # torch.manual_seed does this to each device type
     getattr(Lazy("cpu"), seed_by)(2)
     module.init()
     assert module.generator.initial_seed() == 2

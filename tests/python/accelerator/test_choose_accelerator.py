@@ -21,7 +21,7 @@ from octavo.info import collect
 
 @pytest.fixture
 def only(detection):
-    """Makes these device types look as if they were here, and the others not."""
+    """Returns a function that makes these device types look as if they were here, and the others not."""
 
     def choose(*present: type) -> None:
         for make in ALL:
@@ -145,7 +145,7 @@ def test_a_third_partys_class_needs_only_a_name():
 
     mine = Mine()
     assert mine.device_name(1) == "mtia:1"
-    assert mine.use_host_timers() and mine.resolves_data_dependency()  # they follow what it overrides
+    assert mine.use_host_timers() and mine.resolves_data_dependency()  # both follow from what it overrides
     with pytest.raises(NotImplementedError, match="this torch is built without mtia"):
         mine.memory_allocated()
     with pytest.raises(NotImplementedError, match="no abacus device is here: this torch is built without abacus"):
@@ -154,7 +154,7 @@ def test_a_third_partys_class_needs_only_a_name():
 
 def test_what_follows_from_a_method_follows_its_override():
     class Mine(CPU_Accelerator):
-        """Two devices that are one, with a meter of its own."""
+        """An accelerator that overrides some methods, from which others must follow."""
 
         def is_bf16_supported(self) -> bool:
             return False

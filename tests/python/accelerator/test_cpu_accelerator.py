@@ -23,13 +23,13 @@ def field_bytes(path: str, name: str) -> int:
 def test_any_rank_shares_the_one_device(monkeypatch):
     monkeypatch.setenv("LOCAL_RANK", "3")  # upstream returns the string "3"
     assert CPU.current_device() == 0 and CPU.device_count() == 1
-    assert CPU.device(3) == CPU.device() == torch.device("cpu")  # upstream: None
+    assert CPU.device(3) == CPU.device() == torch.device("cpu")  # upstream returns None
     CPU.set_device(3)
     assert CPU.current_device_name() == CPU.device_name(3) == "cpu"
 
 
 def test_streams_and_events_are_classes():
-    assert isinstance(CPU.Stream(), torch.Stream)  # upstream: None
+    assert isinstance(CPU.Stream(), torch.Stream)  # upstream returns None
     assert CPU.Event(enable_timing=True, blocking=True, interprocess=False).query() is True
     assert CPU.Stream() != CPU.Stream()
 
@@ -59,7 +59,7 @@ def test_float16_is_what_the_processor_computes_in():
 
 def test_float16_is_what_onednn_may_use():
     ask = "from octavo.accelerator import CPU_Accelerator; print(CPU_Accelerator().is_fp16_supported())"
-    said = run_code(ask, ONEDNN_MAX_CPU_ISA="AVX2")  # which has no arithmetic in float16
+    said = run_code(ask, ONEDNN_MAX_CPU_ISA="AVX2")  # AVX2 has no arithmetic in float16
     assert said == (0, "False\n", "")
 
 

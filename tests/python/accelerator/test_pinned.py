@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Page-locked memory: the same tests on every accelerator that is here. Small, for a limit of 64 KiB."""
+"""Page-locked memory: the same tests on every accelerator that is here. Small, because the limit may be 64 KiB."""
 
 import gc
 import threading
@@ -31,7 +31,7 @@ def test_an_alignment_that_is_no_power_of_two(accelerator, align_bytes):
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex128, torch.bool])
 def test_zeros_even_where_something_else_was(accelerator, dtype):
-    accelerator.pin_memory(torch.full((500,), 7, dtype=torch.uint8))  # freed at once, and perhaps used again
+    accelerator.pin_memory(torch.full((500,), 7, dtype=torch.uint8))  # freed at once, and perhaps reused
     zeros = accelerator.pinned_zeros((5, 6), dtype)
     assert zeros.dtype == dtype and zeros.shape == (5, 6) and zeros.is_contiguous()
     assert torch.equal(zeros, torch.zeros(5, 6, dtype=dtype))
@@ -77,7 +77,7 @@ def test_asynchronous_copies(accelerator):
     source = accelerator.pin_memory(torch.arange(2048, dtype=torch.int32))
     back = accelerator.pinned_zeros((2048,), torch.int32)
     here, there = torch.ones(2, 64 << 20, dtype=torch.uint8, device=accelerator.device(0))
-    for _ in range(32):  # what the copies wait behind in the stream
+    for _ in range(32):  # the copies wait in the stream behind these
         there.copy_(here, non_blocking=True)
     on_device = source.to(accelerator.device(0), non_blocking=True)
     back.copy_(on_device, non_blocking=True)
@@ -142,7 +142,7 @@ def test_an_empty_tensor_is_pinned_too(accelerator):
 
 def test_arguments_of_another_type(accelerator):
     with pytest.raises(TypeError, match=r"^\[accelerator\.pinned_zeros\] align_bytes must be an int, got a bool$"):
-        accelerator.pin_memory(torch.ones(3), False)  # as if it were make_copy
+        accelerator.pin_memory(torch.ones(3), False)  # as if this argument were make_copy
     with pytest.raises(TypeError, match=r"^\[accelerator\.pin_memory\] expected a torch\.Tensor, got list$"):
         accelerator.pin_memory([1.0])
 

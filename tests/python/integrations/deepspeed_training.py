@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank trains its share of a batch by DeepSpeed under Octavo's accelerator and all of it by torch alone, in float32,
-and compares the losses.
+"""Trains a rank's share of a batch by DeepSpeed under Octavo's accelerator, and the whole batch by torch alone, in
+float32, and compares the losses.
 
 OCTAVO_ACCELERATOR says on which device. Arguments: the stages of ZeRO, one after another. Prints "equal" at the end.
 """
@@ -54,7 +54,7 @@ def losses_of_deepspeed(zero_stage: int) -> list[float]:
 
 handed = octavo.integrations.deepspeed.install()
 assert deepspeed.accelerator.get_accelerator() is handed
-# it would be compiled
+# this operator would be compiled
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 theirs = losses_of_torch()
 for stage in map(int, sys.argv[1:]):

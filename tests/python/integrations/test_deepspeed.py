@@ -49,7 +49,7 @@ def test_pinning_goes_through_deepspeeds_hooks(integration):
     assert handed.is_pinned(pinned[1:]) and pinned.tolist() == [0, 1, 2, 3, 4]
     assert handed.is_pinned(handed.pin_empty(3, 4, dtype=torch.float16))
     assert not handed.is_pinned(torch.ones(3))
-    for align_bytes in (0, 1):  # of DeepSpeed's XPU accelerator
+    for align_bytes in (0, 1):  # the values that DeepSpeed's XPU accelerator has
         aligned = handed.pin_memory(torch.ones(3), align_bytes=align_bytes)
         assert handed.is_pinned(aligned) and aligned.tolist() == [1, 1, 1]
 

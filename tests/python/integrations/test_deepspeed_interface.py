@@ -37,7 +37,7 @@ def test_every_name_is_decided_on():
 
 def test_octavos_accelerator_has_every_name_by_itself():
     absent = [name for name in PUBLIC if not hasattr(Accelerator, name)]
-    assert absent == ["pin_empty", "pin_empty_like"]  # which DeepSpeed does through its hooks
+    assert absent == ["pin_empty", "pin_empty_like"]  # DeepSpeed provides these through its hooks
 
 
 @pytest.mark.parametrize("name", METHODS)

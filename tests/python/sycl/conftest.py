@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch device `sycl`: every test leaves as many bytes allocated as it found, to the byte."""
+"""The torch device `sycl`: every test leaves exactly as many bytes allocated as it found."""
 
 import gc
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[RankPool]:
-    """Ranks of these tests alone: where backward ran before `sycl` was there, it cannot run on `sycl` any more."""
+    """Ranks for these tests alone: where backward ran before `sycl` was registered, it cannot run on `sycl` any
+    more."""
     pool = RankPool(2)
     yield pool
     pool.stop()
@@ -32,7 +33,8 @@ def two_ranks() -> Iterator[RankPool]:
 @pytest.fixture(autouse=True)
 def exact_figures() -> Iterator[None]:
     gc.collect()
-    gc.freeze()  # the collection after the test then looks at what the test made, not at all of torch and transformers
+    # the collection after the test then examines only what the test made, not all of torch and transformers
+    gc.freeze()
     before = torch.sycl.memory_allocated()
     yield
     torch.sycl.synchronize()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Managed memory on the device `sycl`: tensors of the device that are none of its bytes."""
+"""Managed memory on the device `sycl`: its tensors are on the device, but do not count as the device's bytes."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def arena():
-    """An arena whose memory is all given back in the end."""
+    """Returns an arena. All of its memory must be freed in the end."""
     made = _C.Arena(torch.device("sycl"))
     yield made
     assert made.stats()["live_held_bytes"] == made.stats()["tensors"] == 0

@@ -63,7 +63,7 @@ def coalesced(rank: int, collective: Collective, named: bool, async_ops: bool) -
 def one_by_one(rank: int, collective: Collective) -> list[list[float]]:
     group = group_of("cpu")
     results = [collective(numbers(rank, count), group) for count in (4, 6)]
-    dist.barrier(group=group)  # those that nobody waited for came before
+    dist.barrier(group=group)  # the collectives that nobody waited for are done before this
     return [result.tolist() for result in results]
 
 
@@ -78,7 +78,7 @@ def test_what_torch_coalesces(two_ranks, collective: Collective, named: bool, as
 @pytest.mark.parametrize("async_ops", [False, True])
 @pytest.mark.parametrize("collective", [all_to_all, broadcast])
 def test_what_the_device_coalesces(two_ranks, collective: Collective, async_ops: bool) -> None:
-    """Nobody waits for a collective by itself: the manager's work stands for all."""
+    """No collective is waited for by itself: the manager's work stands for all of them."""
     expected = two_ranks.run(one_by_one, collective)
     assert two_ranks.run(coalesced, collective, True, async_ops) == expected
 
@@ -89,7 +89,7 @@ def batched(rank: int) -> list[list[float]]:
     operations = [dist.P2POp(dist.irecv, x, peer, group=group) for x in received]
     operations += [dist.P2POp(dist.isend, numbers(rank, x.numel()).sycl(), peer, group=group) for x in received]
     works = dist.batch_isend_irecv(operations)
-    assert len(works) == 1  # for all of them
+    assert len(works) == 1  # one work for all of them
     works[0].wait()
     return [x.tolist() for x in received]
 
@@ -129,7 +129,7 @@ def silent_peer(rank: int) -> None:
         with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
             works.works[0].wait(timedelta(seconds=0.3))
         assert time.monotonic() - start < 5
-    dist.barrier()  # of another group: the peer was there
+    dist.barrier()  # of another group; the peer is still there
 
 
 def test_a_deadline(two_ranks) -> None:
@@ -143,7 +143,7 @@ def misuse(rank: int) -> None:
     with pytest.raises(KeyError), dist._coalescing_manager(group, SYCL):
         dist.broadcast(x, src=0, group=group)
         raise KeyError
-    dist.distributed_c10d._world.pg_coalesce_state.pop(group)  # torch's own trace of it
+    dist.distributed_c10d._world.pg_coalesce_state.pop(group)  # the trace that torch itself leaves of it
     with dist._coalescing_manager(group, SYCL, async_ops=True) as works:
         pass
     (work,) = works.works

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiled graphs on sycl, of which the values for the backward pass wait on the host."""
+"""Compiled graphs on sycl whose values for the backward pass wait on the host."""
 
 import gc
 
@@ -13,7 +13,7 @@ import octavo.sycl
 
 
 def trained(rank: int, passes: list[str] | None) -> tuple[list[float], int]:
-    """Losses, and what the device holds between a forward and its backward pass."""
+    """Returns the losses, and the bytes that the device holds between a forward pass and its backward pass."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4))).to("sycl")
@@ -22,7 +22,7 @@ def trained(rank: int, passes: list[str] | None) -> tuple[list[float], int]:
     if passes:
         engine.set_compile_schedule([(0, passes)])
     losses, held = [], 0
-    gc.collect()  # engines of before
+    gc.collect()  # removes the engines of earlier runs
     before = torch.sycl.memory_allocated()
     generator = torch.Generator().manual_seed(rank)
     for _ in range(3):
@@ -44,7 +44,8 @@ def test_values_for_the_backward_pass_wait_on_the_host(two_ranks) -> None:
     for (losses, held), (same, as_much), (same_too, less) in zip(eager, compiled, offloaded, strict=True):
         assert losses == same == same_too
         assert as_much == held
-        assert less == held - 3 * of_one_value  # the last layer's output is the caller's, the first one's input, too
+        # the caller has the last layer's output, and the first one's input
+        assert less == held - 3 * of_one_value
 
 
 def refused(rank: int) -> str:
@@ -52,7 +53,8 @@ def refused(rank: int) -> str:
     optimizer, config = torch.optim.SGD(model.parameters()), {"zero_stage": 3, "compile": True}
     with pytest.raises(ValueError) as caught:
         octavo.initialize(model, optimizer, config, group=group_of("sycl"))
-    octavo.initialize(model, optimizer, config | {"compile": "aot_eager"}, group=group_of("sycl"))  # as it says
+    # the setting that the error suggests
+    octavo.initialize(model, optimizer, config | {"compile": "aot_eager"}, group=group_of("sycl"))
     return str(caught.value)
 
 

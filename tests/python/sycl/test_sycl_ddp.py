@@ -48,7 +48,7 @@ def test_ddp_has_the_bits_of_the_cpu(two_ranks, plan: str | None) -> None:
 
 
 def rounds(rank: int, device: str, folder: str) -> list[list[Tensor]]:
-    """Parameters inside of a round, those of a rank that goes on from there alone, with the states of both, and those
+    """Returns the parameters inside of a round, those of a rank that goes on alone from both ranks' states, and those
     of both ranks where the state of the second one is lost."""
 
     def outer_of(group: dist.ProcessGroup) -> tuple[nn.Module, octavo.Outer]:

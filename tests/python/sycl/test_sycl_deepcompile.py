@@ -72,11 +72,11 @@ def values_on_the_host(rank: int) -> None:
         value = torch.full((COUNT,), float(step), device="sycl")
         on_host = dc.offload_tensor(value, mine.graph, 5)
         assert on_host.device.type == "cpu"
-        value.add_(0)  # before another stream is done with it
+        value.add_(0)  # uses the value before the other stream is done with it
         dc.wait_offload(value, mine.graph, 5)
         value.fill_(-1)
         del value
-        scratch = torch.full((COUNT,), -2.0, device="sycl")  # would take the memory of what is still read
+        scratch = torch.full((COUNT,), -2.0, device="sycl")  # would take memory that is still being read
         back = dc.wait_reload(dc.reload_tensor(on_host, mine.graph, 5), mine.graph, 5)
         assert back.device.type == "sycl"
         seen.append((step, back.clone()))
@@ -108,7 +108,7 @@ def states_on_the_host(rank: int) -> None:
         assert held - torch.sycl.memory_allocated() == of_states == mine.engine.offloaded_bytes()
         with pytest.raises(RuntimeError, match="wait on the host"):
             views[0].sum().item()
-        scratch = torch.full((COUNT,), -1.0, device="sycl")  # would take the memory of what is still read
+        scratch = torch.full((COUNT,), -1.0, device="sycl")  # would take memory that is still being read
         if step == 2:
             dc.wait_offloads(token, mine.graph)
         dc.reload_states(token, mine.graph, [1])
@@ -137,7 +137,7 @@ def flags(rank: int) -> None:
         setattr(mine.engine.flags, flag, True)
         mine.engine.start_backward(False)
         keep_busy(other)
-        for id in IDS:  # the first one fills the bucket, and is sent when the second one comes
+        for id in IDS:  # the first gradient fills the bucket, which is sent when the second one comes
             mine.engine.take_grad(torch.ones(COUNT, device="sycl"), mine.graph, id)
         assert other.query()
         mine.engine.end_backward(mine.graph)

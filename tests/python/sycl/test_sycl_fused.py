@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam, AdamW and Lion on the device `sycl`: the CPU's steps within a unit of the last place and a code."""
+"""Adam, AdamW and Lion on the device `sycl`: the CPU's steps to within a unit of the last place and one code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = {
 
 
 def ordered(values: Tensor) -> Tensor:
-    """Numbers of floats, one apart where the floats are neighbours."""
+    """Returns integers that differ by one where the floats are neighbours."""
     integer = torch.int32 if values.dtype == torch.float32 else torch.int16
     bits = values.detach().cpu().contiguous().view(integer).long()
     return bits.where(bits >= 0, torch.iinfo(integer).min - bits)
@@ -40,7 +40,7 @@ def near(here: Tensor, there: Tensor, name: str, bits: int) -> None:
         a, b = here.int(), there.cpu().int()
         pairs = [(a, b)] if bits == 8 else [(a // 16, b // 16), (a % 16, b % 16)]
         assert all((x - y).abs().max() <= 1 for x, y in pairs), name
-    elif here.dtype == torch.int8:  # of extra bits
+    elif here.dtype == torch.int8:  # the extra bits
         assert (here.int() - there.cpu().int()).abs().max() <= 1 or (here.int() - there.cpu().int()).abs().max() >= 255
     else:
         assert (ordered(here) - ordered(there)).abs().max() <= 1, name
@@ -50,7 +50,7 @@ def near(here: Tensor, there: Tensor, name: str, bits: int) -> None:
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic", "extra_bits"])
 @pytest.mark.parametrize("make", [Adam, AdamW8bit, AdamW4bit, Lion8bit])
 def test_a_step_is_the_cpus(make, rounding, shape) -> None:
-    """From the same state, each of five times: what differs cannot add up."""
+    """Each of five steps begins from the same state on both devices, so that differences cannot add up."""
     torch.manual_seed(0)
     dtype = torch.float32 if rounding == "nearest" else torch.bfloat16
     here = nn.Parameter(SHAPES[shape]().to(dtype))
@@ -101,7 +101,7 @@ def test_paged_is_unpaged_and_its_bytes_are_none_of_the_devices() -> None:
     states = [t for s in optimizer.state.values() for name, t in s.items() if name != "step"]
     assert all(_C.is_managed(t) for t in states)
     assert _C.arena_stats()["managed"]["live_bytes"] - managed == sum(t.nbytes for t in states)
-    assert torch.sycl.memory_allocated() - before <= 1024  # the flag and the factor
+    assert torch.sycl.memory_allocated() - before <= 1024  # for the flag and the factor
     del optimizer, states
     gc.collect()
     assert _C.arena_stats()["managed"]["live_bytes"] == managed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import octavo` and `import octavo.sycl` do, and what is said where the device cannot be used."""
+"""What `import octavo` and `import octavo.sycl` do, and the errors where the device cannot be used."""
 
 import subprocess
 from pathlib import Path
@@ -169,7 +169,7 @@ def test_torch_knows_the_device() -> None:
     assert torch.accelerator.current_accelerator() == torch.device("sycl")
     assert torch.accelerator.device_count() == torch.sycl.device_count()
     assert torch.sycl.get_amp_supported_dtype() == [torch.bfloat16, torch.float16] and torch.sycl.is_bf16_supported()
-    octavo.sycl.register()  # a second time: nothing
+    octavo.sycl.register()  # a second call does nothing
 
 
 def test_info_shows_the_devices() -> None:

@@ -20,7 +20,7 @@ def bytes_tensor(count: int) -> torch.Tensor:
 
 @pytest.fixture
 def limit():
-    """Sets the cap to what is reserved and so many bytes more; takes it away afterwards."""
+    """Returns a function that sets the cap to what is reserved plus some bytes. Removes the cap afterwards."""
     torch.sycl.empty_cache()
     yield lambda more: torch.sycl.set_memory_limit(torch.sycl.memory_reserved() + more)
     torch.sycl.set_memory_limit(None)
@@ -79,7 +79,7 @@ def test_the_cap_is_real(limit) -> None:
     free, total = torch.sycl.mem_get_info()
     assert free == MIB and total == torch.sycl.get_memory_limit()
     del x
-    bytes_tensor(4 * MIB)  # what is cached is given back before memory is refused
+    bytes_tensor(4 * MIB)  # cached memory is freed before an allocation is refused
     assert torch.sycl.memory_stats()["num_ooms"] >= 1
 
 
@@ -88,13 +88,13 @@ def test_all_that_is_free_can_be_allocated(limit, more: int) -> None:
     limit(more)
     free, total = torch.sycl.mem_get_info()
     assert free <= total <= torch.sycl.get_device_properties().total_memory
-    if more < 1 << 44:  # more than that the test leaves to others
+    if more < 1 << 44:  # the test leaves a larger amount to other processes
         bytes_tensor(free)
 
 
 @pytest.mark.parametrize("cached", [[], [3 * MIB + 5, 700, 1], [MIB + 1] * 3])
 def test_all_that_is_available_can_be_allocated_and_no_more(limit, cached: list[int]) -> None:
-    """Memory that tensors round up is not available, memory that is cached is."""
+    """The bytes by which tensors are rounded up are not available; cached memory is."""
     held = [bytes_tensor(5), bytes_tensor(2 * MIB + 1)]
     limit(9 * MIB + 777)
     blocks = [bytes_tensor(count) for count in cached]
@@ -108,7 +108,7 @@ def test_all_that_is_available_can_be_allocated_and_no_more(limit, cached: list[
 
 
 def test_a_storage_is_freed_and_grown_on_its_device() -> None:
-    """As FSDP frees the memory of gathered parameters, and allocates it again for backward."""
+    """FSDP frees the memory of gathered parameters in this way, and allocates it again for backward."""
     x = torch.arange(1000.0, device="sycl")
     storage, before = x.untyped_storage(), torch.sycl.memory_allocated()
     storage.resize_(0)
@@ -127,7 +127,8 @@ def test_a_storage_is_freed_and_grown_on_its_device() -> None:
 def test_the_cache_stays_within_the_device() -> None:
     torch.sycl.empty_cache()
     total = torch.sycl.get_device_properties().total_memory
-    for eighths in range(8, 17):  # sizes that no cached block serves, never touched: together more than there is
+    # no cached block has these sizes, and the memory is never touched: together they are more than there is
+    for eighths in range(8, 17):
         bytes_tensor(total // 20 * eighths // 8 + eighths * MIB)
         bytes_tensor(total // 5 * eighths // 8 + eighths * MIB)
     assert torch.sycl.memory_reserved() <= total
@@ -230,7 +231,8 @@ def test_host_memory_of_a_stream_is_not_pinned_anew() -> None:
     pinned = torch.empty(MIB, pin_memory=True)
     assert not stream.query(), "the stream ended too early for this test to say anything"
     assert pinned.data_ptr() != address
-    assert torch.sycl.empty(MIB, dtype=torch.float32, kind="host").data_ptr() == address  # in the stream's order
+    # safe, because the stream orders both uses
+    assert torch.sycl.empty(MIB, dtype=torch.float32, kind="host").data_ptr() == address
     stream.synchronize()
     assert (target == 1).all()
 

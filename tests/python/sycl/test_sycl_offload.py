@@ -14,12 +14,12 @@ import octavo.sycl
 from octavo.optim.shards import local
 
 WIDTH, LAYERS, ROWS = 256, 4, 512
-STATE_BYTES = 2 * LAYERS * (WIDTH * WIDTH + WIDTH) * 4  # of Adam on one rank alone
+STATE_BYTES = 2 * LAYERS * (WIDTH * WIDTH + WIDTH) * 4  # Adam's states on a single rank
 REDUCE, GATHER = ["reduce"], ["gather", "reduce"]
 
 
 class Run:
-    """Training on sycl by graphs; what follows is from the third step on, whose schedule is ``passes``."""
+    """Trains on sycl by graphs. The figures are from the third step on, whose schedule is ``passes``."""
 
     def __init__(self, stage: int, passes: list[str] | None, backend: str = "aot_eager", **options: Any):
         torch._dynamo.reset()
@@ -28,7 +28,7 @@ class Run:
         compile = {"backend": backend, "memory_mib": options.pop("memory_mib", None)}
         config = {"zero_stage": stage, "bucket_mib": 0.1, "gather_mib": 0.3, "compile": compile} | options
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        gc.collect()  # engines of before
+        gc.collect()  # removes the engines of earlier runs
         self.before = torch.sycl.memory_allocated()
         self.engine = octavo.initialize(model, optimizer, config, group=group_of("sycl"))
         first = REDUCE if stage < 3 else GATHER
@@ -42,7 +42,8 @@ class Run:
         return torch.tanh(self.engine(torch.randn(ROWS, WIDTH, generator=generator).to("sycl"))).square().mean()
 
     def step(self, rank: int) -> tuple[float, int, int]:
-        """The loss, what the device holds between the forward and the backward pass, and at most in both."""
+        """Returns the loss, the bytes that the device holds between forward and backward, and the most bytes in both
+        passes."""
         torch.sycl.synchronize()
         torch.sycl.reset_peak_memory_stats()
         loss = self.forward(rank)
@@ -53,12 +54,12 @@ class Run:
         return loss.item(), held, most
 
     def steps(self, rank: int, count: int = 5) -> tuple[list[float], int, int]:
-        """The losses, and the figures of the last one."""
+        """Returns the losses, and the figures of the last step."""
         done = [self.step(rank) for _ in range(count)]
         return [loss for loss, _, _ in done], *done[-1][1:]
 
     def own(self) -> list[Tensor]:
-        """This rank's parameters and states."""
+        """Returns this rank's parameters and states."""
         self.engine.bring_back()
         parts = [local(part.values).detach() for part in self.engine.parts.values()]
         states = [value for state in self.engine.optimizer_state().values() for value in state.values()]
@@ -91,7 +92,8 @@ OFFLOAD = "offload_optimizer"
 
 
 def within(rank: int, limit_bytes: int | None) -> tuple[list[float], int, int, int, Any]:
-    """Losses, what the measured step has had at most, what a later one has, what was away then, and the results."""
+    """Returns the losses, the peak of the measured step, that of a later step, the bytes offloaded then, and the
+    results."""
     run = Run(2, [*REDUCE, OFFLOAD], memory_mib=None if limit_bytes is None else limit_bytes / 2**20)
     losses = [run.step(rank)[0] for _ in range(4)]
     torch.sycl.reset_peak_memory_stats()
@@ -106,7 +108,7 @@ def within(rank: int, limit_bytes: int | None) -> tuple[list[float], int, int, i
 
 
 def test_as_much_leaves_as_the_limit_asks_for(two_ranks) -> None:
-    """Somewhat less than what was measured needs the states of a single large parameter, and of a small one more."""
+    """With this limit, the states of a single large parameter and of one small parameter must be offloaded."""
     unlimited = two_ranks.run(within, 2**40)
     of_a_matrix, measured = 2 * WIDTH * WIDTH * 4 // 2, unlimited[0][1]
     limit = measured - of_a_matrix - 2**9
@@ -145,11 +147,11 @@ class Broken(Exception):
 
 
 def interrupted(rank: int, stage: int, passes: list[str], folder: str, is_interrupted: bool) -> Any:
-    """In the fourth step a backward pass fails; all goes on from what was saved just then."""
+    """A backward pass fails in the fourth step; training goes on from what is saved at that point."""
     run = Run(stage, passes)
     losses = [run.step(rank)[0] for _ in range(3)]
     if is_interrupted:
-        run.forward(rank)  # and what it has sent to the host is there when the state is looked at
+        run.forward(rank)  # what this pass sends to the host must be there when the state is examined
         run.batch -= 1
         assert run.engine._engine.offloaded_bytes() > 0
         with pytest.raises(RuntimeError, match="wait on the host until the optimizer's step"):

@@ -196,7 +196,7 @@ def test_generators_and_their_states() -> None:
 
 
 def test_a_state_is_not_taken_from_the_middle_of_a_draw() -> None:
-    """Of a generator that another thread draws from: it is the state before or after a whole draw."""
+    """Another thread draws from the generator: the state must be that before or after a whole draw."""
     generator, draws = torch.Generator("sycl").manual_seed(7), 40
     x = torch.empty(1 << 18, device="sycl")
 
@@ -247,7 +247,7 @@ def test_two_results_in_one_empty_tensor() -> None:
 
 
 def test_a_sparse_tensor_without_elements_gets_some() -> None:
-    """In place, as an optimizer's zero_grad(set_to_none=False) and the next backward do."""
+    """This is done in place, as by an optimizer's zero_grad(set_to_none=False) and the next backward."""
     some = torch.sparse_coo_tensor([[1, 2]], [1.0, 2.0], (5,), device="sycl", check_invariants=True)
     for put in (torch.Tensor.add_, torch.Tensor.copy_, lambda x, y: torch.add(x, y, out=x)):
         x = some.clone().zero_()

@@ -41,7 +41,7 @@ def test_momenta_on_the_wire(two_ranks, name: str) -> None:
 
 
 def reduced(rank: int, device: str) -> list[Tensor]:
-    """Odd sizes, zeros, half precision, strides."""
+    """Reduces tensors of odd sizes, of zeros, of half precision and with strides."""
     group, results = group_of(device), []
     generator = torch.Generator().manual_seed(rank)
     for plan in ("dense", "bf16", "bf16:lossless", "threshold:2", "int4", "sign-vote"):
@@ -82,7 +82,7 @@ def residuals_move(rank: int) -> None:
     residuals = [value for value in on_device.values() if isinstance(value, Tensor)]
     assert residuals and all(value.device.type == "sycl" for value in residuals)
     first = state_after(rank, "cpu", None)
-    for saved in (on_device, first):  # either may be loaded on either
+    for saved in (on_device, first):  # either state may be loaded on either device
         further = on_cpu(as_gpu(rank, state_after, "sycl", saved))
         expected = state_after(rank, "cpu", saved)
         for key, value in expected.items():

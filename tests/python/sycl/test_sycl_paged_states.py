@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a handle keeps on `sycl`, in managed memory: none of the device's bytes, and the bits of the CPU."""
+"""A handle's state on `sycl` in managed memory: it uses none of the device's bytes, and has the bits of the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo import _C
 
 
 def train(rank: int, device: str, plan: str, is_paged: bool) -> list[Tensor]:
-    """Saved and built anew, and with a step that is rolled back."""
+    """Trains with a step that is rolled back; state is saved and the handle is built anew."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 101), nn.ReLU(), nn.Linear(101, 64)).to(device)
     saved = None
@@ -48,7 +48,7 @@ def test_paged_states_have_the_bits_of_the_cpu(two_ranks, plan: str) -> None:
 
 
 def device_bytes(rank: int, is_paged: bool) -> int:
-    """That residuals take of the device."""
+    """Returns the bytes of the device that residuals use."""
     torch.manual_seed(0)
     model = nn.Linear(512, 512, bias=False).to("sycl")
     handle = octavo.compress(
@@ -64,7 +64,7 @@ def device_bytes(rank: int, is_paged: bool) -> int:
 
 
 def test_paged_states_are_none_of_the_devices_bytes(two_ranks) -> None:
-    both_generations = 2 * 2 * 512 * 512 // 2 * 2  # in bfloat16, half of them the sender's and half the owner's
+    both_generations = 2 * 2 * 512 * 512 // 2 * 2  # in bfloat16; half of them are the sender's and half the owner's
     assert two_ranks.run(as_gpu, device_bytes, False) == [both_generations] * 2
     assert two_ranks.run(as_gpu, device_bytes, True) == [0, 0]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameters of an engine that go from the device `sycl` to the host and come back, on streams of their own."""
+"""Parameters of an engine that move from the device `sycl` to the host and back, on streams of their own."""
 
 import torch
 from sycl_work import keep_busy
@@ -20,7 +20,7 @@ def test_values_go_to_the_host_and_come_back() -> None:
     param = parameter(3.0)
     for _ in range(3):
         param.offload()
-        param.offload()  # they are there
+        param.offload()  # the values are on the host already
         on_host = param.get_ds_tensor()
         assert on_host.device.type == "cpu" and _C.is_pinned(on_host) and on_host.eq(3).all()
         assert torch.sycl.memory_allocated() == before
@@ -32,7 +32,7 @@ def test_values_go_to_the_host_and_come_back() -> None:
 
 
 def test_a_move_waits_for_the_work_before_it_and_is_waited_for() -> None:
-    """Each change of the values is late; none is lost, and none is seen by work of before."""
+    """Each change of the values is late; none is lost, and none is seen by earlier work."""
     param, seen = parameter(0.0), []
     for step in range(1, 6):
         keep_busy(torch.sycl.current_stream(), copies=4)
@@ -40,8 +40,8 @@ def test_a_move_waits_for_the_work_before_it_and_is_waited_for() -> None:
         values.add_(1)
         param.offload()
         del values
-        scratch = torch.full((COUNT,), -1.0, device="sycl")  # would take the memory of what is still read
-        param.reload()  # after the offload that is under way
+        scratch = torch.full((COUNT,), -1.0, device="sycl")  # would take memory that is still being read
+        param.reload()  # comes after the offload that is under way
         seen.append((step, param.get_ds_tensor().clone()))
         del scratch
     for step, values in seen:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that the device keeps to itself, as a GPU's is and as the CPU device here pretends: copies are staged, what
-else would read it on the host is refused."""
+"""Memory that only the device can read, as a GPU's is and as the CPU device here pretends: copies are staged, and other
+reads on the host are refused."""
 
 import copy
 import io
@@ -42,7 +42,7 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "pageable": lambda x: x.clone(),
     "pinned": lambda x: x.pin_memory(),
 }
-LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of 60 numbers; [4, 5] each
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # views of 60 numbers, each of shape [4, 5]
     "whole": lambda x: x[:20].view(4, 5),
     "inside": lambda x: x[7:27].view(4, 5),
     "transposed": lambda x: x[:20].view(5, 4).t(),
@@ -66,7 +66,7 @@ def test_copies_in_all_directions(target_layout: str, source_layout: str, non_bl
         write(expected).copy_(read(values))
         write(got).copy_(read(PLACES[source](values)), non_blocking=non_blocking)
         torch.sycl.synchronize()
-        assert torch.equal(got.cpu(), expected), (target, source)  # and nothing between the elements
+        assert torch.equal(got.cpu(), expected), (target, source)  # nothing between the elements has changed
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
@@ -123,7 +123,7 @@ def test_copies_wait_for_the_stream() -> None:
         x.copy_(ready, non_blocking=True)
         assert not side.query(), "the copy was waited for, or the stream ended too early for this test to say anything"
         assert (x.cpu() == 1).all()
-    x[::2].copy_(torch.zeros(1 << 19), non_blocking=True)  # staged; the caller's memory is free at once
+    x[::2].copy_(torch.zeros(1 << 19), non_blocking=True)  # staged: the caller's memory is free at once
     assert x.cpu().view(-1, 2).sum(0).tolist() == [0, 1 << 19]
 
 
@@ -192,8 +192,8 @@ def test_octavo_reduces_it_by_the_devices_kernels(group_of_one, plan: str) -> No
 
 
 def test_a_reduction_that_is_done_holds_no_memory(group_of_one) -> None:
-    """What runs the calls of a group lets go of a tensor before it says that the call is done."""
-    octavo.all_reduce(torch.ones(1), "dense")  # makes what the group keeps
+    """The thread that runs a group's calls releases a tensor before it reports that the call is done."""
+    octavo.all_reduce(torch.ones(1), "dense")  # makes the objects that the group keeps
     began, held = torch.sycl.memory_allocated(), []
     gate = threading.Event()
     collectives._channel(dist.group.WORLD)._queue.submit(gate.wait)

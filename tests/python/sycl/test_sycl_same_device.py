@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on the CPU beside tensors of the device: taken and refused as beside CUDA's, in torch's words."""
+"""Tensors on the CPU beside tensors of the device: accepted and refused as beside CUDA's, in torch's words."""
 
 from importlib.resources import files
 
@@ -119,8 +119,8 @@ def test_copies_between_devices() -> None:
 
 
 def operators_of_tensors() -> list[tuple[str, int, bool]]:
-    """Of the operators that CPU and CUDA both have and that need tensors alone, two at least: how they are called, how
-    many tensors they need, and whether torch's wrapper for CUDA holds them to one device."""
+    """Returns the operators that both CPU and CUDA have and that need only tensors, at least two: how they are called,
+    how many tensors they need, and whether torch's wrapper for CUDA requires that they are on one device."""
     folder = files("torchgen") / "packaged" / "ATen" / "native"
     parsed = parse_native_yaml(str(folder / "native_functions.yaml"), str(folder / "tags.yaml"))
     functions = {str(f.func.name): f for f in parsed.native_functions}
@@ -145,7 +145,8 @@ def test_every_operator_of_tensors_takes_numbers_where_torchs_own_wrapper_does()
         try:
             operator(*[there(1, 2)] * (count - 1), torch.tensor(1.0))
             is_refused = False
-        except (RuntimeError, ValueError, IndexError) as error:  # dtypes and shapes may be wrong: devices come first
+        except (RuntimeError, ValueError, IndexError) as error:
+            # dtypes and shapes may be wrong, but devices are checked first
             is_refused = "Expected all tensors to be on the same device" in str(error)
         if is_refused != is_checked:
             wrong.append((name, is_checked))

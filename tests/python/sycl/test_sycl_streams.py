@@ -13,7 +13,8 @@ import octavo.sycl
 
 
 class Program:
-    """Random operations on a few buffers; each may run on another stream, after the events of what it touches."""
+    """A program of random operations on a few buffers; each may run on another stream, after the events of its
+    buffers."""
 
     SIZE = 4096
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training job on sycl: the curve and the weights of the CPU, and a run that changes its device on the way."""
+"""A training job on sycl: it has the CPU's curve and weights, and a run can change its device on the way."""
 
 import dataclasses
 import gc
@@ -57,14 +57,14 @@ def test_a_run_goes_on_with_another_device(two_ranks: RankPool, tmp_path: Path) 
 
 @pytest.fixture
 def fresh_ranks() -> Iterator[RankPool]:
-    """Two ranks in which nothing has run: what other tests have left in managed memory would count in a peak."""
+    """Returns two ranks in which nothing has run, because managed memory of other tests would count in a peak."""
     pool = RankPool(2)
     yield pool
     pool.stop()
 
 
 def collect(_rank: int) -> None:
-    """What the last training has left counts, too."""
+    """Frees what the last training has left, because it would count, too."""
     gc.collect()
 
 
@@ -83,7 +83,7 @@ def test_paged_states_are_managed_and_none_of_the_devices(fresh_ranks: RankPool,
     assert len({run["replicas_sha256"] for run in runs.values()}) == 1
     paged, device = runs["paged"], runs["device"]
     states = paged["state_bytes_per_param"] * paged["parameters"]
-    residuals = 2 * paged["wire_state_bytes_per_param"] * paged["parameters"]  # two generations
+    residuals = 2 * paged["wire_state_bytes_per_param"] * paged["parameters"]  # of two generations
     assert paged["peak_managed_bytes"] == pytest.approx(states + residuals, rel=0.02)
     assert device["peak_managed_bytes"] == 0
     assert device["peak_device_bytes"] - paged["peak_device_bytes"] > 0.9 * states
