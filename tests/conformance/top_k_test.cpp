@@ -71,8 +71,9 @@ void expect_selection_equals_reference(const rules::TopK& shape, std::uint64_t c
   });
 }
 
-/// Few of many, as many kept as not, and all of a tile.
-const std::vector<rules::TopK> kShapes = {{64, 8}, {64, 64}, {4096, 64}, {4096, 8}, {4096, 2048}, {1 << 16, 64}};
+/// One of a tile, few of many, as many kept as not, and all of a tile.
+const std::vector<rules::TopK> kShapes = {{64, 1},   {64, 8},      {64, 64},     {4096, 64},
+                                          {4096, 8}, {4096, 2048}, {1 << 16, 64}};
 
 TEST(TopK, EqualsReference) {
   for (const rules::TopK& shape : kShapes) {
