@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,53 +66,71 @@ def test_the_examples_build_with_the_folder_that_the_command_line_names_and_run(
     assert "expected OCTAVO_ISA to be one of" in run(tmp_path / "encode_int4", ok=False, OCTAVO_ISA="mmx")
 
 
+def chains_of(headers: list[str], closure: Callable[[str], set[str]]) -> list[list[str]]:
+    """Shares headers out to lists in which each one includes all that come before it."""
+    chains: list[list[str]] = []
+    for header in sorted(headers, key=lambda name: (len(closure(name)), name)):
+        ends = [chain for chain in chains if chain[-1] in closure(header)]
+        if ends:
+            max(ends, key=lambda chain: len(closure(chain[-1]))).append(header)
+        else:
+            chains.append([header])
+    return chains
+
+
 def test_every_installed_header_compiles_alone(tmp_path):
-    """The compiler is called directly and makes no code; the examples show that CMake's targets name these folders."""
+    """By the compiler itself and without code; the examples show that CMake's targets name these folders.
+
+    A unit begins with a header, and goes on with one that includes it, and so on. What a header finds there is then
+    what it includes itself, as if it were alone, and a compiler need not start for each.
+    """
     import torch
 
     include, torchs = PREFIX / "include", Path(torch.__file__).parent / "include"
-    needs_sycl = Path("octavo/sycl.h")  # compiled by test_build.py
-    headers = sorted(path.relative_to(include) for path in include.rglob("*.h"))
-    headers.remove(needs_sycl)
-    assert Path("octavo/packbits.h") in headers and Path("octavo/rules/sign_bits.h") in headers
+    needs_sycl = "octavo/sycl.h"  # compiled by test_build.py
+    texts = {str(path.relative_to(include)): path.read_text() for path in include.rglob("*.h")}
+    del texts[needs_sycl]
+    assert "octavo/packbits.h" in texts and "octavo/rules/sign_bits.h" in texts
     compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-isystem", include]
     on_torch = [*compiler, "-isystem", torchs, "-isystem", torchs / "torch/csrc/api/include"]
-    tensors, aten = tmp_path / "Tensor.h", tmp_path / "ATen.h"  # precompiled, because otherwise this takes minutes
+    tensors, aten = tmp_path / "Tensor.h", tmp_path / "ATen.h"  # precompiled: minutes otherwise
     for given, name in ((tensors, "ATen/core/Tensor.h"), (aten, "ATen/ATen.h")):
         given.write_text(f"#include <{name}>\n")
         run(*on_torch, "-x", "c++-header", given, "-o", f"{given}.gch")
 
-    def has_c10d(text: str) -> bool:
-        """Whether a header includes c10d's, which begin with ATen/ATen.h: that takes seven of their eight seconds."""
-        own = re.findall(r'^#include "(octavo/.+)"', text, re.MULTILINE)
-        return "#include <torch/csrc/distributed/" in text or any(
-            has_c10d((include / path).read_text()) for path in own
+    @cache
+    def closure(header: str) -> set[str]:
+        """Returns the headers of ours that a header includes, directly or by others."""
+        direct = re.findall(r'^#include "(octavo/.+)"', texts.get(header, ""), re.MULTILINE)
+        return set(direct).union(*map(closure, direct))
+
+    def beginning(header: str) -> list[str | Path]:
+        """Returns how the compiler begins for a header."""
+        if header.split("/")[1] in CORE_MODULES:
+            return compiler
+        # c10d's headers all begin with ATen/ATen.h: seven of their eight seconds.
+        has_c10d = any(
+            "#include <torch/csrc/distributed/" in texts.get(name, "") for name in {header} | closure(header)
         )
+        return [*on_torch, "-include", aten if has_c10d else tensors]
+
+    groups: dict[tuple[str | Path, ...], list[str]] = {}
+    for header, text in texts.items():
+        if not re.search(r"^(?!//|#pragma once|#include|$)", text, re.MULTILINE):
+            continue  # an umbrella: nothing but includes of headers that are compiled here; the examples include it
+        if "at::" in text:  # which the precompiled header would give it
+            assert re.search(r'#include ("octavo/|<ATen/)', text), f"{header} uses ATen and does not include it"
+        groups.setdefault(tuple(beginning(header)), []).append(header)
 
     commands = []
-    for header in headers:
-        text = (include / header).read_text()
-        if not re.search(r"^(?!//|#pragma once|#include|$)", text, re.MULTILINE):
-            continue  # an umbrella: it only includes headers that are compiled here; the examples include it
-        unit = tmp_path / (str(header.with_suffix("")).replace("/", "-") + ".cpp")
-        # each header is included twice, which it must allow
-        unit.write_text(f"#include <{header}>\n#include <{header}>\n")
-        is_core = header.parts[1] in CORE_MODULES
-        with_torch = [*on_torch, "-include", aten if has_c10d(text) else tensors]
-        commands.append([*(compiler if is_core else with_torch), "-fsyntax-only", unit])
-        if "at::" in text:  # the precompiled header would provide it
-            assert re.search(r'#include ("octavo/|<ATen/)', text), f"{header} uses ATen and does not include it"
+    for begin, headers in groups.items():
+        for chain in chains_of(headers, closure):
+            unit = tmp_path / f"unit-{len(commands)}.cpp"
+            # twice: a header must also bear to be included again
+            unit.write_text("".join(f"#include <{header}>\n" * 2 for header in chain))
+            commands.append([*begin, "-fsyntax-only", unit])
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(lambda command: run(*command), commands))
-
-
-@pytest.mark.parametrize(("language", "standard"), [("c", "c11"), ("c++", "c++20")])
-def test_managed_memory_is_there_for_c_and_without_torch(tmp_path, language, standard):
-    unit = tmp_path / "managed"
-    unit.write_text(
-        "#include <octavo/managed.h>\nint main(void) { cfree_managed_ptr(cget_managed_ptr(8)); return 0; }\n"
-    )
-    run("cc", "-x", language, f"-std={standard}", "-isystem", PREFIX / "include", "-fsyntax-only", unit)
 
 
 def test_the_core_needs_no_torch_and_the_rest_says_that_it_does(tmp_path):
