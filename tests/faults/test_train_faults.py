@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fork_server import run_code
 from patience import PATIENCE
 from rank_pool import RankPool
 from train_runs import clean_environment, nano_config, read_curve, run_as_rank, train_command
@@ -76,12 +77,12 @@ def wait_until_gone(pids: list[int], timeout_s: float = 10.0) -> None:
 
 
 def kill_loop(folder: Path, **options: object) -> None:
-    """Runs kill_loop.py, which compares killed runs with an unbroken one."""
+    """Runs kill_loop.py, which compares killed runs with an unbroken one, in a process that need not import torch."""
     script = str(Path(__file__).with_name("kill_loop.py"))
-    command = [sys.executable, script, str(folder), json.dumps(options)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("the same curve\n")
+    code = f"import runpy; runpy.run_path({script!r}, run_name='__main__')"
+    exit_code, said, complaint = run_code(code, folder, json.dumps(options), timeout_s=500)
+    assert exit_code == 0, complaint
+    assert said.endswith("the same curve\n")
 
 
 @pytest.mark.timeout(600)
