@@ -147,10 +147,10 @@ TEST(SharedBackend, GrowsWithWhatIsSentAndTakesMemoryAgain) {
       return all.sum(at::kLong).item<std::int64_t>();
     };
     EXPECT_EQ(gather(1 << 10), 1 << 10);
-    EXPECT_EQ(gather(1 << 24), 1 << 24);
+    EXPECT_EQ(gather(1 << 22), 1 << 22);
     const std::uint64_t size = shared->ranks()->files()[static_cast<std::size_t>(rank)]->size();
     for (int again = 0; again < 2 * static_cast<int>(HostRanks::kSlots); ++again) ASSERT_EQ(gather(5), 5);
-    for (int again = 0; again < 10; ++again) EXPECT_EQ(gather(1 << 24), 1 << 24);
+    for (int again = 0; again < 10; ++again) EXPECT_EQ(gather(1 << 22), 1 << 22);
     // a rank may be one step ahead
     EXPECT_LE(shared->ranks()->files()[static_cast<std::size_t>(rank)]->size(), 3 * size);
   });

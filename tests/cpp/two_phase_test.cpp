@@ -118,9 +118,10 @@ at::Tensor mean_of_steps(const BackendPtr& backend, std::int64_t count, int step
   PhaseSeconds seconds;
   TwoPhase two_phase(wire, seconds);
   Versioned worker(at::kBFloat16), owner(at::kBFloat16);
+  const at::Tensor gradient = gradient_of(wire.rank(), count);
   at::Tensor sum = at::zeros({count});
   for (int step = 0; step < steps; ++step) {
-    at::Tensor values = gradient_of(wire.rank(), count);
+    at::Tensor values = gradient.clone();
     Contribution tensor{values.mutable_data_ptr<float>(), static_cast<std::uint64_t>(count), &codec, &codec};
     tensor.memory = std::make_shared<Ef14Memory>(worker, owner, wire.rank(), wire.world_size());
     tensor.shared_key = rules::derive_key(static_cast<std::uint64_t>(step), 99);
@@ -282,13 +283,18 @@ TEST(TwoPhase, TellsTheMeanSquareOfTheGradientsOverRanks) {
 /// Every rank and every owner sends its largest values; the rest waits for a later step.
 TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
   constexpr std::int64_t kCount = 4096;
+#if defined(__SANITIZE_THREAD__)  // fewer steps show what threads do, and the error of the mean is larger by as much
+  constexpr int kSteps = 100;
+#else
+  constexpr int kSteps = 600;
+#endif
   for (const char* text : {"topk:0.05", "topk:64/1024:int8", "randomk:1/16", "threshold:5"}) {
     const CodecPtr codec = make_codec(CodecText::parse(text, text));
     for (const int world : {2, 3}) {
       std::vector<at::Tensor> means(static_cast<std::size_t>(world));
       run_ranks(world, [&](const BackendPtr& backend, int rank) {
         means[static_cast<std::size_t>(rank)] =
-            mean_of_steps(backend, kCount, 600, *codec, [&](const Outcome& outcome, const at::Tensor& values) {
+            mean_of_steps(backend, kCount, kSteps, *codec, [&](const Outcome& outcome, const at::Tensor& values) {
               EXPECT_TRUE(outcome.finite);
               EXPECT_LT(values.count_nonzero().item<std::int64_t>(), kCount / 5);
             });
@@ -297,7 +303,7 @@ TEST(TwoPhase, SparseCodecsWithFeedbackSendEverythingInTheEnd) {
       for (int rank = 0; rank < world; ++rank) expected += gradient_of(rank, kCount) / world;
       for (const at::Tensor& mean : means) {
         EXPECT_TRUE(at::equal(mean, means[0])) << "replicas differ";
-        EXPECT_LT((mean - expected).abs().max().item<double>(), 0.4) << text << " of " << world;
+        EXPECT_LT((mean - expected).abs().max().item<double>(), 240.0 / kSteps) << text << " of " << world;
       }
     }
   }
