@@ -82,7 +82,7 @@ void SentMomenta::begin(Kind kind, std::vector<Part> parts, OwnBetas betas) {
   betas_ = betas;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (!sends_own(i)) state_.at(i, kOwnMomentum).clear();
-    if (kind_ != Kind::updates || !sends(i)) state_.at(i, kOwnUpdate).clear();
+    if (!keeps_updates(i)) state_.at(i, kOwnUpdate).clear();
   }
   choose_sample();
 }
@@ -98,13 +98,13 @@ void SentMomenta::choose_sample() {
 }
 
 void SentMomenta::require_fits(std::size_t parameter, const at::Tensor& tensor, const char* where) const {
-  const auto& [name, count, exempt, rows, ownership] = parameters_[parameter];
+  const ParameterInfo& info = parameters_[parameter];
   const bool fits = tensor.scalar_type() == at::kFloat && tensor.is_non_overlapping_and_dense() &&
-                    static_cast<std::uint64_t>(tensor.numel()) == count;
+                    static_cast<std::uint64_t>(tensor.numel()) == info.count;
   if (fits) return;
-  fail(ErrorCode::invalid_argument, where, "expected dense float32 with ", count, " elements for ", name, ", got ",
-       toString(tensor.scalar_type()), " on ", tensor.device().str(), " with ", tensor.numel(), " and strides ",
-       tensor.strides());
+  fail(ErrorCode::invalid_argument, where, "expected dense float32 with ", info.count, " elements for ", info.name,
+       ", got ", toString(tensor.scalar_type()), " on ", tensor.device().str(), " with ", tensor.numel(),
+       " and strides ", tensor.strides());
 }
 
 void SentMomenta::replace_gradients(const at::Tensor& values, std::span<const Slot> slots, float gradient_scale) {
@@ -151,9 +151,8 @@ void SentMomenta::describe(std::size_t parameter, c10::Device device, float grad
 }
 
 void SentMomenta::keep_averages(const at::Tensor& values, std::span<const Slot> slots) {
-  if (kind_ != Kind::updates) return;
   for (const Slot& slot : slots) {
-    if (!sends(slot.parameter)) continue;
+    if (!keeps_updates(slot.parameter)) continue;
     const std::uint64_t count = parameters_[slot.parameter].count;
     const c10::Device home = preconditioner(slot.parameter).device();
     auto* const next = state_.at(slot.parameter, kOwnUpdate).next<float>(count, home);
@@ -175,12 +174,12 @@ void SentMomenta::take_sample(const at::Tensor& bucket, std::span<const Slot> sl
 
 void SentMomenta::set_step_sizes(const std::map<std::string, double>& step_sizes) {
   for (const auto& [name, step_size] : step_sizes) {
-    Part& part = parts_[state_.find(name, "comm.set_step_sizes")];
-    if (!part.preconditioner.defined() || kind_ != Kind::updates) {
+    const std::size_t index = state_.find(name, "comm.set_step_sizes");
+    if (!keeps_updates(index)) {
       fail(ErrorCode::invalid_argument, "comm.set_step_sizes", name,
            " has no preconditioner: give it one by keep_own_updates");
     }
-    part.step_size = step_size;
+    parts_[index].step_size = step_size;
   }
 }
 
@@ -199,7 +198,7 @@ SentMomenta::OwnUpdate SentMomenta::own_update(std::size_t parameter) {
 std::map<std::string, SentMomenta::OwnUpdate> SentMomenta::own_updates() {
   std::map<std::string, OwnUpdate> all;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (kind_ == Kind::updates && sends(i)) all[parameters_[i].name] = own_update(i);
+    if (keeps_updates(i)) all[parameters_[i].name] = own_update(i);
   }
   return all;
 }
@@ -207,7 +206,7 @@ std::map<std::string, SentMomenta::OwnUpdate> SentMomenta::own_updates() {
 std::vector<std::size_t> SentMomenta::without_next_step() {
   std::vector<std::size_t> sent;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
-    if (kind_ != Kind::updates || !sends(i)) continue;
+    if (!keeps_updates(i)) continue;
     parts_[i].step_size = 0;
     sent.push_back(i);
   }

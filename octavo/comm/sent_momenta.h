@@ -68,6 +68,8 @@ class SentMomenta {
   bool sends(std::size_t parameter) const { return parts_[parameter].is_sent; }
   /// Whether what is sent of a parameter is what the rank has made of its gradient, in unscaled units.
   bool sends_own(std::size_t parameter) const { return sends(parameter) && kind_ != Kind::shared; }
+  /// Whether that is an update that the rank has made since the last exchange.
+  bool keeps_updates(std::size_t parameter) const { return sends(parameter) && kind_ == Kind::updates; }
 
   /// Replaces the gradients, which are `gradient_scale` times the true ones, by what is the rank's own. `values`:
   /// float32; not read where there are no slots.

@@ -14,7 +14,7 @@ from octavo._C import Plan
 from octavo.handle import Handle
 from octavo.handle_state import WHOLE_MODEL
 from octavo.optim.joined import joined_optimizer, require_no_momentum
-from octavo.parameters import Exempt, exemption, plain_name, real_numbers, rows_of
+from octavo.parameters import Exempt, exempt_by_name, plain_name, real_numbers, rows_of
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 
 
@@ -50,8 +50,8 @@ def compress_ddp(
             f"[ddp.compress] {type(joined).__name__} sends the update that each rank's own momentum makes, and with "
             f"ranks_per_host the means of hosts are sent: leave ranks_per_host out, or use OneBitAdamW with sign+ef"
         )
-    is_exempt = exemption(exempt, parameters)
-    table = [(name, real_numbers(p), bool(is_exempt(name, p)), rows_of(p)) for name, p in parameters.items()]
+    exempt_of = exempt_by_name(exempt, parameters)
+    table = [(name, real_numbers(p), exempt_of[name], rows_of(p)) for name, p in parameters.items()]
     plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
     rendezvous = Rendezvous(model.process_group, "ddp.compress", timeout_s)
     require_same_on_all_ranks(

@@ -22,7 +22,7 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.handle import Handle
 from octavo.optim.joined import joined_optimizer, require_no_momentum
-from octavo.parameters import Exempt, exemption, plain_name, rows_of
+from octavo.parameters import Exempt, exempt_by_name, plain_name, rows_of
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 
 _compressed: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()
@@ -154,9 +154,9 @@ def compress_fsdp(
     groups = [group for group in _parameter_groups(model) if group.parameters]
     parameters = {names[p]: p for group in groups for p in group.parameters}
     shards = _shard_group(parameters)
-    is_exempt = exemption(exempt, parameters, "fsdp.compress")
+    exempt_of = exempt_by_name(exempt, parameters, "fsdp.compress")
     table = [
-        (name, sent.numel(), bool(is_exempt(name, p)), rows_of(sent))
+        (name, sent.numel(), exempt_of[name], rows_of(sent))
         for name, p in parameters.items()
         for sent in [p if replicas is None else p.to_local()]
     ]

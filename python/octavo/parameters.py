@@ -22,13 +22,23 @@ def is_exempt_by_default(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim <= 1 or parameter.numel() < SMALLEST_COMPRESSED
 
 
-def exemption(
+def exempt_by_name(
     exempt: Exempt, parameters: Mapping[str, nn.Parameter], where: str = "ddp.compress"
-) -> Callable[[str, nn.Parameter], bool]:
+) -> dict[str, bool]:
+    """Returns for each parameter whether it is sent in float32. Raises TypeError for an ``exempt`` of another type,
+    ValueError for a pattern that matches no parameter."""
     if exempt is None:
-        return is_exempt_by_default
-    if callable(exempt):
-        return exempt
+        is_exempt = is_exempt_by_default
+    elif callable(exempt):
+        is_exempt = exempt
+    else:
+        is_exempt = _matcher(exempt, parameters, where)
+    return {name: bool(is_exempt(name, parameter)) for name, parameter in parameters.items()}
+
+
+def _matcher(
+    exempt: Iterable[str], parameters: Mapping[str, nn.Parameter], where: str
+) -> Callable[[str, nn.Parameter], bool]:
     are_many = isinstance(exempt, Iterable) and not isinstance(exempt, str)
     patterns = list(exempt) if are_many else [exempt]
     if strangers := [pattern for pattern in patterns if not isinstance(pattern, str)]:

@@ -19,7 +19,7 @@ from octavo._C import Plan
 from octavo.outer.checks import plan_of, require_inner_optimizer, require_numbers, require_plain_model
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
-from octavo.parameters import Exempt, exemption, plain_name
+from octavo.parameters import Exempt, exempt_by_name, plain_name
 from octavo.plan import require_seed
 from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_same_on_all_ranks
 
@@ -113,8 +113,8 @@ class Outer(Optimizer):
         self._exchanged = set(self._parameters.values())
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
-        is_exempt = exemption(exempt, self._parameters, "outer")
-        table = [(name, p, bool(is_exempt(name, p))) for name, p in self._parameters.items()]
+        exempt_of = exempt_by_name(exempt, self._parameters, "outer")
+        table = [(name, p, exempt_of[name]) for name, p in self._parameters.items()]
         rendezvous = Rendezvous(group, "outer", timeout_s)
         self._require_alike(rendezvous, table)
         options = _C.OuterOptions(**self._options)

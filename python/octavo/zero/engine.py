@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from octavo.alive import while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
+from octavo.parameters import exempt_by_name
 from octavo.rendezvous import as_group, broadcast_from_rank_0
 from octavo.zero import export, optimizer_state, set_up
 from octavo.zero.compile_config import CompileConfig, compile_config
@@ -93,7 +94,7 @@ class ZeroEngine:
         setting = None if compiled is None else set_up.compilable(config, compiled, device_type, optimizer)
         if group.size() > 1:
             warn_of_rounding(self._parameters)
-        exempt = set_up.exempt_by_name(config, self._parameters)
+        exempt = exempt_by_name(config.exempt, self._parameters, "zero.initialize")
         self._engine = set_up.connect(config, group, self._parameters, exempt)
         broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
         mesh = DeviceMesh.from_group(group, device_type)

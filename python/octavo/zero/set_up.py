@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import StatePaging
-from octavo.parameters import exemption
 from octavo.plan import as_plan
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 from octavo.zero.compile_config import CompileConfig
@@ -45,15 +44,6 @@ def compilable(config: ZeroConfig, compiled: CompileConfig, device_type: str, op
     return setting
 
 
-def exempt_by_name(config: ZeroConfig, parameters: Mapping[str, nn.Parameter]) -> dict[str, bool]:
-    """Returns for each parameter whether its gradients are sent in float32. Raises ValueError where a rule of the plan
-    fits none of the others."""
-    is_exempt = exemption(config.exempt, parameters, "zero.initialize")
-    exempt = {name: bool(is_exempt(name, parameter)) for name, parameter in parameters.items()}
-    as_plan(config.plan).require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
-    return exempt
-
-
 def connect(
     config: ZeroConfig,
     group: dist.ProcessGroup,
@@ -61,7 +51,9 @@ def connect(
     exempt: Mapping[str, bool],
 ) -> _C.Engine:
     """Returns the C++ engine, connected to those of the other ranks. Raises ValueError where ranks differ in what they
-    must have alike."""
+    must have alike, and where a rule of the plan fits no parameter that is not exempt."""
+    plan = as_plan(config.plan)
+    plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
     rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
     require_same_on_all_ranks(
         rendezvous,
@@ -77,7 +69,7 @@ def connect(
     return _C.Engine(
         rendezvous.connect(),
         max(1, min(int(config.bucket_mib * 2**20) // 4, of_model)),  # elements of a bucket
-        as_plan(config.plan),
+        plan,
         None if config.gather is None else as_plan(config.gather),
         config.timeout_s,
         config.symmetric_memory,
