@@ -8,11 +8,11 @@ namespace octavo::conformance {
 namespace {
 
 constexpr rules::ZeroOneStep kStep = {0.9F, 0.1F, 1e-3F};
-constexpr float kDecay = 0.999F, kShare = 250.0F;
+constexpr float kZeroOneDecay = 0.999F, kZeroOneShare = 250.0F;
 
-struct Values {
+struct ZeroOneValues {
   Guarded<float> gradient, preconditioner, anchor, parameter, momentum, update;
-  Values(std::uint64_t count, std::uint64_t offset)
+  ZeroOneValues(std::uint64_t count, std::uint64_t offset)
       : gradient(count, offset),
         preconditioner(count, offset),
         anchor(count, offset),
@@ -35,12 +35,12 @@ struct Values {
                          parameter.data(), momentum.data(), update.data());
   }
   void sync(const KernelTable& table, Guarded<float>& base) {
-    table.zero_one_sync({}, kDecay, kShare, gradient.count(), base.data(), parameter.data(), momentum.data(),
-                        update.data());
+    table.zero_one_sync({}, kZeroOneDecay, kZeroOneShare, gradient.count(), base.data(), parameter.data(),
+                        momentum.data(), update.data());
   }
 };
 
-void expect_same_values(Values& got, Values& expected) {
+void expect_same_values(ZeroOneValues& got, ZeroOneValues& expected) {
   for (std::size_t i = 0; i < got.all().size(); ++i) {
     got.all()[i]->expect_same_bits(*expected.all()[i]);
     got.all()[i]->expect_untouched_around();
@@ -51,7 +51,7 @@ TEST(ZeroOneAdam, EqualsReference) {
   for (const std::uint64_t count : kCounts) {
     for (const std::uint64_t offset : kOffsets) {
       SCOPED_TRACE(count);
-      Values expected(count, 0), got(count, offset);
+      ZeroOneValues expected(count, 0), got(count, offset);
       for (auto [table, values] : {std::pair(&reference(), &expected), std::pair(&tested(), &got)}) {
         values->step(*table);
         values->send(*table);
@@ -69,18 +69,18 @@ TEST(ZeroOneAdam, EqualsReference) {
 /// Where one rank alone sends, that step and the one after it are equal to a local step of that rank.
 TEST(ZeroOneAdam, WhatOneRankSendsIsItsLocalStep) {
   constexpr std::uint64_t kCount = 1000;
-  Values local(kCount, 0), sent(kCount, 0);
+  ZeroOneValues local(kCount, 0), sent(kCount, 0);
   local.step(tested());
   sent.send(tested());
   sent.gradient.expect_same_bits(local.update);
   std::copy_n(sent.gradient.data(), kCount, sent.update.data());
-  tested().zero_one_sync({}, 1.0F, kShare, kCount, sent.anchor.data(), sent.parameter.data(), sent.momentum.data(),
-                         sent.update.data());
+  tested().zero_one_sync({}, 1.0F, kZeroOneShare, kCount, sent.anchor.data(), sent.parameter.data(),
+                         sent.momentum.data(), sent.update.data());
   sent.parameter.expect_same_bits(local.parameter);
   sent.anchor.expect_same_bits(local.parameter);
   for (std::uint64_t i = 0; i < kCount; ++i) {
     EXPECT_EQ(sent.update.data()[i], 0.0F);
-    EXPECT_EQ(sent.momentum.data()[i], kShare * local.update.data()[i]);
+    EXPECT_EQ(sent.momentum.data()[i], kZeroOneShare * local.update.data()[i]);
   }
 }
 

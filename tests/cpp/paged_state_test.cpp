@@ -19,15 +19,15 @@ namespace {
 using fake::Movement;
 
 constexpr Role kKept = {"kept", Extent::whole, at::kFloat};
-constexpr std::uint64_t kCount = 5000;
+constexpr std::uint64_t kPagedCount = 5000;
 
 StateStore paged_store(const std::string& directory = "") {
-  return {{{"a", kCount, false}}, {kKept}, 0, 2, StatePaging{.is_paged = true, .directory = directory}};
+  return {{{"a", kPagedCount, false}}, {kKept}, 0, 2, StatePaging{.is_paged = true, .directory = directory}};
 }
 
 /// Makes a step that keeps `value` for every element.
 void keep_everywhere(StateStore& state, float value) {
-  std::fill_n(state.at(0, kKept).next<float>(kCount, c10::kCPU), kCount, value);
+  std::fill_n(state.at(0, kKept).next<float>(kPagedCount, c10::kCPU), kPagedCount, value);
   state.keep(0, true);
   state.settle(/*commit=*/true);
 }
@@ -38,28 +38,28 @@ TEST(PagedState, BothGenerationsAreManagedAndGoWithTheStore) {
     StateStore state = paged_store();
     keep_everywhere(state, 1);
     keep_everywhere(state, 2);
-    EXPECT_EQ(arena_figures(ArenaKind::host).asked_bytes, before.asked_bytes + 2 * kCount * sizeof(float));
+    EXPECT_EQ(arena_figures(ArenaKind::host).asked_bytes, before.asked_bytes + 2 * kPagedCount * sizeof(float));
     EXPECT_TRUE(is_managed(state.save().at("kept/a")));
-    EXPECT_TRUE(at::equal(state.save().at("kept/a"), at::full({kCount}, 2.0F)));
+    EXPECT_TRUE(at::equal(state.save().at("kept/a"), at::full({kPagedCount}, 2.0F)));
   }
   EXPECT_EQ(arena_figures(ArenaKind::host).tensors, before.tensors);
 }
 
 TEST(PagedState, WhatIsLoadedIsManaged) {
   StateStore state = paged_store();
-  state.load({{"kept/a", at::full({kCount}, 3.0F)}});
+  state.load({{"kept/a", at::full({kPagedCount}, 3.0F)}});
   EXPECT_TRUE(is_managed(state.save().at("kept/a")));
-  EXPECT_EQ(state.at(0, kKept).now<float>(c10::kCPU)[kCount - 1], 3);
-  state.load_world({{{"kept/a", at::full({kCount}, 3.0F)}}, {}, {{"kept/a", at::full({kCount}, 6.0F)}}});
+  EXPECT_EQ(state.at(0, kKept).now<float>(c10::kCPU)[kPagedCount - 1], 3);
+  state.load_world({{{"kept/a", at::full({kPagedCount}, 3.0F)}}, {}, {{"kept/a", at::full({kPagedCount}, 6.0F)}}});
   EXPECT_TRUE(is_managed(state.save().at("kept/a")));
-  EXPECT_TRUE(at::equal(state.save().at("kept/a"), at::full({kCount}, 3.0F)));
+  EXPECT_TRUE(at::equal(state.save().at("kept/a"), at::full({kPagedCount}, 3.0F)));
 }
 
 TEST(PagedState, FilesLieWhereTheyAreToAndNowhereElse) {
   const ArenaFigures before = arena_figures(ArenaKind::file);
   StateStore state = paged_store(std::filesystem::temp_directory_path());
   keep_everywhere(state, 1);
-  EXPECT_EQ(arena_figures(ArenaKind::file).asked_bytes, before.asked_bytes + kCount * sizeof(float));
+  EXPECT_EQ(arena_figures(ArenaKind::file).asked_bytes, before.asked_bytes + kPagedCount * sizeof(float));
   EXPECT_THROW(paged_store("/nowhere/at/all"), Error);
   EXPECT_THROW(StateMemory({.is_paged = false, .directory = "/tmp"}), Error);
 }
@@ -68,13 +68,13 @@ class PagedStateDeviceTest : public FakeManagedTest {
  protected:
   /// Makes a step on the device; its kernel reads the current generation and writes the next one.
   void step(StateStore& state, bool is_first = false) const {
-    const at::Tensor gradient = Arena::of(device_)->zeros({kCount}, at::kFloat);
+    const at::Tensor gradient = Arena::of(device_)->zeros({kPagedCount}, at::kFloat);
     state.prefetch(0);
     Versioned& kept = state.at(0, kKept);
     const auto* const now = is_first ? gradient.const_data_ptr<float>() : kept.now<float>(device_);
-    auto* const next = kept.next<float>(kCount, device_);
+    auto* const next = kept.next<float>(kPagedCount, device_);
     const LaunchScope scope(device_);
-    scope.kernels().add_owed(scope.queue(), {now}, 1.0F, nullptr, nullptr, kCount, next);
+    scope.kernels().add_owed(scope.queue(), {now}, 1.0F, nullptr, nullptr, kPagedCount, next);
     state.evict(0);
     state.keep(0, true);
     state.settle(/*commit=*/true);
@@ -96,7 +96,7 @@ TEST_F(PagedStateDeviceTest, PagesComeBeforeABucketAndGoHomeBehindIt) {
 }
 
 TEST_F(PagedStateDeviceTest, OtherMemoryIsLeftAlone) {
-  const at::Tensor managed = Arena::of(device_)->zeros({kCount}, at::kFloat);
+  const at::Tensor managed = Arena::of(device_)->zeros({kPagedCount}, at::kFloat);
   const StateMemory paged({.is_paged = true}), unpaged;
   guard_.synchronizeDevice(0);
   reset();
