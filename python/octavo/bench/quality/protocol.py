@@ -54,10 +54,10 @@ class Bench:
                 yield Reported(seed, ranks, outcome)
 
     def places(self, seeds: Sequence[int]) -> list[tuple[int, int]]:
-        """Returns (seed, ranks) of every reported run; other numbers of ranks are run with the first seed."""
-        first = self.setting.seeds[0]
-        others = [(first, ranks) for ranks in self.setting.also_ranks if first in seeds]
-        return [(seed, self.setting.ranks) for seed in seeds] + others
+        """Returns (seed, ranks) of every reported run."""
+        setting = self.setting
+        others = [(seed, ranks) for ranks in setting.also_ranks for seed in seeds if seed in setting.also_seeds]
+        return [(seed, setting.ranks) for seed in seeds] + others
 
     def trial(self, name: str, point: Point) -> Run:
         out = self._folder("trials", name) / _label(point)

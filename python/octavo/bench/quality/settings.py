@@ -74,7 +74,7 @@ BASELINE = "dense"
 class Setting:
     """One data set with its model and its length. `batch_size` is in rows per rank, `seq_len` in tokens per row.
 
-    `also_ranks`: other numbers of ranks, each with the first seed and with as many rows per step as `ranks` have.
+    `also_ranks`: other numbers of ranks, each with the seeds `also_seeds` and with as many rows per step as `ranks` have.
     `step_s`: seconds per step on two quiet cores, for the forecast alone. `precision`: the option of `octavo train`;
     None: it chooses. `trial_share`: a trial is a training of this share of the steps, with its learning rate schedule
     shortened alike.
@@ -95,6 +95,7 @@ class Setting:
     tuning_seed: int = 1000
     ranks: int = 2
     also_ranks: tuple[int, ...] = ()
+    also_seeds: tuple[int, ...] = (0,)
     start_s: float = 15.0  # seconds of a run before its first step and after its last
     precision: str | None = None
     trial_share: float = 0.25
@@ -144,6 +145,8 @@ _ROUNDS = Setting(
     step_s=0.1,
     contenders=("dense", "muon", *ROUNDS),
     trial_share=0.5,  # a quarter would have only 25 of a run's 100 rounds
+    also_ranks=(4,),
+    also_seeds=(0, 1, 2),
 )
 
 SETTINGS = {
@@ -183,7 +186,6 @@ SETTINGS = {
         reported_on="200,000 records of the bundled tasks (`--data tasks:1:200000`), a tenth of their questions held "
         "out by the seed; a record is seen about once",
         tuned_on="the same kinds of tasks drawn anew (`--data tasks:1000:200000`), seed 1000",
-        also_ranks=(4,),
         start_s=40.0,
     ),
     "four": replace(
@@ -191,6 +193,7 @@ SETTINGS = {
         name="four",
         title="bundled tasks, long enough for rounds, on four ranks",
         ranks=4,
+        also_ranks=(),
         batch_size=4,
         step_s=0.14,
         contenders=("dense", "outer int4", "outer sign 5", "outer int4 muon", "outer sign muon"),
@@ -220,8 +223,7 @@ SETTINGS = {
         reported_on=_CORPUS_REPORTED,
         tuned_on=_CORPUS_TUNED,
         step_s=0.13,
-        contenders=("dense", *ROUNDS),
-        also_ranks=(4,),
+        contenders=("dense", "muon", *ROUNDS),
         seeds=(0, 1),
         start_s=60.0,
     ),
