@@ -343,6 +343,8 @@ void bind_compressor(py::module_& m) {
       .def("set_exchange", &Compressor::set_exchange, no_gil)
       .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
       .def("end_step", &Compressor::end_step, no_gil)
+      .def("abandon_step", &Compressor::abandon_step, no_gil)
+      .def("scale_step", &Compressor::scale_step, py::arg("share"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(
           "momentum_sample",
@@ -378,7 +380,9 @@ void bind_compressor(py::module_& m) {
       .def_property("step", py::cpp_function(&Compressor::step, no_gil),
                     py::cpp_function(&Compressor::set_step, no_gil))
       .def_property("seed", py::cpp_function(&Compressor::seed, no_gil),
-                    py::cpp_function(&Compressor::set_seed, no_gil));
+                    py::cpp_function(&Compressor::set_seed, no_gil))
+      .def_property("usual_share", py::cpp_function(&Compressor::usual_share, no_gil),
+                    py::cpp_function(&Compressor::set_usual_share, no_gil));
   m.def("shard_compressor", &make_shard_compressor, py::arg("backend"), py::arg("plan"), py::arg("parameters"),
         py::arg("rows"), py::arg("deadline_s"), py::arg("paging") = unpaged);
   m.def("replica_compressor", &make_replica_compressor, py::arg("replicas"), py::arg("shards"), py::arg("plan"),

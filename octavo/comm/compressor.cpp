@@ -85,9 +85,23 @@ bool Compressor::end_step() {
 
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
+  roll_back();
+  verdict_.abandon_step();
+}
+
+void Compressor::scale_step(double share) {
+  constexpr double kOfBurst = 0.5, kFading = 0.9;
+  if (!(share >= 0 && share <= 1)) {
+    fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a share from 0 to 1, got ", share);
+  }
+  const std::lock_guard lock(mutex_);
+  if (share < kOfBurst * usual_share_) roll_back();
+  usual_share_ = std::max(share, kFading * usual_share_);
+}
+
+void Compressor::roll_back() {
   state_.settle(/*commit=*/false);
   for (Parameter& parameter : parameters_) parameter.sends_owed = false;
-  verdict_.abandon_step();
 }
 
 void Compressor::settle() {

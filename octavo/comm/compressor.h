@@ -98,8 +98,16 @@ class OCTAVO_API Compressor {
   /// on all ranks, unless nothing was sent in the step: each rank then knows its own gradients alone. Until the next
   /// begin_step() further calls return the same answer. Throws what Wire throws.
   bool end_step();
-  /// Ends a step that was broken off and rolls back its residuals.
+  /// Ends a step that was broken off, or whose results are not used, and rolls back its residuals: nothing of it comes
+  /// back in later steps. All ranks must call it for the same step.
   void abandon_step();
+  /// Says that the results of the step under way, which is complete, are multiplied by `share`, as a clip of their norm
+  /// does. What a step leaves out would come back in later steps in full: where the share is less than a half of the
+  /// usual one, which a burst of the gradient makes it, the residuals are rolled back, and the step counts as finite.
+  /// The usual share is the largest of the shares so far, the one k steps ago counting as 0.9^k of itself. All ranks
+  /// must call it, with the same share and in every step: a first share is no burst. Throws Error invalid_argument for
+  /// a share outside [0, 1].
+  void scale_step(double share);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
   /// another until the deadline. Unless it is `planned`, residuals, momenta and what else is remembered stay as they
@@ -261,6 +269,9 @@ class OCTAVO_API Compressor {
   /// first step, and restore it with the residuals.
   std::uint64_t seed() const;
   void set_seed(std::uint64_t seed);
+  /// The usual share of scale_step(), 0 before the first one. It is to be saved and restored, too.
+  double usual_share() const;
+  void set_usual_share(double share);
 
   int rank() const { return wire_->rank(); }
   int world_size() const { return wire_->world_size(); }
@@ -289,6 +300,7 @@ class OCTAVO_API Compressor {
 
   // compressor.cpp
   void settle();
+  void roll_back();
   AutoPlan::Turn choose_plan(Job& job);
   void take_rank_0s(std::vector<std::int64_t>& numbers);
   void keep_gradients(Job& job) const;
@@ -341,6 +353,7 @@ class OCTAVO_API Compressor {
   bool measures_next_ = false, measures_ = false;  // for the next step, for this one
   std::uint64_t step_ = 0;                         // saved and restored
   std::uint64_t seed_ = 0;
+  double usual_share_ = 0;
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps
 };

@@ -84,4 +84,14 @@ void Compressor::set_seed(std::uint64_t seed) {
   seed_ = seed;
 }
 
+double Compressor::usual_share() const {
+  const std::lock_guard lock(mutex_);
+  return usual_share_;
+}
+
+void Compressor::set_usual_share(double share) {
+  const std::lock_guard lock(mutex_);
+  usual_share_ = share;
+}
+
 }  // namespace octavo

@@ -135,8 +135,8 @@ class OCTAVO_API Engine {
   /// Must be called after an error in a pass. Forgets what its graphs have not waited for, so that the next pass does
   /// not fail for it.
   void give_up_pass();
-  /// Drops what the backward passes of this step have added up: the next pass begins a step. Must be called on all
-  /// ranks, between passes.
+  /// Drops what the backward passes of this step have added up: the next pass begins a step. What is remembered of
+  /// gradients is again what it was before the last pass. Must be called on all ranks, between passes.
   void drop_gradients();
   /// Sets whether reduce_grads() and finish_backward() ignore gradients. Between passes a compiled graph may be
   /// differentiated for something else, and then computes gradients of its parameters, too.

@@ -82,6 +82,7 @@ void Engine::give_up_pass() {
 void Engine::drop_gradients() {
   param_registry->accumulation() = {};
   begins_step_ = true;
+  if (sum_) sum_->compressor().abandon_step();
 }
 
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }

@@ -16,6 +16,7 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.handle_state import SCHEMA, WHOLE_MODEL, State, require_memory_orders, states_of_one_run, tensors_of
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
+from octavo.optim.shards import gathered
 from octavo.parameters import memory_orders
 from octavo.plan import as_plan
 
@@ -140,10 +141,10 @@ class Handle:
         """The parameters of the compressed model that have gradients, exempt ones included."""
         return tuple(self._parameters.values())
 
-    def state_dict(self) -> dict[str, Tensor | int | str]:
-        """Returns this rank's state: a flat dict of tensors, ints and strings. The tensors are copies."""
+    def state_dict(self) -> dict[str, Tensor | int | float | str]:
+        """Returns this rank's state: a flat dict of tensors, numbers and strings. The tensors are copies."""
         residuals = {key: values.clone() for key, values in self._compressor.residuals().items()}
-        state: dict[str, Tensor | int | str] = {
+        state: dict[str, Tensor | int | float | str] = {
             "schema": SCHEMA,
             "plan": str(self.plan),
             "rank": self._compressor.rank,
@@ -152,6 +153,7 @@ class Handle:
             "memory_orders": dumps(memory_orders(self._parameters)),
             "step": self._compressor.step,
             "seed": self._compressor.seed,
+            "usual_share": self._compressor.usual_share,
             "of_momenta": self._compressor.residuals_are_of_momenta,
             "tensors": len(residuals),
         }
@@ -193,6 +195,7 @@ class Handle:
             )
         self._compressor.step = step
         self._compressor.seed = int(states[0].get("seed", 0))
+        self._compressor.usual_share = float(states[0].get("usual_share", 0.0))
         if self._optimizer is not None:
             self._optimizer._after_load_of_handle()
 
@@ -234,6 +237,54 @@ class Handle:
         gradient.
         """
         return dict(zip(self._parameters.values(), self._compressor.gradient_powers(), strict=True))
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Clips the norm of the gradients of all parameters to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_``
+        does. Returns the norm that they had, a tensor without dimensions. Call it on all ranks, in every step, after
+        ``scaler.unscale_`` where there is a scaler. Gradients whose norm is not finite stay as they are.
+
+        Unlike torch's function it tells error feedback of the clip (``scaled_by``). An optimizer that
+        ``octavo.compress`` was given and that has a ``clip_grad_norm_`` of its own clips by that. Raises ValueError for
+        a joined optimizer that does not clip.
+        """
+        other = None if self._other_optimizer is None else self._other_optimizer()
+        own = getattr(self._optimizer or other, "clip_grad_norm_", None)
+        if self._optimizer is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
+            if own is None:
+                raise ValueError(
+                    f"[ddp.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm is "
+                    f"not the gradient's: leave the clip out"
+                )
+            return own(max_norm)
+        if own is not None:
+            norm = own(max_norm)
+        else:
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            norm = gathered(torch.nn.utils.get_total_norm(gradients))
+            if norm.isfinite():
+                torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
+        if norm.isfinite():
+            self.scaled_by(min(1.0, max_norm / (norm.item() + 1e-6)))
+        return norm
+
+    def scaled_by(self, factor: float) -> None:
+        """Says that the gradients of the last backward pass have been multiplied by ``factor``, as a clip does, where
+        not ``clip_grad_norm_`` of this handle has done it. Call it on all ranks, in every step, with 1 where nothing
+        was clipped, before the optimizer's step.
+
+        Error feedback adds what it has left out of a gradient to later ones, in full. After a burst that was clipped,
+        the burst itself would so come back, step by step, as large as a clip lets it. Where ``factor`` is less than
+        half of the usual one, what this backward pass has left out is therefore forgotten. The usual one is the largest
+        of the factors so far, which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1].
+        """
+        self._compressor.scale_step(factor)
+
+    def drop_gradients(self) -> None:
+        """Gives up the last backward pass: what feedback remembers is again what it was before it, so that nothing of
+        these gradients comes back later. Call it on all ranks, in the place of the optimizer's step. ``.grad`` stays as
+        it is."""
+        self._compressor.abandon_step()
 
     def drop_residuals(self) -> None:
         """Discards the residuals and all else that feedback remembers: what was not sent yet is lost.

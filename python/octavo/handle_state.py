@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.parameters import memory_orders
 
-State = Mapping[str, Tensor | int | str]
+State = Mapping[str, Tensor | int | float | str]
 
 SCHEMA = 3
 #: The layout of states whose ranks hold copies of the whole model. A handle refuses states of another layout.

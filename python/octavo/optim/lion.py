@@ -118,6 +118,15 @@ class DistributedLion(JoinedOptimizer, Lion):
     def keeps_own_momenta(self) -> bool:
         return True
 
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Raises ValueError where the optimizer is joined to a handle, since no gradient is left to clip."""
+        if self._handle is None:
+            return super().clip_grad_norm_(max_norm)
+        raise ValueError(
+            f"[optim.{type(self).__name__}] a step has the size of the learning rate, whatever the gradient is: leave "
+            f"the clip out"
+        )
+
     def require_plan(self, plan: Plan) -> None:
         self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign-vote", plan)
         self._require(not plan.is_auto, "a plan that stays the same, such as sign-vote", plan)

@@ -64,6 +64,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     _alike = ("warmup_steps", "warmup_plan", "frozen_beta")
     _more_defaults: Mapping[str, Any] = MappingProxyType({})  # the options that a subclass adds
     _clipped_step: int | None = None  # the step whose gradients were clipped, as the handle counts
+    _clipped_by = 1.0  # the factor that they were multiplied by
 
     def __init__(
         self,
@@ -144,9 +145,12 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         return loss
 
     def _powers(self) -> dict[Tensor, float]:
-        """Returns the mean squares of the gradients that there are; with a handle, those that are the same on all
-        ranks."""
-        known = self._handle.gradient_powers() if self._handle is not None else {}
+        """Returns the mean squares of the gradients that there are, after a clip; with a handle, those that are the
+        same on all ranks."""
+        known = {}
+        if self._handle is not None:
+            factor = self._clipped_by if self._is_clipped else 1.0
+            known = {parameter: factor**2 * power for parameter, power in self._handle.gradient_powers().items()}
         powers = {}
         for parameter in self._parameters():
             if parameter.grad is None:
@@ -205,7 +209,10 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
                     if self._handle is not None and self.state[parameter].get("frozen"):
                         momentum = self.state[parameter]["exp_avg"].to(parameter.grad.dtype)
                         parameter.grad.add_(momentum, alpha=group["frozen_beta"] * (1 - factor))
-            self._clipped_step = self._handle.stats()["steps"] if self._handle is not None else None
+        if self._handle is not None:
+            self._handle.scaled_by(factor)
+            if factor < 1.0:
+                self._clipped_step, self._clipped_by = self._handle.stats()["steps"], factor
         return norm
 
     def _step_group(self, group: dict[str, Any], powers: dict[Tensor, float]) -> None:
@@ -306,8 +313,13 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         frozen = {p: (s["exp_avg"], s["exp_avg_sq"]) for p, s in self.state.items() if s.get("frozen") and p in sent}
         self._handle._follow(self._plan.for_momentum(), frozen, self.param_groups[0]["frozen_beta"])
 
+    @property
+    def _is_clipped(self) -> bool:
+        """Whether the gradients of this step, which a handle has averaged, were clipped."""
+        return self._handle.stats()["steps"] == self._clipped_step
+
     def _require_momenta(self, function: str) -> None:
-        if self._handle is None or not self.frozen or self._handle.stats()["steps"] == self._clipped_step:
+        if self._handle is None or not self.frozen or self._is_clipped:
             return
         self._require_delivered(
             function,

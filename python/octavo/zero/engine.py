@@ -225,6 +225,8 @@ class ZeroEngine:
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factor)
+        if factor.isfinite():
+            self.handle.scaled_by(factor.item())
         return norm
 
     def _reduced_parts(self) -> list[OwnPart]:
@@ -245,8 +247,12 @@ class ZeroEngine:
 
     def drop_gradients(self) -> None:
         """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next
-        micro-batch is then the first of a step. Call it on all ranks. What error feedback has sent stays sent."""
+        micro-batch is then the first of a step. Call it on all ranks. What error feedback remembers is again what it
+        was before the last micro-batch; in stages 2 and 3, where each micro-batch is sent, it still adds to later
+        gradients what the codes of earlier ones have left out."""
         self._require_whole_passes("drop_gradients")
+        if not self._has_gradients and self._micro_batches % self.config.accumulation_steps == 0:
+            return
         self._engine.drop_gradients()
         self._micro_batches -= self._micro_batches % self.config.accumulation_steps
         self._has_gradients = False

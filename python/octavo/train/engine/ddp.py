@@ -51,6 +51,9 @@ class DdpEngine(ReplicaEngine):
             loss.backward()
         return loss.item()
 
+    def clip_gradient(self, max_norm: float) -> float:
+        return float(self.handle.clip_grad_norm_(max_norm))  # error feedback must know of it
+
     def has_finite_gradients(self) -> bool:
         # The reduced gradients are the same bits on every rank, so the ranks agree without another message; where
         # nothing was reduced they need one.

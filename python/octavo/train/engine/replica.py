@@ -22,9 +22,12 @@ class ReplicaEngine(Engine):
     def update(self) -> float | None:
         norm = None
         if self.config.clip_norm is not None:
-            norm = clip_gradient(self.optimizer, self.model.parameters(), self.config.clip_norm)
+            norm = self.clip_gradient(self.config.clip_norm)
         self.optimizer.step()
         return norm
+
+    def clip_gradient(self, max_norm: float) -> float:
+        return clip_gradient(self.optimizer, self.model.parameters(), max_norm)
 
     def skip_step(self) -> None:
         """Does nothing: the gradients are forgotten when the step ends."""

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What error feedback owes of gradients that were clipped, or not used at all: a burst that was held back must not come
+back in later steps."""
+
+import copy
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from onebit_runs import loss_of, wrap
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+
+SIDE, BURST, STEPS = 64, 2, 6
+ORDINARY = 70.0  # more than the norm of an ordinary gradient
+PLANS = ["int8+ef", "int4+ef", "int4+ef:8bit", "sign+ef", "topk:0.01+ef", "powersgd:2+ef", "dgc:0.05", "int4+ef21"]
+
+
+def gradient(rank: int, step: int) -> Tensor:
+    """Returns a gradient of the norm 64; in the step of the burst one of the norm 640,000, of another direction."""
+    generator = torch.Generator().manual_seed(99 + rank if step == BURST else 5)
+    return torch.randn(SIDE, SIDE, generator=generator) * (1e4 if step == BURST else 1.0)
+
+
+def wrapped(plan: str, **options) -> tuple[nn.Module, octavo.Handle]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(SIDE, SIDE, bias=False))
+    return model, octavo.compress(model, plan, **options)
+
+
+def backward(model: nn.Module, given: Tensor) -> Tensor:
+    """Makes a backward pass whose gradient is `given`, and returns that of the weight."""
+    model.zero_grad()
+    (model(torch.eye(SIDE)).T * given).sum().backward()
+    return model.module.weight.grad
+
+
+def residuals(handle: octavo.Handle) -> dict[str, Tensor]:
+    return {key: value for key, value in handle.state_dict().items() if isinstance(value, Tensor)}
+
+
+def norms_after_a_clip(rank: int, plan: str) -> list[float]:
+    model, handle = wrapped(plan)
+    norms = []
+    for step in range(STEPS):
+        averaged = backward(model, gradient(rank, step))
+        norms.append(averaged.norm().item())
+        assert handle.clip_grad_norm_(ORDINARY).item() == pytest.approx(norms[-1])
+        assert averaged.norm() <= ORDINARY * 1.001
+    return norms
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_burst_that_was_clipped_does_not_come_back(two_ranks, plan):
+    norms = two_ranks.run(norms_after_a_clip, plan)[0]
+    assert max(norms[BURST + 1 :]) < 8 * ORDINARY, norms
+
+
+def clip_every_step(rank: int, plan: str) -> list[Tensor]:
+    model, handle = wrapped(plan)
+    owed = []
+    for _ in range(4):
+        backward(model, gradient(rank, BURST))  # always as large: no burst
+        handle.clip_grad_norm_(ORDINARY)
+        owed.append(residuals(handle))
+    return [torch.cat([value.flatten().float() for value in one.values()]) for one in owed]
+
+
+def test_what_is_clipped_in_every_step_is_owed_as_ever(two_ranks):
+    for owed in two_ranks.run(clip_every_step, "int4+ef"):
+        assert all(not torch.equal(before, after) for before, after in itertools.pairwise(owed))
+
+
+def drop_the_burst(rank: int, plan: str) -> list[float]:
+    model, handle = wrapped(plan)
+    norms = []
+    for step in range(STEPS):
+        before = residuals(handle)
+        norms.append(backward(model, gradient(rank, step)).norm().item())
+        if step == BURST:
+            handle.drop_gradients()
+            after = residuals(handle)
+            assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
+    return norms
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_gradients_that_are_dropped_are_owed_no_longer(two_ranks, plan):
+    norms = two_ranks.run(drop_the_burst, plan)[0]
+    assert max(norms[BURST + 1 :]) < 8 * ORDINARY, norms
+
+
+def burst_after_a_resume(rank: int) -> list[float]:
+    model, handle = wrapped("sign+ef")
+    for _ in range(BURST):
+        backward(model, gradient(rank, 0))
+        handle.clip_grad_norm_(ORDINARY)
+    resumed, other = wrapped("sign+ef")
+    other.load_state_dict(copy.deepcopy(handle.state_dict()))
+    backward(resumed, gradient(rank, BURST))
+    other.clip_grad_norm_(ORDINARY)
+    return [backward(resumed, gradient(rank, 0)).norm().item() for _ in range(3)]
+
+
+def test_what_is_usual_is_saved(two_ranks):
+    assert max(two_ranks.run(burst_after_a_resume)[0]) < 8 * ORDINARY
+
+
+def clip_shards(rank: int) -> tuple[float, float, list[float]]:
+    torch.manual_seed(0)
+    model = nn.Linear(SIDE, SIDE, bias=False)
+    fully_shard(model)
+    handle = octavo.compress(model, "int4+ef")
+    norms = []
+    for step in range(STEPS):
+        model.zero_grad()
+        (model(torch.eye(SIDE)).T * gradient(rank, step)).sum().backward()
+        norms.append(handle.clip_grad_norm_(ORDINARY))
+    assert not any(isinstance(norm, DTensor) for norm in norms)
+    whole = model.weight.grad.full_tensor().norm().item()
+    return norms[-1].item(), whole, [norm.item() for norm in norms]
+
+
+def test_shards_are_clipped_by_the_norm_of_the_whole(two_ranks):
+    (norm, whole, norms), (of_other, _, _) = two_ranks.run(clip_shards)
+    assert norm == of_other and whole == pytest.approx(min(norm, ORDINARY), rel=1e-3)
+    assert max(norms[BURST + 1 :]) < 8 * ORDINARY
+
+
+def norms_of_zero(rank: int, stage: int, drops: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Linear(SIDE, SIDE, bias=False)
+    options = {"zero_stage": stage, "plan": "int4+ef"}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.0), options)
+    norms = []
+    for step in range(STEPS):
+        engine.backward((engine(torch.eye(SIDE)).T * gradient(rank, step)).sum())
+        norms.append(engine.clip_grad_norm_(1e9 if drops else ORDINARY).item())
+        if drops and step == BURST:
+            engine.drop_gradients()
+        engine.step()
+        if step == BURST - 1:
+            engine.drop_gradients()  # there are none: what was used stays owed
+    return norms
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_owes_nothing_of_a_burst_that_was_clipped_or_dropped(two_ranks, stage, drops):
+    norms = two_ranks.run(norms_of_zero, stage, drops)[0]
+    assert norms[BURST] > 1e5 and max(norms[BURST + 1 :]) < 8 * ORDINARY
+
+
+def sizes_of_frozen_steps(rank: int, burst: float) -> list[float]:
+    model, _, optimizer = wrap(warmup_steps=4, plan="int4+ef", weight_decay=0.0)
+    weight, sizes = model.module.weight, []
+    for step in range(14):
+        optimizer.zero_grad()
+        (loss_of(model, rank, step) * (burst if step == 8 else 1.0)).backward()
+        optimizer.clip_grad_norm_(2.0)
+        before = weight.detach().clone()
+        optimizer.step()
+        sizes.append((weight.detach() - before).norm().item())
+    return sizes
+
+
+def test_frozen_steps_after_a_clipped_burst_are_as_large_as_without_it(two_ranks):
+    usual, after = two_ranks.run(sizes_of_frozen_steps, 1.0)[0], two_ranks.run(sizes_of_frozen_steps, 1e3)[0]
+    for without, with_burst in zip(usual[9:], after[9:], strict=True):
+        assert 0.5 * without < with_burst < 1.5 * without, (usual, after)
+
+
+def clip_by_the_optimizer(rank: int) -> tuple[float, float]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(SIDE, SIDE, bias=False))
+    optimizer = octavo.optim.AdamW(model.parameters())
+    handle = octavo.compress(model, "int4+ef", optimizer=optimizer)
+    averaged = backward(model, gradient(rank, 0))
+    norm = averaged.norm().item()
+    clipped = handle.clip_grad_norm_(1.0).item()
+    return abs(clipped - norm), abs(averaged.norm().item() - norm)  # it clips in its step: `.grad` stays
+
+
+def refuse(rank: int, name: str, plan: str, **options: int) -> str:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(SIDE, SIDE, bias=False))
+    optimizer = getattr(octavo.optim, name)(model.parameters(), lr=1e-3, **options)
+    handle = octavo.compress(model, plan, optimizer=optimizer)
+    with pytest.raises(ValueError) as error:
+        handle.clip_grad_norm_(1.0)
+    return str(error.value)
+
+
+def test_an_optimizer_that_clips_itself_does_and_one_that_has_no_norm_refuses(two_ranks):
+    assert max(two_ranks.run(clip_by_the_optimizer)[0]) < 1e-3
+    assert "[optim.Signum] a step has the size of the learning rate" in two_ranks.run(refuse, "Signum", "sign")[0]
+    zero_one = partial(refuse, var_freeze_step=8, local_step_scaler=8)
+    assert "ZeroOneAdam sends updates of its own" in two_ranks.run(zero_one, "ZeroOneAdam", "sign+ef")[0]
+
+
+def test_a_share_outside_0_to_1_is_refused(two_ranks):
+    with pytest.raises(Exception, match=r"\[comm.scale_step\] expected a share from 0 to 1, got 2"):
+        two_ranks.run(scale_by_two)
+
+
+def scale_by_two(rank: int) -> None:
+    wrapped("int4+ef")[1].scaled_by(2.0)
