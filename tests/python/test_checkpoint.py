@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from train_runs import solo_world
+from train_runs import NANO, solo_world, write_inputs
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo import durable_files
 from octavo.train.checkpoint import manifest, restore, state_file
@@ -29,6 +33,8 @@ from octavo.train.checkpoint.writer import (
     saved_steps,
     step_folder,
 )
+from octavo.train.data.dataset import load_corpus
+from octavo.train.data.tokenizer import train_tokenizer
 from octavo.train.errors import JobError
 from octavo.train.launch.world import World
 
@@ -213,6 +219,35 @@ def test_a_failing_write_leaves_the_older_step(shelf):
     with pytest.raises(JobError, match="No space left"):
         writer.save(2, full, {})
     assert shelf.newest() == 1
+    assert not list(shelf.folder.glob(".aside-*"))
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Makes the system refuse to write more than `size` bytes to a file of this process, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_model_or_tokenizer_that_the_disk_has_no_room_for_is_told_in_a_sentence(shelf, tmp_path, capfd):
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=600, **{k: v for k, v in NANO.items() if k != "model_type"}))
+    tokenizer = train_tokenizer(load_corpus(write_inputs(tmp_path)[0], seed=0))
+    writer = shelf.writer()
+    for saved in (model, tokenizer):
+        with files_of_at_most(4096), pytest.raises(JobError) as failure:
+            writer.save(2, saved.save_pretrained, {})
+        assert re.fullmatch(
+            r"\[train\.writer\] the checkpoint of step 2 in .*/checkpoint cannot be written: .*File too large.*; once "
+            r"the disk has room and can be written to, the same command continues from the last checkpoint, if there "
+            r"is one",
+            str(failure.value),
+        )
+        assert not list(shelf.folder.glob(".aside-*"))
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_new_out_is_on_the_disk_before_anything_is_written_to_it(world, tmp_path, monkeypatch):

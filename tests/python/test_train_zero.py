@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import math
@@ -16,12 +17,13 @@ import torch
 from safetensors.torch import load_file
 from test_train_job import expect_exact_resume
 from train_runs import NANO, nano_config, read_curve, solo_world
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import load_corpus
+from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
 from octavo.train.trainer import Trainer
@@ -299,3 +301,20 @@ def run_and_hear(rank: int, config: TrainConfig) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as heard:
         run_job(config, World(rank, 3), None)
     return heard.getvalue()
+
+
+def run_without_room_for_the_config(rank: int, config: TrainConfig) -> str:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(JobError) as failure:
+        patch.setattr(LlamaConfig, "save_pretrained", full)
+        run_job(config, World(rank, 2), None)
+    return str(failure.value)
+
+
+def test_a_file_that_only_rank_0_cannot_write_ends_all_ranks_with_its_sentence(two_ranks, tmp_path):
+    config = nano_config(tmp_path, zero=1)
+    told = two_ranks.run(run_without_room_for_the_config, config, timeout_s=120)
+    assert told[0] == told[1]
+    assert "step 2" in told[0] and "cannot be written: No space left on device" in told[0]

@@ -28,14 +28,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from octavo import durable_files
 from octavo.train.checkpoint import manifest
 from octavo.train.checkpoint.shared_disk import Disk
 from octavo.train.checkpoint.state_file import save_tree
+from octavo.train.errors import JobError, is_peer_loss, sentence
 from octavo.train.launch.world import World
 
 KEEP = 2
@@ -74,7 +78,8 @@ class CheckpointWriter:
         world.agree(self._sweep)
 
     def save(self, step: int, write_shared: Callable[[Path], None], rank_state: Any) -> None:
-        """Writes the checkpoint of `step`. Raises JobError; the older steps are then untouched.
+        """Writes the checkpoint of `step`. Raises JobError; the older steps are then untouched, and what was written
+        of this one is removed.
 
         `write_shared(folder)` runs on all ranks together; rank 0 writes model, optimizer and trainer state.
         `rank_state` is any tree of tensors and plain values.
@@ -90,10 +95,18 @@ class CheckpointWriter:
         )
         # A phase begins once all ranks have ended the one before: no disk publishes a step at which another disk
         # failed.
-        for phase in phases:
-            self._world.agree(phase)
+        try:
+            for phase in phases:
+                self._world.agree(lambda phase=phase: self._write(step, phase))
+        except JobError:  # all ranks have ended the phase, so that nobody still writes there
+            self._on_leader(lambda: shutil.rmtree(aside, ignore_errors=True))
+            raise
         self._good.append(step)
         self._world.agree(lambda: self._on_leader(self._prune))
+
+    def _write(self, step: int, phase: Callable[[], None]) -> None:
+        with _failures_told(f"the checkpoint of step {step} in {self._folder}"):
+            phase()
 
     def _on_leader(self, work: Callable[[], None]) -> None:
         if self._disk.is_leader:
@@ -129,6 +142,24 @@ class CheckpointWriter:
         durable_files.make_folder(self._folder)
         for path in self._folder.glob(_ASIDE + "*"):
             shutil.rmtree(path)
+
+
+@contextmanager
+def _failures_told(what: str) -> Iterator[None]:
+    """Raises OSError, in a sentence that says what would work, where a file cannot be written, on a full disk for
+    example. Other errors are passed on."""
+    try:
+        yield
+    except Exception as error:
+        # safetensors has an error of its own for it, tokenizers raises a bare Exception.
+        if is_peer_loss(error) or not (isinstance(error, (OSError, SafetensorError)) or type(error) is Exception):
+            raise
+        reason = getattr(error, "strerror", None) or sentence(error)
+        said = reason if reason.startswith("[") else f"[train.writer] {what} cannot be written: {reason}"
+        raise OSError(
+            f"{said}; once the disk has room and can be written to, the same command continues from the last "
+            f"checkpoint, if there is one"
+        ) from error
 
 
 def _make_empty(folder: Path) -> None:

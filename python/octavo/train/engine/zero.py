@@ -85,10 +85,10 @@ class ZeroEngine(Engine):
             yield from (parameter for _, parameter in self._zero.whole_parameters())
 
     def save_model(self, folder: Path) -> None:
-        if self.world.is_main:
+        self._zero.export_safetensors(folder / MODEL)
+        if self.world.is_main:  # afterwards: where it fails, the others do not wait for rank 0 in the export
             self.model.config.save_pretrained(folder)
             self.model.generation_config.save_pretrained(folder)
-        self._zero.export_safetensors(folder / MODEL)
 
     def common_state(self) -> State:
         return {IS_SHARED_OUT: True, "param_groups": self._zero.optimizer_options()}
