@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, finalize
+
+from torch.utils.hooks import RemovableHandle
 
 
 def while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,3 +25,13 @@ def while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if alive is None else alive(*arguments)
 
     return call
+
+
+def remove_after(owner: object, handles: Iterable[RemovableHandle]) -> None:
+    """Removes these hooks once ``owner`` is gone."""
+    finalize(owner, _remove, list(handles)).atexit = False
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

@@ -262,7 +262,7 @@ def refusal(rank: int, what: str) -> str:
     [
         ("stage", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got 4"),
         ("bool", "ValueError: [zero.initialize] expected zero_stage as 1, 2 or 3, got True"),
-        ("text", "ValueError: [zero.initialize] expected bucket_mib as a number, got 'x'"),
+        ("text", "ValueError: [zero.initialize] expected bucket_mib as a finite number, got 'x'"),
         ("key", "ValueError: [zero.initialize] there is no offload in the config; known are accumulation_steps"),
         ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
         ("state", "ValueError: [zero.initialize] the optimizer has state already"),

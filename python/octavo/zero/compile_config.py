@@ -38,8 +38,11 @@ class CompileConfig:
             raise ValueError(
                 f"[zero.initialize] expected compile's backend to be one of {BACKENDS}, got {self.backend!r}"
             )
-        if self.memory_mib is not None and self.memory_mib <= 0:
-            raise ValueError(f"[zero.initialize] expected a memory_mib above 0, got {self.memory_mib}")
+        is_size = isinstance(self.memory_mib, int | float) and self.memory_mib > 0
+        if self.memory_mib is not None and not is_size:
+            raise ValueError(f"[zero.initialize] expected a memory_mib above 0, got {self.memory_mib!r}")
+        if self.dynamic not in (None, True, False):
+            raise ValueError(f"[zero.initialize] expected dynamic to be True, False or None, got {self.dynamic!r}")
 
 
 def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | None:
@@ -55,6 +58,6 @@ def compile_config(value: bool | str | Mapping[str, Any]) -> CompileConfig | Non
     known = [field.name for field in fields(CompileConfig)]
     if strangers := options.keys() - set(known):
         raise ValueError(
-            f"[zero.initialize] compile has no {', '.join(sorted(strangers))}; known are {', '.join(known)}"
+            f"[zero.initialize] compile has no {', '.join(sorted(map(str, strangers)))}; known are {', '.join(known)}"
         )
     return CompileConfig(**options)

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any
 
 from octavo._C import Plan
@@ -58,8 +60,8 @@ class ZeroConfig:
     def __post_init__(self) -> None:
         for name in ("clip_norm", "bucket_mib", "gather_mib", "reuse_mib", "timeout_s"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            self._require(is_number or (name == "clip_norm" and value is None), f"{name} as a number", value)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            self._require(is_number or (name == "clip_norm" and value is None), f"{name} as a finite number", value)
         is_stage = type(self.zero_stage) is int and self.zero_stage in (1, 2, 3)
         self._require(is_stage, "zero_stage as 1, 2 or 3", self.zero_stage)
         is_whole = type(self.accumulation_steps) is int and self.accumulation_steps >= 1
@@ -72,6 +74,9 @@ class ZeroConfig:
         self._require(is_seed, "a seed as an integer from 0 to below 2**64", self.seed)
         is_choice = self.symmetric_memory in (None, True, False)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
+        self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)
+        is_folder = isinstance(self.page_dir, str | PathLike | None)
+        self._require(is_folder, "page_dir as the path of a folder", self.page_dir)
         self._require(self.is_paged or self.page_dir is None, "is_paged with a page_dir", self.page_dir)
 
     @staticmethod
@@ -88,7 +93,7 @@ class ZeroConfig:
         known = {field.name for field in fields(cls)}
         if strangers := config.keys() - known:
             raise ValueError(
-                f"[zero.initialize] there is no {', '.join(sorted(strangers))} in the config; known are "
+                f"[zero.initialize] there is no {', '.join(sorted(map(str, strangers)))} in the config; known are "
                 f"{', '.join(sorted(known))}"
             )
         if "zero_stage" not in config:

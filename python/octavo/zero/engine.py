@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from octavo.alive import while_alive
+from octavo.alive import remove_after, while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
 from octavo.parameters import exempt_by_name
@@ -28,6 +29,7 @@ from octavo.zero.gathering import GRAPH, Gathering
 from octavo.zero.parts import (
     OwnPart,
     memory_of,
+    require_gatherable,
     require_same,
     require_trainable,
     require_uncompiled,
@@ -90,6 +92,7 @@ class ZeroEngine:
         require_trainable(self._parameters, optimizer)
         if config.zero_stage == 3:
             require_uncompiled(model)
+            require_gatherable(model)
         device_type = next(iter(self._parameters.values())).device.type
         setting = None if compiled is None else set_up.compilable(config, compiled, device_type, optimizer)
         if group.size() > 1:
@@ -101,7 +104,10 @@ class ZeroEngine:
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
         for param_group in optimizer.param_groups:
-            param_group["params"] = [self.parts[p].values for p in param_group["params"] if p in self.parts]
+            trained = [p in self.parts for p in param_group["params"]]  # the others need no gradient
+            param_group["params"] = [self.parts[p].values for p in compress(param_group["params"], trained)]
+            if "param_names" in param_group:
+                param_group["param_names"] = list(compress(param_group["param_names"], trained))
         self._micro_batches, self._steps = 0, 0
         self._has_gradients = False
         self._failure: str | None = None  # why a backward pass has failed
@@ -120,9 +126,12 @@ class ZeroEngine:
     def _take_gradients(self) -> None:
         """From now on complete gradients go to the C++ engine."""
         self._engine.ignore_gradients(True)
+        handles = []
         for name, parameter in self._parameters.items():
             parameter.grad = None
-            parameter.register_post_accumulate_grad_hook(partial(while_alive(self._reduce), name))
+            hook = partial(while_alive(self._reduce), name)
+            handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        remove_after(self, handles)
 
     def _compile(self, compiled: CompileConfig, setting: Setting, transfer_bytes: int) -> None:
         from octavo.zero.compiled import ZeroCompiler
@@ -175,6 +184,12 @@ class ZeroEngine:
         except BaseException as error:
             self.fail(error)
             self._engine.give_up_pass()
+            if self._gathering is not None and "storage of size 0" in str(error):
+                raise RuntimeError(
+                    "[zero.backward] a module's parameters were not whole in its backward pass, which is found by the "
+                    "tensors that the module returns: let forward return what the loss is made of, in lists, dicts or "
+                    "dataclasses, and not keep it elsewhere; or use stage 1 or 2"
+                ) from error
             raise
         finally:
             self._engine.ignore_gradients(True)
@@ -199,10 +214,7 @@ class ZeroEngine:
         for part in self.parts.values():
             part.values.grad = None
         torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
-        if self._gathering is None:
-            self._engine.gather_updated()
-        else:
-            self._engine.invalidate_gathered_params()  # what stays whole may have been gathered before this step
+        self._take_updated()
         self._steps += 1
         if self._compiler is not None:
             self._compiler.begin_step(self._steps)
@@ -271,7 +283,7 @@ class ZeroEngine:
             yield
         finally:
             if self._gathering is not None:
-                self._gathering.release_all()
+                self._gathering.leave_all()
 
     def _reduce(self, name: str, parameter: Tensor) -> None:
         """Hands over the gradient of a parameter, once backward has it. There is none where a compiled graph has
@@ -388,12 +400,15 @@ class ZeroEngine:
     def take_own_parts(self) -> None:
         """Updates what modules compute with after ``parts`` were changed outside of a step. All ranks call it, between
         steps."""
-        torch.autograd.graph.increment_version(self.parts)
+        torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
+        self._take_updated()
+
+    def _take_updated(self) -> None:
+        """Has modules compute with what the owners' parts are now."""
         if self._gathering is None:
             self._engine.gather_updated()
         else:
-            self._gathering.release_all()
-            self._engine.invalidate_gathered_params()
+            self._gathering.renew_all(self._engine.invalidate_gathered_params)
 
     def fail(self, error: BaseException) -> None:
         """Makes the engine refuse to go on from now on, because ``error`` has left some of its values changed and

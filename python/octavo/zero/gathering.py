@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from octavo import _C
+from octavo.alive import remove_after, while_alive
 
 GRAPH = 0  # without torch.compile all parameters belong to one graph
 
@@ -46,7 +48,8 @@ class Gathering:
         self._storages = [whole.untyped_storage() for whole in self._wholes]
         self._bytes = [storage.nbytes() for storage in self._storages]
         self._id_of_storage = {storage._cdata: id for id, storage in enumerate(self._storages)}
-        self._users = [0] * len(ids)  # how many modules are at work with each
+        self._contexts = 0  # in how many calls of `gather_all` all parameters are whole
+        self._users = [0] * len(ids)  # how many modules and contexts are at work with each
         self._there = {id for id, count in enumerate(self._bytes) if count == 0}  # whole, or being gathered
         self._moving: set[int] = set()
         self._visits: list[int] = []  # the modules of this pass, in the order in which they needed their parameters
@@ -59,19 +62,20 @@ class Gathering:
         ]
         for id in range(len(self._wholes)):
             self._empty(id)
-        model.register_forward_pre_hook(_OwnHook(self._before_pass), prepend=True)
+        handles = [model.register_forward_pre_hook(_own_hook(self._before_pass), prepend=True)]
         for module in model.modules():
             own = [ids[p] for p in _parameters_used_by(module) if p in ids]
             if own:
                 number = len(self._own)
                 self._own.append(own)
                 # before the user's own hooks, which may read parameters, as the hook of torch's old weight_norm does
-                module.register_forward_pre_hook(_OwnHook(self._before_forward, number), prepend=True)
-                module.register_forward_hook(_OwnHook(self._after_forward, number), always_call=True)
+                before, after = _own_hook(self._before_forward, number), _own_hook(self._after_forward, number)
+                handles.append(module.register_forward_pre_hook(before, prepend=True))
+                handles.append(module.register_forward_hook(after, always_call=True))
+        remove_after(self, handles)
 
     def _before_pass(self, *_: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._visits.clear()  # the pass before had no backward pass
+        self._visits.clear()  # the pass before had no backward pass
 
     def gather(self, ids: Iterable[int]) -> None:
         """Gathers these parameters, and returns when they are whole."""
@@ -83,9 +87,14 @@ class Gathering:
                 self._moving.discard(id)
 
     def gather_all(self) -> None:
-        """Gathers all parameters, which stay whole until `release_all`."""
+        """Gathers all parameters, which stay whole until as many calls of `leave_all`."""
+        self._contexts += 1
         self._users = [users + 1 for users in self._users]
         self.gather(range(len(self._wholes)))
+
+    def leave_all(self) -> None:
+        self._contexts -= 1
+        self.release_all()
 
     def release(self, id: int) -> None:
         if self._users[id] > 0 or id not in self._there or self._bytes[id] == 0:
@@ -101,10 +110,20 @@ class Gathering:
             _C.forbid_access(self._wholes[id], self._refusals[id])
 
     def release_all(self) -> None:
-        """Releases all parameters, also those that had no gradient in this backward pass."""
-        self._users = [0] * len(self._users)
+        """Releases all parameters that no context holds, also those that had no gradient in this backward pass."""
+        self._users = [self._contexts] * len(self._users)
         for id in list(self._there):
             self.release(id)
+
+    def renew_all(self, change: Callable[[], object]) -> None:
+        """Releases all parameters, whoever holds them, changes their owners' values, and gathers those anew that
+        contexts hold."""
+        contexts, self._contexts = self._contexts, 0
+        self.release_all()
+        change()
+        if contexts > 0:
+            self.gather_all()
+            self._contexts, self._users = contexts, [contexts] * len(self._users)
 
     def end_pass(self) -> None:
         self.release_all()
@@ -174,33 +193,46 @@ class Gathering:
         return together
 
     def _before_forward(self, number: int, *_: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         for id in self._own[number]:
             self._users[id] += 1
         self._visit(number)
 
     def _after_forward(self, number: int, _module: nn.Module, _arguments: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
         has_backward = torch.is_grad_enabled()
         is_recomputed = torch._C._current_graph_task_id() != -1  # by a backward pass, which needs the parameters next
-        leaves = [output] if isinstance(output, Tensor) else tree_leaves(output)
-        outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.layout == torch.strided]
+        outputs = [tensor for tensor in _tensors_in(output) if tensor.layout == torch.strided]
+        memories = [_memory_of(output) for output in outputs]
+        is_transformed = None in memories  # by torch.func, which differentiates at once and takes no hooks
         # a parameter that the module returns, or a view of one, is read by the caller
-        returned = {self._id_of_storage.get(leaf.untyped_storage()._cdata) for leaf in outputs}
+        returned = {self._id_of_storage.get(memory) for memory in memories}
         for id in self._own[number]:
             self._users[id] -= 1
-            if not (is_recomputed or id in returned or (has_backward and self._comes_soon(id))):
+            is_read_soon = is_recomputed or is_transformed or id in returned
+            if not (is_read_soon or (has_backward and self._comes_soon(id))):
                 self.release(id)
-        if has_backward:
+        if has_backward and not is_transformed:
             self._before_backward(number, [leaf for leaf in outputs if leaf.requires_grad])
 
-    def _before_backward(self, number: int, outputs: Sequence[Tensor]) -> None:
+    def _before_backward(self, number: int, outputs: list[Tensor]) -> None:
+        # A change of a view in place leaves the view's own node out of backward, and that of its base in.
+        bases = [output._base for output in outputs if output._base is not None]
+        outputs += [base for base in bases if base.requires_grad and not base.is_leaf]
         if len(outputs) == 1:
             outputs[0].register_hook(lambda _: self._visit(number))
         elif outputs:
             register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
+
+
+def _own_hook(method: Callable[..., None], *given: Any) -> _OwnHook:
+    """Returns the hook of a module that calls ``method``, unless Dynamo traces the module, as long as the method's
+    object is alive."""
+    call = while_alive(method)
+
+    def hook(*arguments: Any) -> None:
+        if not torch.compiler.is_compiling():  # first, since Dynamo does not see through a weak reference
+            call(*given, *arguments)
+
+    return _OwnHook(hook)
 
 
 class _OwnHook(partial):
@@ -212,6 +244,23 @@ class _OwnHook(partial):
 
 def _do_nothing(*_: Any) -> None:
     pass
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Returns what identifies the memory of a tensor; None for one that torch.func has made, which has none."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return None
+
+
+def _tensors_in(output: object) -> Iterator[Tensor]:
+    """Yields the tensors of what a module returns, which may be in containers and dataclasses."""
+    for leaf in [output] if isinstance(output, Tensor) else tree_leaves(output):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _tensors_in(list(vars(leaf).values()))
 
 
 def _parameters_used_by(module: nn.Module) -> Iterator[nn.Parameter]:

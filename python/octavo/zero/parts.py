@@ -95,6 +95,12 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
                 f"[zero.initialize] the optimizer has no {name}: give it all of model.parameters(), or let the "
                 f"parameter need no gradient"
             )
+    if others := [tuple(p.shape) for p in of_optimizer - set(parameters.values()) if p.requires_grad]:
+        raise ValueError(
+            f"[zero.initialize] {len(others)} of the optimizer's parameters, of shapes {', '.join(map(str, others))}, "
+            f"are not the model's, and would not be trained: make them parameters of a module that holds the model, or "
+            f"give them an optimizer of their own"
+        )
 
 
 def require_uncompiled(model: nn.Module) -> None:
@@ -106,6 +112,27 @@ def require_uncompiled(model: nn.Module) -> None:
                 f"[zero.initialize] {name or 'the model'} is compiled already, and in stage 3 graphs must gather what "
                 f'they use: give the model as it was, and "compile": True in the config'
             )
+
+
+def require_gatherable(model: nn.Module) -> None:
+    """Raises ValueError for what stage 3 cannot keep, since a parameter is whole only while its module works with it:
+    memory that two parameters share, and what a module writes to its parameter."""
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise ValueError(
+                f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and in stage 3 such "
+                f"changes are lost: use stage 1 or 2, or do without max_norm"
+            )
+    ends: dict[int, tuple[int, str]] = {}  # by memory: where the last parameter ends, and its name
+    ranges = [(p.untyped_storage()._cdata, p.data_ptr(), p.nbytes, name) for name, p in model.named_parameters()]
+    for memory, first, size, name in sorted(ranges):
+        end, before = ends.get(memory, (0, ""))
+        if first < end and size > 0:
+            raise ValueError(
+                f"[zero.initialize] {before} and {name} share memory, which stage 3 would part: make them one "
+                f"parameter, by assigning the one module's parameter to the other, or use stage 1 or 2"
+            )
+        ends[memory] = (first + size, name)
 
 
 Memory = tuple[int, torch.dtype]

@@ -75,7 +75,7 @@ def connect(
         config.symmetric_memory,
         # for gradients: a rank that waits for one sends it after gathers that others make before
         rendezvous.connect() if config.zero_stage == 3 else None,
-        StatePaging(config.is_paged, config.page_dir or ""),
+        StatePaging(config.is_paged, str(config.page_dir or "")),
     )
 
 

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stage 3 with modules of all kinds: what they return and what is done with it, and the models that it must refuse."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import octavo
+
+
+@dataclass
+class Both:
+    main: Tensor
+    extra: list[Tensor]
+
+
+class InPlace(nn.Module):
+    """Changes views in place that its children return: of three dimensions, a linear layer's result is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.activation = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.activation(self.first(x))
+        z, _ = self.attention(y, y, y)
+        z += y
+        result = self.last(z)
+        result += x
+        return result.square().mean()
+
+
+class Layers(nn.Module):
+    """Returns its two results in a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Both:
+        y = self.first(x).tanh()
+        return Both(y, [self.last(y)])
+
+
+class ByDataclass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Layers()
+        self.scaled = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.scaled(self.layers(x))
+        return both.main.square().mean() + both.extra[0].mean()
+
+
+class Scaled(nn.Module):
+    """Has a parameter of its own, which only its backward pass needs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 2, 4))
+
+    def forward(self, both: Both) -> Both:
+        return Both(both.main * self.scale, [one * self.scale for one in both.extra])
+
+
+class KeepsItsResult(nn.Module):
+    """Lets a result leave a module other than by the return value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child = Kept()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.child(x)
+        return self.child.result.square().mean()
+
+
+class Kept(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+    def forward(self, x: Tensor) -> None:
+        self.result = super().forward(x) * self.bias
+
+
+def built(make: Callable[[], nn.Module]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = make()
+    return model, torch.optim.SGD(model.parameters(), lr=0.3)
+
+
+def engine_of(make: Callable[[], nn.Module], stage: int = 3, **config: Any) -> octavo.zero.ZeroEngine:
+    return octavo.initialize(*built(make), {"zero_stage": stage, "reuse_mib": 0, **config})
+
+
+def inputs_of(rank: int) -> Tensor:
+    return torch.linspace(-1, 1 + rank, 24).reshape(2, 3, 4)
+
+
+def losses(rank: int, make: Callable[[], nn.Module], stage: int) -> list[float]:
+    engine = engine_of(make, stage)
+    found = []
+    for _ in range(3):
+        loss = engine(inputs_of(rank))
+        engine.backward(loss)
+        engine.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("make", [InPlace, ByDataclass])
+def test_what_modules_return_may_be_changed_in_place_and_be_in_a_dataclass(two_ranks, make):
+    assert two_ranks.run(losses, make, 3) == two_ranks.run(losses, make, 1)
+
+
+def said_by(call: Callable[[], object]) -> str:
+    try:
+        return repr(call())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def keep_the_result(rank: int) -> str:
+    engine = engine_of(KeepsItsResult)
+    return said_by(lambda: engine.backward(engine(inputs_of(rank))))
+
+
+def test_a_result_that_a_module_keeps_is_refused_with_what_would_work(two_ranks):
+    for said in two_ranks.run(keep_the_result):
+        assert "not whole" in said and "[zero." in said, said
+
+
+def gather_twice(rank: int) -> None:
+    engine = engine_of(lambda: nn.Linear(4, 4))
+    weight = engine.module.weight
+    with engine.gathered():
+        with engine.gathered():
+            pass
+        before = weight.sum().item()
+        engine.backward(engine(inputs_of(rank)).square().mean())
+        engine.step()
+        assert weight.sum().item() != before
+        trained = engine.whole(weight).sum().item()
+        assert weight.sum().item() == trained
+    with pytest.raises(RuntimeError, match="not whole"):
+        weight.sum()
+
+
+def test_gathered_may_be_nested_and_go_on_over_steps(two_ranks):
+    two_ranks.run(gather_twice)
+
+
+def differentiate(rank: int, stage: int) -> list[float]:
+    engine = engine_of(lambda: nn.Linear(4, 4), stage)
+    x = inputs_of(rank)
+    mapped = torch.func.vmap(engine.module)(x)
+    jacobian = torch.func.jacrev(lambda one: engine.module(one).sum())(x)
+    _, tangent = torch.func.jvp(engine.module, (x,), (torch.ones_like(x),))
+    values = [mapped.sum().item(), jacobian.sum().item(), tangent.sum().item()]
+    loss = engine(x).square().mean()
+    engine.backward(loss)
+    engine.step()
+    return [*values, loss.item()]
+
+
+def test_torch_func_works_on_a_model_of_stage_3(two_ranks):
+    assert two_ranks.run(differentiate, 3) == two_ranks.run(differentiate, 1)
+
+
+def train_with_another_engine(rank: int, stage: int) -> tuple[int, int]:
+    model, _ = built(lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+    for _ in range(3):
+        engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": stage})
+        engine.backward(engine(inputs_of(rank)).square().mean())
+        engine.step()
+        with engine.gathered():
+            state = copy.deepcopy(model.state_dict())
+        del engine
+        gc.collect()
+        for name, parameter in model.named_parameters():
+            parameter.data = state[name]
+    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
+    return sum(hooks), len(model[0].weight._post_accumulate_grad_hooks)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_engine_that_is_gone_leaves_no_hooks_on_its_model(two_ranks, stage):
+    assert two_ranks.run(train_with_another_engine, stage) == [(0, 0), (0, 0)]
+
+
+def limit_a_norm() -> nn.Module:
+    return nn.Sequential(nn.Embedding(8, 4, max_norm=1.0))
+
+
+def share_memory() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight.data = model[0].weight.data
+    return model
+
+
+def refused(rank: int, make: Callable[[], nn.Module]) -> str:
+    return said_by(lambda: engine_of(make))
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (limit_a_norm, "0 changes its weight in forward passes (max_norm)"),
+        (share_memory, "0.weight and 1.weight share memory, which stage 3 would part"),
+    ],
+)
+def test_models_that_stage_3_would_change_are_refused(one_rank, make, text):
+    assert text in one_rank.run(refused, make)[0]
+
+
+def train_a_stranger(rank: int, stage: int) -> str:
+    model, _ = built(lambda: nn.Linear(4, 4))
+    temperature = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1)
+    return said_by(lambda: octavo.initialize(model, optimizer, {"zero_stage": stage}))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_parameter_that_the_model_does_not_have_is_refused(two_ranks, stage):
+    said = two_ranks.run(train_a_stranger, stage)[0]
+    assert "1 of the optimizer's parameters, of shapes (), are not the model's, and would not be trained" in said
+
+
+def names_beside_a_frozen_one(rank: int) -> list[str]:
+    model, _ = built(lambda: nn.Linear(4, 4))
+    model.weight.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=0.1)
+    octavo.initialize(model, optimizer, {"zero_stage": 3})
+    (group,) = optimizer.param_groups
+    assert len(group["params"]) == 1
+    return group["param_names"]
+
+
+def test_names_of_the_optimizers_parameters_are_those_of_the_trained_ones(two_ranks):
+    assert two_ranks.run(names_beside_a_frozen_one) == [["bias"], ["bias"]]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"gather_mib": float("inf")}, "expected gather_mib as a finite number, got inf"),
+        ({"is_paged": "no"}, "expected is_paged as True or False, got 'no'"),
+        ({"is_paged": True, "page_dir": 3}, "expected page_dir as the path of a folder, got 3"),
+        ({1: 2}, "there is no 1 in the config"),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(config, text):
+    with pytest.raises(ValueError, match=text.replace("(", r"\(")):
+        octavo.zero.ZeroConfig.of({"zero_stage": 3, **config})
