@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from typing import Annotated, Any
 
@@ -14,14 +15,17 @@ from rich.markup import escape
 from rich.table import Table
 
 import octavo
+from octavo.train.errors import EXIT_USAGE
 
 
 def collect() -> dict[str, Any]:
     """Returns versions, this CPU, torch's devices and Octavo's back ends, as plain values for JSON.
 
     `backends` is a list of {name, available, reason}. The reason says why a back end is missing, and is empty
-    otherwise.
+    otherwise. Raises ValueError where OCTAVO_ISA or OCTAVO_BACKEND names nothing that there is.
     """
+    backends = [dict(backend) for backend in octavo._C.backends()]
+    _check_wanted([backend["name"] for backend in backends])
     return {
         "octavo": octavo.__version__,
         "torch": torch.__version__,
@@ -31,7 +35,7 @@ def collect() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "devices": _devices(),
         "accelerator": _accelerator(),
-        "backends": [dict(backend) for backend in octavo._C.backends()],
+        "backends": backends,
     }
 
 
@@ -39,13 +43,23 @@ def info(
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show versions, devices, and the back ends found here with the reason why each other one is missing."""
-    facts = collect()
+    try:
+        facts = collect()
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
     if json_:
         typer.echo(json.dumps(facts, indent=2))
         return
     console = Console()
     console.print(_facts_table(facts))
     console.print(_backends_table(facts["backends"]))
+
+
+def _check_wanted(names: list[str]) -> None:
+    wanted = os.environ.get("OCTAVO_BACKEND")
+    if wanted is not None and wanted not in names:
+        raise ValueError(f"[info] OCTAVO_BACKEND must be one of {', '.join(names)}, not '{wanted}'")
 
 
 def _accelerator() -> str:

@@ -125,14 +125,28 @@ def test_states_of_other_libraries_are_counted_by_what_they_hold():
     ("arguments", "words"),
     [
         (("optim", "--dtype=float64"), "--dtype must be float32 or bfloat16, not 'float64'"),
+        (("optim", "--threads=100000"), "--threads must be at most "),
+        (("optim", "--elements=2048", "lion", "nosuch"), "'nosuch' is in the name of none of these: copy; torch AdamW"),
+        (("memory", "nosuch"), "'nosuch' is in the name of none of these: torch AdamW; AdamW; AdamW8bit; "),
         (("memory", "--model=huge"), "--model must be tiny, small or 220m, not 'huge'"),
         (("memory", "--device=tpu"), "--device must be sycl or cpu, not 'tpu'"),
         (("memory", "--device=cpu", "--limit=100"), "--limit is for a device with memory of its own"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(arguments, words):
+def test_options_that_make_no_sense_are_refused(alone, arguments, words):
     done = bench(*arguments)
     assert done.exit_code == 2 and words in done.output
+
+
+def test_more_elements_than_memory_are_an_error_in_a_sentence(alone):
+    done = bench("optim", "lion", "--elements=100000000000000", "--rounds=1")
+    assert done.exit_code == 1 and done.output.startswith("error: ") and "memory" in done.output
+
+
+def test_figures_that_find_no_room_are_in_the_table(alone):
+    done = bench("optim", "lion", "--elements=2048", "--rounds=1", "--json=/dev/full")
+    assert done.exit_code == 1 and "octavo Lion8bit" in done.stdout
+    assert done.stderr.startswith("error: [bench] --json /dev/full cannot be written: No space left on device; ")
 
 
 def test_memory_on_the_cpu_has_no_figure_of_a_device():

@@ -140,6 +140,13 @@ def test_infos_table_shows_reasons_as_they_are(monkeypatch, capsys):
     assert "[kernels.sycl] expected a device" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["OCTAVO_ISA", "OCTAVO_BACKEND"])
+def test_info_refuses_a_variable_that_names_nothing(name):
+    done = run_octavo("info", **{name: "foo"})  # in a process of its own, because the kernels are chosen once
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert name in done.stderr and "'foo'" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

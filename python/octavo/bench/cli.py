@@ -14,9 +14,9 @@ from rich.table import Table
 
 import octavo
 from octavo.bench.hosts import RATES, UNSHAPED
-from octavo.bench.options import JsonFile, Unlinked, check_place
+from octavo.bench.options import JsonFile, Unlinked, check_place, write_figures
 from octavo.bench.quality.cli import quality
-from octavo.bench.timing import is_wanted
+from octavo.bench.timing import check_words, is_wanted
 from octavo.bench.torch_hooks import DEFAULT as DEFAULT_HOOKS
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.console import make_console
@@ -257,7 +257,8 @@ def optim(
     if dtype not in bench.DTYPES:
         _refuse(f"[bench.optim] --dtype must be {' or '.join(bench.DTYPES)}, not '{dtype}'")
     _check_place(json_file)
-    report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads, words or ())
+    with _errors_in_a_sentence():
+        report = bench.bench(elements, bench.DTYPES[dtype], rounds, threads, words or ())
     title = f"a step of {elements / 1e6:.1f} M parameters, {dtype}, {report.rows[0].threads} threads, {octavo._C.isa()}"
     _show(title, _dicts(report.rows), bench.HEADINGS, json_file)
     print(*report.remarks, sep="\n")
@@ -283,8 +284,9 @@ def memory(
     from octavo.bench import memory as bench
 
     _check_place(json_file)
-    cases = [case for case in bench.CASES if case == bench.BASELINE or is_wanted(words or (), case)]
     with _errors_in_a_sentence():
+        check_words("bench.memory", words or (), bench.CASES)
+        cases = [case for case in bench.CASES if case == bench.BASELINE or is_wanted(words or (), case)]
         rows = bench.measure(model, device, limit_mib=limit, steps=steps, recompute=recompute, cases=cases)
     _show(bench.title(model, rows), _dicts(rows), bench.HEADINGS, json_file)
 
@@ -339,8 +341,7 @@ def advise(
     title = f"a step of {size.parameters / 1e6:.1f} M parameters on {report.ranks} ranks; alone: without communication"
     _show(title, bench.as_dicts(report), bench.HEADINGS, None)
     print(*bench.sentences(report), sep="\n")
-    if json_file is not None:
-        json_file.write_text(report.text())
+    _write(json_file, report.text())
 
 
 def _device(name: str) -> torch.device:
@@ -359,7 +360,7 @@ def _errors_in_a_sentence() -> Iterator[None]:
         yield
     except ValueError as error:
         _refuse(error)
-    except (RuntimeError, TimeoutError) as error:
+    except (RuntimeError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
 
@@ -372,6 +373,11 @@ def _refuse(error: object) -> NoReturn:
 def _check_place(json_file: Path | None) -> None:
     with _errors_in_a_sentence():
         check_place(json_file)
+
+
+def _write(json_file: Path | None, text: str) -> None:
+    with _errors_in_a_sentence():
+        write_figures(json_file, text)
 
 
 def _dicts(rows: Iterable[Any]) -> list[dict[str, object]]:
@@ -393,8 +399,7 @@ def _show(title: str, rows: list[dict[str, object]], headings: Mapping[str, str]
     for row in rows:
         table.add_row(*[_cell(name, row[name]) for name in headings])
     make_console().print(table)
-    if json_file is not None:
-        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    _write(json_file, json.dumps(rows, indent=2) + "\n")
 
 
 def _cell(name: str, value: object) -> str:

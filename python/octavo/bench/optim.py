@@ -20,10 +20,12 @@ from torch.optim import Optimizer
 
 import octavo
 from octavo.bench.optim_peers import PEERS, Contenders
-from octavo.bench.timing import Seconds, is_wanted, ratio, take_turns, typical, using_threads
+from octavo.bench.timing import Seconds, check_words, is_wanted, ratio, take_turns, typical, using_threads
+from octavo.train.config import usable_cores
 
 ELEMENTS = 26 * 10**6
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+THREADS_PER_CORE = 4  # more of them only wait for one another; OpenMP crashes where it cannot start as many as asked
 LR = 1e-5  # small, so that parameters hardly change in however many rounds
 COPY = "copy"
 BASELINE = "torch AdamW fused, float32"
@@ -89,9 +91,19 @@ def bench(
     words: Sequence[str] = (),
 ) -> Report:
     """Measures on the CPU. `dtype` is that of parameters and gradients; `threads` None: as many as torch has. `words`:
-    measures the contenders whose names have one of these words, and the baseline; empty: all."""
+    measures the contenders whose names have one of these words, and the baseline; empty: all. Raises ValueError for
+    more threads than make sense, and for a word that no name has."""
+    _check_threads(threads, usable_cores())
     with using_threads(threads or torch.get_num_threads()):
         return _bench(elements, dtype, rounds, words)
+
+
+def _check_threads(threads: int | None, cores: int) -> None:
+    if threads is not None and threads > THREADS_PER_CORE * cores:
+        raise ValueError(
+            f"[bench.optim] --threads must be at most {THREADS_PER_CORE * cores} here ({THREADS_PER_CORE} threads per "
+            f"core, {cores} cores), not {threads}"
+        )
 
 
 def _bench(elements: int, dtype: torch.dtype, rounds: int, words: Sequence[str]) -> Report:
@@ -104,6 +116,7 @@ def _bench(elements: int, dtype: torch.dtype, rounds: int, words: Sequence[str])
     built["torch AdamW foreach"] = torch.optim.AdamW(parameters, lr=LR, foreach=True)
     built |= {f"octavo {name}": getattr(octavo.optim, name)(parameters, lr=LR) for name in OWN}
     peers, remarks = _peers(parameters, words)
+    check_words("bench.optim", words, [COPY, *built, *PEERS, *peers], *remarks)
     wanted = (built | peers).items()
     built = {name: optimizer for name, optimizer in wanted if name == BASELINE or is_wanted(words, name)}
     seconds = _take_turns(built, elements, rounds)

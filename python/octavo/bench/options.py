@@ -29,7 +29,7 @@ Unlinked = Annotated[
 
 
 def check_place(json_file: Path | None) -> None:
-    """Raises ValueError where the file cannot be written. It is called before the measurement, so that none is lost."""
+    """Raises ValueError where the file cannot be opened. It is called before the measurement, so that none is lost."""
     if json_file is None:
         return
     try:
@@ -39,3 +39,16 @@ def check_place(json_file: Path | None) -> None:
             json_file.unlink()  # an interrupted bench leaves no empty file
     except OSError as error:
         raise ValueError(f"[bench] --json {json_file} cannot be written: {error.strerror}") from error
+
+
+def write_figures(json_file: Path | None, text: str) -> None:
+    """Writes the figures to the file of `--json`, if there is one. Raises OSError, on a full disk for example."""
+    if json_file is None:
+        return
+    try:
+        json_file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(
+            f"[bench] --json {json_file} cannot be written: {error.strerror}; the table has the figures, and another "
+            f"file may have room for them"
+        ) from error

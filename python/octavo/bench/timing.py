@@ -54,3 +54,12 @@ def typical(seconds: Seconds, name: str) -> float:
 def is_wanted(words: Sequence[str], name: str) -> bool:
     """Whether a contender is among those that were asked for; no words ask for all."""
     return not words or any(word.lower() in name.lower() for word in words)
+
+
+def check_words(bench: str, words: Sequence[str], names: Sequence[str], *remarks: str) -> None:
+    """Raises ValueError for a word that asks for no contender: with the names of all, and `remarks` on what is
+    missing."""
+    for word in words:
+        if not any(is_wanted([word], name) for name in names):
+            missing = "".join(f"; {remark}" for remark in remarks)
+            raise ValueError(f"[{bench}] '{word}' is in the name of none of these: {'; '.join(names)}{missing}")

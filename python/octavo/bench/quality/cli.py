@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.options import JsonFile, Unlinked, check_place
+from octavo.bench.options import JsonFile, Unlinked, check_place, write_figures
 from octavo.bench.quality import bench
 from octavo.bench.quality.protocol import Bench
 from octavo.bench.quality.report import write_reports
@@ -75,7 +75,7 @@ def quality(
         say = Console(highlight=False, markup=False, soft_wrap=True).print
         bench.run(settings, work.absolute(), alpaca=alpaca, contenders=names, seeds=chosen_seeds, say=say)
         _copy(bench.write_results(settings, work.absolute()), json_file)
-    except (ValueError, TrainingFailed) as error:
+    except (ValueError, OSError, TrainingFailed) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2 if isinstance(error, ValueError) else 1) from None
     except KeyboardInterrupt:
@@ -85,7 +85,7 @@ def quality(
 
 def _copy(results: Path, json_file: Path | None) -> None:
     if json_file is not None:
-        json_file.write_text(results.read_text(encoding="utf-8"), encoding="utf-8")
+        write_figures(json_file, results.read_text(encoding="utf-8"))
 
 
 def _known(names: list[str], known: dict[str, object], option: str) -> list[str]:
