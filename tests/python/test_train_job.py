@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from train_runs import nano_config, read_curve, run_as_rank, solo_world
+from train_runs import NANO, nano_config, read_curve, run_as_rank, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C
@@ -584,6 +584,27 @@ def test_broken_model_files_are_named(tmp_path):
         with pytest.raises(ValueError, match=r"^\[train\.model\] ") as caught:
             model_config(str(path), 300, 32)
         assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("num_key_value_heads", 0, "num_key_value_heads in {} must be at least 1, not 0"),
+        ("hidden_size", -32, "hidden_size in {} must be at least 1, not -32"),
+        ("num_hidden_layers", 0, "num_hidden_layers in {} must be at least 1, not 0"),
+        ("head_dim", 3, "head_dim in {}, hidden_size / num_attention_heads, must be even for RoPE, not 3"),
+        ("hidden_act", "foo", "hidden_act in {} must be one of gelu, "),
+        ("rope_scaling", {"type": "foo", "factor": 2.0}, "rope_scaling in {} must have a type among default, linear, "),
+        ("attention_dropout", 5.0, "attention_dropout in {} must be at least 0 and below 1, not 5.0"),
+        ("hidden_size", 10**12, "no LLaMA can be built of {}: "),
+    ],
+)
+def test_a_field_of_a_model_file_is_refused_before_the_model_is_built(tmp_path, field, value, words):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**NANO, field: value}))
+    with pytest.raises(ValueError, match=r"^\[train\.model\] ") as caught:
+        model_config(str(path), 300, 32)
+    assert words.format(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "millions"), [("tiny", (0.8, 1.5)), ("small", (12, 17)), ("220m", (200, 230))])

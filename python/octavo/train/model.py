@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": dict(hidden_size=128, intermediate_size=352, num_hidden_layers=4, num_attention_heads=4),
     "small": dict(hidden_size=384, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=6),
     "220m": dict(hidden_size=1024, intermediate_size=2752, num_hidden_layers=12, num_attention_heads=16),
 }
+COUNTS = (*SIZES["tiny"], "num_key_value_heads", "head_dim")
+"""The fields of a CONFIG.json that must be at least 1; transformers takes any whole number."""
+ROPE_TYPES = ("default", *ROPE_INIT_FUNCTIONS)
 LEAST_VOCABULARY = {"220m": 32000}  # with a smaller one a model of that name would have fewer parameters
 LEAST_POSITIONS = {"tiny": 512, "small": 512, "220m": 256}
 
@@ -51,32 +57,64 @@ def build_model(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
 
 
 def _from_file(path: Path, vocab_size: int, seq_len: int, token_ids: dict[str, int]) -> LlamaConfig:
-    try:
-        options = json.loads(path.read_text())
-    except OSError as error:
-        raise ValueError(f"[train.model] {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"[train.model] {path} is not JSON: {error}") from error
-    kind = options.get("model_type") if isinstance(options, dict) else type(options).__name__
-    if kind != "llama":
-        raise ValueError(f'[train.model] {path} must have "model_type": "llama", not {kind!r}')
+    options = _read(path)
+    for name in COUNTS:
+        if isinstance(options.get(name), int) and options[name] < 1:
+            _fail(f"{name} in {path} must be at least 1, not {options[name]}")
     options.setdefault("vocab_size", vocab_size)
     try:
         config = LlamaConfig(**{**options, **token_ids})
     except Exception as error:  # transformers raises error types of its own
-        raise ValueError(f"[train.model] {path} is no config of a LLaMA: {' '.join(str(error).split())}") from error
-    if config.num_attention_heads % config.num_key_value_heads:
-        raise ValueError(
-            f"[train.model] num_attention_heads in {path}, {config.num_attention_heads}, must be a multiple of "
-            f"num_key_value_heads, {config.num_key_value_heads}"
-        )
+        _fail(f"{path} is no config of a LLaMA: {' '.join(str(error).split())}", error)
+    _check_values(config, path)
     if config.vocab_size < vocab_size:
-        raise ValueError(
-            f"[train.model] vocab_size in {path} is {config.vocab_size}; the tokenizer needs at least {vocab_size}"
-        )
+        _fail(f"vocab_size in {path} is {config.vocab_size}; the tokenizer needs at least {vocab_size}")
     if config.max_position_embeddings < seq_len:
-        raise ValueError(
-            f"[train.model] max_position_embeddings in {path} is {config.max_position_embeddings}; it must be at least "
-            f"--seq-len, {seq_len}"
+        _fail(
+            f"max_position_embeddings in {path} is {config.max_position_embeddings}; it must be at least --seq-len, "
+            f"{seq_len}"
         )
+    _check_buildable(config, path)
     return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        options = json.loads(path.read_text())
+    except OSError as error:
+        _fail(f"{path} cannot be read: {error.strerror}", error)
+    except ValueError as error:
+        _fail(f"{path} is not JSON: {error}", error)
+    kind = options.get("model_type") if isinstance(options, dict) else type(options).__name__
+    if kind != "llama":
+        _fail(f'{path} must have "model_type": "llama", not {kind!r}')
+    return options
+
+
+def _check_values(config: LlamaConfig, path: Path) -> None:
+    """Refuses what transformers would refuse only while it builds the model, or in the first step."""
+    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    if heads % shared:
+        _fail(f"num_attention_heads in {path}, {heads}, must be a multiple of num_key_value_heads, {shared}")
+    if config.head_dim % 2:
+        _fail(f"head_dim in {path}, hidden_size / num_attention_heads, must be even for RoPE, not {config.head_dim}")
+    if config.hidden_act not in ACT2FN:
+        _fail(f"hidden_act in {path} must be one of {', '.join(ACT2FN)}, not '{config.hidden_act}'")
+    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    if rope not in ROPE_TYPES:
+        _fail(f"rope_scaling in {path} must have a type among {', '.join(ROPE_TYPES)}, not '{rope}'")
+    if not 0 <= config.attention_dropout < 1:
+        _fail(f"attention_dropout in {path} must be at least 0 and below 1, not {config.attention_dropout}")
+
+
+def _check_buildable(config: LlamaConfig, path: Path) -> None:
+    try:
+        with torch.device("meta"):  # takes no memory
+            LlamaForCausalLM(config)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        _fail(f"no LLaMA can be built of {path}: {type(error).__name__}: {said}", error)
+
+
+def _fail(sentence: str, cause: Exception | None = None) -> NoReturn:
+    raise ValueError(f"[train.model] {sentence}") from cause
