@@ -104,12 +104,10 @@ double CodecText::number(std::string_view option, std::string_view expected) con
 }
 
 void CodecText::refuse(std::string_view because) const {
-  std::string names = "auto";
-  for (const std::string& known : codec_names()) names += ", " + known;
-  fail(ErrorCode::invalid_argument, "comm.plan", "expected ", names,
-       ", with a block size as in sign:1024, unbiased rounding as in int8:stochastic, error feedback as in sign+ef, ",
-       "compressed differences as in delta+int4, or momentum before compression as in dgc:0.001, got '", plan,
-       "': ", because);
+  constexpr std::size_t kShown = 200;
+  const std::string shown = std::string(plan.substr(0, kShown)) + (plan.size() > kShown ? "..." : "");
+  fail(ErrorCode::invalid_argument, "comm.plan", "'", shown, "' is no plan: ", because,
+       ". Plans are for example int4+ef, sign:1024+ef, int8:stochastic, delta+int4 and dgc:0.001");
 }
 
 std::string shortest(double number) {
@@ -132,6 +130,16 @@ void register_codec(const std::string& name, CodecFactory factory) {
   registry.entries.push_back({name, std::move(factory)});
 }
 
+namespace {
+
+[[noreturn]] void refuse_name(const CodecText& text) {
+  std::string names = "auto";
+  for (const std::string& known : codec_names()) names += ", " + known;
+  text.refuse("there is no codec of this name; there are " + names);
+}
+
+}  // namespace
+
 CodecPtr make_codec(const CodecText& text) {
   CodecFactory factory;
   {
@@ -139,7 +147,7 @@ CodecPtr make_codec(const CodecText& text) {
     const std::lock_guard lock(registry.mutex);
     if (const Entry* const entry = registry.find(text.name)) factory = entry->factory;
   }
-  if (!factory) text.refuse("there is no such codec");
+  if (!factory) refuse_name(text);
   return factory(text);
 }
 

@@ -157,7 +157,7 @@ void ParameterPlan::add(const CodecText& text, std::string_view part) {
     constexpr auto kExpected = "a gradient is clipped to a norm above 0, as in dgc:0.001+clip:1";
     const double norm = text.number(part.substr(kClip.size()), kExpected);
     FeedbackPtr clipped = feedback ? feedback->clipped(norm) : nullptr;
-    if (!clipped || !(norm > 0)) text.refuse(clipped ? kExpected : "only dgc clips, and +clip follows it");
+    if (!clipped || !(norm > 0)) text.refuse(clipped ? kExpected : "only dgc clips, once, and +clip follows it");
     feedback = std::move(clipped);
   } else if (part == kHits) {
     if (over_hits) text.refuse("it has two +hits");

@@ -20,8 +20,8 @@ const KernelTable& backend(std::string_view name) {
   if (name == "cpu") return cpu::table();
   if (name == "reference") return reference::table;
   if (!is_plugin(name)) {
-    fail(ErrorCode::invalid_argument, "kernels.backend", "expected one of reference, cpu, sycl, cuda, got '", name,
-         "'");
+    fail(ErrorCode::invalid_argument, "kernels.backend", "expected one of reference, cpu, sycl, cuda as the back end, ",
+         "which OCTAVO_BACKEND names, got '", name, "'");
   }
   const Plugin& found = plugin(std::string(name));
   if (found.table == nullptr) {

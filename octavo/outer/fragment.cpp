@@ -78,6 +78,7 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
   }
   for (const auto& parts : fragments) {
     if (!parts.empty()) continue;
+    if (before == 0) fail(ErrorCode::invalid_argument, "outer", "no parameter that is trained has an element");
     fail(ErrorCode::invalid_argument, "outer", "the rows of these ", parameters.size(), " parameters make no ", count,
          " fragments of equal size: ask for fewer");
   }

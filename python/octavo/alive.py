@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hooks that do not keep the object alive whose method they call."""
+"""Hooks that do not keep the object alive whose method they call, and that end with it or with their model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from weakref import WeakMethod, finalize
 
@@ -35,3 +36,14 @@ def remove_after(owner: object, handles: Iterable[RemovableHandle]) -> None:
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+class OwnHook(partial):
+    """A hook that belongs to one model. In a copy of the model, or in one that was saved whole, it does nothing."""
+
+    def __reduce__(self) -> tuple[type, tuple[Callable[..., None]]]:
+        return partial, (_do_nothing,)
+
+
+def _do_nothing(*_: Any) -> None:
+    pass

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.alive import OwnHook
 from octavo.handle import Handle
 from octavo.optim.joined import joined_optimizer, require_no_momentum
 from octavo.parameters import Exempt, exempt_by_name, plain_name, rows_of
@@ -218,7 +219,7 @@ def _attach(
                     f"of ours: let shard_placement_fn choose dimensions alone ({error})"
                 ) from error
         group.watch(lambda parameter: hook.mark(index[parameter]))
-    model.register_forward_pre_hook(lambda *_: hook.begin_pass())
+    model.register_forward_pre_hook(OwnHook(lambda *_: hook.begin_pass()))
 
 
 def _fsdp_modules(model: nn.Module) -> list[FSDPModule]:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from octavo import _C
 from octavo._C import Plan
+from octavo.alive import OwnHook
 from octavo.handle_state import SCHEMA, WHOLE_MODEL, State, require_memory_orders, states_of_one_run, tensors_of
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.optim.shards import gathered
@@ -441,7 +442,7 @@ class Handle:
             return
         self._scaler = scaler
         compressor = self._compressor  # not self, which refers to the model
-        model.register_forward_pre_hook(lambda *_: compressor.set_gradient_scale(scaler.get_scale()))
+        model.register_forward_pre_hook(OwnHook(lambda *_: compressor.set_gradient_scale(scaler.get_scale())))
 
     def _require_kernels(self) -> None:
         """Raises NotImplementedError where a parameter's device has no kernels. Every plan needs them, dense too, which

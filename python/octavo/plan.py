@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the arguments ``plan`` and ``seed`` of public calls."""
 
+from numbers import Integral
+
 from octavo._C import Plan
 
 
@@ -16,6 +18,6 @@ def as_plan(plan: str | Plan) -> Plan:
 
 def require_seed(seed: int, where: str) -> None:
     """Raises ValueError for what is no seed: an integer from 0 to 2^64 - 1."""
-    if isinstance(seed, int) and 0 <= seed < 2**64:
+    if isinstance(seed, Integral) and 0 <= seed < 2**64:
         return
     raise ValueError(f"[{where}] seed must be an integer from 0 to 2^64 - 1, the same on all ranks, got {seed!r}")

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The meeting of a process group's ranks, in which they make connections of Octavo's own."""
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -13,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 _POLL_S = 0.005
+_YEAR_S = 366 * 86400.0
 _HERE, _LEFT = "here", "left"
 
 
@@ -34,9 +34,12 @@ def _require_member(group: dist.ProcessGroup, where: str) -> None:
 
 
 def require_timeout(timeout_s: float, where: str) -> None:
-    """Raises ValueError unless ``timeout_s`` is a finite number of seconds above 0."""
-    if not (isinstance(timeout_s, int | float) and math.isfinite(timeout_s) and timeout_s > 0):
-        raise ValueError(f"[{where}] timeout_s must be a finite number of seconds above 0, got {timeout_s!r}")
+    """Raises ValueError unless ``timeout_s`` is a number of seconds above 0 and of at most a year, which c10d can
+    count."""
+    if not (isinstance(timeout_s, int | float) and 0 < timeout_s <= _YEAR_S):
+        raise ValueError(
+            f"[{where}] timeout_s must be a number of seconds above 0 and of at most a year, got {timeout_s!r}"
+        )
 
 
 class Rendezvous:

@@ -289,9 +289,25 @@ TEST(Plan, WhatMakesNoSenseIsRefusedWithWhatWould) {
       ADD_FAILURE() << text << " was accepted";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-      EXPECT_NE(std::string(error.what()).find("sign+ef"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("int4+ef"), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(Plan, ARefusalSaysFirstWhatIsWrongAndShowsALongTextInPart) {
+  const auto said = [](const std::string& text) -> std::string {
+    try {
+      Plan::parse(text);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(said("int9").find("[comm.plan] 'int9' is no plan: there is no codec of this name; there are auto, dense"),
+            0);
+  EXPECT_EQ(
+      said("dgc:0.01+clip:1+clip:2").find("[comm.plan] 'dgc:0.01+clip:1+clip:2' is no plan: only dgc clips, once"), 0);
+  EXPECT_LT(said("int4" + std::string(100'000, '+')).size(), 700U);
 }
 
 TEST(Plan, TheFirstRuleThatFitsCounts) {

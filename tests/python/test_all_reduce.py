@@ -303,8 +303,8 @@ def calls_without_sense(rank: int) -> list[str]:
 
 def test_what_is_no_timeout_no_group_of_this_rank_or_no_tensor_of_values_is_refused(two_ranks):
     _, said = two_ranks.run(calls_without_sense)
-    assert "timeout_s must be a finite number of seconds above 0, got -1.0" in said[0]
-    assert "timeout_s must be a finite number of seconds above 0, got None" in said[1]
+    assert "timeout_s must be a number of seconds above 0 and of at most a year, got -1.0" in said[0]
+    assert "timeout_s must be a number of seconds above 0 and of at most a year, got None" in said[1]
     assert "expected group as a process group, such as new_group() returns, got [0, 1]" in said[2]
     assert "one without memory, of the meta device" in said[3]
     assert "a DTensor: pass its to_local()" in said[4]

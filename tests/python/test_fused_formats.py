@@ -289,6 +289,15 @@ def test_a_state_that_has_no_counterpart_is_refused(spoil, message):
         octavo.optim.from_bitsandbytes(saved)
 
 
+def test_the_decay_of_bitsandbytes_is_decoupled_and_no_other_one_goes_there():
+    ours = octavo.optim.Adam8bit(zeros_of(SHAPES), min_8bit_size=4)
+    with pytest.raises(ValueError, match="the state of an Adam, got that of an AdamW"):
+        ours.load_state_dict(octavo.optim.from_bitsandbytes(saved_by_bitsandbytes(copy.deepcopy(ADAMW8BIT))))
+    decayed = octavo.optim.Adam8bit(zeros_of(SHAPES), weight_decay=0.1)
+    with pytest.raises(ValueError, match=r"^\[optim\.to_bitsandbytes\] bitsandbytes decouples weight decay"):
+        octavo.optim.to_bitsandbytes(decayed)
+
+
 @pytest.mark.parametrize(("make", "states", "_"), THEIRS)
 def test_what_came_from_bitsandbytes_goes_back_to_the_bit(make, states, _):
     optimizer = make(zeros_of(SHAPES), min_8bit_size=4)

@@ -3,6 +3,7 @@
 
 import copy
 import gc
+import io
 import math
 from pathlib import Path
 
@@ -457,3 +458,19 @@ def test_a_model_that_is_let_go_of_takes_its_threads_and_connections_with_it(two
     """This needs no garbage collector, which seldom runs. Gloo's threads wake up a hundred times a second: those of
     hundreds of models in one process took most of its time."""
     assert max(two_ranks.run(threads_left_by)) <= 0
+
+
+def save_whole(rank: int) -> tuple[bool, bool]:
+    """Saves a wrapped model as torch.save takes it, and loads it in the same process."""
+    model, _, optimizer = wrap(scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
+    step_once(model, optimizer, rank, 0)
+    memory = io.BytesIO()
+    torch.save(model, memory)
+    memory.seek(0)
+    loaded = torch.load(memory, weights_only=False)
+    loaded(torch.ones(2, 64)).sum().backward()  # without the hooks of the handle and of the optimizer
+    return torch.equal(loaded.module.weight, model.module.weight), loaded.module.weight.grad is not None
+
+
+def test_a_model_is_saved_whole_without_the_hooks_of_its_handle(two_ranks):
+    assert two_ranks.run(save_whole) == [(True, True), (True, True)]

@@ -9,6 +9,7 @@ import time
 import warnings
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -89,6 +90,8 @@ def refusal(rank: int, options: dict) -> str:
         (dict(every=0), "every must be a whole number of 1 or more, got 0"),
         (dict(fragments=-1), "fragments must be a whole number of 1 or more, got -1"),
         (dict(every=2.5), "every must be a whole number"),
+        (dict(every=2**64), "every must be a whole number of 1 or more, got 18446744073709551616"),
+        (dict(lr=True), "lr must be a finite number, got True"),
         (dict(every=4, delay=4), "delay must be below every"),
         (dict(every=4, fragments=5), "fragments must be between 1 and every"),
         (dict(every=4000, fragments=900), "make no 900 fragments"),
@@ -102,8 +105,9 @@ def refusal(rank: int, options: dict) -> str:
         (dict(steps="x"), "steps must be a whole number of 0 or more, got 'x'"),
         (dict(momentum=1.0), "momentum must be in [0, 1)"),
         (dict(average="votes"), "average must be 'ranks' or 'hits'"),
-        (dict(timeout_s=-1.0), "timeout_s must be a finite number of seconds above 0"),
-        (dict(timeout_s=None), "timeout_s must be a finite number of seconds above 0, got None"),
+        (dict(timeout_s=-1.0), "timeout_s must be a number of seconds above 0 and of at most a year"),
+        (dict(timeout_s=1e18), "timeout_s must be a number of seconds above 0 and of at most a year, got 1e+18"),
+        (dict(timeout_s=None), "timeout_s must be a number of seconds above 0 and of at most a year, got None"),
         (dict(group=dist.GroupMember.NON_GROUP_MEMBER), "this process is no rank of the group"),
         (dict(group=[0, 1]), "expected group as a process group, such as new_group() returns, got [0, 1]"),
         (dict(exempt=3), "expected exempt as patterns of parameters' names or as a function of name and parameter"),
@@ -474,3 +478,15 @@ def test_an_anchor_that_cannot_be_set_leaves_the_ranks_own_parameters(monkeypatc
                 pass
         assert all(map(torch.equal, values_of(model), own))
         outer.synchronize()
+
+
+def test_numbers_of_numpy_are_numbers():
+    with solo_world():
+        whole = dict(every=numpy.int64(4), steps=numpy.int32(400), seed=numpy.uint8(3))
+        assert refusal(0, dict(**whole, lr=numpy.float32(0.5))) == ""
+
+
+def test_a_model_without_elements_is_refused():
+    model = nn.Linear(0, 4, bias=False)
+    with solo_world(), pytest.raises(ValueError, match=r"^\[outer\] no parameter that is trained has an element"):
+        octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), "int4+ef")

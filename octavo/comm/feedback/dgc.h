@@ -30,7 +30,9 @@ class OCTAVO_API Dgc final : public Feedback {
   std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
   std::optional<double> momentum() const override { return momentum_; }
   FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<Dgc>(momentum, norm_); }
-  FeedbackPtr clipped(double norm) const override { return std::make_shared<Dgc>(momentum_, norm); }
+  FeedbackPtr clipped(double norm) const override {
+    return norm_ > 0 ? nullptr : std::make_shared<Dgc>(momentum_, norm);
+  }
 
  private:
   double momentum_, norm_;

@@ -31,10 +31,13 @@ def from_bitsandbytes(state_dict: dict[str, Any]) -> dict[str, Any]:
     what ``load_state_dict`` of our class of the same name takes. The codes are taken as they are; the tensors are
     shared.
 
-    Both Adam and AdamW of bitsandbytes decouple weight decay: go on with our ``AdamW``. Raises ValueError for the state
-    of another optimizer, for tensor-wise 8-bit states, and for codes of another map.
+    Both Adam and AdamW of bitsandbytes decouple weight decay. Go on with our ``AdamW``: ``Adam`` refuses to load the
+    state where there is a decay. Raises ValueError for the state of another optimizer, for tensor-wise 8-bit states,
+    and for codes of another map.
     """
-    groups = [_without(group, {"alpha", "t_alpha", "t_beta3"}) for group in state_dict["param_groups"]]
+    is_adam = any("state2" in state | state.get(NESTED, {}) for state in state_dict["state"].values())
+    of_adam = {"decoupled_weight_decay": True} if is_adam else {}
+    groups = [_without(group, {"alpha", "t_alpha", "t_beta3"}) | of_adam for group in state_dict["param_groups"]]
     if any(group.get("alpha") for group in state_dict["param_groups"]):
         raise ValueError("[optim.from_bitsandbytes] AdEMAMix has no counterpart in octavo.optim")
     return {"state": {key: _imported(state) for key, state in state_dict["state"].items()}, "param_groups": groups}
@@ -46,8 +49,15 @@ def to_bitsandbytes(optimizer: FusedOptimizer) -> dict[str, Any]:
     States in 32 bits stay in 32 bits, codes of 8 bits keep their values, and codes of 4 bits become codes of 8. There
     is one exception: where the extreme of a momentum's block is negative, the extreme and what the map rounds to it
     become -0.993 of its magnitude, as in any such block of bitsandbytes. ``extra_bits`` are left out. Raises ValueError
-    for parameters that are DTensors, of which bitsandbytes has no states.
+    for parameters that are DTensors, of which bitsandbytes has no states, and for a weight decay of ``Adam``, because
+    bitsandbytes decouples that of both its classes.
     """
+    for group in optimizer.param_groups:
+        if group["weight_decay"] and not group.get("decoupled_weight_decay", True):
+            raise ValueError(
+                f"[optim.to_bitsandbytes] bitsandbytes decouples weight decay, and here it is {group['weight_decay']} "
+                f"times the parameter in the gradient: set it to 0, or take to_torch()"
+            )
     for parameter in optimizer.state:
         if is_sharded(parameter):
             raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from octavo._C import Plan
-from octavo.alive import while_alive
+from octavo.alive import OwnHook, while_alive
 from octavo.optim.checks import CheckedOptimizer
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class JoinedOptimizer(CheckedOptimizer):
     def _join(self, handle: Handle, plan: Plan) -> None:
         self._handle = handle
         self._plan = plan
-        handle._ddp.register_forward_pre_hook(while_alive(self._before_forward))
+        handle._ddp.register_forward_pre_hook(OwnHook(while_alive(self._before_forward)))
         self._enter_phase()
 
     def _parameters(self) -> list[Tensor]:

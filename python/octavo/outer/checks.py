@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
@@ -85,10 +86,12 @@ def require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping
     least value that it may have; ``others``: floats by name, which must be finite. None stands for an argument that was
     not given."""
     for name, (number, least) in whole.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+        is_whole = isinstance(number, Integral) and not isinstance(number, bool)
+        if number is not None and not (is_whole and least <= number < 2**63):
             raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
     for name, share in others.items():
-        if share is not None and not (isinstance(share, (int, float)) and math.isfinite(share)):
+        is_number = isinstance(share, Real) and not isinstance(share, bool)
+        if share is not None and not (is_number and math.isfinite(share)):
             raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
 from octavo import _C
-from octavo.alive import remove_after, while_alive
+from octavo.alive import OwnHook, remove_after, while_alive
 
 GRAPH = 0  # without torch.compile all parameters belong to one graph
 
@@ -223,7 +222,7 @@ class Gathering:
             register_multi_grad_hook(outputs, lambda _: self._visit(number), mode="any")
 
 
-def _own_hook(method: Callable[..., None], *given: Any) -> _OwnHook:
+def _own_hook(method: Callable[..., None], *given: Any) -> OwnHook:
     """Returns the hook of a module that calls ``method``, unless Dynamo traces the module, as long as the method's
     object is alive."""
     call = while_alive(method)
@@ -232,18 +231,7 @@ def _own_hook(method: Callable[..., None], *given: Any) -> _OwnHook:
         if not torch.compiler.is_compiling():  # first, since Dynamo does not see through a weak reference
             call(*given, *arguments)
 
-    return _OwnHook(hook)
-
-
-class _OwnHook(partial):
-    """A hook that belongs to one model. In a copy of the model, whose parameters are whole, it does nothing."""
-
-    def __reduce__(self) -> tuple[type, tuple[Callable[..., None]]]:
-        return partial, (_do_nothing,)
-
-
-def _do_nothing(*_: Any) -> None:
-    pass
+    return OwnHook(hook)
 
 
 def _memory_of(tensor: Tensor) -> int | None:
