@@ -14,15 +14,19 @@ import octavo
 
 
 class CompressGradients(TrainerCallback):
-    """Compresses the gradients of the model that Trainer has wrapped in DistributedDataParallel."""
+    """Compresses the gradients of the model that Trainer has wrapped in DistributedDataParallel, and clips them to
+    max_norm in the place of Trainer, which cannot tell error feedback of a clip."""
 
-    def __init__(self, trainer: Trainer, plan: str):
-        self.trainer, self.plan, self.compressed = trainer, plan, None
+    def __init__(self, trainer: Trainer, plan: str, max_norm: float):
+        self.trainer, self.plan, self.max_norm, self.compressed = trainer, plan, max_norm, None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if self.trainer.model_wrapped is not self.compressed:  # a second train() may continue with the same model
             self.compressed = self.trainer.model_wrapped
             self.handle = octavo.compress(self.compressed, self.plan, optimizer=self.trainer.optimizer)
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        self.handle.clip_grad_norm_(self.max_norm)
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
@@ -51,7 +55,7 @@ def main(one_bit: bool) -> None:
         output_dir="trainer-example",
         max_steps=60,
         per_device_train_batch_size=8,
-        max_grad_norm=0.0,  # OneBitAdamW clips by its own clip_grad_norm_
+        max_grad_norm=0.0,  # CompressGradients clips
         logging_steps=10,
         save_strategy="no",
         report_to="none",
@@ -64,7 +68,7 @@ def main(one_bit: bool) -> None:
         train_dataset=[counting(first) for first in range(640)],
         optimizers=(make_optimizer(model, one_bit, arguments.max_steps), None),
     )
-    trainer.add_callback(CompressGradients(trainer, "sign+ef" if one_bit else "int4+ef"))
+    trainer.add_callback(CompressGradients(trainer, "sign+ef" if one_bit else "int4+ef", max_norm=1.0))
     trainer.train()
     if trainer.is_world_process_zero():
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
