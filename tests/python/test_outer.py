@@ -515,3 +515,24 @@ def moved_model(rank: int) -> bool:
 
 def test_parameters_in_other_memory_are_still_exchanged(two_ranks):
     assert two_ranks.run(moved_model) == [True, True]
+
+
+def averaged(rank: int, average: str) -> list[float]:
+    """Each rank moves values of its own, and one that both move."""
+    model = nn.ParameterDict({"a": torch.zeros(1, 8192)})
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    options = dict(every=1, lr=1.0, momentum=0.0, average=average, exempt=lambda name, parameter: False)
+    outer = octavo.Outer(model, inner, "topk:8/4096+ef", **options)
+    gradient = torch.zeros(1, 8192)
+    gradient[0, [rank, 5000]] = -4.0
+    model["a"].grad = gradient
+    outer.step()
+    with outer.at_anchor():
+        return model["a"].detach()[0, [0, 1, 5000]].tolist()
+
+
+def test_an_average_over_hits_counts_the_ranks_that_moved_a_value(two_ranks):
+    for found in two_ranks.run(averaged, "ranks"):
+        assert found == pytest.approx([2.0, 2.0, 4.0], rel=0.01)
+    for found in two_ranks.run(averaged, "hits"):
+        assert found == pytest.approx([4.0, 4.0, 4.0], rel=0.01)
