@@ -130,8 +130,9 @@ def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (dict(outer=-1), "--outer must be the steps of a round"),
-        (dict(outer=4, outer_delay=4), "--outer-delay fewer, not 4 and 4"),
+        (dict(outer=-1), r"^\[train.config\] --outer must be at least 0 steps, not -1$"),
+        (dict(outer=4, outer_delay=-2), r"^\[train.config\] --outer-delay must be at least 0 steps, not -2$"),
+        (dict(outer=4, outer_delay=4), "with --outer 4, --outer-delay must be below 4 .*, not 4 and 1"),
         (dict(outer=4, outer_fragments=0), "--outer-fragments must be at least 1"),
         (dict(outer=4, outer_momentum=1.0), "--outer-momentum must be at least 0 and below 1"),
         (dict(outer=4, outer_lr=0.0), "--outer-lr must be finite and above 0"),
@@ -139,8 +140,8 @@ def test_a_comparison_has_rounds_beside_plans(world, tmp_path, capsys):
         (dict(outer=4, optimizer="onebit-adamw"), "with --outer ranks step by themselves: use adamw or muon"),
         (dict(compare=("dense", "outer:x/sign+ef")), "must be outer:H/PLAN"),
         (dict(compare=("dense", "outer:4")), "must be outer:H/PLAN"),
-        (dict(outer=4, outer_fragments=5), "a round of 4 steps has .* at most as many fragments, not 0 and 5"),
-        (dict(compare=("dense", "outer:4:0:9/sign+ef")), "at most as many fragments, not 0 and 9"),
+        (dict(outer=4, outer_fragments=5), "and --outer-fragments at most 4, not 0 and 5"),
+        (dict(compare=("dense", "outer:4:0:9/sign+ef")), "with --outer 4, .* --outer-fragments at most 4, not 0 and 9"),
         (dict(compare=("dense", "int4+ef"), outer=4), "name rounds as outer:4/PLAN"),
     ],
 )

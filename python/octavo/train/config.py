@@ -318,11 +318,9 @@ def _check_ranges(config: TrainConfig) -> None:
     for name in ("nproc", "steps", "batch_size", "grad_accum", "eval_every", "checkpoint_every", "outer_fragments"):
         if getattr(config, name) < 1:
             _fail(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
-    if config.outer < 0 or not 0 <= config.outer_delay < max(1, config.outer or config.outer_delay + 1):
-        _fail(
-            f"--outer must be the steps of a round, and --outer-delay fewer, not {config.outer} and "
-            f"{config.outer_delay}"
-        )
+    for name in ("outer", "outer_delay"):
+        if getattr(config, name) < 0:
+            _fail(f"--{name.replace('_', '-')} must be at least 0 steps, not {getattr(config, name)}")
     if config.seq_len < 8:
         _fail(f"--seq-len must be at least 8 tokens, not {config.seq_len}")
     if not 0 <= config.seed < 2**63:
@@ -393,8 +391,8 @@ def _check_outer(config: TrainConfig) -> None:
             )
         if run.outer and not (run.outer_delay < run.outer and run.outer_fragments <= run.outer):
             _fail(
-                f"a round of {run.outer} steps has a delay of fewer and at most as many fragments, not "
-                f"{run.outer_delay} and {run.outer_fragments}"
+                f"with --outer {run.outer}, --outer-delay must be below {run.outer} and --outer-fragments at most "
+                f"{run.outer}, not {run.outer_delay} and {run.outer_fragments}"
             )
     if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
         return
