@@ -193,6 +193,14 @@ def test_a_bad_file_gets_one_sentence(bad: tuple, tmp_path: Path) -> None:
         assert word.replace("FILE", str(path)) in said
 
 
+def test_half_a_draw_of_the_tasks_is_no_missing_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^\[train\.dataset\] tasks:abc is neither a file nor .* tasks:DRAW:COUNT"):
+        load_corpus(Path("tasks:abc"), seed=0)
+    Path("tasks:abc.txt").write_text(" ".join(map(str, range(2000))))
+    assert load_corpus(Path("tasks:abc.txt"), seed=0).train
+
+
 def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"^\[train\.records\] .*none\.json: there is no such file"):
         load_corpus(tmp_path / "none.json", seed=0)

@@ -217,9 +217,24 @@ def test_a_port_in_use_is_one_sentence_and_starts_nothing(play):
 
 
 def test_a_master_port_in_the_environment_counts(play, monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "many")
-    with pytest.raises(ValueError, match="MASTER_PORT must be a whole number, got 'many'"):
-        play("print('started')")
+    for port in ("many", "--5"):
+        monkeypatch.setenv("MASTER_PORT", port)
+        with pytest.raises(ValueError, match=f"MASTER_PORT must be a whole number, got '{port}'"):
+            play("print('started')")
+
+
+def test_ranks_that_cannot_meet_say_where_also_without_an_address(monkeypatch):
+    for name in ("MASTER_ADDR", world.PARENT_STORE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in dict(RANK="0", WORLD_SIZE="2").items():
+        monkeypatch.setenv(name, value)
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        with pytest.raises(RuntimeError, match=rf"port {port} on 127\.0\.0\.1 is in use: choose another MASTER_PORT"):
+            world.join(timeout_s=30)
 
 
 def test_too_many_ranks_are_refused_before_anything_starts(play):

@@ -125,7 +125,7 @@ def test_a_run_writes_what_it_promises(golden):
     assert {name: summary[name] for name in options} == options
     del options["lr"]  # metrics.jsonl has the learning rate of each step
     assert all({name: record[name] for name in options} == options for record in records)
-    for words in ("starting: ", "1 ranks on cpu", "step 8/8", "eval loss", "answers to held-out questions"):
+    for words in ("starting: ", "1 rank on cpu", "step 8/8", "eval loss", "answers to held-out questions"):
         assert words in screen
 
 
@@ -146,6 +146,17 @@ def test_the_same_command_on_a_finished_run_shows_its_summary(world, golden):
     assert run_job(config, world, Console(file=screen, width=120)) == summary
     assert "this run was finished after 8 steps" in screen.getvalue()
     assert read_curve(Path(config.out)) == before
+
+
+@pytest.mark.parametrize("damaged", ["{half", "[]", "{}"])
+def test_a_damaged_summary_is_written_again(world, golden, tmp_path, capsys, damaged):
+    config = nano_config(tmp_path)
+    shutil.copytree(golden[0].out, config.out)
+    path = Path(config.out) / run_folder.SUMMARY
+    path.write_text(damaged)
+    assert run_job(config, world, None)["eval_loss"] == golden[1]["eval_loss"]
+    assert capsys.readouterr().err == f"warning: {path} is damaged, and is written again from the last checkpoint\n"
+    assert json.loads(path.read_text())["replicas_sha256"] == golden[1]["replicas_sha256"]
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 5, 7])
@@ -285,8 +296,27 @@ def test_files_of_somebody_else_are_not_overwritten(world, tmp_path, fresh):
 def test_out_must_be_a_directory(world, tmp_path):
     config = nano_config(tmp_path)
     Path(config.out).write_text("a file")
-    with pytest.raises(JobError, match=r"^\[train\.shared_disk\] --out .* cannot be written to: "):
+    for out in (config.out, f"{config.out}/below"):
+        with pytest.raises(JobError, match=r"^\[train\.shared_disk\] --out .* is a file, or is below one: name a"):
+            run_job(dataclasses.replace(config, out=out), world, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"schema": 5, "identity": {}, "resolved": {}}', "is not the record of a run: restore it, or choose another"),
+        ("{half", "is not the record of a run: restore it, or choose another --out"),
+        (None, "cannot be read (Is a directory): make it readable, or choose another --out"),
+    ],
+)
+def test_a_damaged_record_of_a_run_is_named(world, tmp_path, text, words):
+    config = nano_config(tmp_path)
+    record = Path(config.out) / run_folder.RUN
+    record.parent.mkdir()
+    record.mkdir() if text is None else record.write_text(text)
+    with pytest.raises(JobError) as caught:
         run_job(config, world, None)
+    assert str(caught.value).startswith(f"[train.run_folder] {record} {words}")
 
 
 def test_two_runs_at_once_on_one_out_are_refused(world, tmp_path):

@@ -16,7 +16,7 @@ from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.errors import DIVERGED, JobError
 from octavo.train.job import clear_job, run_job, try_job
-from octavo.train.launch.world import World
+from octavo.train.launch.world import World, ranks
 from octavo.train.report import plots, tables
 from octavo.train.report.metrics import read_metrics
 
@@ -87,7 +87,7 @@ def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
 
 def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     first = next(summary for summary in summaries.values() if not _has_diverged(summary))
-    title = f"{first['model']} on {first['data']}, {first['steps']} steps, {first['world_size']} ranks"
+    title = f"{first['model']} on {first['data']}, {first['steps']} steps, {ranks(first['world_size'])}"
     table = Table(title=title)
     for heading in ("plan", "optimizer"):
         table.add_column(heading, overflow="fold")

@@ -25,7 +25,7 @@ from octavo.train.checkpoint.writer import CheckpointWriter, step_folder
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.engine.build import build_engine, build_replica
-from octavo.train.launch.world import World
+from octavo.train.launch.world import World, ranks
 from octavo.train.report import memory, plots, tables
 from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
 from octavo.train.report.progress import make_display
@@ -149,14 +149,25 @@ def _claim(
 
 def _finished_summary(run: _Run) -> dict[str, Any] | None:
     """Returns the summary of a run that has nothing left to do, else None. A run that was killed before it wrote its
-    summary still has to write it."""
+    summary still has to write it, and one whose summary is damaged writes it again."""
 
     def read() -> dict[str, Any] | None:
         path = run.out / run_folder.SUMMARY
         done = run.world.is_main and run.step == run.config.steps and path.is_file()
-        return json.loads(path.read_text()) if done else None
+        return _read_summary(path) if done else None
 
     return run.world.from_main(run.world.agree(read))
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    try:
+        summary = json.loads(path.read_text())
+        if summary["steps"]:
+            return summary
+    except (ValueError, KeyError, TypeError):
+        pass
+    _warn(f"{path} is damaged, and is written again from the last checkpoint")
+    return None
 
 
 def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
@@ -251,10 +262,10 @@ def _opening(run: _Run, trainer: Trainer) -> str:
     shares = f", ZeRO-{config.zero}" if config.zero else ""
     begin = f"resuming after step {run.step}" if run.step else "starting"
     if run.found and run.found.world_size != run.world.size:
-        begin += f", saved by {run.found.world_size} ranks"
+        begin += f", saved by {ranks(run.found.world_size)}"
     return (
         f"{begin}: {config.model} with {parameters:,} parameters on {run.data.corpus.name}, "
-        f"{run.world.size} ranks on {where}, {trainer.engine.precision}, plan {config.resolved_plan}{rounds}, "
+        f"{ranks(run.world.size)} on {where}, {trainer.engine.precision}, plan {config.resolved_plan}{rounds}, "
         f"{config.optimizer_name}{shares}"
     )
 

@@ -83,7 +83,10 @@ def claim(out: Path, identity: dict[str, Any], fresh: bool) -> dict[str, Any] | 
             f"[train.run_folder] --out {out} is from another version of Octavo (schema {record['schema']}, this one "
             f"continues {_SCHEMA}): choose another --out, or --fresh to start over"
         )
-    _refuse_other(out, record["identity"], identity)
+    try:
+        _refuse_other(out, record["identity"], identity)
+    except (KeyError, TypeError) as error:  # an option is missing, or has a value that none of ours has
+        raise _no_record(out / RUN) from error
     return record
 
 
@@ -122,8 +125,16 @@ def _read(path: Path) -> dict[str, Any] | None:
         return {"schema": record["schema"], "identity": dict(record["identity"]), "resolved": dict(record["resolved"])}
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ValueError(
+            f"[train.run_folder] {path} cannot be read ({error.strerror}): make it readable, or choose another --out"
+        ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"[train.run_folder] {path} is not the record of a run: choose another --out") from error
+        raise _no_record(path) from error
+
+
+def _no_record(path: Path) -> ValueError:
+    return ValueError(f"[train.run_folder] {path} is not the record of a run: restore it, or choose another --out")
 
 
 def _refuse_foreign(out: Path) -> None:
@@ -137,7 +148,8 @@ def _refuse_foreign(out: Path) -> None:
 
 def _refuse_other(out: Path, there: dict[str, Any], here: dict[str, Any]) -> None:
     # Both have the same names except for _ZERO_ONLY, which does not count between a run with ZeRO and one without.
-    pairs = {name: (there[name], here[name]) for name in sorted(there.keys() & here.keys())}
+    names = sorted(here.keys() - ({_ZERO_ONLY} - there.keys()))
+    pairs = {name: (there[name], here[name]) for name in names}
     if here[_STEPS] > there[_STEPS] and here["optimizer"] != "zero-one-adam":  # whose intervals are shares of a run
         del pairs[_STEPS]
     differing = [

@@ -67,5 +67,7 @@ def _leave_mark(folder: Path, mark: Path) -> None:
     try:
         durable_files.make_folder(folder)
         mark.touch()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ValueError(f"[train.shared_disk] --out {folder} is a file, or is below one: name a folder") from error
     except OSError as error:
         raise ValueError(f"[train.shared_disk] --out {folder} cannot be written to: {error.strerror}") from error

@@ -44,11 +44,18 @@ def load_corpus(path: Path | None, *, seed: int) -> Corpus:
         content = json.dumps([vars(example) for example in examples]).encode()
         name, place, kind = tasks.NAME + str(path or "").removeprefix("tasks"), "the bundled tasks", "tasks"
     else:
+        _refuse_half_a_draw(path)
         content, name, place, kind = read_file(path), path.name, str(path), path.suffix.lower()
         examples = parse(content, path)
     train, held_out = _split(examples, seed, place)
     # The kind is in the hash, because the same bytes are other examples in another kind of file.
     return Corpus(name, train, held_out, drawn is not None, hashlib.sha256(kind.encode() + content).hexdigest())
+
+
+def _refuse_half_a_draw(path: Path) -> None:
+    if str(path).startswith("tasks:") and not path.exists():
+        trouble = "neither a file nor a draw of the bundled tasks, which is tasks:DRAW or tasks:DRAW:COUNT: tasks:2:500"
+        raise ValueError(f"[train.dataset] {path} is {trouble}")
 
 
 def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example], list[Example]]:

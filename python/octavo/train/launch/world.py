@@ -80,13 +80,19 @@ class World:
         raise JobError(text if everywhere or rank == 0 else f"rank {rank}: {text}")
 
 
+def ranks(count: int) -> str:
+    """Returns the number of ranks in words: "1 rank", "2 ranks"."""
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
 def env_number(name: str, default: int | None = None) -> int:
     """Returns the whole number in the environment variable `name`, or `default` where it is not set. Raises
     ValueError."""
     text = os.environ.get(name) or ("" if default is None else str(default))
-    if not text.lstrip("-").isdigit():
-        raise ValueError(f"[train.world] {name} must be a whole number, got '{text}'")
-    return int(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"[train.world] {name} must be a whole number, got '{text}'") from None
 
 
 def launched_outside() -> bool:
@@ -115,8 +121,8 @@ def join(timeout_s: float) -> World:
     rank, size = env_number("RANK"), env_number("WORLD_SIZE")
     if not 0 <= rank < size:
         raise ValueError(f"[train.world] RANK must be between 0 and {size - 1}, got {rank}")
-    host, port = os.environ.get("MASTER_ADDR", ""), env_number("MASTER_PORT", default=29500)
-    os.environ.update(MASTER_ADDR=host or "127.0.0.1", MASTER_PORT=str(port))
+    host, port = os.environ.get("MASTER_ADDR") or "127.0.0.1", env_number("MASTER_PORT", default=29500)
+    os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port))
     timeout, store = timedelta(seconds=timeout_s), None
     try:
         if os.environ.get(PARENT_STORE) == "1":
