@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import resource
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from train_runs import NANO, solo_world, write_inputs
+from train_runs import NANO, files_of_at_most, solo_world, write_inputs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from octavo import durable_files
@@ -220,17 +217,6 @@ def test_a_failing_write_leaves_the_older_step(shelf):
         writer.save(2, full, {})
     assert shelf.newest() == 1
     assert not list(shelf.folder.glob(".aside-*"))
-
-
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Makes the system refuse to write more than `size` bytes to a file of this process, as a full disk does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_model_or_tokenizer_that_the_disk_has_no_room_for_is_told_in_a_sentence(shelf, tmp_path, capfd):

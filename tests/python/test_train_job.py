@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from train_runs import NANO, nano_config, read_curve, run_as_rank, solo_world
+from train_runs import NANO, files_of_at_most, nano_config, read_curve, run_as_rank, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C
@@ -685,6 +685,17 @@ def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
         log.append(dict(step=5, loss=float("nan")))
     log.close()
     assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
+
+
+def test_a_log_that_finds_no_room_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, kept_step=0)
+    words = rf"^\[train\.metrics\] {path} cannot be written: File too large; once the disk has room"
+    with files_of_at_most(4):
+        with pytest.raises(OSError, match=words):
+            log.append(dict(step=1, loss=0.1))
+        with pytest.raises(OSError, match=words):
+            log.close()
 
 
 def test_the_seed_is_also_that_of_what_the_plan_draws(world, tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,6 +62,17 @@ def solo_world() -> Iterator[World]:
         yield World(0, 1)
     finally:
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Makes the system refuse to write more than `size` bytes to a file of this process, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def run_as_rank(rank: int, config: TrainConfig) -> dict[str, Any]:

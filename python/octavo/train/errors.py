@@ -20,6 +20,11 @@ ERROR_MARK = "error: "
 DIVERGED = "the run has diverged"
 """Words in the error of a run that has diverged, and in no other error."""
 
+ONCE_WRITABLE = (
+    "once the disk has room and can be written to, the same command continues from the last checkpoint, if there is one"
+)
+"""What would work where a file of a run cannot be written."""
+
 _GLOO_MARKS = ("gloo/", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 

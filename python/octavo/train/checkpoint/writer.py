@@ -39,7 +39,7 @@ from octavo import durable_files
 from octavo.train.checkpoint import manifest
 from octavo.train.checkpoint.shared_disk import Disk
 from octavo.train.checkpoint.state_file import save_tree
-from octavo.train.errors import JobError, is_peer_loss, sentence
+from octavo.train.errors import ONCE_WRITABLE, JobError, is_peer_loss, sentence
 from octavo.train.launch.world import World
 
 KEEP = 2
@@ -156,10 +156,7 @@ def _failures_told(what: str) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or sentence(error)
         said = reason if reason.startswith("[") else f"[train.writer] {what} cannot be written: {reason}"
-        raise OSError(
-            f"{said}; once the disk has room and can be written to, the same command continues from the last "
-            f"checkpoint, if there is one"
-        ) from error
+        raise OSError(f"{said}; {ONCE_WRITABLE}") from error
 
 
 def _make_empty(folder: Path) -> None:

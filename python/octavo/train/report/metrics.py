@@ -7,9 +7,13 @@ import dataclasses
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from octavo.train.errors import ONCE_WRITABLE
 
 
 def finite(value: float | None) -> float | None:
@@ -65,23 +69,35 @@ class MetricsLog:
     """Appends records to a JSON-lines file; opening it drops everything after `kept_step`."""
 
     def __init__(self, path: Path, kept_step: int) -> None:
+        self._path = path
         path.touch()
         os.truncate(path, _length_up_to(path, kept_step))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open as long as the run
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds one line and flushes it: a SIGKILL of this process loses none."""
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with self._failures_told():
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
 
     def sync(self) -> None:
         """Returns once all lines are on the disk; a checkpoint must not outlive its steps' lines."""
-        os.fsync(self._file.fileno())
+        with self._failures_told():
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Syncs and closes."""
         self.sync()
-        self._file.close()
+        with self._failures_told():  # a line that found no room is written again here
+            self._file.close()
+
+    @contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            said = f"[train.metrics] {self._path} cannot be written: {error.strerror}"
+            raise OSError(f"{said}; {ONCE_WRITABLE}") from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
