@@ -4,7 +4,8 @@
 ``import octavo.sycl`` makes the device where its run time is installed (``pip install octavo[sycl]``).
 ``import octavo`` does not, because ``torch.accelerator`` serves one device type at a time, and that is ``sycl`` from
 then on. ``OCTAVO_ACCELERATOR=sycl`` and ``octavo train --device sycl`` import it themselves. torch has one place for a
-device of another library: where it is taken, no device is made, and ``why_missing()`` says so.
+device of another library: where it is taken, no device is made, and ``why_missing()`` says so. Import it before the
+first backward pass of the process, even one on the CPU, in which torch makes the queues of all devices that it knows.
 
 Ordinary tensors lie in memory that host and device share; an operator without a kernel of its own runs the CPU's kernel
 on that memory, without a copy. Devices are numbered from 0. ``device`` arguments take an index, ``"sycl:1"``, a
