@@ -343,7 +343,7 @@ void bind_compressor(py::module_& m) {
       .def("set_exchange", &Compressor::set_exchange, no_gil)
       .def_property_readonly("exchange", py::cpp_function(&Compressor::exchange, no_gil))
       .def("end_step", &Compressor::end_step, no_gil)
-      .def("abandon_step", &Compressor::abandon_step, no_gil)
+      .def("drop_step", &Compressor::drop_step, no_gil)
       .def("scale_step", &Compressor::scale_step, py::arg("share"), no_gil)
       .def("gradient_powers", &Compressor::gradient_powers, no_gil)
       .def(

@@ -73,6 +73,7 @@ void Compressor::begin_step() {
   }
   momenta_.forget_sample();
   verdict_.begin_step();
+  has_buckets_ = has_ended_ = false;
   ++steps_;
   ++step_;
 }
@@ -80,6 +81,7 @@ void Compressor::begin_step() {
 bool Compressor::end_step() {
   const std::lock_guard lock(mutex_);
   settle();
+  has_ended_ = true;
   return verdict_.last_step_was_finite();
 }
 
@@ -89,14 +91,32 @@ void Compressor::abandon_step() {
   verdict_.abandon_step();
 }
 
+void Compressor::drop_step() {
+  const std::lock_guard lock(mutex_);
+  require_not_ended("comm.drop_step");
+  scaled_together_ = 0;
+  roll_back();
+}
+
 void Compressor::scale_step(double share) {
   constexpr double kOfBurst = 0.5, kFading = 0.9;
   if (!(share >= 0 && share <= 1)) {
     fail(ErrorCode::invalid_argument, "comm.scale_step", "expected a share from 0 to 1, got ", share);
   }
   const std::lock_guard lock(mutex_);
-  if (share < kOfBurst * usual_share_) roll_back();
+  const bool is_burst = share < kOfBurst * usual_share_;
+  if (is_burst) require_not_ended("comm.scale_step");
   usual_share_ = std::max(share, kFading * usual_share_);
+  const bool were_several = std::exchange(scaled_together_, 0) > 1;
+  if (is_burst) roll_back();
+  if (is_burst && were_several) forget_owed();
+}
+
+/// Throws where residuals of a finite step are committed already. Those of another one were rolled back when it ended.
+void Compressor::require_not_ended(const char* where) const {
+  if (!has_ended_ || !verdict_.last_step_was_finite()) return;
+  fail(ErrorCode::invalid_argument, where,
+       "the step has ended, and what it has left out is kept already: call this before end_step()");
 }
 
 void Compressor::roll_back() {
@@ -118,6 +138,7 @@ void Compressor::settle() {
 std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
                                                    std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
+  if (!std::exchange(has_buckets_, true)) ++scaled_together_;
   if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   if (host_ && bucket.is_sparse()) {

@@ -98,15 +98,19 @@ class OCTAVO_API Compressor {
   /// on all ranks, unless nothing was sent in the step: each rank then knows its own gradients alone. Until the next
   /// begin_step() further calls return the same answer. Throws what Wire throws.
   bool end_step();
-  /// Ends a step that was broken off, or whose results are not used, and rolls back its residuals: nothing of it comes
-  /// back in later steps. All ranks must call it for the same step.
+  /// Ends a step that was broken off and rolls back its residuals.
   void abandon_step();
-  /// Says that the results of the step under way, which is complete, are multiplied by `share`, as a clip of their norm
-  /// does. What a step leaves out would come back in later steps in full: where the share is less than a half of the
-  /// usual one, which a burst of the gradient makes it, the residuals are rolled back, and the step counts as finite.
-  /// The usual share is the largest of the shares so far, the one k steps ago counting as 0.9^k of itself. All ranks
-  /// must call it, with the same share and in every step: a first share is no burst. Throws Error invalid_argument for
-  /// a share outside [0, 1].
+  /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it
+  /// comes back in later steps. It counts as finite where it was. All ranks must call it for the same step, before
+  /// end_step(): otherwise it throws Error invalid_argument, where the step was finite.
+  void drop_step();
+  /// Says that the results of all steps since the last call are multiplied by `share`, as a clip of their norm does,
+  /// before the last one has ended. What a step leaves out would come back in later steps in full: where the share is
+  /// less than a half of the usual one, which a burst of the gradient makes it, the residuals are rolled back. After
+  /// several steps, of which one may have sent a part of what another had left out, they are dropped. The usual share
+  /// is the largest of the shares so far, the one k calls ago counting as 0.9^k of itself. All ranks must call it, with
+  /// the same share: a first share is no burst. Throws Error invalid_argument for a share outside [0, 1], and for a
+  /// burst after end_step().
   void scale_step(double share);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
@@ -301,6 +305,8 @@ class OCTAVO_API Compressor {
   // compressor.cpp
   void settle();
   void roll_back();
+  void forget_owed();
+  void require_not_ended(const char* where) const;
   AutoPlan::Turn choose_plan(Job& job);
   void take_rank_0s(std::vector<std::int64_t>& numbers);
   void keep_gradients(Job& job) const;
@@ -354,6 +360,8 @@ class OCTAVO_API Compressor {
   std::uint64_t step_ = 0;                         // saved and restored
   std::uint64_t seed_ = 0;
   double usual_share_ = 0;
+  std::uint64_t scaled_together_ = 0;             // steps with buckets since the last scale_step()
+  bool has_buckets_ = false, has_ended_ = false;  // the current step
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps
 };

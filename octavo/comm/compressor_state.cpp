@@ -9,6 +9,11 @@ namespace octavo {
 void Compressor::drop_residuals() {
   const std::lock_guard lock(mutex_);
   settle();
+  forget_owed();
+}
+
+/// Forgets all but the ranks' own momenta and updates.
+void Compressor::forget_owed() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
 }
 

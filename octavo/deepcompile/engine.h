@@ -136,7 +136,8 @@ class OCTAVO_API Engine {
   /// not fail for it.
   void give_up_pass();
   /// Drops what the backward passes of this step have added up: the next pass begins a step. What is remembered of
-  /// gradients is again what it was before the last pass. Must be called on all ranks, between passes.
+  /// gradients is again what it was before; where several passes have sent, it is dropped. Must be called on all ranks,
+  /// between passes.
   void drop_gradients();
   /// Sets whether reduce_grads() and finish_backward() ignore gradients. Between passes a compiled graph may be
   /// differentiated for something else, and then computes gradients of its parameters, too.
@@ -264,6 +265,7 @@ class OCTAVO_API Engine {
   std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
   std::optional<c10::Stream> rs_stream_, copy_stream_;
   bool begins_step_ = true;
+  bool has_sent_before_ = false;  // an earlier pass of this step has sent gradients
   bool ignores_gradients_ = false;
   bool divides_first_ = false;
   GraphIds graph_ids_{*this};

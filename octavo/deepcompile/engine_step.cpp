@@ -30,6 +30,7 @@ void Engine::end_forward() {
 void Engine::start_backward(bool update) {
   if (!sum_) fail(ErrorCode::invalid_argument, kOfStep, "a backward pass needs a graph: register one first");
   if (std::exchange(begins_step_, update)) param_registry->accumulation().reduced.clear();
+  has_sent_before_ = !param_registry->accumulation().reduced.empty();
   sum_->begin_pass();
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }
@@ -82,7 +83,10 @@ void Engine::give_up_pass() {
 void Engine::drop_gradients() {
   param_registry->accumulation() = {};
   begins_step_ = true;
-  if (sum_) sum_->compressor().abandon_step();
+  if (!sum_) return;
+  sum_->compressor().drop_step();
+  // an earlier pass may have left out what the last one has sent in part
+  if (std::exchange(has_sent_before_, false)) sum_->compressor().drop_residuals();
 }
 
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }

@@ -243,7 +243,8 @@ class Handle:
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips the norm of the gradients of all parameters to ``max_norm``, as ``torch.nn.utils.clip_grad_norm_``
         does. Returns the norm that they had, a tensor without dimensions. Call it on all ranks, in every step, after
-        ``scaler.unscale_`` where there is a scaler. Gradients whose norm is not finite stay as they are.
+        ``scaler.unscale_`` where there is a scaler, and before ``end_step``. Gradients whose norm is not finite stay as
+        they are.
 
         Unlike torch's function it tells error feedback of the clip (``scaled_by``). An optimizer that
         ``octavo.compress`` was given and that has a ``clip_grad_norm_`` of its own clips by that. Raises ValueError for
@@ -270,22 +271,24 @@ class Handle:
         return norm
 
     def scaled_by(self, factor: float) -> None:
-        """Says that the gradients of the last backward pass have been multiplied by ``factor``, as a clip does, where
-        not ``clip_grad_norm_`` of this handle has done it. Call it on all ranks, in every step, with 1 where nothing
-        was clipped, before the optimizer's step.
+        """Says that the gradients have been multiplied by ``factor``, as a clip does, where not ``clip_grad_norm_`` of
+        this handle has done it. Call it on all ranks, in every step, with 1 where nothing was clipped, before
+        ``end_step`` and the optimizer's step.
 
         Error feedback adds what it has left out of a gradient to later ones, in full. After a burst that was clipped,
         the burst itself would so come back, step by step, as large as a clip lets it. Where ``factor`` is less than
-        half of the usual one, what this backward pass has left out is therefore forgotten. The usual one is the largest
-        of the factors so far, which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1].
+        half of the usual one, what this backward pass has left out is therefore forgotten; where several passes since
+        the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
+        which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1], and for a burst after
+        ``end_step``.
         """
         self._compressor.scale_step(factor)
 
     def drop_gradients(self) -> None:
-        """Gives up the last backward pass: what feedback remembers is again what it was before it, so that nothing of
-        these gradients comes back later. Call it on all ranks, in the place of the optimizer's step. ``.grad`` stays as
-        it is."""
-        self._compressor.abandon_step()
+        """Gives up the last backward pass, which must not have been under ``no_sync``: what feedback remembers is again
+        what it was before it, so that nothing of these gradients comes back later. Call it on all ranks, in the place
+        of the optimizer's step. ``.grad`` stays as it is. Raises ValueError after ``end_step`` of a finite step."""
+        self._compressor.drop_step()
 
     def drop_residuals(self) -> None:
         """Discards the residuals and all else that feedback remembers: what was not sent yet is lost.
@@ -327,8 +330,9 @@ class Handle:
         return self._compressor.step
 
     def end_step(self) -> bool:
-        """Whether the last step was finite. The answer is the same on all ranks, except for a step in which nothing was
-        sent, where a rank knows only its own gradients."""
+        """Ends the last step, after which it can be neither clipped nor dropped, and returns whether it was finite. The
+        answer is the same on all ranks, except for a step in which nothing was sent, where a rank knows only its own
+        gradients."""
         return self._compressor.end_step()
 
     def set_exchange(self, exchange: str) -> None:

@@ -308,6 +308,9 @@ TEST(Plan, ARefusalSaysFirstWhatIsWrongAndShowsALongTextInPart) {
   EXPECT_EQ(
       said("dgc:0.01+clip:1+clip:2").find("[comm.plan] 'dgc:0.01+clip:1+clip:2' is no plan: only dgc clips, once"), 0);
   EXPECT_LT(said("int4" + std::string(100'000, '+')).size(), 700U);
+  std::string of_two_bytes = "a";
+  for (int i = 0; i < 150; ++i) of_two_bytes += "\u00e9";
+  EXPECT_NE(said(of_two_bytes).find("\u00e9...' is no plan"), std::string::npos);  // no letter is cut
 }
 
 TEST(Plan, TheFirstRuleThatFitsCounts) {

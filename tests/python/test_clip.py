@@ -123,6 +123,12 @@ def clip_shards(rank: int) -> tuple[float, float, list[float]]:
         norms.append(handle.clip_grad_norm_(ORDINARY))
     assert not any(isinstance(norm, DTensor) for norm in norms)
     whole = model.weight.grad.full_tensor().norm().item()
+    model.zero_grad()
+    (model(torch.eye(SIDE)).T * (float("nan") if rank == 0 else 1.0)).sum().backward()
+    handle.drop_gradients()
+    (model(torch.eye(SIDE)).T * 1.0).sum().backward()
+    handle.end_step()
+    assert handle.stats()["nonfinite_steps"] == 1  # on both ranks, though one shard alone may have it
     return norms[-1].item(), whole, [norm.item() for norm in norms]
 
 
@@ -154,6 +160,54 @@ def norms_of_zero(rank: int, stage: int, drops: bool) -> list[float]:
 def test_zero_owes_nothing_of_a_burst_that_was_clipped_or_dropped(two_ranks, stage, drops):
     norms = two_ranks.run(norms_of_zero, stage, drops)[0]
     assert norms[BURST] > 1e5 and max(norms[BURST + 1 :]) < 8 * ORDINARY
+
+
+def norms_of_micro_batches(rank: int, stage: int, micro_batch: int, drops: bool) -> list[float]:
+    """The burst comes in one micro-batch of a step."""
+    torch.manual_seed(0)
+    model = nn.Linear(SIDE, SIDE, bias=False)
+    options = {"zero_stage": stage, "plan": "sign+ef", "accumulation_steps": 2}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.0), options)
+    norms = []
+    for step in range(STEPS):
+        for turn in range(2):
+            given = gradient(rank, BURST if step == BURST and turn == micro_batch else 0)
+            engine.backward((engine(torch.eye(SIDE)).T * given).sum())
+        norms.append(engine.clip_grad_norm_(1e9 if drops else ORDINARY).item())
+        if drops and step == BURST:
+            engine.drop_gradients()
+        engine.step()
+    return norms
+
+
+@pytest.mark.parametrize("drops", [False, True])
+@pytest.mark.parametrize("micro_batch", [0, 1])
+@pytest.mark.parametrize("stage", [1, 2])
+def test_nor_of_a_burst_in_one_of_several_micro_batches(two_ranks, stage, micro_batch, drops):
+    norms = two_ranks.run(norms_of_micro_batches, stage, micro_batch, drops)[0]
+    assert norms[BURST] > 1e5 and max(norms[BURST + 1 :]) < 8 * ORDINARY, norms
+
+
+def clip_after_the_end(rank: int) -> list[str]:
+    model, handle = wrapped("sign+ef")
+    backward(model, gradient(rank, 0))
+    handle.clip_grad_norm_(ORDINARY)
+    backward(model, gradient(rank, BURST))
+    assert handle.end_step()
+    said = []
+    for call in (partial(handle.clip_grad_norm_, ORDINARY), handle.drop_gradients):
+        with pytest.raises(ValueError) as error:
+            call()
+        said.append(str(error.value))
+    backward(model, torch.full((SIDE, SIDE), float("nan")))
+    assert not handle.end_step()
+    handle.drop_gradients()  # of a step that was rolled back already
+    return said
+
+
+def test_an_ended_step_is_neither_clipped_nor_dropped(two_ranks):
+    for said in two_ranks.run(clip_after_the_end)[0]:
+        assert "the step has ended, and what it has left out is kept already: call this before end_step()" in said
 
 
 def sizes_of_frozen_steps(rank: int, burst: float) -> list[float]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import octavo
 
 
-@dataclass
+@dataclass(slots=True)
 class Both:
     main: Tensor
     extra: list[Tensor]
@@ -222,6 +222,17 @@ def refused(rank: int, make: Callable[[], nn.Module]) -> str:
 )
 def test_models_that_stage_3_would_change_are_refused(one_rank, make, text):
     assert text in one_rank.run(refused, make)[0]
+
+
+def limit_a_frozen_norm() -> nn.Module:
+    model = nn.Sequential(nn.Embedding(8, 4, max_norm=1.0), nn.Linear(4, 4), *share_memory())
+    for module in (model[0], model[2], model[3]):
+        module.requires_grad_(False)
+    return model
+
+
+def test_what_is_frozen_stays_as_it_is_and_is_not_refused(one_rank):
+    assert "ZeroEngine" in one_rank.run(refused, limit_a_frozen_norm)[0]
 
 
 def train_a_stranger(rank: int, stage: int) -> str:

@@ -91,7 +91,7 @@ def require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping
             raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
     for name, share in others.items():
         is_number = isinstance(share, Real) and not isinstance(share, bool)
-        if share is not None and not (is_number and math.isfinite(share)):
+        if share is not None and not (is_number and abs(share) < math.inf):
             raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")
 
 

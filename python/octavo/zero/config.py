@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from os import PathLike
 from typing import Any
 
@@ -60,17 +61,18 @@ class ZeroConfig:
     def __post_init__(self) -> None:
         for name in ("clip_norm", "bucket_mib", "gather_mib", "reuse_mib", "timeout_s"):
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            is_number = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
             self._require(is_number or (name == "clip_norm" and value is None), f"{name} as a finite number", value)
         is_stage = type(self.zero_stage) is int and self.zero_stage in (1, 2, 3)
         self._require(is_stage, "zero_stage as 1, 2 or 3", self.zero_stage)
-        is_whole = type(self.accumulation_steps) is int and self.accumulation_steps >= 1
+        is_whole = isinstance(self.accumulation_steps, Integral) and not isinstance(self.accumulation_steps, bool)
+        is_whole = is_whole and self.accumulation_steps >= 1
         self._require(is_whole, "accumulation_steps as an integer of at least 1", self.accumulation_steps)
         self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
         self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
-        is_seed = isinstance(self.seed, int) and 0 <= self.seed < 2**64
+        is_seed = isinstance(self.seed, Integral) and 0 <= self.seed < 2**64
         self._require(is_seed, "a seed as an integer from 0 to below 2**64", self.seed)
         is_choice = self.symmetric_memory in (None, True, False)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)

@@ -260,8 +260,7 @@ class ZeroEngine:
     def drop_gradients(self) -> None:
         """Drops the gradients of this step, in the place of ``step`` or between the micro-batches of a step. The next
         micro-batch is then the first of a step. Call it on all ranks. What error feedback remembers is again what it
-        was before the last micro-batch; in stages 2 and 3, where each micro-batch is sent, it still adds to later
-        gradients what the codes of earlier ones have left out."""
+        was before; where several micro-batches were sent, as in stages 2 and 3, it is dropped."""
         self._require_whole_passes("drop_gradients")
         if not self._has_gradients and self._micro_batches % self.config.accumulation_steps == 0:
             return

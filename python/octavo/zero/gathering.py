@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -248,7 +248,7 @@ def _tensors_in(output: object) -> Iterator[Tensor]:
         if isinstance(leaf, Tensor):
             yield leaf
         elif is_dataclass(leaf) and not isinstance(leaf, type):
-            yield from _tensors_in(list(vars(leaf).values()))
+            yield from _tensors_in([getattr(leaf, field.name, None) for field in fields(leaf)])
 
 
 def _parameters_used_by(module: nn.Module) -> Iterator[nn.Parameter]:

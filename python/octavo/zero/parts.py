@@ -118,21 +118,27 @@ def require_gatherable(model: nn.Module) -> None:
     """Raises ValueError for what stage 3 cannot keep, since a parameter is whole only while its module works with it:
     memory that two parameters share, and what a module writes to its parameter."""
     for name, module in model.named_modules():
-        if getattr(module, "max_norm", None) is not None and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        is_limited = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+        if is_limited and module.weight.requires_grad:
             raise ValueError(
                 f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and in stage 3 such "
                 f"changes are lost: use stage 1 or 2, or do without max_norm"
             )
-    ends: dict[int, tuple[int, str]] = {}  # by memory: where the last parameter ends, and its name
-    ranges = [(p.untyped_storage()._cdata, p.data_ptr(), p.nbytes, name) for name, p in model.named_parameters()]
-    for memory, first, size, name in sorted(ranges):
-        end, before = ends.get(memory, (0, ""))
-        if first < end and size > 0:
+    last: dict[
+        int, tuple[int, str, bool]
+    ] = {}  # by memory, of the last parameter: its end, name, whether it is trained
+    ranges = [
+        (p.untyped_storage()._cdata, p.data_ptr(), p.nbytes, name, p.requires_grad)
+        for name, p in model.named_parameters()
+    ]
+    for memory, first, size, name, is_trained in sorted(ranges):
+        end, before, was_trained = last.get(memory, (0, "", False))
+        if first < end and size > 0 and (is_trained or was_trained):
             raise ValueError(
                 f"[zero.initialize] {before} and {name} share memory, which stage 3 would part: make them one "
                 f"parameter, by assigning the one module's parameter to the other, or use stage 1 or 2"
             )
-        ends[memory] = (first + size, name)
+        last[memory] = (first + size, name, is_trained)
 
 
 Memory = tuple[int, torch.dtype]

@@ -79,7 +79,7 @@ class CheckpointWriter:
 
     def save(self, step: int, write_shared: Callable[[Path], None], rank_state: Any) -> None:
         """Writes the checkpoint of `step`. Raises JobError; the older steps are then untouched, and what was written
-        of this one is removed.
+        of this one is removed, unless it is complete and only the link to it could not be set.
 
         `write_shared(folder)` runs on all ranks together; rank 0 writes model, optimizer and trainer state.
         `rank_state` is any tree of tensors and plain values.

@@ -87,9 +87,11 @@ class MetricsLog:
 
     def close(self) -> None:
         """Syncs and closes."""
-        self.sync()
-        with self._failures_told():  # a line that found no room is written again here
-            self._file.close()
+        try:
+            self.sync()
+        finally:
+            with self._failures_told():  # a line that found no room is written again here
+                self._file.close()
 
     @contextmanager
     def _failures_told(self) -> Iterator[None]:
