@@ -17,7 +17,7 @@ class CompressGradients(TrainerCallback):
     """Compresses the gradients of the model that Trainer has wrapped in DistributedDataParallel, and clips them to
     max_norm in the place of Trainer, which cannot tell error feedback of a clip."""
 
-    def __init__(self, trainer: Trainer, plan: str, max_norm: float):
+    def __init__(self, trainer: Trainer, plan: str, max_norm: float = 1.0):
         self.trainer, self.plan, self.max_norm, self.compressed = trainer, plan, max_norm, None
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -68,7 +68,7 @@ def main(one_bit: bool) -> None:
         train_dataset=[counting(first) for first in range(640)],
         optimizers=(make_optimizer(model, one_bit, arguments.max_steps), None),
     )
-    trainer.add_callback(CompressGradients(trainer, "sign+ef" if one_bit else "int4+ef", max_norm=1.0))
+    trainer.add_callback(CompressGradients(trainer, "sign+ef" if one_bit else "int4+ef"))
     trainer.train()
     if trainer.is_world_process_zero():
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -211,7 +211,7 @@ def test_adam_and_adamw_are_told_apart_in_our_own_states_too():
     for make in (Adam, AdamW):
         kind = to_torch(trained(make))["param_groups"][0]["decoupled_weight_decay"]
         assert kind == (make is AdamW)
-        assert "decoupled_weight_decay" not in to_bitsandbytes(trained(make))["param_groups"][0]
+    assert "decoupled_weight_decay" not in to_bitsandbytes(trained(AdamW))["param_groups"][0]
     with pytest.raises(ValueError, match=r"expected decoupled_weight_decay=False; octavo\.optim\.AdamW has the other"):
         Adam(parameters_of(), decoupled_weight_decay=True)
     Adam(parameters_of(), decoupled_weight_decay=False)
