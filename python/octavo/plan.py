@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the arguments ``plan`` and ``seed`` of public calls."""
+"""Reads arguments that public calls have in common: ``plan``, ``seed`` and numbers, also those of numpy."""
 
-from numbers import Integral
+import math
+from numbers import Integral, Real
 
 from octavo._C import Plan
 
@@ -21,3 +22,11 @@ def require_seed(seed: int, where: str) -> None:
     if isinstance(seed, Integral) and 0 <= seed < 2**64:
         return
     raise ValueError(f"[{where}] seed must be an integer from 0 to 2^64 - 1, the same on all ranks, got {seed!r}")
+
+
+def is_whole_number(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_finite_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf

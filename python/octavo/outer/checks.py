@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of the arguments of ``Outer``."""
 
-import math
 from collections.abc import Mapping
-from numbers import Integral, Real
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from torch.optim import Optimizer
 from octavo._C import Plan
 from octavo.optim.checks import has_base_named
 from octavo.optim.joined import JoinedOptimizer
-from octavo.plan import as_plan
+from octavo.plan import as_plan, is_finite_number, is_whole_number
 
 _AVERAGES = ("ranks", "hits")
 
@@ -86,12 +84,10 @@ def require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping
     least value that it may have; ``others``: floats by name, which must be finite. None stands for an argument that was
     not given."""
     for name, (number, least) in whole.items():
-        is_whole = isinstance(number, Integral) and not isinstance(number, bool)
-        if number is not None and not (is_whole and least <= number < 2**63):
+        if number is not None and not (is_whole_number(number) and least <= number < 2**63):
             raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
     for name, share in others.items():
-        is_number = isinstance(share, Real) and not isinstance(share, bool)
-        if share is not None and not (is_number and abs(share) < math.inf):
+        if share is not None and not is_finite_number(share):
             raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")
 
 

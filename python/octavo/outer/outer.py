@@ -106,8 +106,8 @@ class Outer(Optimizer):
         )
         self.inner, self._plan, self._seed = inner_optimizer, plan_of(plan, decay, average), seed
         lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
-        whole = {name: int(value) for name, value in dict(every=every, delay=delay, fragments=fragments).items()}
-        self._options = whole | {name: float(value) for name, value in dict(lr=lr, momentum=momentum, mix=mix).items()}
+        whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
+        self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix))
         group = as_group(group, "outer")
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}

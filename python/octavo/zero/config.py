@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
+from numbers import Integral
 from os import PathLike
 from typing import Any
 
 from octavo._C import Plan
 from octavo.parameters import Exempt
-from octavo.plan import as_plan
+from octavo.plan import as_plan, is_finite_number, is_whole_number
 from octavo.zero.compile_config import compile_config
 
 
@@ -61,12 +60,11 @@ class ZeroConfig:
     def __post_init__(self) -> None:
         for name in ("clip_norm", "bucket_mib", "gather_mib", "reuse_mib", "timeout_s"):
             value = getattr(self, name)
-            is_number = isinstance(value, Real) and not isinstance(value, bool) and abs(value) < math.inf
-            self._require(is_number or (name == "clip_norm" and value is None), f"{name} as a finite number", value)
+            is_left_out = name == "clip_norm" and value is None
+            self._require(is_left_out or is_finite_number(value), f"{name} as a finite number", value)
         is_stage = type(self.zero_stage) is int and self.zero_stage in (1, 2, 3)
         self._require(is_stage, "zero_stage as 1, 2 or 3", self.zero_stage)
-        is_whole = isinstance(self.accumulation_steps, Integral) and not isinstance(self.accumulation_steps, bool)
-        is_whole = is_whole and self.accumulation_steps >= 1
+        is_whole = is_whole_number(self.accumulation_steps) and self.accumulation_steps >= 1
         self._require(is_whole, "accumulation_steps as an integer of at least 1", self.accumulation_steps)
         self._require(self.clip_norm is None or self.clip_norm > 0, "a clip_norm above 0", self.clip_norm)
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)

@@ -213,8 +213,7 @@ class ZeroEngine:
         self.optimizer.step()
         for part in self.parts.values():
             part.values.grad = None
-        torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
-        self._take_updated()
+        self.take_own_parts()
         self._steps += 1
         if self._compiler is not None:
             self._compiler.begin_step(self._steps)
@@ -397,13 +396,9 @@ class ZeroEngine:
         self.take_own_parts()
 
     def take_own_parts(self) -> None:
-        """Updates what modules compute with after ``parts`` were changed outside of a step. All ranks call it, between
-        steps."""
+        """Updates what modules compute with after ``parts`` were changed, by a step or outside of one. All ranks call
+        it, between passes."""
         torch.autograd.graph.increment_version(self.parts)  # graphs made before have seen other values
-        self._take_updated()
-
-    def _take_updated(self) -> None:
-        """Has modules compute with what the owners' parts are now."""
         if self._gathering is None:
             self._engine.gather_updated()
         else:

@@ -121,8 +121,8 @@ class Gathering:
         self.release_all()
         change()
         if contexts > 0:
-            self.gather_all()
             self._contexts, self._users = contexts, [contexts] * len(self._users)
+            self.gather(range(len(self._wholes)))
 
     def end_pass(self) -> None:
         self.release_all()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,21 +125,17 @@ def require_gatherable(model: nn.Module) -> None:
                 f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and in stage 3 such "
                 f"changes are lost: use stage 1 or 2, or do without max_norm"
             )
-    last: dict[
-        int, tuple[int, str, bool]
-    ] = {}  # by memory, of the last parameter: its end, name, whether it is trained
-    ranges = [
-        (p.untyped_storage()._cdata, p.data_ptr(), p.nbytes, name, p.requires_grad)
-        for name, p in model.named_parameters()
+    parameters = [
+        (p.untyped_storage()._cdata, p.data_ptr(), name, p) for name, p in model.named_parameters() if p.nbytes
     ]
-    for memory, first, size, name, is_trained in sorted(ranges):
-        end, before, was_trained = last.get(memory, (0, "", False))
-        if first < end and size > 0 and (is_trained or was_trained):
+    in_memory = sorted(parameters, key=lambda one: one[:3])
+    for (memory, first, name, parameter), (next_memory, next_first, next_name, next_parameter) in pairwise(in_memory):
+        is_shared = memory == next_memory and next_first < first + parameter.nbytes
+        if is_shared and (parameter.requires_grad or next_parameter.requires_grad):
             raise ValueError(
-                f"[zero.initialize] {before} and {name} share memory, which stage 3 would part: make them one "
+                f"[zero.initialize] {name} and {next_name} share memory, which stage 3 would part: make them one "
                 f"parameter, by assigning the one module's parameter to the other, or use stage 1 or 2"
             )
-        last[memory] = (first + size, name, is_trained)
 
 
 Memory = tuple[int, torch.dtype]
