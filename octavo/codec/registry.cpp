@@ -72,6 +72,12 @@ bool read_number(std::string_view option, Number& number) {
   return error == std::errc() && end == option.data() + option.size();
 }
 
+[[noreturn]] void refuse_name(const CodecText& text) {
+  std::string names = "auto";
+  for (const std::string& known : codec_names()) names += ", " + known;
+  text.refuse("there is no codec of this name; there are " + names);
+}
+
 }  // namespace
 
 CodecText CodecText::parse(std::string_view plan, std::string_view codec) {
@@ -131,16 +137,6 @@ void register_codec(const std::string& name, CodecFactory factory) {
   }
   registry.entries.push_back({name, std::move(factory)});
 }
-
-namespace {
-
-[[noreturn]] void refuse_name(const CodecText& text) {
-  std::string names = "auto";
-  for (const std::string& known : codec_names()) names += ", " + known;
-  text.refuse("there is no codec of this name; there are " + names);
-}
-
-}  // namespace
 
 CodecPtr make_codec(const CodecText& text) {
   CodecFactory factory;

@@ -223,7 +223,7 @@ def refusal(rank: int, what: str) -> str:
         config["offload"] = True
     elif what == "missing":
         config = {}
-    elif what == "state":
+    elif what == "state" and rank == 1:
         loss_of(model, rank, 1).backward()
         optimizer.step()
     elif what == "optimizer":
@@ -265,14 +265,14 @@ def refusal(rank: int, what: str) -> str:
         ("text", "ValueError: [zero.initialize] expected bucket_mib as a finite number, got 'x'"),
         ("key", "ValueError: [zero.initialize] there is no offload in the config; known are accumulation_steps"),
         ("missing", "ValueError: [zero.initialize] the config needs a zero_stage"),
-        ("state", "ValueError: [zero.initialize] the optimizer has state already"),
+        ("state", "ValueError: [zero.initialize] all ranks must have the same optimizer's state"),
         ("optimizer", "ValueError: [zero.initialize] the optimizer has no embedding.weight"),
         ("order", "ValueError: [zero.initialize] expected blocks.0.wide.weight real and in row-major order"),
         ("ranks", "ValueError: [zero.initialize] all ranks must have the same plan"),
         ("gather", "ValueError: [comm.gather_shards] values are gathered by a codec that sends all of them"),
         ("joined", "ValueError: [zero.initialize] Signum decides what ranks send"),
         ("shapes", "ValueError: [zero.initialize] Adafactor makes its steps of whole matrices"),
-        ("seed", "ValueError: [zero.initialize] expected a seed as an integer from 0"),
+        ("seed", "ValueError: [zero.initialize] seed must be an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
         ("twice", "RuntimeError: [zero.backward] the last micro-batch of a step has been there"),
         ("gather=int8+ef", "ValueError: [zero.initialize] parameters are gathered by a codec alone, such as int8"),

@@ -138,7 +138,7 @@ def _settle(step: _LocalStep, handle: octavo.Handle | octavo.Outer) -> str:
         choice = handle.stats().get("auto")
         if choice is None or choice["settled"]:
             break
-        step.model.zero_grad(set_to_none=False)
+        step.prepare()
         step()
     return "" if choice is None else _reason(choice)
 
@@ -199,7 +199,7 @@ def _join() -> None:
 
 def _measure(steps: dict[str, _LocalStep], rounds: int) -> Seconds:
     def line_up(name: str) -> None:
-        steps[name].model.zero_grad(set_to_none=False)
+        steps[name].prepare()
         dist.barrier()
 
     seconds = take_turns(steps, rounds, warmup=WARMUP_ROUNDS, before=line_up)
@@ -252,6 +252,10 @@ class _LocalStep:
         self.model: nn.Module = nn.Sequential(*layers)
         self.batch = torch.randn(size.rows, size.width)
 
+    def prepare(self) -> None:
+        """What a turn needs before it, outside of the time that is measured."""
+        self.model.zero_grad(set_to_none=False)
+
     def __call__(self) -> None:
         self.model(self.batch).square().mean().backward()
 
@@ -275,10 +279,12 @@ class _Rounds(_LocalStep):
             self.model, inner, plan, rounds.every, delay=rounds.delay or 0, fragments=rounds.fragments or 1
         )
 
+    def prepare(self) -> None:
+        self.outer.inner.step()  # so that there is something to exchange; other contenders have no optimizer to time
+        super().prepare()
+
     def __call__(self) -> None:
-        super().__call__()
-        self.outer.step()  # one step, so that there is something to exchange; other contenders have no optimizer
-        for _ in range(self.count - 1):
+        for _ in range(self.count):
             super().__call__()
             self.outer.count_step()
         self.outer.wait()  # otherwise messages would still be sent in the turns of others

@@ -5,6 +5,10 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from safetensors import SafetensorError
 
 EXIT_JOB = 1
 """The whole job is at fault (bad data, a foreign --out, …); every rank agrees on the sentence."""
@@ -53,6 +57,21 @@ def is_peer_loss(error: BaseException) -> bool:
     return kind.startswith("Dist") or (
         isinstance(error, RuntimeError | TimeoutError) and any(mark in str(error) for mark in _GLOO_MARKS)
     )
+
+
+@contextmanager
+def writing(what: str, where: str) -> Iterator[None]:
+    """Raises OSError, in a sentence that says what would work, where a file cannot be written, on a full disk for
+    example. Other errors are passed on."""
+    try:
+        yield
+    except Exception as error:
+        # safetensors has an error of its own for it, tokenizers raises a bare Exception.
+        if is_peer_loss(error) or not (isinstance(error, (OSError, SafetensorError)) or type(error) is Exception):
+            raise
+        reason = getattr(error, "strerror", None) or sentence(error)
+        said = reason if reason.startswith("[") else f"[{where}] {what} cannot be written: {reason}"
+        raise OSError(f"{said}; {ONCE_WRITABLE}") from error
 
 
 def exit_code(error: BaseException) -> int:

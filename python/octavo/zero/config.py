@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from numbers import Integral
 from os import PathLike
 from typing import Any
 
 from octavo._C import Plan
 from octavo.parameters import Exempt
-from octavo.plan import as_plan, is_finite_number, is_whole_number
+from octavo.plan import as_plan, is_finite_number, is_whole_number, require_seed
 from octavo.zero.compile_config import compile_config
 
 
@@ -70,8 +69,7 @@ class ZeroConfig:
         self._require(self.bucket_mib > 0, "a bucket_mib above 0", self.bucket_mib)
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
         self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
-        is_seed = isinstance(self.seed, Integral) and 0 <= self.seed < 2**64
-        self._require(is_seed, "a seed as an integer from 0 to below 2**64", self.seed)
+        require_seed(self.seed, "zero.initialize")
         is_choice = self.symmetric_memory in (None, True, False)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
         self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)

@@ -56,8 +56,8 @@ def initialize(
     ...     engine.step()
 
     - ``model``: a plain module on one device. The parameters and buffers of rank 0 become those of all ranks.
-    - ``optimizer``: a new one, without state, that treats all elements alike, or all elements of a parameter. It gets
-      the part of each parameter that this rank owns, flat.
+    - ``optimizer``: one that treats all elements alike, or all elements of a parameter. It gets the part of each
+      parameter that this rank owns, flat, and that part of the state that it has; rank 0's state becomes that of all.
     - ``config``: the fields of ``ZeroConfig``, such as ``zero_stage`` (1, 2 or 3) and ``plan``.
     - ``group``: the ranks; None: all ranks.
 
@@ -82,14 +82,13 @@ class ZeroEngine:
         self, model: nn.Module, optimizer: Optimizer, config: ZeroConfig, group: dist.ProcessGroup | None = None
     ):
         group = as_group(group, "zero.initialize")
-        if optimizer.state:
-            raise ValueError("[zero.initialize] the optimizer has state already: give a new one")
         compiled = compile_config(config.compile)
         self.module, self.optimizer, self.config = model, optimizer, config
         self._group = group
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._ids = {parameter: id for id, parameter in enumerate(self._parameters.values())}
         require_trainable(self._parameters, optimizer)
+        states = optimizer_state.whole_states(optimizer, self._parameters)
         if config.zero_stage == 3:
             require_uncompiled(model)
             require_gatherable(model)
@@ -98,8 +97,9 @@ class ZeroEngine:
         if group.size() > 1:
             warn_of_rounding(self._parameters)
         exempt = exempt_by_name(config.exempt, self._parameters, "zero.initialize")
-        self._engine = set_up.connect(config, group, self._parameters, exempt)
-        broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
+        self._engine = set_up.connect(config, group, self._parameters, exempt, states)
+        kept = [value for state in states.values() for value in state.values() if isinstance(value, Tensor)]
+        broadcast_from_rank_0([*model.parameters(), *model.buffers(), *kept], group)  # as DistributedDataParallel does
         mesh = DeviceMesh.from_group(group, device_type)
         self.parts: dict[nn.Parameter, OwnPart] = set_up.share_out(self._engine, config, self._parameters, exempt, mesh)
         set_up.register_graph(self._engine, config, len(self.parts), is_compiled=compiled is not None)
@@ -108,6 +108,9 @@ class ZeroEngine:
             param_group["params"] = [self.parts[p].values for p in compress(param_group["params"], trained)]
             if "param_names" in param_group:
                 param_group["param_names"] = list(compress(param_group["param_names"], trained))
+        optimizer.state.clear()
+        if states:
+            self.load_optimizer_state([states], self.optimizer_options())
         self._micro_batches, self._steps = 0, 0
         self._has_gradients = False
         self._failure: str | None = None  # why a backward pass has failed
@@ -210,7 +213,7 @@ class ZeroEngine:
             part.values.grad = part.gradient
         norm = None if self.config.clip_norm is None else self.clip_grad_norm_(self.config.clip_norm)
         self._has_gradients = False
-        self.optimizer.step()
+        self._step_of_optimizer()
         for part in self.parts.values():
             part.values.grad = None
         self.take_own_parts()
@@ -218,6 +221,18 @@ class ZeroEngine:
         if self._compiler is not None:
             self._compiler.begin_step(self._steps)
         return norm
+
+    def _step_of_optimizer(self) -> None:
+        try:
+            self.optimizer.step()
+        except (NotImplementedError, RuntimeError) as error:
+            if "aten." not in str(error):  # so do torch's errors of operators that DTensors do not have
+                raise
+            reason = str(error).splitlines()[0]
+            raise RuntimeError(
+                f"[zero.step] {type(self.optimizer).__name__} works with operators that torch does not have for the "
+                f"parts of parameters, DTensors: {reason} Make it without fused=True, or take another optimizer"
+            ) from error
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:

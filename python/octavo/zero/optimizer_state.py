@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from octavo.optim.convert import to_torch
+from octavo.optim.fused import FusedOptimizer
 from octavo.optim.shards import as_shard, local
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from octavo.zero.engine import ZeroEngine
     from octavo.zero.parts import OwnPart
 
@@ -27,6 +31,33 @@ def states_by_name(engine: ZeroEngine) -> States:
     """Returns the states in the form of checkpoints: what is cut as its parameter is, is a DTensor."""
     states = engine.optimizer.state_dict()["state"]
     return {name: states.get(place, {}) for place, name in enumerate(_names_in_order(engine))}
+
+
+def whole_states(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> States:
+    """Returns what an optimizer of whole parameters keeps of those of `parameters`, by name, as one rank that owns
+    everything would have it in `own_states`. Codes of our optimizers become floats. Raises ValueError for tensors that
+    are not of their parameter's shape."""
+    states = to_torch(optimizer)["state"] if isinstance(optimizer, FusedOptimizer) else optimizer.state_dict()["state"]
+    names = {parameter: name for name, parameter in parameters.items()}
+    in_order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {
+        names[parameter]: {
+            key: _flat(value, parameter, f"{key} of {names[parameter]}") for key, value in states[place].items()
+        }
+        for place, parameter in enumerate(in_order)
+        if states.get(place) and parameter in names
+    }
+
+
+def _flat(value: Any, parameter: Tensor, what: str) -> Any:
+    if not isinstance(value, Tensor) or (value.ndim == 0 and (parameter.ndim > 0 or what.startswith("step "))):
+        return value
+    if value.shape != parameter.shape:
+        raise ValueError(
+            f"[zero.initialize] the optimizer keeps {what} as {tuple(value.shape)} of {tuple(parameter.shape)}, which "
+            f"cannot be shared out: give a new optimizer, without state"
+        )
+    return value.detach().reshape(-1)
 
 
 def own_states(engine: ZeroEngine) -> States:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
@@ -21,6 +21,7 @@ from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 from octavo.zero.compile_config import CompileConfig
 from octavo.zero.config import ZeroConfig
 from octavo.zero.gathering import GRAPH
+from octavo.zero.optimizer_state import States
 from octavo.zero.parts import OwnPart
 
 if TYPE_CHECKING:
@@ -49,9 +50,10 @@ def connect(
     group: dist.ProcessGroup,
     parameters: Mapping[str, nn.Parameter],
     exempt: Mapping[str, bool],
+    states: States,
 ) -> _C.Engine:
     """Returns the C++ engine, connected to those of the other ranks. Raises ValueError where ranks differ in what they
-    must have alike, and where a rule of the plan fits no parameter that is not exempt."""
+    must have alike, such as which states their optimizers have, and where a rule of the plan fits no parameter that is not exempt."""
     plan = as_plan(config.plan)
     plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
     rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
@@ -62,6 +64,7 @@ def connect(
             **config.shared(),
             "exempt parameters": [name for name, is_exempt in exempt.items() if is_exempt],
             "model": [(name, tuple(p.shape), str(p.dtype)) for name, p in parameters.items()],
+            "optimizer's state": [(name, key, _kind(v)) for name, state in states.items() for key, v in state.items()],
         },
         "zero.initialize",
     )
@@ -77,6 +80,11 @@ def connect(
         rendezvous.connect() if config.zero_stage == 3 else None,
         StatePaging(config.is_paged, str(config.page_dir or "")),
     )
+
+
+def _kind(value: object) -> str:
+    """Returns what must be the same on all ranks of a value of which rank 0's counts; of a plain value all of it."""
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def share_out(

@@ -28,18 +28,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError
 
 from octavo import durable_files
 from octavo.train.checkpoint import manifest
 from octavo.train.checkpoint.shared_disk import Disk
 from octavo.train.checkpoint.state_file import save_tree
-from octavo.train.errors import ONCE_WRITABLE, JobError, is_peer_loss, sentence
+from octavo.train.errors import JobError, writing
 from octavo.train.launch.world import World
 
 KEEP = 2
@@ -105,7 +102,7 @@ class CheckpointWriter:
         self._world.agree(lambda: self._on_leader(self._prune))
 
     def _write(self, step: int, phase: Callable[[], None]) -> None:
-        with _failures_told(f"the checkpoint of step {step} in {self._folder}"):
+        with writing(f"the checkpoint of step {step} in {self._folder}", "train.writer"):
             phase()
 
     def _on_leader(self, work: Callable[[], None]) -> None:
@@ -142,21 +139,6 @@ class CheckpointWriter:
         durable_files.make_folder(self._folder)
         for path in self._folder.glob(_ASIDE + "*"):
             shutil.rmtree(path)
-
-
-@contextmanager
-def _failures_told(what: str) -> Iterator[None]:
-    """Raises OSError, in a sentence that says what would work, where a file cannot be written, on a full disk for
-    example. Other errors are passed on."""
-    try:
-        yield
-    except Exception as error:
-        # safetensors has an error of its own for it, tokenizers raises a bare Exception.
-        if is_peer_loss(error) or not (isinstance(error, (OSError, SafetensorError)) or type(error) is Exception):
-            raise
-        reason = getattr(error, "strerror", None) or sentence(error)
-        said = reason if reason.startswith("[") else f"[train.writer] {what} cannot be written: {reason}"
-        raise OSError(f"{said}; {ONCE_WRITABLE}") from error
 
 
 def _make_empty(folder: Path) -> None:

@@ -7,13 +7,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.train.errors import ONCE_WRITABLE
+from octavo.train.errors import writing
 
 
 def finite(value: float | None) -> float | None:
@@ -76,13 +75,13 @@ class MetricsLog:
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds one line and flushes it: a SIGKILL of this process loses none."""
-        with self._failures_told():
+        with self._writing():
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
 
     def sync(self) -> None:
         """Returns once all lines are on the disk; a checkpoint must not outlive its steps' lines."""
-        with self._failures_told():
+        with self._writing():
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -90,16 +89,11 @@ class MetricsLog:
         try:
             self.sync()
         finally:
-            with self._failures_told():  # a line that found no room is written again here
+            with self._writing():  # a line that found no room is written again here
                 self._file.close()
 
-    @contextmanager
-    def _failures_told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            said = f"[train.metrics] {self._path} cannot be written: {error.strerror}"
-            raise OSError(f"{said}; {ONCE_WRITABLE}") from error
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(str(self._path), "train.metrics")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
