@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import math
 import re
 import shutil
 import sys
@@ -626,6 +627,10 @@ def test_broken_model_files_are_named(tmp_path):
         ("hidden_act", "foo", "hidden_act in {} must be one of gelu, "),
         ("rope_scaling", {"type": "foo", "factor": 2.0}, "rope_scaling in {} must have a type among default, linear, "),
         ("attention_dropout", 5.0, "attention_dropout in {} must be at least 0 and below 1, not 5.0"),
+        ("rms_norm_eps", math.nan, "rms_norm_eps in {} must be a finite number above 0, not nan"),
+        ("initializer_range", 0.0, "initializer_range in {} must be a finite number above 0, not 0.0"),
+        ("rope_theta", 0.0, "rope_theta in {} must be a finite number above 0, not 0.0"),
+        ("rope_theta", "x", "rope_theta in {} must be a finite number above 0, not x"),
         ("hidden_size", 10**12, "no LLaMA can be built of {}: "),
     ],
 )

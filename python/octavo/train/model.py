@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -100,7 +101,16 @@ def _check_values(config: LlamaConfig, path: Path) -> None:
         _fail(f"head_dim in {path}, hidden_size / num_attention_heads, must be even for RoPE, not {config.head_dim}")
     if config.hidden_act not in ACT2FN:
         _fail(f"hidden_act in {path} must be one of {', '.join(ACT2FN)}, not '{config.hidden_act}'")
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
+    of_rope = config.rope_parameters or {}
+    numbers = dict(
+        rms_norm_eps=config.rms_norm_eps,
+        initializer_range=config.initializer_range,
+        rope_theta=of_rope.get("rope_theta", 1.0),
+    )
+    for name, number in numbers.items():
+        if not isinstance(number, int | float) or not 0 < number < math.inf:
+            _fail(f"{name} in {path} must be a finite number above 0, not {number}")
+    rope = of_rope.get("rope_type", "default")
     if rope not in ROPE_TYPES:
         _fail(f"rope_scaling in {path} must have a type among {', '.join(ROPE_TYPES)}, not '{rope}'")
     if not 0 <= config.attention_dropout < 1:

@@ -53,7 +53,8 @@ def connect(
     states: States,
 ) -> _C.Engine:
     """Returns the C++ engine, connected to those of the other ranks. Raises ValueError where ranks differ in what they
-    must have alike, such as which states their optimizers have, and where a rule of the plan fits no parameter that is not exempt."""
+    must have alike, such as which states their optimizers have, and where a rule of the plan fits no parameter that is
+    not exempt."""
     plan = as_plan(config.plan)
     plan.require_rules_fit([name for name, is_exempt in exempt.items() if not is_exempt])
     rendezvous = Rendezvous(group, "zero.initialize", config.timeout_s)
