@@ -16,10 +16,10 @@ from test_fsdp import Odd as ShardedOdd
 from test_fsdp import digest as sharded_digest
 from test_fsdp import shard
 from test_fsdp import step_once as step_sharded
-from test_zero import Odd as ZeroOdd
-from test_zero import step_once as step_by_zero
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from zero_runs import Odd as ZeroOdd
+from zero_runs import step_once as step_by_zero
 
 import octavo
 from octavo import _C

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_zero import Odd, adamw, by_ddp, loss_of, step_once
+from test_zero import by_ddp
 from torch import Tensor, nn
+from zero_runs import Odd, adamw, loss_of, step_once
 
 import octavo
 from octavo.zero.compiled import Contract, Setting, ZeroGraph

@@ -6,57 +6,20 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import numpy
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, spectral_norm, vector_to_parameters, weight_norm
+from zero_runs import engine_of, inputs_of, net, said_by, train
 
 import octavo
-
-Engine = octavo.zero.ZeroEngine
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-
-
-def engine_of(model: nn.Module, stage: int, **config: Any) -> Engine:
-    torch._dynamo.reset()
-    return octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.3), {"zero_stage": stage, **config})
-
-
-def inputs_of(rank: int) -> Tensor:
-    return torch.linspace(-1, 1 + rank, 12).reshape(3, 4)
-
-
-def train(engine: Engine, rank: int, steps: int = 4) -> list[float]:
-    losses = []
-    for _ in range(steps):
-        loss = engine(inputs_of(rank)).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses
 
 
 def of_plain(rank: int, stage: int = 1) -> list[float]:
     return train(engine_of(net(), stage), rank)
-
-
-def said_by(attempt: Callable[[], object]) -> str:
-    try:
-        attempt()
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
 
 
 # ---- where the memory of parameters comes from
@@ -350,107 +313,6 @@ def test_a_copy_of_the_model_is_a_model_by_itself(two_ranks, stage):
         assert same and losses == plain
 
 
-# ---- checkpoints
-
-
-class Growing(nn.Module):
-    """A model with a mask that is not part of `state_dict`, and statistics that are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
-        self.register_buffer("mask", torch.ones(1), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if len(self.mask) < len(x):
-            self.mask = torch.ones(len(x))
-        return self.norm(self.layer(x)) * self.mask[: len(x), None]
-
-
-def with_buffers(rank: int, folder: str) -> tuple[list[list[float]], list[list[float]]]:
-    """Returns the statistics at a checkpoint, after it was loaded, and after more training of both; and the losses of
-    both."""
-    torch.manual_seed(0)
-    engine = engine_of(Growing(), 1)
-    train(engine, rank, 2)
-    engine.save_checkpoint(folder)
-    statistics, losses = [engine.module.norm.running_mean.tolist()], [train(engine, rank, 2)]
-    resumed = engine_of(Growing(), 1)
-    resumed.load_checkpoint(folder)
-    statistics.append(resumed.module.norm.running_mean.tolist())
-    losses.append(train(resumed, rank, 2))
-    statistics += [one.module.norm.running_mean.tolist() for one in (engine, resumed)]
-    return statistics, losses
-
-
-def test_buffers_go_on_from_a_checkpoint(two_ranks, tmp_path):
-    (first, losses), (second, other_losses) = two_ranks.run(with_buffers, str(tmp_path / "one"))
-    assert first[:2] == second[:2] and first[0] == first[1], "those of rank 0 are all ranks'"
-    assert first[2] == first[3] and second[2] == second[3]
-    assert losses[0] == losses[1] and other_losses[0] == other_losses[1]
-
-
-def with_options(rank: int, folder: str) -> list[Any]:
-    def make() -> Engine:
-        model = net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2))
-        return octavo.initialize(model, optimizer, {"zero_stage": 2})
-
-    engine, other = make(), make()
-    train(engine, rank, 1)
-    engine.optimizer.param_groups[0]["weight_decay"] = numpy.float32(0.5)
-    engine.optimizer.param_groups[0]["lr"].fill_(0.25)
-    engine.save_checkpoint(folder)
-    other.load_checkpoint(folder)
-    options = other.optimizer.param_groups[0]
-    engine.optimizer.param_groups[0]["lr"] = object()
-    return [
-        options["lr"].item(),
-        options["weight_decay"],
-        options["betas"],
-        said_by(lambda: engine.save_checkpoint(folder)),
-    ]
-
-
-def test_options_of_any_type_of_number_are_saved(two_ranks, tmp_path):
-    for lr, decay, betas, said in two_ranks.run(with_options, str(tmp_path / "one")):
-        assert (lr, decay, betas) == (0.25, 0.5, (0.9, 0.999))
-        assert said.startswith("ValueError: [zero.save_checkpoint] the optimizer's option lr is <object")
-
-
-def load_what_does_not_fit(rank: int, folder: str, how: str) -> list[str]:
-    model = net()
-    engine = octavo.initialize(model, torch.optim.AdamW(model.parameters()), {"zero_stage": 1})
-    train(engine, rank, 1)
-    engine.save_checkpoint(folder)
-    torch.distributed.barrier()
-    if how == "another optimizer":
-        other = engine_of(net(), 1)
-        train(other, rank, 1)
-        before = [p.detach().clone() for p in other.module.parameters()]
-        said = said_by(lambda: other.load_checkpoint(folder))
-        assert all(map(torch.equal, before, other.module.parameters()))
-        return [said, said_by(partial(train, other, rank, 1))]
-    if rank == 0:
-        for file in (Path(folder) / "latest").glob("*.distcp"):
-            file.write_bytes(file.read_bytes()[:-200])
-    torch.distributed.barrier()
-    with pytest.raises(torch.distributed.checkpoint.CheckpointException):
-        engine.load_checkpoint(folder)
-    return [said_by(lambda: engine.backward(engine(inputs_of(rank)).mean()))]
-
-
-def test_a_checkpoint_that_breaks_off_ends_the_engine(two_ranks, tmp_path):
-    for (said,) in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "cut"):
-        assert said.startswith("RuntimeError: [zero.backward] this engine has ended with an error before")
-
-
-def test_the_checkpoint_of_another_optimizer_changes_nothing(two_ranks, tmp_path):
-    for said, after in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "another optimizer"):
-        assert "this is the checkpoint of another optimizer than SGD: its options have amsgrad, " in said
-        assert not after
-
-
 # ---- compiled
 
 
@@ -484,92 +346,3 @@ def test_a_rank_that_evaluates_by_itself_agrees_with_the_others(two_ranks, rows)
         assert losses == expected
         assert persistent == alone[0][1]
     assert nobody[0][1] and (rows == 64 or alone[0][1])
-
-
-# ---- optimizers that have made steps before
-
-
-def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        torch.stack([model(inputs_of(rank)).square().mean() for rank in range(2)]).mean().backward()
-        optimizer.step()
-
-
-def values_of(model: nn.Module) -> list[float]:
-    return parameters_to_vector(model.parameters()).tolist()
-
-
-def go_on_from(
-    rank: int, make: Callable[..., torch.optim.Optimizer], stage: int, before: int
-) -> tuple[list[float], list[float]]:
-    """Returns the parameters after 6 steps of one process, and after `before` of these and the rest by ZeRO."""
-    alone, model = net(), net()
-    train_alone(alone, make(alone.parameters()), 6)
-    optimizer = make(model.parameters())
-    train_alone(model, optimizer, before)
-    for state in optimizer.state.values() if rank == 1 else ():  # rank 0's counts
-        for value in state.values():
-            value.fill_(7)
-    engine = octavo.initialize(model, optimizer, {"zero_stage": stage})
-    train(engine, rank, 6 - before)
-    with engine.gathered():
-        return values_of(alone), values_of(model)
-
-
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize(
-    ("make", "before"),
-    [
-        (partial(torch.optim.AdamW, lr=0.1), 3),
-        (partial(torch.optim.SGD, lr=0.3, momentum=0.9), 2),
-        (partial(torch.optim.Adagrad, lr=0.1), 0),  # a new one has its sums already
-        (partial(torch.optim.Adagrad, lr=0.1), 2),
-        (partial(octavo.optim.AdamW8bit, lr=0.1, min_8bit_size=10**6), 3),
-    ],
-    ids=["adamw", "sgd", "new-adagrad", "adagrad", "octavo"],
-)
-def test_an_optimizer_goes_on_from_the_state_that_it_has(two_ranks, make, before, stage):
-    for alone, shared in two_ranks.run(go_on_from, make, stage, before):
-        assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
-
-
-def with_codes(rank: int) -> list[bool]:
-    torch.manual_seed(0)
-    model = nn.Linear(64, 256, bias=False)
-    optimizer = octavo.optim.AdamW8bit(model.parameters(), lr=0.1, min_8bit_size=0)
-    model(torch.ones(2, 64)).square().mean().backward()
-    optimizer.step()
-    moment = octavo.optim.to_torch(optimizer)["state"][0]["exp_avg"].flatten()
-    engine = octavo.initialize(model, optimizer, {"zero_stage": 2})
-    first, count = engine.owned(engine.parts[model.weight])
-    own = octavo.optim.to_torch(engine.optimizer)["state"][0]["exp_avg"].to_local()
-    return [len(own) == count, torch.allclose(own, moment[first : first + count], rtol=0.01, atol=1e-8)]
-
-
-def test_codes_are_shared_out_as_what_they_mean(two_ranks):
-    assert two_ranks.run(with_codes) == [[True, True]] * 2
-
-
-def with_states_of_other_shapes(rank: int) -> tuple[str, bool]:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.state[model[0].weight]["row"] = torch.zeros(4)
-    said = said_by(lambda: octavo.initialize(model, optimizer, {"zero_stage": 1}))
-    return said, optimizer.param_groups[0]["params"][0] is model[0].weight and bool(optimizer.state)
-
-
-def test_a_state_that_cannot_be_shared_out_is_refused(two_ranks):
-    for said, is_as_before in two_ranks.run(with_states_of_other_shapes):
-        assert "the optimizer keeps row of 0.weight as (4,) of (4, 4)" in said and is_as_before
-
-
-def with_operators_that_dtensors_lack(rank: int) -> str:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    return said_by(lambda: train(octavo.initialize(model, optimizer, {"zero_stage": 1}), rank))
-
-
-def test_an_optimizer_without_operators_for_parts_is_named(two_ranks):
-    for said in two_ranks.run(with_operators_that_dtensors_lack):
-        assert "[zero.step] SGD works with operators that torch does not have" in said and "fused=True" in said

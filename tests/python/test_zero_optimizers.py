@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Optimizers that come to ZeRO with a state, or with operators that parts of parameters do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parameters_to_vector
+from zero_runs import inputs_of, net, said_by, train
+
+import octavo
+
+
+def train_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.stack([model(inputs_of(rank)).square().mean() for rank in range(2)]).mean().backward()
+        optimizer.step()
+
+
+def values_of(model: nn.Module) -> list[float]:
+    return parameters_to_vector(model.parameters()).tolist()
+
+
+def go_on_from(
+    rank: int, make: Callable[..., torch.optim.Optimizer], stage: int, before: int
+) -> tuple[list[float], list[float]]:
+    """Returns the parameters after 6 steps of one process, and after `before` of these and the rest by ZeRO."""
+    alone, model = net(), net()
+    train_alone(alone, make(alone.parameters()), 6)
+    optimizer = make(model.parameters())
+    train_alone(model, optimizer, before)
+    for state in optimizer.state.values() if rank == 1 else ():  # rank 0's counts
+        for value in state.values():
+            value.fill_(7)
+    engine = octavo.initialize(model, optimizer, {"zero_stage": stage})
+    train(engine, rank, 6 - before)
+    with engine.gathered():
+        return values_of(alone), values_of(model)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "before"),
+    [
+        (partial(torch.optim.AdamW, lr=0.1), 3),
+        (partial(torch.optim.SGD, lr=0.3, momentum=0.9), 2),
+        (partial(torch.optim.Adagrad, lr=0.1), 0),  # a new one has its sums already
+        (partial(torch.optim.Adagrad, lr=0.1), 2),
+        (partial(octavo.optim.AdamW8bit, lr=0.1, min_8bit_size=10**6), 3),
+    ],
+    ids=["adamw", "sgd", "new-adagrad", "adagrad", "octavo"],
+)
+def test_an_optimizer_goes_on_from_the_state_that_it_has(two_ranks, make, before, stage):
+    for alone, shared in two_ranks.run(go_on_from, make, stage, before):
+        assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
+
+
+def with_codes(rank: int) -> list[bool]:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 256, bias=False)
+    optimizer = octavo.optim.AdamW8bit(model.parameters(), lr=0.1, min_8bit_size=0)
+    model(torch.ones(2, 64)).square().mean().backward()
+    optimizer.step()
+    moment = octavo.optim.to_torch(optimizer)["state"][0]["exp_avg"].flatten()
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 2})
+    first, count = engine.owned(engine.parts[model.weight])
+    own = octavo.optim.to_torch(engine.optimizer)["state"][0]["exp_avg"].to_local()
+    return [len(own) == count, torch.allclose(own, moment[first : first + count], rtol=0.01, atol=1e-8)]
+
+
+def test_codes_are_shared_out_as_what_they_mean(two_ranks):
+    assert two_ranks.run(with_codes) == [[True, True]] * 2
+
+
+def with_states_of_other_shapes(rank: int) -> tuple[str, bool]:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model[0].weight]["row"] = torch.zeros(4)
+    said = said_by(lambda: octavo.initialize(model, optimizer, {"zero_stage": 1}))
+    return said, optimizer.param_groups[0]["params"][0] is model[0].weight and bool(optimizer.state)
+
+
+def test_a_state_that_cannot_be_shared_out_is_refused(two_ranks):
+    for said, is_as_before in two_ranks.run(with_states_of_other_shapes):
+        assert "the optimizer keeps row of 0.weight as (4,) of (4, 4)" in said and is_as_before
+
+
+def with_operators_that_dtensors_lack(rank: int) -> str:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    return said_by(lambda: train(octavo.initialize(model, optimizer, {"zero_stage": 1}), rank))
+
+
+def test_an_optimizer_without_operators_for_parts_is_named(two_ranks):
+    for said in two_ranks.run(with_operators_that_dtensors_lack):
+        assert "[zero.step] SGD works with operators that torch does not have" in said and "fused=True" in said

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of ZeRO share: models, their losses and steps. `Odd` has parameters of every kind, `net` is small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from test_fsdp import Block, batch_of
+from torch import Tensor, nn
+
+import octavo
+
+
+class Odd(nn.Module):
+    """A model with tied parameters, a frozen one, and one that only odd batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(50, 64)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.frozen = nn.Linear(64, 64)
+        self.frozen.requires_grad_(False)
+        self.sometimes = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, odd: bool) -> Tensor:
+        x = self.frozen(self.blocks(self.embedding(tokens)))
+        return self.head(self.sometimes(x) if odd else x)
+
+
+def loss_of(model: nn.Module, rank: int, batch: int) -> Tensor:
+    tokens = batch_of(rank, batch)
+    return nn.functional.cross_entropy(model(tokens, odd=batch % 2 == 1).flatten(0, 1), tokens.flatten())
+
+
+def step_once(engine: octavo.zero.ZeroEngine, rank: int, batch: int) -> float:
+    loss = loss_of(engine, rank, batch)
+    engine.backward(loss)
+    engine.step()
+    return loss.item()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.1)
+
+
+def paged(parameters: Any) -> torch.optim.Optimizer:
+    return octavo.optim.PagedAdamW8bit(parameters, lr=1e-3, min_8bit_size=512)
+
+
+Engine = octavo.zero.ZeroEngine
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def engine_of(model: nn.Module, stage: int, **config: Any) -> Engine:
+    torch._dynamo.reset()
+    return octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.3), {"zero_stage": stage, **config})
+
+
+def inputs_of(rank: int) -> Tensor:
+    return torch.linspace(-1, 1 + rank, 12).reshape(3, 4)
+
+
+def train(engine: Engine, rank: int, steps: int = 4) -> list[float]:
+    losses = []
+    for _ in range(steps):
+        loss = engine(inputs_of(rank)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def said_by(attempt: Callable[[], object]) -> str:
+    try:
+        attempt()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
