@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from test_ddp import batch_of, digest
+from ddp_runs import batch_of, digest
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -5,7 +5,7 @@ nothing."""
 import pytest
 import torch
 import torch.distributed as dist
-from test_ddp import Odd, batch_of, digest, make, step_once
+from ddp_runs import Odd, batch_of, digest, make, step_once
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The DDP hook: replicas stay equal bit by bit, odd parameters work, a NaN leaves no trace, state can be resumed."""
 
-import hashlib
 import random
-import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_runs import Odd, batch_of, digest, make, step_once
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,58 +19,6 @@ PLANS += ["bf16:lossless", "threshold:3:int8+ef", "lsh:0.4:int4", "lsh:0.45:bf16
 PLANS += ["sketch:0.2", "sketch:0.2+ef", "sketch:0.1:exact+ef", "topk:0.1+down:int8+ef"]
 PLANS += ["topk:0.05+ef:0.9+hits", "topk:0.05+econtrol", "int4+loco:0.8:2", "sketch:0.2+fetchsgd:0.5"]
 PLANS += ["int4+ef:8bit", "topk:0.05+ef:0.9:8bit+hits"]
-
-
-class Odd(nn.Module):
-    """A model with 0-dim, empty, odd-sized, zero-gradient, tied and unused parameters."""
-
-    def __init__(self, unused: bool = False):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(50, 64)
-        self.wide = nn.Linear(64, 101, bias=True)
-        self.norm = nn.LayerNorm(101)
-        self.narrow = nn.Linear(101, 64)
-        self.scale = nn.Parameter(torch.tensor(1.5))
-        self.empty = nn.Parameter(torch.empty(0))
-        self.silent = nn.Parameter(torch.randn(64, 64))
-        self.head = nn.Linear(64, 50, bias=False)
-        self.head.weight = self.embedding.weight
-        if unused:
-            self.unused = nn.Linear(64, 64)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        x = x + self.narrow(self.norm(torch.relu(self.wide(x)))) * self.scale + 0 * (x @ self.silent)
-        return self.head(x + self.empty.sum())
-
-
-def batch_of(rank: int, step: int) -> torch.Tensor:
-    return torch.randint(0, 50, (4, 9), generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-def digest(model: nn.Module, grads: bool = False) -> str:
-    sha = hashlib.sha256()
-    for parameter in model.parameters():
-        tensor = parameter.grad if grads else parameter
-        if tensor is not None:
-            sha.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()
-
-
-def make(plan: str, *, unused: bool = False, dtype: torch.dtype = torch.float32, **ddp_options):
-    model = DistributedDataParallel(
-        Odd(unused).to(dtype), bucket_cap_mb=0.02, find_unused_parameters=unused, **ddp_options
-    )
-    return model, octavo.compress(model, plan), torch.optim.SGD(model.parameters(), lr=0.05)
-
-
-def step_once(model, optimizer, rank: int, step: int) -> None:
-    tokens = batch_of(rank, step)
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1).float(), tokens.flatten())
-    loss.backward()
-    optimizer.step()
 
 
 def train(rank: int, plan: str, options: dict) -> list[str]:
@@ -161,35 +108,6 @@ def test_a_nan_on_one_rank_reaches_all_and_is_gone_in_the_next_step(two_ranks, p
     two_ranks.run(poison, plan, bad)
 
 
-class Switch(nn.Module):
-    """A model whose second layer can be left unused."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
-
-    def forward(self, x, use_b):
-        return self.b(self.a(x)) if use_b else self.a(x)
-
-
-def keep_residual_of_unused(rank: int) -> None:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Switch(), find_unused_parameters=True)
-    handle = octavo.compress(model, "sign+ef")
-    model(torch.randn(4, 64) + rank, True).square().sum().backward()
-    before = handle.state_dict()
-    model.zero_grad()
-    model(torch.randn(4, 64), False).square().sum().backward()
-    after = handle.state_dict()
-    assert torch.equal(before["worker/b.weight"], after["worker/b.weight"]), "a residual was sent into the void"
-    assert torch.equal(before["owner/b.weight"], after["owner/b.weight"])
-    assert not torch.equal(before["worker/a.weight"], after["worker/a.weight"])
-
-
-def test_an_unused_parameter_keeps_its_residual(two_ranks):
-    two_ranks.run(keep_residual_of_unused)
-
-
 def accumulate(rank: int) -> tuple[int, str]:
     model, handle, optimizer = make("sign+ef")
     for step in range(3):
@@ -250,107 +168,6 @@ def test_a_deadline_of_a_backward_pass_is_a_timeout_error(two_ranks):
     two_ranks.run(a_rank_that_is_late)
 
 
-def save_and_resume(rank: int, plan: str) -> None:
-    model, handle, optimizer = make(plan)
-    for step in range(3):
-        step_once(model, optimizer, rank, step)
-    resumed, resumed_handle, resumed_optimizer = make("int4+ef")
-    resumed.module.load_state_dict(model.module.state_dict())
-    with pytest.warns(UserWarning, match="saved under plan .*; this handle goes on with int4"):
-        resumed_handle.load_state_dict(handle.state_dict())
-    assert str(resumed_handle.plan) == "int4+ef", "loading a state changes no plan"
-    resumed_handle.set_plan(plan)
-    if plan != "sign+ef":  # between codecs residuals are kept; to and from a map of tensors they are not
-        resumed_handle.load_state_dict(handle.state_dict())
-    for step in range(3, 6):
-        step_once(model, optimizer, rank, step)
-        step_once(resumed, resumed_optimizer, rank, step)
-        assert digest(model) == digest(resumed)
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        "sign+ef",
-        "int4+down:int8:stochastic+ef",
-        "powersgd:4+ef",
-        "powersgd:2:alternating+ef",
-        "sketch:0.2+ef",
-        "sketch:0.2:exact+ef",
-    ],
-)
-def test_state_dict_resumes_with_the_same_bits(two_ranks, plan):
-    two_ranks.run(save_and_resume, plan)
-
-
-def refuse_states(rank: int) -> None:
-    model, handle, optimizer = make("sign+ef")
-    other, other_handle, other_optimizer = make("sign+ef")
-    for step in range(2):
-        step_once(model, optimizer, rank, step)
-    good = handle.state_dict()
-    for step in range(3):
-        step_once(other, other_optimizer, rank, step)
-    before = other_handle.state_dict()
-    lacking = [({k: v for k, v in good.items() if k != key}, f"no '{key}'") for key in ("plan", "rank", "step")]
-    for state, words in (
-        ({**good, "world_size": 3}, "this is rank"),
-        ({**good, "rank": 7}, "the state is of rank 7"),
-        ({**good, "schema": 99}, "schema"),
-        ({**good, "step": -1}, "expected 'step' of the state as a whole number of 0 or more, got -1"),
-        ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),
-        ({k: v for k, v in good.items() if "/" not in k}, "has 0 of its . tensors: torch.distributed.checkpoint loads"),
-        *lacking,
-    ):
-        with pytest.raises(ValueError, match=words):
-            other_handle.load_state_dict(state)
-    with pytest.raises(TypeError, match="pass what state_dict"):
-        other_handle.load_state_dict(None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="saved under plan int4"):
-            other_handle.load_state_dict({**good, "plan": "int4+ef"})
-    after = other_handle.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(v, after[k]) if isinstance(v, torch.Tensor) else v == after[k] for k, v in before.items())
-
-
-def test_a_state_that_does_not_fit_is_refused(two_ranks):
-    two_ranks.run(refuse_states)
-
-
-class Picture(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(8, 16, 3, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x)
-
-
-def laid_out_anew(rank: int) -> str:
-    """Changes the memory format of a model after it was wrapped and compressed. Returns the error."""
-    model = DistributedDataParallel(Picture())
-    octavo.compress(model, "dense")
-    x = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))
-    model(x).square().mean().backward()
-    model.to(memory_format=torch.channels_last)
-    model.zero_grad()
-    try:
-        model(x).square().mean().backward()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def test_a_model_that_is_laid_out_anew_is_refused(two_ranks):
-    """The elements of its averaged gradients would be in other places."""
-    for said in two_ranks.run(laid_out_anew):
-        assert "now has the strides" in said
-        assert "Give the model its memory format before you wrap it" in said
-
-
 def choose_a_plan_with_a_momentum(rank: int) -> tuple[str, str]:
     model = DistributedDataParallel(Odd())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -366,30 +183,6 @@ def test_a_later_plan_with_a_momentum_is_refused_beside_that_of_the_optimizer(tw
     for said, plan in two_ranks.run(choose_a_plan_with_a_momentum):
         assert said.startswith("[ddp.set_plan] the plan topk:0.01+dgc keeps the momentum")
         assert plan == "topk:0.01+dgc"
-
-
-def load_in_another_memory_format(rank: int) -> str:
-    def make(memory_format: torch.memory_format) -> octavo.Handle:
-        model = DistributedDataParallel(Picture().to(memory_format=memory_format))
-        handle = octavo.compress(model, "int4+ef", exempt=[])
-        model(torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
-        return handle
-
-    handle, saved = make(torch.channels_last), make(torch.contiguous_format).state_dict()
-    before = handle.state_dict()
-    try:
-        handle.load_state_dict(saved)
-    except ValueError as error:
-        after = handle.state_dict()
-        assert all(torch.equal(v, after[k]) for k, v in before.items() if isinstance(v, torch.Tensor))
-        make(torch.channels_last).load_state_dict(before)
-        return str(error)
-    return ""
-
-
-def test_residuals_of_another_memory_format_are_refused(two_ranks):
-    for said in two_ranks.run(load_in_another_memory_format):
-        assert "the elements of conv.weight lie in memory in another order" in said
 
 
 def compiled_models(rank: int) -> tuple[bool, bool]:
@@ -550,35 +343,6 @@ def set_plan_without_kernels(rank: int) -> None:
 
 def test_a_plan_without_kernels_is_refused_before_the_next_backward_pass(two_ranks):
     two_ranks.run(set_plan_without_kernels)
-
-
-def save_states(rank: int, plan: str) -> dict:
-    model, handle, optimizer = make(plan)
-    for step in range(2):
-        step_once(model, optimizer, rank, step)
-    return {"model": model.module.state_dict(), "handle": handle.state_dict()}
-
-
-def resume_on_another_number_of_ranks(rank: int, plan: str, saved: list[dict]) -> tuple[str, dict]:
-    model, handle, optimizer = make(plan)
-    model.module.load_state_dict(saved[0]["model"])
-    states = [one["handle"] for one in saved]
-    with pytest.raises(ValueError, match="the list of the states of all 2 ranks"):
-        handle.load_state_dict(states[0])
-    with pytest.raises(ValueError, match="expected the states of all ranks of one world"):
-        handle.load_state_dict([states[0], states[0]])
-    handle.load_state_dict(states)
-    loaded = handle.state_dict()
-    assert loaded["step"] == 2
-    for step in range(2, 5):
-        step_once(model, optimizer, rank, step)
-    return digest(model), loaded
-
-
-def test_residuals_are_redistributed_over_another_number_of_ranks(two_ranks, three_ranks):
-    saved = two_ranks.run(save_states, "sign+ef")
-    digests = [digest for digest, _ in three_ranks.run(resume_on_another_number_of_ranks, "sign+ef", saved)]
-    assert len(set(digests)) == 1
 
 
 def bytes_by_step(rank: int) -> list[int]:

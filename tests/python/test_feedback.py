@@ -1,195 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kinds of feedback other than +ef: momentum before compression (dgc) and compressed differences (ef21, econtrol). They
-are compared with a float reference, across NaNs, checkpoints and other numbers of ranks. test_packed_feedback.py tests
-feedback in 8 bits."""
+are compared with a float reference, across NaNs and checkpoints. test_packed_feedback.py tests
+feedback in 8 bits, test_feedback_hits.py averages over hits, test_feedback_worlds.py other numbers of ranks."""
 
 import copy
-import math
 
 import pytest
 import torch
-from test_ddp import digest, make, step_once
+from ddp_runs import digest, make, step_once
+from feedback_rules import (
+    COUNT,
+    SIDE,
+    Dgc,
+    EControl,
+    Ef14,
+    Ef21,
+    averaged,
+    make_weight,
+    normal_gradient,
+    owned_ranges,
+    require_same,
+    results_of,
+    small_numbers,
+)
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo import _C
-
-SIDE = 64
-COUNT = SIDE * SIDE  # too large to be exempt by default
-
-
-def owned_ranges(world: int, count: int = COUNT) -> list[slice]:
-    share = math.ceil(count / world)
-    step = math.ceil(share / 64) * 64
-    return [slice(min(count, step * rank), min(count, step * (rank + 1))) for rank in range(world)]
-
-
-def sent_by(plan: str, values: Tensor) -> Tensor:
-    """Returns what receivers decode of values that are encoded together."""
-    codec = octavo.Plan(plan)
-    payload, decoded = torch.empty(codec.payload_bytes(values.numel()), dtype=torch.uint8), torch.empty_like(values)
-    _C.encode(codec, values.contiguous(), payload)
-    _C.decode(codec, payload, decoded)
-    return decoded
-
-
-class Dgc:
-    """Lin et al. (2018) both ways: each rank's velocities u and accumulations v, and what the owners owe."""
-
-    def __init__(self, world: int, plan: str, momentum: float):
-        self.u, self.v, self.owed = torch.zeros(world, COUNT), torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.world, self.plan, self.momentum = world, plan, momentum
-
-    def step(self, gradients: list[Tensor]) -> Tensor:
-        result = torch.empty(COUNT)
-        self.u = self.momentum * self.u + torch.stack(gradients)
-        for owner, own in enumerate(owned_ranges(self.world)):
-            others = torch.zeros_like(result[own])
-            for rank in set(range(self.world)) - {owner}:
-                self.v[rank, own] += self.u[rank, own]
-                sent = sent_by(self.plan, self.v[rank, own])
-                self.v[rank, own] -= sent
-                self.u[rank, own] *= sent == 0
-                others += sent
-            value = (self.u[owner, own] + others) * (1 / self.world) + self.owed[own]
-            result[own] = sent_by(self.plan, value)
-            self.owed[own] = value - result[own]
-            self.u[owner, own] *= result[own] == 0
-        return result
-
-
-class Ef14:
-    """Error feedback both ways, each with its codec: what each rank owes to the owners, and what they owe to all
-    ranks."""
-
-    def __init__(self, world: int, up: str, down: str, decay: float = 1):
-        self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.world, self.up, self.down, self.decay = world, up, down, decay
-
-    def step(self, gradients: list[Tensor]) -> Tensor:
-        result = torch.empty(COUNT)
-        for owner, own in enumerate(owned_ranges(self.world)):
-            others = torch.zeros_like(result[own])
-            for rank in set(range(self.world)) - {owner}:
-                self.owed[rank, own] = self.decay * self.owed[rank, own] + gradients[rank][own]
-                sent = sent_by(self.up, self.owed[rank, own])
-                self.owed[rank, own] -= sent
-                others += sent
-            value = (gradients[owner][own] + others) * (1 / self.world) + self.owed_by_owners[own]
-            result[own] = sent_by(self.down, value)
-            self.owed_by_owners[own] = value - result[own]
-        return result
-
-
-class OverHits:
-    """Error feedback where owners encode their own values, too, and divide by the number of ranks that sent a value."""
-
-    def __init__(self, world: int, up: str, down: str, decay: float = 1):
-        self.owed, self.owed_by_owners = torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.world, self.up, self.down, self.decay = world, up, down, decay
-
-    def step(self, gradients: list[Tensor]) -> Tensor:
-        result = torch.empty(COUNT)
-        for own in owned_ranges(self.world):
-            total, hits = torch.zeros_like(result[own]), torch.zeros_like(result[own])
-            for rank in range(self.world):
-                value = self.decay * self.owed[rank, own] + gradients[rank][own]
-                sent = sent_by(self.up, value)
-                self.owed[rank, own] = value - sent
-                total += sent
-                hits += sent != 0
-            value = total * (1 / hits.clamp(min=1)) + self.owed_by_owners[own]
-            result[own] = sent_by(self.down, value)
-            self.owed_by_owners[own] = value - result[own]
-        return result
-
-    def owed_by(self, rank: int, role: str) -> Tensor:
-        own = owned_ranges(self.world)[rank]
-        if role == "worker":
-            return torch.cat([self.owed[rank, : own.start], self.owed[rank, own.stop :]])
-        return (self.owed[rank] if role == "own" else self.owed_by_owners)[own]
-
-
-class Ef21:
-    """Richtarik et al. (2021) both ways: the owners' estimate of each rank, and all ranks' estimate of the average."""
-
-    def __init__(self, world: int, plan: str):
-        self.h, self.average = torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.world, self.plan = world, plan
-
-    def step(self, gradients: list[Tensor]) -> Tensor:
-        for owner, own in enumerate(owned_ranges(self.world)):
-            others = torch.zeros_like(self.average[own])
-            for rank in set(range(self.world)) - {owner}:
-                self.h[rank, own] += sent_by(self.plan, gradients[rank][own] - self.h[rank, own])
-                others += self.h[rank, own]
-            value = (gradients[owner][own] + others) * torch.tensor(1 / self.world, dtype=torch.float32)
-            self.average[own] += sent_by(self.plan, value - self.average[own])
-        return self.average.clone()
-
-
-class EControl:
-    """Gao, Islamov and Stich (2024) both ways: the estimates of EF21, and what each rank owes in addition."""
-
-    def __init__(self, world: int, plan: str, eta: float):
-        self.h, self.average = torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.e, self.owed = torch.zeros(world, COUNT), torch.zeros(COUNT)
-        self.world, self.plan, self.eta = world, plan, torch.tensor(eta, dtype=torch.float32)
-
-    def step(self, gradients: list[Tensor]) -> Tensor:
-        for owner, own in enumerate(owned_ranges(self.world)):
-            others = torch.zeros_like(self.average[own])
-            for rank in set(range(self.world)) - {owner}:
-                value, h, e = gradients[rank][own], self.h[rank, own], self.e[rank, own]
-                h += sent_by(self.plan, value + self.eta * e - h)
-                e.copy_(value + e - h)
-                others += h
-            value = (gradients[owner][own] + others) * torch.tensor(1 / self.world, dtype=torch.float32)
-            average, owed = self.average[own], self.owed[own]
-            average += sent_by(self.plan, value + self.eta * owed - average)
-            owed.copy_(value + owed - average)
-        return self.average.clone()
-
-
-def make_weight(plan: str, **options) -> tuple[DistributedDataParallel, octavo.Handle]:
-    """Returns a model whose gradient is the argument of its forward pass, and its handle."""
-    model = nn.Module()
-    model.weight = nn.Parameter(torch.zeros(SIDE, SIDE))
-    model.forward = lambda gradient: (model.weight * gradient).sum()
-    ddp = DistributedDataParallel(model)
-    return ddp, octavo.compress(ddp, plan, **options)
-
-
-def averaged(ddp: DistributedDataParallel, gradient: Tensor) -> Tensor:
-    ddp.zero_grad()
-    ddp(gradient.view(SIDE, SIDE)).backward()
-    return ddp.module.weight.grad.flatten().clone()
-
-
-def normal_gradient(rank: int, step: int, world: int) -> Tensor:
-    return torch.randn(COUNT, generator=torch.Generator().manual_seed(100 * step + rank))
-
-
-def small_numbers(rank: int, step: int, world: int) -> Tensor:
-    """Returns values such that bfloat16 holds all sums of four steps, and their averages."""
-    random = torch.Generator().manual_seed(100 * step + rank)
-    signs = torch.randint(0, 2, (COUNT,), generator=random) * 2 - 1
-    return world * signs * (torch.rand(COUNT, generator=random) < 0.1)
-
-
-def results_of(rank: int, world: int, plan: str, gradient_of, steps: int) -> list[Tensor]:
-    ddp, _ = make_weight(plan)
-    return [averaged(ddp, gradient_of(rank, step, world)) for step in range(steps)]
-
-
-def require_same(by_rank: list[list[Tensor]], gradient_of, reference) -> None:
-    world = len(by_rank)
-    for step, results in enumerate(zip(*by_rank, strict=True)):
-        expected = reference.step([gradient_of(rank, step, world) for rank in range(world)])
-        for rank, result in enumerate(results):
-            wrong = int((result != expected).sum())
-            assert wrong == 0, f"step {step}, rank {rank}: {wrong} elements differ"
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -211,90 +48,6 @@ def test_what_ranks_owe_decays_and_what_owners_owe_does_not(request, world):
     ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
     results = ranks.run(results_of, world, "topk:0.03+ef:0.5", small_numbers, 5)
     require_same(results, small_numbers, Ef14(world, "topk:0.03", "topk:0.03", decay=0.5))
-
-
-def results_and_state(rank: int, world: int, plan: str, gradient_of, steps: int) -> tuple[list[Tensor], dict]:
-    ddp, handle = make_weight(plan)
-    results = [averaged(ddp, gradient_of(rank, step, world)) for step in range(steps)]
-    return results, handle.state_dict()
-
-
-HITS = [("topk:0.03", "topk:0.03", 1), ("topk:64/1024", "topk:0.1", 0.5), ("threshold:2.5", "dense", 1)]
-
-
-@pytest.mark.parametrize("ways", HITS, ids=str)
-@pytest.mark.parametrize("world", [2, 3])
-def test_an_average_over_hits_is_its_float_reference(request, world, ways):
-    """In addition, what was not sent is owed for every value that a rank has, including those of its own range."""
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    up, down, decay = ways
-    plan = f"{up}+down:{down}+ef:{decay}+hits"
-    results = ranks.run(results_and_state, world, plan, small_numbers, 4)
-    reference = OverHits(world, up, down, decay)
-    require_same([result for result, _ in results], small_numbers, reference)
-    for rank, (_, state) in enumerate(results):
-        for role in ("worker", "own") + (("owner",) if down != "dense" else ()):
-            assert torch.equal(state[f"{role}/weight"].float(), reference.owed_by(rank, role)), (rank, role)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_bits_of_values_are_sent_over_hits_too(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    codec = "topk:64/1024:sign"
-    results = ranks.run(results_and_state, world, f"{codec}+ef:0.95+hits", normal_gradient, 1)
-    reference = OverHits(world, codec, codec)
-    require_same([result for result, _ in results], normal_gradient, reference)
-    for rank, (_, state) in enumerate(results):
-        for role in ("worker", "own", "owner"):
-            kept, exact = state[f"{role}/weight"].float(), reference.owed_by(rank, role)
-            torch.testing.assert_close(kept, exact, rtol=2**-7, atol=0), (rank, role)
-
-
-def averages_of_disjoint(rank: int, world: int) -> None:
-    """Each value is on one rank only: divided by the number of ranks that sent it, it arrives whole."""
-    whole = (torch.arange(COUNT) % 100 + 1.0) * 3
-    own = torch.where(torch.arange(COUNT) % world == rank, whole, 0.0)
-    over_hits, over_ranks = own.clone(), own.clone()
-    octavo.all_reduce(over_hits, "topk:0.5+down:dense+hits", op=torch.distributed.ReduceOp.AVG)
-    octavo.all_reduce(over_ranks, "topk:0.5+down:dense", op=torch.distributed.ReduceOp.AVG)
-    assert torch.equal(over_hits, whole)
-    torch.testing.assert_close(over_ranks * world, whole)
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_of_disjoint_values_the_two_averages_differ_by_the_number_of_ranks(request, world):
-    ranks = request.getfixturevalue({2: "two_ranks", 3: "three_ranks"}[world])
-    ranks.run(averages_of_disjoint, world)
-
-
-def same_places(rank: int) -> None:
-    values = normal_gradient(rank, 0, 2)
-    over_hits, over_ranks = values.clone(), values.clone()
-    octavo.all_reduce(over_hits, "topk:1+hits", op=torch.distributed.ReduceOp.AVG)
-    octavo.all_reduce(over_ranks, "topk:1", op=torch.distributed.ReduceOp.AVG)
-    assert torch.equal(over_hits, over_ranks), "all ranks sent all values"
-    with pytest.raises(ValueError, match="a sum is no average"):
-        octavo.all_reduce(over_hits, "topk:0.5+hits")
-
-
-def test_where_all_ranks_send_a_value_the_two_averages_are_one(two_ranks):
-    two_ranks.run(same_places)
-
-
-def leave_hits(rank: int) -> None:
-    ddp, handle = make_weight("topk:0.1+ef+hits")
-    averaged(ddp, normal_gradient(rank, 0, 2))
-    assert {"worker/weight", "owner/weight", "own/weight"} <= set(handle.state_dict())
-    handle.set_plan("topk:0.1+ef")
-    assert "own/weight" not in handle.state_dict(), "own values are taken as they are now"
-    averaged(ddp, normal_gradient(rank, 1, 2))
-    handle.set_plan(octavo.Plan("topk:0.1+ef").averaged_over_hits().with_decay(0.5))
-    assert str(handle.plan) == "topk:0.1+ef:0.5+hits"
-    averaged(ddp, normal_gradient(rank, 2, 2))
-
-
-def test_a_plan_over_ranks_drops_what_is_owed_to_the_own_range(two_ranks):
-    two_ranks.run(leave_hits)
 
 
 def owe(rank: int, plan: str, steps: int) -> Tensor:
@@ -537,83 +290,6 @@ def test_a_rank_without_the_estimates_of_the_others_is_told(two_ranks):
     two_ranks.run(lose_estimates)
 
 
-# ---- other numbers of ranks
-
-
-def state_after(rank: int, world: int, plan: str, states: list[dict] | None, steps: int) -> dict:
-    ddp, handle = make_weight(plan)
-    if states is not None:
-        handle.load_state_dict(states)
-    for step in range(steps):
-        averaged(ddp, small_numbers(rank, step, world))
-    return copy.deepcopy(handle.state_dict())
-
-
-def whole(states: list[dict], key: str) -> Tensor:
-    """Returns for each rank what it sends of the tensor, with zeros in its own range."""
-    all_ranks = torch.zeros(len(states), COUNT)
-    for rank, own in enumerate(owned_ranges(len(states))):
-        values = states[rank][key].float()
-        all_ranks[rank, : own.start], all_ranks[rank, own.stop :] = values[: own.start], values[own.start :]
-    return all_ranks
-
-
-def owed_to_the_average(states: list[dict]) -> Tensor:
-    """Returns what is owed of contributions, which include an owner's own, and of sums."""
-    contributions = whole(states, "worker/weight").sum(0)
-    if "own/weight" in states[0]:
-        contributions += torch.cat([one["own/weight"] for one in states])
-    return contributions / len(states) + torch.cat([one["owner/weight"] for one in states])
-
-
-def test_what_dgc_owes_survives_two_three_and_two_ranks(two_ranks, three_ranks):
-    first = two_ranks.run(state_after, 2, "dgc:0.03", None, 4)
-    three = three_ranks.run(state_after, 3, "dgc:0.03", first, 0)
-    again = two_ranks.run(state_after, 2, "dgc:0.03", three, 0)
-    velocity = (first[0]["velocity/weight"] + first[1]["velocity/weight"]) / 2
-    for states in (three, again):
-        torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.03)
-        for one in states:
-            torch.testing.assert_close(one["velocity/weight"], velocity)
-    three_ranks.run(state_after, 3, "dgc:0.03", first, 2)  # the run goes on from there
-
-
-def require_same_estimates(states: list[dict]) -> None:
-    """Checks that an owner's estimate of a sender is, bit by bit, the estimate that the sender itself has."""
-    sent = whole(states, "sent_estimate/weight")
-    for owner, own in enumerate(owned_ranges(len(states))):
-        assert torch.equal(states[owner]["shared_estimate/weight"], states[0]["shared_estimate/weight"])
-        received = states[owner]["received_estimates/weight"].view(len(states) - 1, -1)
-        senders = [rank for rank in range(len(states)) if rank != owner]
-        for number, sender in enumerate(senders):
-            assert torch.equal(received[number], sent[sender, own])
-
-
-def test_estimates_agree_on_two_three_and_two_ranks(two_ranks, three_ranks):
-    first = two_ranks.run(state_after, 2, "delta+int4", None, 4)
-    three = three_ranks.run(state_after, 3, "delta+int4", first, 0)
-    again = two_ranks.run(state_after, 2, "delta+int4", three, 0)
-    for states in (first, three, again):
-        require_same_estimates(states)
-        assert torch.equal(states[0]["shared_estimate/weight"], first[0]["shared_estimate/weight"])
-    estimate = whole(first, "sent_estimate/weight").sum(0)  # of two ranks, only one sends an element
-    torch.testing.assert_close(whole(three, "sent_estimate/weight").sum(0), 2 * estimate)
-    torch.testing.assert_close(whole(again, "sent_estimate/weight").sum(0), estimate)
-    require_same_estimates(three_ranks.run(state_after, 3, "delta+int4", first, 2))
-
-
-def test_what_econtrol_owes_survives_two_and_three_ranks(two_ranks, three_ranks):
-    def owed(states):
-        sent = whole(states, "owed/weight").sum(0) / len(states)
-        return sent + torch.cat([one["owed_to_all/weight"] for one in states])
-
-    first = two_ranks.run(state_after, 2, "int4+econtrol", None, 4)
-    three = three_ranks.run(state_after, 3, "int4+econtrol", first, 0)
-    torch.testing.assert_close(owed(three), owed(first))
-    require_same_estimates(three)
-    require_same_estimates(three_ranks.run(state_after, 3, "int4+econtrol", first, 2))
-
-
 # ---- what it is for
 
 
@@ -713,18 +389,3 @@ def refuse_calls(rank: int) -> None:
 
 def test_a_single_call_remembers_nothing(two_ranks):
     two_ranks.run(refuse_calls)
-
-
-def test_what_ranks_owe_to_their_own_ranges_survives_two_three_and_two_ranks(two_ranks, three_ranks):
-    plan = "topk:0.03+ef+hits"
-    first = two_ranks.run(state_after, 2, plan, None, 4)
-    three = three_ranks.run(state_after, 3, plan, first, 0)
-    again = two_ranks.run(state_after, 2, plan, three, 0)
-    own = torch.cat([one["own/weight"] for one in first])
-    assert own.count_nonzero() > 0
-    for states in (three, again):
-        share = len(states) / len(first)  # contributions are divided by the number of ranks
-        found = torch.cat([one["own/weight"] for one in states])
-        torch.testing.assert_close(found, own * share, rtol=0.01, atol=0)
-        torch.testing.assert_close(owed_to_the_average(states), owed_to_the_average(first), rtol=0.02, atol=0.03)
-    three_ranks.run(state_after, 3, plan, first, 2)  # the run goes on from there

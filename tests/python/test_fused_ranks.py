@@ -8,7 +8,7 @@ import gc
 
 import pytest
 import torch
-from test_ddp import batch_of, digest
+from ddp_runs import batch_of, digest
 from test_fsdp import Odd as ShardedOdd
 from test_fsdp import batch_of as sharded_batch
 from test_fsdp import shard, whole

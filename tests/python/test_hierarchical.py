@@ -4,7 +4,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_ddp import Odd, batch_of, digest, step_once
+from ddp_runs import Odd, batch_of, digest, step_once
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -4,7 +4,7 @@ must have alike. Their replicas, NaNs and checkpoints are tested with those of a
 
 import pytest
 import torch
-from test_ddp import make, resume_on_another_number_of_ranks, save_states, step_once
+from ddp_runs import make, resume_on_another_number_of_ranks, save_states, step_once
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

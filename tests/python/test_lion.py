@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_runs import Odd, Switch, digest
 from lion_runs import BETAS, Given, build, gradients_of, learning_curve, move, update_of, wrap
-from test_ddp import Odd, Switch, digest
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that have hardly changed are not sent (lsh): what the ranks use in their place, and what is owed."""
 
+import feedback_rules
 import pytest
-import test_feedback
 import torch
-from test_feedback import EControl, Ef21, averaged, make_weight, normal_gradient, require_same, results_of
+from feedback_rules import EControl, Ef21, averaged, make_weight, normal_gradient, require_same, results_of
 from torch import Tensor
 
 import octavo
@@ -40,9 +40,9 @@ class ReusedEControl(EControl):
 
 @pytest.fixture
 def can_send_nothing(monkeypatch):
-    sent_by = test_feedback.sent_by
+    sent_by = feedback_rules.sent_by
     monkeypatch.setattr(
-        test_feedback, "sent_by", lambda plan, values: values * 0 if plan == "nothing" else sent_by(plan, values)
+        feedback_rules, "sent_by", lambda plan, values: values * 0 if plan == "nothing" else sent_by(plan, values)
     )
 
 

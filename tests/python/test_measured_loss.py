@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from test_feedback import COUNT, SIDE, averaged, make_weight, normal_gradient
+from feedback_rules import COUNT, SIDE, averaged, make_weight, normal_gradient
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from ddp_runs import Odd, Switch, batch_of, digest
 from lion_runs import Given, gradients_of
 from onebit_runs import loss_of, step_once, wrap
-from test_ddp import Odd, Switch, batch_of, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -6,8 +6,8 @@ import copy
 
 import pytest
 import torch
+from ddp_runs import digest
 from onebit_runs import loss_of, step_once, wrap
-from test_ddp import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

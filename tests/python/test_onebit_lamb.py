@@ -8,8 +8,8 @@ import itertools
 
 import pytest
 import torch
+from ddp_runs import Odd
 from lion_runs import Given, gradients_of, learning_curve
-from test_ddp import Odd
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world

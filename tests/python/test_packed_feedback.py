@@ -8,17 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from test_feedback import (
-    COUNT,
-    averaged,
-    distance_after,
-    make_weight,
-    normal_gradient,
-    owned_ranges,
-    sent_by,
-    state_after,
-    sum_of_results,
-)
+from feedback_rules import COUNT, averaged, make_weight, normal_gradient, owned_ranges, sent_by
+from test_feedback import distance_after, sum_of_results
+from test_feedback_worlds import state_after
 from torch import Tensor
 
 import octavo

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_ddp import Odd, digest, step_once
+from ddp_runs import Odd, digest, step_once
 from test_fsdp import Odd as ShardedOdd
 from test_fsdp import digest as sharded_digest
 from test_fsdp import shard

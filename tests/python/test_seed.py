@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from test_ddp import Odd, digest, step_once
+from ddp_runs import Odd, digest, step_once
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo

@@ -6,20 +6,17 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import math
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
-from train_runs import NANO, files_of_at_most, nano_config, read_curve, run_as_rank, solo_world
+from train_runs import Stop, expect_exact_resume, nano_config, read_curve, run_as_rank, solo_world, stop_after_step
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C
-from octavo.console import make_console
 from octavo.train import evaluate, job, trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
@@ -27,16 +24,12 @@ from octavo.train.compare import run_comparison
 from octavo.train.config import BETA2, OPTIMIZERS, TrainConfig
 from octavo.train.data.batches import IGNORE
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.engine import build
 from octavo.train.engine.build import build_engine, build_replica
 from octavo.train.engine.ddp import DdpEngine
 from octavo.train.errors import JobError
-from octavo.train.evaluate import Answer
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
-from octavo.train.model import model_config
-from octavo.train.report import plots, tables
-from octavo.train.report.metrics import MetricsLog, Totals, read_metrics
+from octavo.train.report.metrics import Totals, read_metrics
 from octavo.train.trainer import Trainer
 
 pytestmark = pytest.mark.timeout(120)
@@ -65,10 +58,6 @@ SUMMARY = {
 METRICS = {"step", "loss", "lr", "tokens_per_s", "wire_bytes", "step_s"}
 
 
-class Stop(BaseException):
-    """Simulates SIGKILL: no code catches it."""
-
-
 @pytest.fixture(scope="module")
 def world():
     with solo_world() as one:
@@ -82,30 +71,6 @@ def golden(world, tmp_path_factory):
     screen = io.StringIO()
     summary = run_job(config, world, Console(file=screen, width=120))
     return config, summary, screen.getvalue()
-
-
-def stop_after_step(monkeypatch, last: int) -> None:
-    """Lets a job make `last` steps; it dies when it begins another one."""
-    real = trainer.Trainer.step
-
-    def step(self):
-        if self.totals.step == last:
-            raise Stop
-        return real(self)
-
-    monkeypatch.setattr(trainer.Trainer, "step", step)
-
-
-def expect_exact_resume(world, folder: Path, monkeypatch, last: int, **options) -> None:
-    """Compares a run that was killed after step `last` with one that was not."""
-    whole = nano_config(folder, out=str(folder / "whole"), **options)
-    broken = nano_config(folder, out=str(folder / "broken"), **options)
-    summary = run_job(whole, world, None)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, last)
-        run_job(broken, world, None)
-    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
-    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
 
 
 def test_a_run_writes_what_it_promises(golden):
@@ -522,64 +487,6 @@ def test_gradient_accumulation_sends_once_a_step(world, tmp_path):
     assert two["tokens"] == 2 * one["tokens"]
 
 
-def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
-    config = nano_config(tmp_path, steps=4, compare=("dense", "sign+ef"))
-    screen = io.StringIO()
-    summaries = run_comparison(config, world, Console(file=screen, width=160))
-    out = Path(config.out)
-    assert [summary["optimizer"] for summary in summaries.values()] == ["adamw", "onebit-adamw"]
-    assert json.loads((out / "compare.json").read_text()) == summaries
-    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in out.iterdir()} == {"dense", "sign+ef", "compare.json", "compare.png"}
-    assert "sent per step" in screen.getvalue()
-
-
-def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, tmp_path):
-    config = nano_config(tmp_path, steps=4, compare=("dense", "sign+ef"))
-    summaries = run_comparison(config, world, None)
-    assert run_comparison(dataclasses.replace(config, compare=("sign+ef", "dense")), world, None) == summaries
-    for plan in config.compare:
-        assert run_job(config.for_plan(plan), world, None) == summaries[plan]
-
-
-def test_the_plans_of_a_comparison_have_the_precision_of_the_first(world, tmp_path, monkeypatch):
-    chosen = iter(["fp32", "fp32", "bf16", "fp32"])  # two to try both plans, then two to train
-    monkeypatch.setattr(build, "choose_precision", lambda *_: next(chosen))
-    summaries = run_comparison(nano_config(tmp_path, steps=2, compare=("dense", "sign+ef")), world, None)
-    assert [summary["precision"] for summary in summaries.values()] == ["bf16", "bf16"]
-
-
-def test_a_comparison_that_makes_no_sense_is_refused_before_its_first_step(world, tmp_path):
-    config = nano_config(tmp_path, steps=4, zero=2, compare=("int4+ef", "powersgd:4"))
-    with pytest.raises(JobError, match="the plan powersgd:4 makes a linear map"):
-        run_comparison(config, world, None)
-    assert {path.name for path in Path(config.out).rglob("*") if path.is_file()} <= {run_folder.LOCK}
-
-
-def test_a_fresh_comparison_that_is_broken_off_has_no_older_runs(world, tmp_path, monkeypatch):
-    config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
-    run_comparison(config, world, None)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, 1)
-        run_comparison(dataclasses.replace(config, fresh=True), world, None)
-    assert {path.name for path in (Path(config.out) / "int4+ef").iterdir()} == {run_folder.LOCK}
-
-
-def test_a_plan_by_which_training_diverges_is_compared_without(world, tmp_path, monkeypatch):
-    config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
-    screen = io.StringIO()
-    monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
-    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda self: self.config.plan != "dense")
-    summaries = run_comparison(config, world, Console(file=screen, width=160))
-    assert "the run has diverged" in summaries["dense"]["diverged"]
-    assert summaries["int4+ef"]["steps"] == 4
-    assert json.loads((Path(config.out) / "compare.json").read_text()) == summaries
-    assert re.search(r"│ dense +│ adamw +│ +diverged │", screen.getvalue())
-    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda _self: False)
-    with pytest.raises(JobError, match=r"by every one of these plans the run has diverged"):
-        run_comparison(dataclasses.replace(config, fresh=True), world, None)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -596,111 +503,6 @@ def test_bad_input_is_one_sentence_and_leaves_no_checkpoint(world, tmp_path, cha
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert {path.name for path in Path(config.out).glob("*")} <= {run_folder.LOCK}
-
-
-def test_broken_model_files_are_named(tmp_path):
-    path = tmp_path / "config.json"
-    for text, words in (
-        ("{", "is not JSON: "),
-        ("[]", "not 'list'"),
-        ('{"model_type": "bert"}', "not 'bert'"),
-        ('{"model_type": "llama", "hidden_size": "x"}', "config.json is no config of a LLaMA: "),
-        ('{"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}', "is no config of a LLaMA: "),
-        (
-            '{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 3}',
-            "num_attention_heads in ",
-        ),
-    ):
-        path.write_text(text)
-        with pytest.raises(ValueError, match=r"^\[train\.model\] ") as caught:
-            model_config(str(path), 300, 32)
-        assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("num_key_value_heads", 0, "num_key_value_heads in {} must be at least 1, not 0"),
-        ("hidden_size", -32, "hidden_size in {} must be at least 1, not -32"),
-        ("num_hidden_layers", 0, "num_hidden_layers in {} must be at least 1, not 0"),
-        ("head_dim", 3, "head_dim in {}, hidden_size / num_attention_heads, must be even for RoPE, not 3"),
-        ("hidden_act", "foo", "hidden_act in {} must be one of gelu, "),
-        ("rope_scaling", {"type": "foo", "factor": 2.0}, "rope_scaling in {} must have a type among default, linear, "),
-        ("attention_dropout", 5.0, "attention_dropout in {} must be at least 0 and below 1, not 5.0"),
-        ("rms_norm_eps", math.nan, "rms_norm_eps in {} must be a finite number above 0, not nan"),
-        ("initializer_range", 0.0, "initializer_range in {} must be a finite number above 0, not 0.0"),
-        ("rope_theta", 0.0, "rope_theta in {} must be a finite number above 0, not 0.0"),
-        ("rope_theta", "x", "rope_theta in {} must be a finite number above 0, not x"),
-        ("hidden_size", 10**12, "no LLaMA can be built of {}: "),
-    ],
-)
-def test_a_field_of_a_model_file_is_refused_before_the_model_is_built(tmp_path, field, value, words):
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({**NANO, field: value}))
-    with pytest.raises(ValueError, match=r"^\[train\.model\] ") as caught:
-        model_config(str(path), 300, 32)
-    assert words.format(path) in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "millions"), [("tiny", (0.8, 1.5)), ("small", (12, 17)), ("220m", (200, 230))])
-def test_sizes_have_about_the_parameters_they_promise(name, millions):
-    from transformers import LlamaForCausalLM
-
-    with torch.device("meta"):
-        model = LlamaForCausalLM(model_config(name, 2048, 128))
-    assert millions[0] < model.num_parameters() / 1e6 < millions[1]
-    if name == "220m":
-        assert model.num_parameters() == 217_342_976
-
-
-def test_answers_stay_on_one_line_and_in_their_cell():
-    screen = io.StringIO()
-    rambling = Answer("Say [b]hi[/b].", "", "hi", "### Response:\n\n" * 40, False)
-    tables.print_answers(Console(file=screen, width=160), [rambling])
-    assert len(screen.getvalue().splitlines()) < 12
-    assert "[b]hi[/b]" in screen.getvalue()
-
-
-def test_tables_fit_a_file_and_take_any_character(monkeypatch):
-    content = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="latin-1"))
-    console = make_console()
-    tables.print_answers(console, [Answer("Say it.", "", "yes", "the end\u2026 \ufffd", False)])
-    sys.stdout.flush()
-    assert "the end? ?" in content.getvalue().decode("latin-1")
-    assert console.width == 140
-
-
-def test_no_two_of_many_plans_look_alike(tmp_path, monkeypatch):
-    looks = []
-    monkeypatch.setattr(plots, "_save", lambda _figure, axes, _path: looks.extend(axes[0].get_lines()))
-    records = [dict(step=step, loss=1.0, wire_bytes_total=step) for step in (1, 2)]
-    plots.plot_comparison({str(plan): records for plan in range(8)}, tmp_path / "compare.png")
-    seen = {(line.get_color(), line.get_linestyle()) for line in looks if not line.get_label().startswith("_")}
-    assert len(seen) == 8
-
-
-def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps(dict(step=step, loss=0.1)) + "\n" for step in range(1, 6)]
-    path.write_text("".join(lines) + '{"step": 6, "lo')
-    log = MetricsLog(path, kept_step=3)
-    log.append(dict(step=4, loss=0.2))
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        log.append(dict(step=5, loss=float("nan")))
-    log.close()
-    assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
-
-
-def test_a_log_that_finds_no_room_is_named(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, kept_step=0)
-    words = rf"^\[train\.metrics\] {path} cannot be written: File too large; once the disk has room"
-    with files_of_at_most(4):
-        with pytest.raises(OSError, match=words):
-            log.append(dict(step=1, loss=0.1))
-        with pytest.raises(OSError, match=words):
-            log.close()
 
 
 def test_the_seed_is_also_that_of_what_the_plan_draws(world, tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from test_train_job import UNEVEN, Stop, stop_after_step
-from train_runs import nano_config, read_curve, run_as_rank, solo_world
+from test_train_job import UNEVEN
+from train_runs import Stop, nano_config, read_curve, run_as_rank, solo_world, stop_after_step
 from typer.testing import CliRunner
 
 from octavo.cli import app

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_train_job import expect_exact_resume
-from train_runs import NANO, nano_config, read_curve, solo_world
+from train_runs import NANO, expect_exact_resume, nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo.train.checkpoint import run_folder

@@ -11,22 +11,13 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from ddp_runs import Odd, Switch, batch_of, digest
 from lion_runs import Given, gradients_of
 from octavo._C import zero_one_kind
-from test_ddp import Odd, Switch, batch_of, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from train_runs import solo_world
-from zero_one_runs import (
-    KINDS,
-    SCHEDULE,
-    build,
-    published_of,
-    require_close,
-    run_step,
-    step_published,
-    wrap,
-)
+from zero_one_runs import KINDS, SCHEDULE, build, published_of, require_close, run_step, step_published, wrap
 
 import octavo
 from octavo.optim import OneBitAdamW, ZeroOneAdam

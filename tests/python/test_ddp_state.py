@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the handle of a compressed DDP model remembers: saved, resumed to the bit, redistributed, and refused where it
+does not fit."""
+
+import warnings
+
+import pytest
+import torch
+from ddp_runs import Switch, digest, make, resume_on_another_number_of_ranks, save_states, step_once
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import octavo
+
+
+def save_and_resume(rank: int, plan: str) -> None:
+    model, handle, optimizer = make(plan)
+    for step in range(3):
+        step_once(model, optimizer, rank, step)
+    resumed, resumed_handle, resumed_optimizer = make("int4+ef")
+    resumed.module.load_state_dict(model.module.state_dict())
+    with pytest.warns(UserWarning, match="saved under plan .*; this handle goes on with int4"):
+        resumed_handle.load_state_dict(handle.state_dict())
+    assert str(resumed_handle.plan) == "int4+ef", "loading a state changes no plan"
+    resumed_handle.set_plan(plan)
+    if plan != "sign+ef":  # between codecs residuals are kept; to and from a map of tensors they are not
+        resumed_handle.load_state_dict(handle.state_dict())
+    for step in range(3, 6):
+        step_once(model, optimizer, rank, step)
+        step_once(resumed, resumed_optimizer, rank, step)
+        assert digest(model) == digest(resumed)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "sign+ef",
+        "int4+down:int8:stochastic+ef",
+        "powersgd:4+ef",
+        "powersgd:2:alternating+ef",
+        "sketch:0.2+ef",
+        "sketch:0.2:exact+ef",
+    ],
+)
+def test_state_dict_resumes_with_the_same_bits(two_ranks, plan):
+    two_ranks.run(save_and_resume, plan)
+
+
+def refuse_states(rank: int) -> None:
+    model, handle, optimizer = make("sign+ef")
+    other, other_handle, other_optimizer = make("sign+ef")
+    for step in range(2):
+        step_once(model, optimizer, rank, step)
+    good = handle.state_dict()
+    for step in range(3):
+        step_once(other, other_optimizer, rank, step)
+    before = other_handle.state_dict()
+    lacking = [({k: v for k, v in good.items() if k != key}, f"no '{key}'") for key in ("plan", "rank", "step")]
+    for state, words in (
+        ({**good, "world_size": 3}, "this is rank"),
+        ({**good, "rank": 7}, "the state is of rank 7"),
+        ({**good, "schema": 99}, "schema"),
+        ({**good, "step": -1}, "expected 'step' of the state as a whole number of 0 or more, got -1"),
+        ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),
+        ({k: v for k, v in good.items() if "/" not in k}, "has 0 of its . tensors: torch.distributed.checkpoint loads"),
+        *lacking,
+    ):
+        with pytest.raises(ValueError, match=words):
+            other_handle.load_state_dict(state)
+    with pytest.raises(TypeError, match="pass what state_dict"):
+        other_handle.load_state_dict(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="saved under plan int4"):
+            other_handle.load_state_dict({**good, "plan": "int4+ef"})
+    after = other_handle.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(v, after[k]) if isinstance(v, torch.Tensor) else v == after[k] for k, v in before.items())
+
+
+def test_a_state_that_does_not_fit_is_refused(two_ranks):
+    two_ranks.run(refuse_states)
+
+
+class Picture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(8, 16, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x)
+
+
+def laid_out_anew(rank: int) -> str:
+    """Changes the memory format of a model after it was wrapped and compressed. Returns the error."""
+    model = DistributedDataParallel(Picture())
+    octavo.compress(model, "dense")
+    x = torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))
+    model(x).square().mean().backward()
+    model.to(memory_format=torch.channels_last)
+    model.zero_grad()
+    try:
+        model(x).square().mean().backward()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_that_is_laid_out_anew_is_refused(two_ranks):
+    """The elements of its averaged gradients would be in other places."""
+    for said in two_ranks.run(laid_out_anew):
+        assert "now has the strides" in said
+        assert "Give the model its memory format before you wrap it" in said
+
+
+def load_in_another_memory_format(rank: int) -> str:
+    def make(memory_format: torch.memory_format) -> octavo.Handle:
+        model = DistributedDataParallel(Picture().to(memory_format=memory_format))
+        handle = octavo.compress(model, "int4+ef", exempt=[])
+        model(torch.randn(2, 8, 5, 5, generator=torch.Generator().manual_seed(rank))).square().mean().backward()
+        return handle
+
+    handle, saved = make(torch.channels_last), make(torch.contiguous_format).state_dict()
+    before = handle.state_dict()
+    try:
+        handle.load_state_dict(saved)
+    except ValueError as error:
+        after = handle.state_dict()
+        assert all(torch.equal(v, after[k]) for k, v in before.items() if isinstance(v, torch.Tensor))
+        make(torch.channels_last).load_state_dict(before)
+        return str(error)
+    return ""
+
+
+def test_residuals_of_another_memory_format_are_refused(two_ranks):
+    for said in two_ranks.run(load_in_another_memory_format):
+        assert "the elements of conv.weight lie in memory in another order" in said
+
+
+def test_residuals_are_redistributed_over_another_number_of_ranks(two_ranks, three_ranks):
+    saved = two_ranks.run(save_states, "sign+ef")
+    digests = [digest for digest, _ in three_ranks.run(resume_on_another_number_of_ranks, "sign+ef", saved)]
+    assert len(set(digests)) == 1
+
+
+def keep_residual_of_unused(rank: int) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Switch(), find_unused_parameters=True)
+    handle = octavo.compress(model, "sign+ef")
+    model(torch.randn(4, 64) + rank, True).square().sum().backward()
+    before = handle.state_dict()
+    model.zero_grad()
+    model(torch.randn(4, 64), False).square().sum().backward()
+    after = handle.state_dict()
+    assert torch.equal(before["worker/b.weight"], after["worker/b.weight"]), "a residual was sent into the void"
+    assert torch.equal(before["owner/b.weight"], after["owner/b.weight"])
+    assert not torch.equal(before["worker/a.weight"], after["worker/a.weight"])
+
+
+def test_an_unused_parameter_keeps_its_residual(two_ranks):
+    two_ranks.run(keep_residual_of_unused)

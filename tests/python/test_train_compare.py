@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`octavo train --compare`: several plans in one command."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from train_runs import Stop, nano_config, solo_world, stop_after_step
+
+from octavo.train import trainer
+from octavo.train.checkpoint import run_folder
+from octavo.train.compare import run_comparison
+from octavo.train.engine import build
+from octavo.train.engine.ddp import DdpEngine
+from octavo.train.errors import JobError
+from octavo.train.job import run_job
+
+
+@pytest.fixture(scope="module")
+def world():
+    with solo_world() as one:
+        yield one
+
+
+def test_a_comparison_runs_each_plan_and_draws_one_picture(world, tmp_path):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "sign+ef"))
+    screen = io.StringIO()
+    summaries = run_comparison(config, world, Console(file=screen, width=160))
+    out = Path(config.out)
+    assert [summary["optimizer"] for summary in summaries.values()] == ["adamw", "onebit-adamw"]
+    assert json.loads((out / "compare.json").read_text()) == summaries
+    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.name for path in out.iterdir()} == {"dense", "sign+ef", "compare.json", "compare.png"}
+    assert "sent per step" in screen.getvalue()
+
+
+def test_a_comparison_goes_on_in_any_order_and_by_one_of_its_plans_alone(world, tmp_path):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "sign+ef"))
+    summaries = run_comparison(config, world, None)
+    assert run_comparison(dataclasses.replace(config, compare=("sign+ef", "dense")), world, None) == summaries
+    for plan in config.compare:
+        assert run_job(config.for_plan(plan), world, None) == summaries[plan]
+
+
+def test_the_plans_of_a_comparison_have_the_precision_of_the_first(world, tmp_path, monkeypatch):
+    chosen = iter(["fp32", "fp32", "bf16", "fp32"])  # two to try both plans, then two to train
+    monkeypatch.setattr(build, "choose_precision", lambda *_: next(chosen))
+    summaries = run_comparison(nano_config(tmp_path, steps=2, compare=("dense", "sign+ef")), world, None)
+    assert [summary["precision"] for summary in summaries.values()] == ["bf16", "bf16"]
+
+
+def test_a_comparison_that_makes_no_sense_is_refused_before_its_first_step(world, tmp_path):
+    config = nano_config(tmp_path, steps=4, zero=2, compare=("int4+ef", "powersgd:4"))
+    with pytest.raises(JobError, match="the plan powersgd:4 makes a linear map"):
+        run_comparison(config, world, None)
+    assert {path.name for path in Path(config.out).rglob("*") if path.is_file()} <= {run_folder.LOCK}
+
+
+def test_a_fresh_comparison_that_is_broken_off_has_no_older_runs(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
+    run_comparison(config, world, None)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 1)
+        run_comparison(dataclasses.replace(config, fresh=True), world, None)
+    assert {path.name for path in (Path(config.out) / "int4+ef").iterdir()} == {run_folder.LOCK}
+
+
+def test_a_plan_by_which_training_diverges_is_compared_without(world, tmp_path, monkeypatch):
+    config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
+    screen = io.StringIO()
+    monkeypatch.setattr(trainer, "MOST_SKIPPED", 3)
+    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda self: self.config.plan != "dense")
+    summaries = run_comparison(config, world, Console(file=screen, width=160))
+    assert "the run has diverged" in summaries["dense"]["diverged"]
+    assert summaries["int4+ef"]["steps"] == 4
+    assert json.loads((Path(config.out) / "compare.json").read_text()) == summaries
+    assert re.search(r"│ dense +│ adamw +│ +diverged │", screen.getvalue())
+    monkeypatch.setattr(DdpEngine, "has_finite_gradients", lambda _self: False)
+    with pytest.raises(JobError, match=r"by every one of these plans the run has diverged"):
+        run_comparison(dataclasses.replace(config, fresh=True), world, None)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `octavo train` prints, draws and logs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from rich.console import Console
+from train_runs import files_of_at_most
+
+from octavo.console import make_console
+from octavo.train.evaluate import Answer
+from octavo.train.report import plots, tables
+from octavo.train.report.metrics import MetricsLog
+
+
+def test_answers_stay_on_one_line_and_in_their_cell():
+    screen = io.StringIO()
+    rambling = Answer("Say [b]hi[/b].", "", "hi", "### Response:\n\n" * 40, False)
+    tables.print_answers(Console(file=screen, width=160), [rambling])
+    assert len(screen.getvalue().splitlines()) < 12
+    assert "[b]hi[/b]" in screen.getvalue()
+
+
+def test_tables_fit_a_file_and_take_any_character(monkeypatch):
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="latin-1"))
+    console = make_console()
+    tables.print_answers(console, [Answer("Say it.", "", "yes", "the end\u2026 \ufffd", False)])
+    sys.stdout.flush()
+    assert "the end? ?" in content.getvalue().decode("latin-1")
+    assert console.width == 140
+
+
+def test_no_two_of_many_plans_look_alike(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(plots, "_save", lambda _figure, axes, _path: looks.extend(axes[0].get_lines()))
+    records = [dict(step=step, loss=1.0, wire_bytes_total=step) for step in (1, 2)]
+    plots.plot_comparison({str(plan): records for plan in range(8)}, tmp_path / "compare.png")
+    seen = {(line.get_color(), line.get_linestyle()) for line in looks if not line.get_label().startswith("_")}
+    assert len(seen) == 8
+
+
+def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(dict(step=step, loss=0.1)) + "\n" for step in range(1, 6)]
+    path.write_text("".join(lines) + '{"step": 6, "lo')
+    log = MetricsLog(path, kept_step=3)
+    log.append(dict(step=4, loss=0.2))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.append(dict(step=5, loss=float("nan")))
+    log.close()
+    assert path.read_text() == "".join(lines[:3]) + '{"step": 4, "loss": 0.2}\n'
+
+
+def test_a_log_that_finds_no_room_is_named(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, kept_step=0)
+    words = rf"^\[train\.metrics\] {path} cannot be written: File too large; once the disk has room"
+    with files_of_at_most(4):
+        with pytest.raises(OSError, match=words):
+            log.append(dict(step=1, loss=0.1))
+        with pytest.raises(OSError, match=words):
+            log.close()
