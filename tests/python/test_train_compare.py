@@ -10,8 +10,9 @@ import re
 from pathlib import Path
 
 import pytest
+from killed_runs import Stop, stop_after_step
 from rich.console import Console
-from train_runs import Stop, nano_config, solo_world, stop_after_step
+from train_runs import nano_config, solo_world
 
 from octavo.train import trainer
 from octavo.train.checkpoint import run_folder

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_runs import Stop, expect_exact_resume, stop_after_step
 from rich.console import Console
-from train_runs import Stop, expect_exact_resume, nano_config, read_curve, run_as_rank, solo_world, stop_after_step
+from train_runs import nano_config, read_curve, run_as_rank, solo_world
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from octavo import _C

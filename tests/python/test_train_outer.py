@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_runs import Stop, stop_after_step
 from rich.console import Console
 from test_train_job import UNEVEN
-from train_runs import Stop, nano_config, read_curve, run_as_rank, solo_world, stop_after_step
+from train_runs import nano_config, read_curve, run_as_rank, solo_world
 from typer.testing import CliRunner
 
 from octavo.cli import app

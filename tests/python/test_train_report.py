@@ -9,7 +9,6 @@ import sys
 
 import pytest
 from rich.console import Console
-from train_runs import files_of_at_most
 
 from octavo.console import make_console
 from octavo.train.evaluate import Answer
@@ -59,9 +58,9 @@ def test_a_log_forgets_later_steps_and_torn_lines(tmp_path):
 def test_a_log_that_finds_no_room_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, kept_step=0)
-    words = rf"^\[train\.metrics\] {path} cannot be written: File too large; once the disk has room"
-    with files_of_at_most(4):
-        with pytest.raises(OSError, match=words):
-            log.append(dict(step=1, loss=0.1))
-        with pytest.raises(OSError, match=words):
-            log.close()
+    log._file = open("/dev/full", "a", encoding="utf-8")  # noqa: SIM115 - the log closes it
+    words = rf"^\[train\.metrics\] {path} cannot be written: No space left on device; once the disk has room"
+    with pytest.raises(OSError, match=words):
+        log.append(dict(step=1, loss=0.1))
+    with pytest.raises(OSError, match=words):
+        log.close()

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from killed_runs import expect_exact_resume
 from safetensors.torch import load_file
-from train_runs import NANO, expect_exact_resume, nano_config, read_curve, solo_world
+from train_runs import NANO, nano_config, read_curve, solo_world
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from octavo.train.checkpoint import run_folder

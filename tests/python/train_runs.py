@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of `octavo train` share: a tiny data set and model, a world of one rank, the command line, and runs
-that are killed."""
+"""What the tests of `octavo train` share: a tiny data set and model, a world of one rank, and the command line."""
 
 from __future__ import annotations
 
@@ -14,14 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from patience import PATIENCE
 
-from octavo.train import trainer
 from octavo.train.config import TrainConfig
-from octavo.train.job import run_job
 from octavo.train.launch.world import World
 
 TIMINGS = ("tokens_per_s", "step_s")
@@ -116,31 +112,3 @@ def run_octavo(*arguments: str, timeout_s: float = 90, **environment: str) -> su
     command = [sys.executable, "-m", "octavo", *arguments]
     env = clean_environment(**environment)
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE * timeout_s, check=False)
-
-
-class Stop(BaseException):
-    """Simulates SIGKILL: no code catches it."""
-
-
-def stop_after_step(monkeypatch, last: int) -> None:
-    """Lets a job make `last` steps; it dies when it begins another one."""
-    real = trainer.Trainer.step
-
-    def step(self):
-        if self.totals.step == last:
-            raise Stop
-        return real(self)
-
-    monkeypatch.setattr(trainer.Trainer, "step", step)
-
-
-def expect_exact_resume(world, folder: Path, monkeypatch, last: int, **options) -> None:
-    """Compares a run that was killed after step `last` with one that was not."""
-    whole = nano_config(folder, out=str(folder / "whole"), **options)
-    broken = nano_config(folder, out=str(folder / "broken"), **options)
-    summary = run_job(whole, world, None)
-    with monkeypatch.context() as patch, pytest.raises(Stop):
-        stop_after_step(patch, last)
-        run_job(broken, world, None)
-    assert run_job(broken, world, None)["replicas_sha256"] == summary["replicas_sha256"]
-    assert read_curve(Path(broken.out)) == read_curve(Path(whole.out))
