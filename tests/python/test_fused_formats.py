@@ -315,6 +315,21 @@ def test_what_came_from_bitsandbytes_goes_back_to_the_bit(make, states, _):
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_changes_no_translation(bits, dtype):
+    _, optimizer = run(AdamW, range(3), optim_bits=bits, min_8bit_size=0)
+    expected = octavo.optim.to_bitsandbytes(optimizer)
+    torch.set_default_dtype(dtype)
+    try:
+        exported = octavo.optim.to_bitsandbytes(optimizer)
+        octavo.optim.from_bitsandbytes(exported)
+        octavo.optim.to_torch(optimizer)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(is_equal(exported["state"][key], state) for key, state in expected["state"].items())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 def test_blocks_of_a_negative_extreme_are_mirrored_for_bitsandbytes(bits):
     """bitsandbytes' rule is map[code] * absmax: the values are the same except for -1, which its map does not have."""
     parameters, optimizer = run(AdamW, range(3), optim_bits=bits, min_8bit_size=0)

@@ -11,6 +11,7 @@ magnitude of the extreme, and it has no code for -1.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -161,7 +162,7 @@ def _codes_of_8_bits(state: dict[str, Tensor], moment: str, bits: int, shape: to
 
 def _map_of(moment: str) -> Tensor:
     """Returns the values of all 256 codes, float32 on the CPU."""
-    codes, scale = torch.arange(256, dtype=torch.uint8, device="cpu"), torch.ones(1, device="cpu")
+    codes, scale = torch.arange(256, dtype=torch.uint8, device="cpu"), torch.ones(1, dtype=torch.float32, device="cpu")
     return torch.ops.octavo.decode_state(codes, scale, 256, 8, IS_SIGNED[moment])
 
 
@@ -174,9 +175,12 @@ def _exported(
     """Returns a state dict with ``exported(state, bits of codes, parameter)`` of each parameter that has a state, and
     the groups without the ``unwanted`` options, which the other library does not have."""
     states: dict[int, dict[str, Any]] = {}
-    groups = optimizer.state_dict()["param_groups"]
-    for group, saved in zip(optimizer.param_groups, groups, strict=True):
-        for parameter, key in zip(group["params"], saved["params"], strict=True):
+    groups: list[dict[str, Any]] = []
+    numbers = itertools.count()  # not those of state_dict(), which hooks of the program may have changed
+    for group in optimizer.param_groups:
+        keys = [next(numbers) for _ in group["params"]]
+        groups.append(group | {"params": keys})
+        for key, parameter in zip(keys, group["params"], strict=True):
             if optimizer.state.get(parameter):
                 states[key] = exported(optimizer.state[parameter], group["optim_bits"], parameter)
     return {"state": states, "param_groups": [defaults | _without(group, unwanted) for group in groups]}

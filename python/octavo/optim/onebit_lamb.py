@@ -89,7 +89,7 @@ class OneBitLamb(OneBitAdamW):
 
     def _step_lamb(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         states = [self.state[parameter] for parameter in parameters]
-        coefficients = torch.empty(len(parameters), dtype=torch.float64)
+        coefficients = torch.empty(len(parameters), dtype=torch.float64, device="cpu")
         torch.ops.octavo.lamb_(
             parameters,
             [parameter.grad for parameter in parameters],
