@@ -1,16 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs of the fused optimizers, shared by the tests of their states and those of their options."""
+"""Runs of the optimizers, shared by the tests of states, of options and of what programs do with them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from octavo import _C
+from octavo import _C, optim
 
 SIZES = ((70, 65), (4097,), (3,), ())
+# All optimizers by name, with the options that they cannot do without.
+MAKERS: dict[str, Callable[..., Any]] = {
+    name: getattr(optim, name)
+    for name in optim.__all__
+    if isinstance(getattr(optim, name), type) and name not in ("OneBitAdamW", "OneBitLamb", "ZeroOneAdam")
+} | {
+    "OneBitAdamW": lambda p: optim.OneBitAdamW(p, warmup_steps=2),
+    "OneBitLamb": lambda p: optim.OneBitLamb(p, warmup_steps=2),
+    "ZeroOneAdam": lambda p: optim.ZeroOneAdam(p, var_freeze_step=2, local_step_scaler=2),
+}
 
 
 def randn(seed: int, shape: Any) -> Tensor:

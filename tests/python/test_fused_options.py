@@ -79,6 +79,13 @@ def test_scripts_for_bitsandbytes_find_their_names_and_arguments(kind):
             getattr(optim, kind)(parameters_of(), **option)
 
 
+def test_what_comes_first_in_torch_and_bitsandbytes_may_be_given_by_position():
+    group = AdamW8bit(parameters_of(), 1e-2, (0.8, 0.9), 1e-6, 0.2).param_groups[0]
+    assert [group[name] for name in ("lr", "betas", "eps", "weight_decay")] == [1e-2, (0.8, 0.9), 1e-6, 0.2]
+    group = Lion8bit(parameters_of(), 1e-2, (0.8, 0.9), 0.2).param_groups[0]
+    assert [group[name] for name in ("lr", "betas", "weight_decay")] == [1e-2, (0.8, 0.9), 0.2]
+
+
 def test_groups_have_options_of_their_own_and_save_them():
     first, second = parameters_of()[0], parameters_of()[1]
     optimizer = AdamW([{"params": [first]}, {"params": [second], "optim_bits": 8, "is_paged": True, "lr": 0.5}])

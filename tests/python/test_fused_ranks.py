@@ -259,3 +259,34 @@ def with_summands(rank: int) -> tuple[bool, bool]:
 
 def test_gradients_of_which_ranks_have_summands_are_added_up(two_ranks):
     assert two_ranks.run(with_summands) == [(True, True)] * 2
+
+
+def clip_shards_without_a_step(rank: int, is_refused: bool) -> list[Tensor]:
+    """Measures gradients, and makes a step by others, or by the same after one that was refused."""
+    mesh = init_device_mesh("cpu", (2,))
+    parameter = nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
+    optimizer = AdamW([parameter], lr=0.1, eps=1.0, weight_decay=0.0)
+    parameter.grad = DTensor.from_local(torch.full((8,), 100.0), mesh, [Partial()])
+    optimizer.clip_grad_norm_(1e-2)
+    if is_refused:
+        optimizer.param_groups[0]["nonfinite"] = "ignore"
+        with pytest.raises(ValueError, match="nonfinite"):
+            optimizer.step()
+        optimizer.param_groups[0]["nonfinite"] = "skip_element"
+    else:
+        parameter.grad = DTensor.from_local(torch.full((8,), 1.0), mesh, [Partial()])
+    optimizer.step()
+    clipped = parameter.to_local().detach().clone()
+    parameter.grad = distribute_tensor(torch.ones(8), mesh, [Shard(0)])
+    optimizer.clip_grad_norm_(1e-2)
+    parameter.grad.mul_(2.0)
+    with pytest.raises(RuntimeError, match="gradients were added, replaced or changed"):
+        optimizer.step()
+    return [clipped - 1]
+
+
+def test_a_clip_is_of_the_gradients_of_shards_that_were_measured(two_ranks):
+    for (moved,) in two_ranks.run(clip_shards_without_a_step, True):
+        assert bool((moved < 0).all()) and float(moved.abs().max()) < 1e-3
+    for (moved,) in two_ranks.run(clip_shards_without_a_step, False):
+        torch.testing.assert_close(moved, torch.full((4,), -0.1 * 2 / 3))

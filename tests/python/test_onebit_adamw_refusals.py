@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import octavo
-from octavo.optim import AdamW, DistributedLion, OneBitAdamW, OneBitLamb, ZeroOneAdam
+from octavo.optim import AdamW, DistributedLion, OneBitAdamW, OneBitLamb, Signum, ZeroOneAdam
 
 
 def test_arguments_that_make_no_sense_are_refused():
@@ -117,6 +117,50 @@ def add_a_stranger(rank: int) -> None:
 
 def test_a_group_that_the_handle_does_not_know_is_refused(two_ranks):
     two_ranks.run(add_a_stranger)
+
+
+def clip_under_another_default_device(rank: int) -> None:
+    model, _, optimizer = wrap(warmup_steps=1)
+    for step in range(2):
+        step_once(model, optimizer, rank, step)
+    optimizer.zero_grad()
+    loss_of(model, rank, 2).backward()
+    with torch.device("meta"):
+        assert float(optimizer.clip_grad_norm_(1e-3)) > 0
+        optimizer.step()
+
+
+def test_a_clip_after_the_freeze_does_not_depend_on_the_default_device(two_ranks):
+    two_ranks.run(clip_under_another_default_device)
+
+
+def unfreeze_after_compress(rank: int, name: str) -> None:
+    """The gradient of a parameter that was frozen before DDP is never averaged."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    module[0].weight.requires_grad_(False)
+    model = DistributedDataParallel(module)
+    optimizer = {**MAKERS, "Signum": Signum}[name](model.parameters())
+    plan = "sign-vote" if name in ("DistributedLion", "Signum") else "sign+ef"
+    octavo.compress(model, plan, optimizer=optimizer)
+    for step in range(4):
+        step_once(model, optimizer, rank, step)
+    module[0].weight.requires_grad_(True)
+    optimizer.step()  # without a gradient it does not move, and nothing is wrong
+    before = digest(model), flat(copy.deepcopy(optimizer.state_dict()))
+    with pytest.raises(RuntimeError, match=rf"^\[optim\.{name}\] 0\.weight has a gradient that is not sent between"):
+        step_once(model, optimizer, rank, 4)
+    assert digest(model) == before[0]
+    if name != "ZeroOneAdam":  # whose state_dict() counts the step that the handle has made
+        assert flat(optimizer.state_dict()) == before[1]
+    module[0].weight.requires_grad_(False)
+    module[0].weight.grad = None
+    step_once(model, optimizer, rank, 5)
+
+
+@pytest.mark.parametrize("name", ["OneBitAdamW", "OneBitLamb", "ZeroOneAdam", "DistributedLion", "Signum"])
+def test_a_gradient_that_the_handle_does_not_send_is_refused(two_ranks, name):
+    two_ranks.run(unfreeze_after_compress, name)
 
 
 def test_complex_parameters_are_refused():

@@ -6,8 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from numbers import Real
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+# Decorates steps, which ``torch.compile`` is to call and not to trace: it would compile a step anew for every number of
+# a step. The public ``torch.compiler.disable`` would import Dynamo together with this module.
+not_compiled = torch._disable_dynamo
+
+# Options of other libraries that have no counterpart here, with the only values that mean no more than their absence.
+_OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
+_OF_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
+_INERT = _OF_BITSANDBYTES | _OF_TORCH
+_HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
 
 
 class CheckedOptimizer(Optimizer):
@@ -19,7 +30,7 @@ class CheckedOptimizer(Optimizer):
         super().add_param_group(param_group)
         first, group = self.param_groups[0], self.param_groups[-1]
         try:
-            require_real(self, group["params"])
+            self._require_parameters(group["params"])
             self._require_valid(group)
             for name in self._alike:
                 same, both = group[name] == first[name], f"{first[name]} and {group[name]}"
@@ -28,14 +39,42 @@ class CheckedOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    def _require_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Raises TypeError or ValueError for parameters that a new group cannot have."""
+        require_real(self, parameters)
+
+    def _require_all_valid(self) -> None:
+        """Raises ValueError where the options of a group have been changed to what is out of range."""
+        for group in self.param_groups:
+            self._require_valid(group)
+
     def _require_valid(self, group: dict[str, Any]) -> None:
-        """Raises ValueError for options of a group that are out of range, and for parameters that do not fit."""
+        """Raises ValueError for options of a group that are out of range, or not supported."""
+        require_inert(self, group)
         for name in ("lr", "eps", "weight_decay", "variance_floor"):
             value = group.get(name, 0)
             self._require(_is_number(value) and value >= 0, f"{name} of at least 0", repr(value))
         betas = self._betas(group)
         are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(_is_number(b) and 0 <= b < 1 for b in betas)
         self._require(are_two, "two betas from 0 to below 1", betas)
+
+    def _load_checked(
+        self, state_dict: dict[str, Any], check: Callable[[dict[str, Any]], dict[str, Any] | None]
+    ) -> dict[str, Any]:
+        """Loads the state dict that the hooks of the program make of ``state_dict``, and returns it. ``check`` sees it
+        before anything has changed, and may return another one in its place."""
+        hooked = []
+
+        def check_last(_: Optimizer, seen: dict[str, Any]) -> dict[str, Any] | None:
+            hooked.append(seen)
+            return check(seen)
+
+        hook = self.register_load_state_dict_pre_hook(check_last)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            hook.remove()
+        return hooked[0]
 
     def _betas(self, group: dict[str, Any]) -> tuple[float, float]:
         return group["betas"]
@@ -82,23 +121,23 @@ def require_paged(optimizer: Optimizer, page_dir: str | None, is_paged: bool) ->
         raise ValueError(f"[optim.{type(optimizer).__name__}] page_dir {page_dir!r} is no directory: make it first")
 
 
-_OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True, "max_unorm": 0.0, "skip_zeros": False}
-_OF_TORCH = {"maximize": False, "capturable": False, "differentiable": False}
-_HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
+def require_inert(optimizer: Optimizer, options: Mapping[str, Any]) -> None:
+    """Raises ValueError where an option of bitsandbytes or torch that has no counterpart here would change something
+    there. None means its absence."""
+    for name in _INERT.keys() & options.keys():
+        if options[name] is not None and options[name] != _INERT[name]:
+            library = "bitsandbytes" if name in _OF_BITSANDBYTES else "torch"
+            raise ValueError(
+                f"[optim.{type(optimizer).__name__}] {name}={options[name]!r} of {library} is not supported: leave it "
+                f"out, or {_INERT[name]!r}"
+            )
 
 
 def without_inert(optimizer: Optimizer, options: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``options`` without those of bitsandbytes and torch that have no counterpart here, and change nothing
-    there at their defaults. Raises ValueError where one of them has another value than its default."""
-    for library, inert in (("bitsandbytes", _OF_BITSANDBYTES), ("torch", _OF_TORCH)):
-        for name in inert.keys() & options.keys():
-            if options[name] != inert[name]:
-                raise ValueError(
-                    f"[optim.{type(optimizer).__name__}] {name}={options[name]!r} of {library} is not supported: "
-                    f"leave it out, or {inert[name]!r}"
-                )
-    others = {*_OF_BITSANDBYTES, *_OF_TORCH, *_HOW_TORCH_STEPS}
-    return {name: value for name, value in options.items() if name not in others}
+    """Returns ``options`` without those of bitsandbytes and torch that change nothing. Raises ValueError as
+    ``require_inert`` does."""
+    require_inert(optimizer, options)
+    return {name: value for name, value in options.items() if name not in {*_INERT, *_HOW_TORCH_STEPS}}
 
 
 def require_own_state(optimizer: Optimizer, state_dict: dict[str, Any], options: Set[str]) -> None:

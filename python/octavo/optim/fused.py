@@ -7,17 +7,17 @@ import os
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from octavo._C import is_gradient_awaited
-from octavo.optim.checks import CheckedOptimizer, require_dense, require_own_state, require_paged
+from octavo.optim.checks import CheckedOptimizer, not_compiled, require_dense, require_own_state, require_paged
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, gathered, is_sharded, local, match_placements
 from octavo.optim.state_formats import has_codes, is_fitting
@@ -37,6 +37,21 @@ class Move(NamedTuple):
 
     make: Callable[[], object]
     check: Callable[[], object] = lambda: None  # raises what `make` would raise, and changes nothing
+
+
+class Clip(NamedTuple):
+    """What the next step multiplies gradients by, and the version of each gradient that it was computed of."""
+
+    factor: Tensor
+    versions: dict[weakref.ref[Tensor], int]
+
+
+@dataclass
+class Seat:
+    """Where a parameter was found last: the number of its group, and its place there."""
+
+    group: int
+    place: int
 
 
 class FusedOptimizer(CheckedOptimizer):
@@ -85,7 +100,7 @@ class FusedOptimizer(CheckedOptimizer):
     _bits: ClassVar[int] = 32  # the defaults of optim_bits and is_paged
     _pages: ClassVar[bool] = False
 
-    _factor: Tensor | None = None  # what the next step multiplies gradients by
+    _clip: Clip | None = None  # that of clip_grad_norm_, until the next step
     _backward_hooks: tuple[RemovableHandle, ...] = ()  # the hooks of step_in_backward
 
     def __init__(
@@ -105,7 +120,7 @@ class FusedOptimizer(CheckedOptimizer):
     ):
         self._maker = self._make_maker(page_dir)
         self._nonfinite: dict[torch.device, Tensor] = {}
-        self._places: dict[Tensor, int] = {}  # each parameter's number among all of them
+        self._places: dict[weakref.ref[Tensor], int] = {}  # each parameter's number among all of them
         options = dict(
             optim_bits=self._bits if optim_bits is None else optim_bits,
             min_8bit_size=min_8bit_size,
@@ -145,39 +160,45 @@ class FusedOptimizer(CheckedOptimizer):
 
     # ---- steps
 
+    @not_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._require_all_valid()
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
+        factor = self._factor_of([p.grad for parameters in moved for p in parameters])
         for parameter in (p for parameters in moved for p in parameters):
             require_dense(self, parameter.grad)
             match_placements(parameter)
         if self._may_step(moved):
             groups = zip(self.param_groups, moved, strict=True)
-            moves = [move for group, parameters in groups for move in self._moves(group, parameters, self._factor)]
+            moves = [move for group, parameters in groups for move in self._moves(group, parameters, factor)]
             for move in moves[1:]:  # the first one checks its parameters itself, before it moves any
                 move.check()
             for move in moves:
                 move.make()
-        self._factor = None
+        self._clip = None
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
-        self._factor = None  # it was for the gradients that are gone
+        self._clip = None  # it was of the gradients that are gone
 
+    @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Clips the gradients of the next step to the global L2 norm ``max_norm``. Returns the norm that they have, a
         tensor on their device, which is not waited for.
 
         It does what ``torch.nn.utils.clip_grad_norm_`` does without a pass of its own over the gradients: the step
-        multiplies them as it reads them, and ``grad`` stays as it is. ``zero_grad()`` of this optimizer cancels it; of
-        several calls before a step the last one counts. Raises RuntimeError with ``step_in_backward``, which frees
-        gradients before they can be measured.
+        multiplies them as it reads them, and ``grad`` stays as it is. Of several calls before a step the last one
+        counts. ``zero_grad()`` of this optimizer cancels it, and so does that of the model, since a step clips no other
+        gradients than those that were measured. Raises RuntimeError with ``step_in_backward``, which frees gradients
+        before they can be measured; ``step()`` raises it where gradients were changed in place, or some of them
+        replaced, after they were measured.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
         if self._steps_in_backward():
@@ -185,15 +206,34 @@ class FusedOptimizer(CheckedOptimizer):
                 f"[optim.{type(self).__name__}] the norm of all gradients is known after backward, and "
                 f"step_in_backward has made the steps by then: remove() its handles, or do without clipping"
             )
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        norm = gathered(norm)
-        self._factor = (max_norm / (norm.float() + 1e-6)).clamp_(max=1.0)
+        measured = [parameter for parameter in self._all_parameters() if parameter.grad is not None]
+        for parameter in measured:
+            match_placements(parameter)  # the step would do it, and then not find the gradient that was measured
+        gradients = [parameter.grad for parameter in measured]
+        norm = gathered(torch.nn.utils.get_total_norm(gradients))
+        factor = (max_norm / (norm.float() + 1e-6)).clamp_(max=1.0)
+        self._clip = Clip(factor, {weakref.ref(gradient): _version_of(gradient) for gradient in gradients})
         return norm
+
+    def _factor_of(self, gradients: list[Tensor]) -> Tensor | None:
+        """Returns what the step multiplies these gradients by. Raises RuntimeError where some of them, but not all, are
+        the gradients that were clipped, or where these have been changed since."""
+        if self._clip is None:
+            return None
+        versions = [self._clip.versions.get(weakref.ref(gradient)) for gradient in gradients]
+        if all(version is None for version in versions):
+            return None  # others have taken their place, which nobody has clipped
+        if versions != [_version_of(gradient) for gradient in gradients]:
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] gradients were added, replaced or changed after clip_grad_norm_ had "
+                f"measured them: call it again, as the last thing before step(), or zero_grad() to cancel it"
+            )
+        return self._clip.factor
 
     def saw_nonfinite(self) -> bool:
         """Whether a step since the last call has left elements alone because of their gradients, or all of them with
-        ``"skip_step"``. Waits for the devices."""
+        ``"skip_step"``. Waits for the devices. With shards, as of ``fully_shard``, a rank knows of ``"skip_element"``
+        only in its own shards: the answers of the ranks may differ."""
         seen = any(bool(flag.item()) for flag in self._nonfinite.values())
         for flag in self._nonfinite.values():
             flag.zero_()
@@ -206,7 +246,8 @@ class FusedOptimizer(CheckedOptimizer):
 
         It cannot be used with gradient accumulation, with clipping by the norm of all gradients, with a GradScaler (the
         gradients are still multiplied by its factor), or where reentrant checkpointing gives a tied weight its gradient
-        in parts. It does not include parameters that require a gradient only later. Hooks around ``step`` are not
+        in parts. A parameter makes the step of the group that it is in by then. It does not include parameters that
+        require a gradient only later. Hooks around ``step`` are not
         called. Keep a reference to the optimizer: parameters do not keep it, and backward raises RuntimeError where it
         is gone.
 
@@ -223,9 +264,11 @@ class FusedOptimizer(CheckedOptimizer):
         for parameter in self._all_parameters():
             self._require_unawaited(parameter)
         self._backward_hooks = tuple(
-            parameter.register_post_accumulate_grad_hook(partial(_step_while_alive, weakref.ref(self), number))
+            parameter.register_post_accumulate_grad_hook(
+                partial(_step_while_alive, weakref.ref(self), Seat(number, place))
+            )
             for number, group in enumerate(self.param_groups)
-            for parameter in group["params"]
+            for place, parameter in enumerate(group["params"])
             if parameter.requires_grad
         )
         return list(self._backward_hooks)
@@ -247,11 +290,12 @@ class FusedOptimizer(CheckedOptimizer):
             )
 
     @torch.no_grad()
-    def _step_now(self, group_number: int, parameter: Tensor) -> None:
-        if parameter.grad is None:  # another hook has taken it
+    def _step_now(self, seat: Seat, parameter: Tensor) -> None:
+        group = self._group_of(parameter, seat)
+        if group is None or parameter.grad is None:  # it was taken out of the optimizer; another hook has taken it
             return
         self._require_unawaited(parameter)
-        group = self.param_groups[group_number]  # looked up now: a load makes groups anew
+        self._require_valid(group)
         self._require_ready()
         require_dense(self, parameter.grad)
         match_placements(parameter)
@@ -260,10 +304,23 @@ class FusedOptimizer(CheckedOptimizer):
             move.make()
         parameter.grad = None
 
+    def _group_of(self, parameter: Tensor, seat: Seat) -> dict[str, Any] | None:
+        """Returns the parameter's group as it is now, because programs sort groups, remove some, and load them anew. It
+        looks at the seat first, and searches only where the parameter is not there any more."""
+        if seat.group < len(self.param_groups):
+            group = self.param_groups[seat.group]
+            if seat.place < len(group["params"]) and group["params"][seat.place] is parameter:
+                return group
+        for number, group in enumerate(self.param_groups):
+            for place, other in enumerate(group["params"]):
+                if other is parameter:
+                    seat.group, seat.place = number, place
+                    return group
+        return None
+
     def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
         """Returns what makes the step of parameters that have a ``grad``, a ``Move`` for each device. Makes the states
         of parameters that have none yet."""
-        self._require_valid(group)  # its options may have been changed since
         self._maker.require_own_process()
         self._require_format(group, parameters)
         moves: list[Move] = []
@@ -328,10 +385,11 @@ class FusedOptimizer(CheckedOptimizer):
     def _numbers(self, parameters: list[Tensor]) -> list[int]:
         """Returns the numbers from which parameters draw their random bits. No parameter has the same number twice, in
         whichever order parameters make steps."""
-        if not all(parameter in self._places for parameter in parameters):  # none yet, or parameters were replaced
-            self._places = {parameter: place for place, parameter in enumerate(self._all_parameters())}
-        steps = zip(parameters, self._next_steps(parameters), strict=True)
-        return [step * 2**32 + self._places[parameter] for parameter, step in steps]
+        keys = [weakref.ref(parameter) for parameter in parameters]  # parameters that are removed must not be kept
+        if not all(key in self._places for key in keys):  # none yet, or parameters were replaced
+            self._places = {weakref.ref(parameter): place for place, parameter in enumerate(self._all_parameters())}
+        steps = zip(keys, self._next_steps(parameters), strict=True)
+        return [step * 2**32 + self._places[key] for key, step in steps]
 
     def _all_parameters(self) -> Iterable[Tensor]:
         return (parameter for group in self.param_groups for parameter in group["params"])
@@ -345,7 +403,7 @@ class FusedOptimizer(CheckedOptimizer):
             if not guarded or self._all_finite(guarded):
                 continue
             if policy == "raise":
-                self._factor = None  # it was for gradients that must be replaced
+                self._clip = None  # it was of gradients that must be replaced
                 raise FloatingPointError(
                     f"[optim.{type(self).__name__}] a gradient is not finite; all parameters and states are as they "
                     f"were before the step"
@@ -392,13 +450,11 @@ class FusedOptimizer(CheckedOptimizer):
         """Returns torch's form of a state dict, with the states' own tensors. The states of DTensors are DTensors in
         it, on the parameter's mesh and with its placements: ``torch.distributed.checkpoint`` can save them, and load
         them on another number of ranks."""
-        state_dict = super().state_dict()
-        states = state_dict["state"]
-        for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
-            for parameter, key in zip(group["params"], saved["params"], strict=True):
-                if key in states:
-                    states[key] = self._maker.portable(group, parameter, states[key])
-        return state_dict
+        hook = self.register_state_dict_post_hook(_make_portable, prepend=True)  # before the hooks of the program
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes back what ``state_dict()`` of this optimizer, or of another one of this family, has returned, or that
@@ -410,12 +466,12 @@ class FusedOptimizer(CheckedOptimizer):
         optimizer keeps its own. The saved tensors may be on any device, and are not kept. Raises ValueError for the
         state of another optimizer or of other shapes; whatever it raises, nothing has changed.
         """
-        require_own_state(self, state_dict, self._own_options)
-        hook = self.register_load_state_dict_pre_hook(_as_it_was_saved)
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            hook.remove()
+
+        def check(saved: dict[str, Any]) -> dict[str, Any]:
+            require_own_state(self, saved, self._own_options)
+            return saved | {"state": {key: _Saved(state) for key, state in saved["state"].items()}}
+
+        self._load_checked(state_dict, check)
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_page_dir": self._maker.page_dir}
@@ -460,6 +516,14 @@ class FusedOptimizer(CheckedOptimizer):
         return StateMaker(type(self).__name__, self._moments, page_dir)
 
 
+def _make_portable(optimizer: FusedOptimizer, state_dict: dict[str, Any]) -> None:
+    states = state_dict["state"]
+    for group, saved in zip(optimizer.param_groups, state_dict["param_groups"], strict=True):
+        for parameter, key in zip(group["params"], saved["params"], strict=True):
+            if key in states:
+                states[key] = optimizer._maker.portable(group, parameter, states[key])
+
+
 class _Saved:
     """Hides a saved state in torch's ``load_state_dict``, which would copy its tensors in the dtype and to the device
     of their parameter."""
@@ -468,11 +532,13 @@ class _Saved:
         self.state = state
 
 
-def _as_it_was_saved(_: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    return state_dict | {"state": {key: _Saved(state) for key, state in state_dict["state"].items()}}
+def _version_of(gradient: Tensor) -> int:
+    """Returns how often the gradient has been written to. A DTensor and its shard count their own changes each. Tensors
+    of inference mode count none."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in (gradient, local(gradient)))
 
 
-def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], group_number: int, parameter: Tensor) -> None:
+def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], seat: Seat, parameter: Tensor) -> None:
     """Makes the step of a parameter in backward. It refers weakly to the optimizer, which has the parameter and its
     states: a hook in autograd must not keep it, because the garbage collector does not see what autograd keeps in a
     parameter."""
@@ -482,4 +548,4 @@ def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], group_number: int,
             f"[optim.step_in_backward] the optimizer that steps a {tuple(parameter.shape)} parameter in backward is "
             f"gone: keep it as long as the model trains, or call remove() of what step_in_backward() returned"
         )
-    alive._step_now(group_number, parameter)
+    alive._step_now(seat, parameter)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor
@@ -28,6 +28,7 @@ class JoinedOptimizer(CheckedOptimizer):
 
     _handle: Handle | None = None  # a copy has none
     _plan: Plan | None = None  # the plan that octavo.compress was given
+    _sent: frozenset[Tensor] = frozenset()  # the parameters whose gradients the handle sends
 
     # ---- what a subclass says of itself
 
@@ -76,10 +77,10 @@ class JoinedOptimizer(CheckedOptimizer):
         self.require_plan(plan)
         self._require_known(self._parameters(), parameters)
 
-    def _require_valid(self, group: dict[str, Any]) -> None:
-        super()._require_valid(group)
+    def _require_parameters(self, parameters: Iterable[Tensor]) -> None:
+        super()._require_parameters(parameters)
         if self._handle is not None:
-            self._require_known(group["params"], self._handle.parameters)
+            self._require_known(parameters, self._sent)
 
     def _require_known(self, ours: Iterable[Tensor], of_model: Iterable[Tensor]) -> None:
         known = set(of_model)
@@ -93,6 +94,7 @@ class JoinedOptimizer(CheckedOptimizer):
     def _join(self, handle: Handle, plan: Plan) -> None:
         self._handle = handle
         self._plan = plan
+        self._sent = frozenset(handle.parameters)
         handle._ddp.register_forward_pre_hook(OwnHook(while_alive(self._before_forward)))
         self._enter_phase()
 
@@ -101,8 +103,11 @@ class JoinedOptimizer(CheckedOptimizer):
 
     def _require_joined(self) -> None:
         """Raises RuntimeError on several ranks without a handle: the optimizer would take averaged gradients for its
-        rank's own."""
-        if self._handle is not None or not (dist.is_available() and dist.is_initialized()):
+        rank's own. With a handle, raises RuntimeError for a gradient that the handle does not send."""
+        if self._handle is not None:
+            self._require_sent()
+            return
+        if not (dist.is_available() and dist.is_initialized()):
             return
         # torch makes states by a step with lr 0, which is allowed
         changes_parameters = any(group["lr"] != 0 for group in self.param_groups)
@@ -111,6 +116,20 @@ class JoinedOptimizer(CheckedOptimizer):
                 f"[optim.{type(self).__name__}] this optimizer does not know how gradients are sent between the "
                 f"{dist.get_world_size()} ranks: pass it as octavo.compress(ddp, plan, optimizer=optimizer)"
             )
+
+    def _require_sent(self) -> None:
+        alone = [p for p in self._parameters() if p.grad is not None and p not in self._sent]
+        if alone:
+            raise RuntimeError(
+                f"[optim.{type(self).__name__}] {self._described(alone[0])} has a gradient that is not sent between "
+                f"the ranks, because it required none when the model was wrapped: the ranks would move it apart. Call "
+                f"requires_grad_(True) before DistributedDataParallel and octavo.compress, or take it out of the "
+                f"optimizer"
+            )
+
+    def _described(self, parameter: Tensor) -> str:
+        names = (name for name, other in self._handle._ddp.module.named_parameters() if other is parameter)
+        return next(names, f"a {tuple(parameter.shape)} parameter that the model does not have")
 
     def _require_delivered(self, function: str, words: str) -> None:
         """Raises RuntimeError where ``.grad`` was changed after it was delivered. ``words``: the rest of the error's

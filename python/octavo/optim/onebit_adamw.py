@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import require_dense, require_own_state, require_own_states
+from octavo.optim.checks import not_compiled, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -130,12 +130,14 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     def warmup_plan(self) -> str:
         return self.param_groups[0]["warmup_plan"]
 
+    @not_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._require_all_valid()
         self._require_joined()
         self._require_momenta("step")
         powers = self._powers()
@@ -187,7 +189,8 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
         first = self.param_groups[0]
         if self.frozen:
             calibration = first["norm_squares"] / first["power_squares"] if first["power_squares"] else 1.0
-            return self._clip(torch.tensor((calibration * total) ** 0.5), max_norm)
+            norm = torch.tensor((calibration * total) ** 0.5, dtype=torch.float32, device="cpu")
+            return self._clip(norm, max_norm)
         norm = torch.nn.utils.get_total_norm(gradients)
         if torch.isfinite(norm):
             decay = first["betas"][1]
@@ -332,10 +335,13 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
-        require_own_state(self, state_dict, self._own_options)
-        require_own_states(self, state_dict, lambda _: (self._names, frozenset()))
+
+        def check(saved: dict[str, Any]) -> None:
+            require_own_state(self, saved, self._own_options)
+            require_own_states(self, saved, lambda _: (self._names, frozenset()))
+
         warmup_steps, warmup_plan = self.warmup_steps, self.warmup_plan
-        super().load_state_dict(state_dict)
+        state_dict = self._load_checked(state_dict, check)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             group.update(warmup_steps=warmup_steps, warmup_plan=warmup_plan)
             for key, parameter in zip(saved["params"], group["params"], strict=True):

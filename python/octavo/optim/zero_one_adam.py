@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
-from octavo.optim.checks import require_dense, require_own_state, require_own_states
+from octavo.optim.checks import not_compiled, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 
@@ -153,12 +153,14 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._note_last_step()
         return self._next_kind().name
 
+    @not_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._require_all_valid()
         self._require_joined()
         self._restore_parameters()
         self._require_delivered(
@@ -437,10 +439,13 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises ValueError for the state of another optimizer or of other shapes; nothing has changed then."""
-        require_own_state(self, state_dict, self._own_options)
-        require_own_states(self, state_dict, _names_like)
-        _require_any_state(state_dict)
-        super().load_state_dict(state_dict)
+
+        def check(saved: dict[str, Any]) -> None:
+            require_own_state(self, saved, self._own_options)
+            require_own_states(self, saved, _names_like)
+            _require_any_state(saved)
+
+        state_dict = self._load_checked(state_dict, check)
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             for key, parameter in zip(saved["params"], group["params"], strict=True):
                 for what, value in state_dict["state"].get(key, {}).items():
