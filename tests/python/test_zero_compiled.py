@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,9 +52,9 @@ class Broken(nn.Module):
         return self.alone(torch.relu(self.shared(self.between(torch.relu(self.shared(x))))))
 
 
-def of_broken(rank: int, stage: int | None, backend: str | bool) -> list[float]:
+def of_broken(rank: int, stage: int | None, backend: str | bool, make: Callable[[], nn.Module] = Broken) -> list[float]:
     torch._dynamo.reset()
-    model = Broken()
+    model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if stage is None:
         step_model = nn.parallel.DistributedDataParallel(model)
@@ -78,6 +80,54 @@ def test_several_graphs_share_parameters_with_each_other_and_with_eager_code(two
     expected = two_ranks.run(of_broken, None, False)
     got = two_ranks.run(of_broken, stage, "aot_eager")
     assert got == [pytest.approx(of_ddp, rel=1e-6) for of_ddp in expected]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+
+class LayerWithBreak(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        torch._dynamo.graph_break()
+        return torch.relu(self.second(x))
+
+
+class Looped(nn.Module):
+    """A model whose layers Dynamo compiles one by one: their loop has a break. It takes one's graph for the next."""
+
+    def __init__(self, layer: type[nn.Module] = Layer) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.head = nn.ModuleList(layer() for _ in range(4)), nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            if x.abs().max().item() > 1e6:
+                x = x / 2
+        return self.head(x)
+
+
+def looped_with_a_hook() -> nn.Module:
+    model = Looped()
+    model.layers[1].register_full_backward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(("stage", "backend"), [(1, "aot_eager"), (2, "aot_eager"), (3, "aot_eager"), (3, "inductor")])
+@pytest.mark.parametrize(
+    "make", [Looped, partial(Looped, LayerWithBreak), looped_with_a_hook], ids=["loop", "layer", "hook"]
+)
+def test_the_graph_of_one_layer_is_none_of_the_next(two_ranks, make, stage, backend):
+    expected = two_ranks.run(of_broken, None, False, make)
+    got = two_ranks.run(of_broken, stage, backend, make)
+    assert got == [pytest.approx(of_ddp, rel=1e-5) for of_ddp in expected]
 
 
 def sent_by_step(rank: int, config: dict[str, Any], autocast: bool, steps: int) -> tuple[list[int], list[float]]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from octavo.plan import is_finite_number
+
 if TYPE_CHECKING:
     from octavo.zero.compiled.passes import Schedule
 
@@ -38,10 +40,9 @@ class CompileConfig:
             raise ValueError(
                 f"[zero.initialize] expected compile's backend to be one of {BACKENDS}, got {self.backend!r}"
             )
-        is_size = isinstance(self.memory_mib, int | float) and self.memory_mib > 0
-        if self.memory_mib is not None and not is_size:
+        if self.memory_mib is not None and not (is_finite_number(self.memory_mib) and self.memory_mib > 0):
             raise ValueError(f"[zero.initialize] expected a memory_mib above 0, got {self.memory_mib!r}")
-        if self.dynamic not in (None, True, False):
+        if not isinstance(self.dynamic, bool | None):
             raise ValueError(f"[zero.initialize] expected dynamic to be True, False or None, got {self.dynamic!r}")
 
 

@@ -70,7 +70,7 @@ class ZeroConfig:
         self._require(self.gather_mib > 0, "a gather_mib above 0", self.gather_mib)
         self._require(self.reuse_mib >= 0, "a reuse_mib of at least 0", self.reuse_mib)
         require_seed(self.seed, "zero.initialize")
-        is_choice = self.symmetric_memory in (None, True, False)
+        is_choice = isinstance(self.symmetric_memory, bool | None)
         self._require(is_choice, "symmetric_memory as True, False or None", self.symmetric_memory)
         self._require(isinstance(self.is_paged, bool), "is_paged as True or False", self.is_paged)
         is_folder = isinstance(self.page_dir, str | PathLike | None)

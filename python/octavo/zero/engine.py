@@ -155,8 +155,16 @@ class ZeroEngine:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         try:
             return self._forward(*arguments, **named)
-        except BaseException:
+        except BaseException as error:
             self._engine.give_up_pass()
+            if self._compiler is not None and "storage of size 0" in str(error):
+                raise RuntimeError(
+                    "[zero.forward] a parameter was not whole where it was used. Three things do that in compiled "
+                    "graphs: code behind a break of a graph that reads a parameter of its own module; a function that "
+                    "Dynamo no longer compiles, because it has reached its limit of recompilations "
+                    "(TORCH_LOGS=recompiles says why); a model that returns a view of a parameter. Put the code into a "
+                    "method under torch.compiler.disable that calls modules, or use stage 1 or 2"
+                ) from error
             raise
 
     @property

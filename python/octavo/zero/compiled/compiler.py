@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -44,6 +45,7 @@ from octavo.zero.compiled.passes import (
     default_schedule,
     require_sound,
 )
+from octavo.zero.compiled.variants import Variants
 
 
 @dataclass(eq=False)
@@ -94,8 +96,11 @@ class ZeroCompiler:
     # ---- passes and their schedule
 
     def register_pass(self, name: str, edit: Edit, contract: Contract) -> None:
+        where = "[zero.register_compile_pass]"
+        if not isinstance(name, str) or not name or not callable(edit) or not isinstance(contract, Contract):
+            raise TypeError(f"{where} expected a name, a function and a Contract, got {name!r}, {edit!r}, {contract!r}")
         if name in self._passes:
-            raise ValueError(f"[zero.register_compile_pass] there is a pass {name!r} already")
+            raise ValueError(f"{where} there is a pass {name!r} already")
         self._passes[name] = Pass(edit, contract)
 
     def set_schedule(self, schedule: Schedule) -> None:
@@ -161,11 +166,26 @@ class ZeroCompiler:
 
     def compile(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend of ``torch.compile``: returns what runs for a graph that Dynamo has found."""
-        ids = {i: self._ids[x] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) and x in self._ids}
+        ids = self._ids_of(inputs)
+        if not ids:
+            return self._build(module, inputs, ids)
+        backend = while_alive(self._compile_for_its_own)
+        variants = Variants(module, list(ids), partial(torch.compile, backend=backend, dynamic=self._config.dynamic))
+        variants.add(inputs, self._build(module, inputs, ids))
+        return variants
+
+    def _compile_for_its_own(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Does what ``compile`` does for a graph that is never given other parameters."""
+        return self._build(module, inputs, self._ids_of(inputs))
+
+    def _ids_of(self, inputs: Sequence[Any]) -> dict[int, int]:
+        return {i: self._ids[x] for i, x in enumerate(inputs) if isinstance(x, nn.Parameter) and x in self._ids}
+
+    def _build(self, module: GraphModule, inputs: Sequence[Any], ids: Mapping[int, int]) -> Callable[..., Any]:
         graph_id = self._engine.new_graph_id()
         if ids:
             getattr(self._engine, f"register_graph_z{self._setting.stage}")(graph_id, sorted(ids.values()))
-        returned = frozenset(ids[i] for i, x in enumerate(inputs) if i in ids and _has_hooks(x))
+        returned = frozenset(id for i, id in ids.items() if _has_hooks(inputs[i]))
         part = partial(partition, ids=ids, graph_id=graph_id, returned=returned)
         build = self._build_by_inductor if self._config.backend == "inductor" else self._build_of_aten
         return build(module, inputs, ids, graph_id, part)

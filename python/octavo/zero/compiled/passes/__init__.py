@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from octavo.zero.compiled.graph import ZeroGraph
 from octavo.zero.compiled.passes.gather import gather
@@ -60,6 +60,18 @@ class Contract:
     needs_profile: bool = False
     backends: frozenset[str] = frozenset({"inductor", "aot_eager"})
     why_not: Callable[[Setting], str] = lambda setting: ""
+
+    def __post_init__(self) -> None:
+        for name in ("provides", "requires", "conflicts", "after", "backends"):
+            value = getattr(self, name)
+            if not isinstance(value, Set) or not all(isinstance(one, str) for one in value):
+                raise ValueError(f"[zero.passes] expected a contract's {name} as a set of texts, got {value!r}")
+        if not isinstance(self.stages, Set) or not self.stages <= {1, 2, 3}:
+            raise ValueError(
+                f"[zero.passes] expected a contract's stages as a set among 1, 2 and 3, got {self.stages!r}"
+            )
+        if not callable(self.why_not):
+            raise ValueError(f"[zero.passes] expected a contract's why_not as a function, got {self.why_not!r}")
 
 
 @dataclass(frozen=True)
@@ -121,12 +133,28 @@ def default_schedule(stage: int) -> Schedule:
 
 
 def require_sound(schedule: Schedule, passes: Mapping[str, Pass], setting: Setting) -> None:
-    """Raises ValueError where a schedule breaks a contract, before anything runs."""
+    """Raises ValueError where a schedule is none, or breaks a contract, before anything runs."""
+    _require_form(schedule)
     steps = [step for step, _ in schedule]
     if not steps or steps[0] != 0 or sorted(set(steps)) != steps:
         raise ValueError(f"[zero.passes] expected a schedule whose steps begin with 0 and increase, got {steps}")
     for step, names in schedule:
         _require_sound_step(step, names, passes, setting)
+
+
+def _require_form(schedule: Any) -> None:
+    def is_list(value: Any) -> bool:
+        return isinstance(value, Sequence) and not isinstance(value, str)
+
+    def is_pair(value: Any) -> bool:
+        return is_list(value) and len(value) == 2 and type(value[0]) is int and is_list(value[1])
+
+    is_schedule = is_list(schedule) and all(map(is_pair, schedule))
+    if not is_schedule or not all(isinstance(name, str) for _, names in schedule for name in names):
+        raise ValueError(
+            f"[zero.passes] expected a schedule as pairs of a step and the names of its passes, such as "
+            f'[(0, ["reduce"])], got {schedule!r}'
+        )
 
 
 def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pass], setting: Setting) -> None:
@@ -136,6 +164,8 @@ def _require_sound_step(step: int, names: Iterable[str], passes: Mapping[str, Pa
         where = f"[zero.passes] step {step}:"
         if name not in passes:
             raise ValueError(f"{where} there is no pass {name!r}; known are {', '.join(sorted(passes))}")
+        if name in done:
+            raise ValueError(f"{where} {name} is there twice")
         contract = passes[name].contract
         _require_fit(where, name, contract, setting)
         if missing := contract.requires - provided:

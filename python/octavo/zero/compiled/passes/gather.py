@@ -75,10 +75,14 @@ def _gather_together(graph: ZeroGraph, parameters: list[Node]) -> Node:
 def _cast_of(parameter: Node) -> torch.dtype | None:
     """Returns the dtype to which all users of a parameter cast it first, if it has fewer bytes; fewer bytes are then
     sent."""
-    dtypes = {user.meta["val"].dtype for user in users(parameter) if is_cast(user)}
-    is_only_cast = len(dtypes) == 1 and all(is_cast(user) for user in users(parameter))
-    dtype = dtypes.pop() if is_only_cast else None
-    return dtype if dtype is not None and dtype.itemsize < parameter.meta["val"].dtype.itemsize else None
+    value = parameter.meta["val"]
+    casts = [user.meta["val"] for user in users(parameter) if is_cast(user)]
+    dtypes = {cast.dtype for cast in casts}
+    is_only_cast = len(dtypes) == 1 and len(casts) == len(users(parameter))
+    if not is_only_cast or any(cast.stride() != value.stride() for cast in casts):  # also to another memory format
+        return None
+    dtype = dtypes.pop()
+    return dtype if dtype.itemsize < value.dtype.itemsize else None
 
 
 def _whole(parameter: Node, cast: torch.dtype | None) -> torch.Tensor:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs that Dynamo gives to other parameters than those that they were compiled for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+
+class Variants:
+    """Runs a graph that Dynamo has found, by what was compiled of it for the parameters that it is given.
+
+    Dynamo's guards look at the shapes of parameters, and not at which ones they are. Where a break makes it compile
+    layers one by one, it takes the graph of one layer for the next. Gathers and reductions name their parameters, so
+    that each layer needs one of its own. It is compiled when it is first needed.
+
+    - ``places``: of the parameters among the inputs.
+    - ``compile``: is called with a copy of the graph for each further set of parameters.
+    """
+
+    def __init__(self, graph: GraphModule, places: Sequence[int], compile: Callable[[GraphModule], Callable[..., Any]]):
+        self._graph, self._places, self._compile = _copied(graph), places, compile  # backends may change the graph
+        self._of_parameters: dict[tuple[int, ...], Callable[..., Any]] = {}
+
+    def add(self, inputs: Sequence[Any], run: Callable[..., Any]) -> None:
+        """Makes ``run`` what runs for the parameters among these inputs."""
+        self._of_parameters[self._key(inputs)] = run
+
+    def __call__(self, *inputs: Any) -> Any:
+        run = self._of_parameters.get(self._key(inputs))
+        if run is None:
+            run = self._compile(_copied(self._graph))
+            self.add(inputs, run)
+        return run(*inputs)
+
+    def _key(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        return tuple(id(inputs[place]) for place in self._places)
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    """Returns a graph with code of its own, which Dynamo caches by, and without the tensors of the trace."""
+    copied = GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in copied.graph.nodes:
+        node.meta = {}
+    return copied
