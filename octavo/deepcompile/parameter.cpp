@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "octavo/deepcompile/text.h"
@@ -27,17 +29,42 @@ SideStreams& reload_streams() {
 
 }  // namespace
 
+std::int64_t element_count(long id, const std::vector<std::int64_t>& shape) {
+  constexpr std::int64_t kMost =
+      std::numeric_limits<std::int64_t>::max() / static_cast<std::int64_t>(sizeof(c10::complex<double>));
+  if (std::ranges::any_of(shape, [](std::int64_t size) { return size < 0; })) {
+    fail(ErrorCode::invalid_argument, kOfParameter, "expected sizes of at least 0 of parameter ", id, ", got [",
+         join_as_str(shape, ", "), "]");
+  }
+  if (std::ranges::find(shape, 0) != shape.end()) return 0;
+  std::int64_t count = 1;
+  for (const std::int64_t size : shape) {
+    if (size > kMost / count) {
+      fail(ErrorCode::invalid_argument, kOfParameter, "expected at most ", kMost, " elements of parameter ", id,
+           ", whose shape is [", join_as_str(shape, ", "), "]");
+    }
+    count *= size;
+  }
+  return count;
+}
+
+const at::Tensor& require_defined(long id, const at::Tensor& values) {
+  if (values.defined()) return values;
+  fail(ErrorCode::invalid_argument, kOfParameter, "expected a tensor with the values of parameter ", id,
+       ", got an undefined one");
+}
+
 DSParam::DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tensor, at::Tensor grad_buffer,
                  bool partitioned, std::int64_t offset, bool persistent)
     : id_(id),
       shape_(std::move(ds_shape)),
-      dtype_(ds_tensor.scalar_type()),
+      dtype_(require_defined(id, ds_tensor).scalar_type()),
       device_(ds_tensor.device()),
       values_(std::move(ds_tensor)),
       partitioned_(partitioned),
       offset_(offset),
       persistent_(persistent) {
-  const auto whole = static_cast<std::int64_t>(productDim(shape_)), own = values_.values().numel();
+  const std::int64_t whole = element_count(id_, shape_), own = values_.values().numel();
   if (partitioned_ ? own > whole : own != whole) {
     fail(ErrorCode::invalid_argument, kOfParameter, "expected ", partitioned_ ? "at most " : "", whole,
          " elements of parameter ", id_, ", whose shape is [", join_as_str(shape_, ", "), "], got ", own);

@@ -11,6 +11,12 @@
 
 namespace octavo::dc {
 
+/// Returns the elements of parameter `id`, which has this shape. Throws Error invalid_argument for a negative size, and
+/// for so many elements that their bytes cannot be counted.
+OCTAVO_API std::int64_t element_count(long id, const std::vector<std::int64_t>& shape);
+/// Throws Error invalid_argument where the values of parameter `id` are an undefined tensor.
+OCTAVO_API const at::Tensor& require_defined(long id, const at::Tensor& values);
+
 /// A parameter as a rank keeps it under ZeRO: its shard (stage 3) or the whole of it (stages 1 and 2), and the buffer
 /// that its reduced gradient goes to. Its values may be sent to the host and brought back. Not thread-safe.
 ///
@@ -23,7 +29,8 @@ class OCTAVO_API DSParam {
   /// `grad_buffer` may be undefined and be bound later. `offset` is where this rank's part begins in the whole, in
   /// elements (stages 1 and 2). `persistent`: the parameter stays gathered from its first use to the end of the step
   /// (stage 3).
-  /// Throws Error invalid_argument where these contradict each other.
+  /// Throws Error invalid_argument where these contradict each other, and what element_count() and require_defined()
+  /// throw.
   DSParam(long id, std::vector<std::int64_t> ds_shape, at::Tensor ds_tensor, at::Tensor grad_buffer, bool partitioned,
           std::int64_t offset, bool persistent);
 

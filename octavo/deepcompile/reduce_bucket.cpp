@@ -17,10 +17,19 @@ std::int64_t require_size(std::int64_t size) {
   return size;
 }
 
+at::Tensor memory_for(std::int64_t size, at::ScalarType dtype, c10::Device device) {
+  try {
+    return at::empty({require_size(size)}, at::dtype(dtype).device(device));
+  } catch (const c10::Error& refused) {
+    fail(ErrorCode::out_of_memory, kOfBucket, "a bucket of ", size, " elements of ", at::toString(dtype), " on ",
+         device.str(), " cannot be allocated: ", refused.what_without_backtrace());
+  }
+}
+
 }  // namespace
 
 ReduceBucket::ReduceBucket(std::int64_t size, at::ScalarType scalar_type, c10::Device device)
-    : buffer_(at::empty({require_size(size)}, at::dtype(scalar_type).device(device))) {}
+    : buffer_(memory_for(size, scalar_type, device)) {}
 
 void ReduceBucket::reserve(std::int64_t size) {
   if (require_size(size) <= getSize()) return;
@@ -28,7 +37,7 @@ void ReduceBucket::reserve(std::int64_t size) {
     fail(ErrorCode::invalid_argument, kOfBucket, "a bucket with ", offset_, " elements in use cannot grow from ",
          getSize(), " to ", size, ": send it first");
   }
-  buffer_ = at::empty({size}, buffer_.options());
+  buffer_ = memory_for(size, buffer_.scalar_type(), buffer_.device());
 }
 
 at::Tensor ReduceBucket::allocate(std::int64_t numel) {

@@ -33,7 +33,7 @@ class ReduceTask {
 /// Memory for gradients of one dtype, from which slices are cut in turn. Not thread-safe.
 class OCTAVO_API ReduceBucket {
  public:
-  /// `size` is in elements. Memory that is never written costs nothing on the CPU.
+  /// `size` is in elements. Memory that is never written costs nothing on the CPU. Throws Error out_of_memory.
   ReduceBucket(std::int64_t size, at::ScalarType scalar_type, c10::Device device = c10::DeviceType::CPU);
 
   std::int64_t getSize() const { return buffer_.numel(); }
@@ -43,13 +43,13 @@ class OCTAVO_API ReduceBucket {
   at::ScalarType getScalarType() const { return buffer_.scalar_type(); }
 
   /// Makes room for `size` elements in all. Throws Error invalid_argument where that needs new memory while slices of
-  /// the old memory are in use.
+  /// the old memory are in use, Error out_of_memory where there is none.
   void reserve(std::int64_t size);
   /// Cuts off the next `numel` elements. Throws Error invalid_argument where they do not fit.
   at::Tensor allocate(std::int64_t numel);
   /// Whether `numel` more elements would exceed the size, so that the bucket must be sent first. Of an empty bucket
   /// there is nothing to send: reserve() makes room.
-  bool shouldFlush(std::int64_t numel) const { return offset_ + numel > getSize(); }
+  bool shouldFlush(std::int64_t numel) const { return numel > getSize() - offset_; }
   /// Ends the use of the slices.
   void reset() { offset_ = 0; }
 
@@ -77,8 +77,11 @@ class OCTAVO_API DoubleBufferedReduceBucket {
   /// Must be called after the bucket's communication was enqueued on `rs_stream`; copies on `copy_stream` have filled
   /// the bucket. It is then empty again, and the other one fills.
   void swap(at::ScalarType scalar_type, c10::Stream rs_stream, c10::Stream copy_stream);
-  /// Drops all buckets; the work that was enqueued on them goes on.
-  void clear() { pairs_.clear(); }
+  /// Drops all buckets, and the gradients in them; the work that was enqueued on them goes on.
+  void clear() {
+    pairs_.clear();
+    tasks_.clear();
+  }
 
   /// The tasks in the buckets that fill, in the order of their slices.
   std::unordered_map<at::ScalarType, std::vector<ReduceTask>>& tasks() { return tasks_; }

@@ -85,6 +85,10 @@ void DSParamRegistry::registerGatheredParam(long ds_id, at::Tensor ds_tensor) {
   Entry& entry = at(ds_id);
   if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "wait for it before its memory is replaced");
   const auto whole = static_cast<std::int64_t>(productDim(entry.param.getShape()));
+  if (!ds_tensor.defined()) {
+    fail(ErrorCode::invalid_argument, "deepcompile.registry", "expected memory for the whole values of parameter ",
+         ds_id, ", got an undefined tensor");
+  }
   if (ds_tensor.numel() < whole || ds_tensor.device() != entry.param.getDevice()) {
     fail(ErrorCode::invalid_argument, "deepcompile.registry", "expected memory for ", whole, " elements of parameter ",
          ds_id, " on ", entry.param.getDevice().str(), ", got ", ds_tensor.numel(), " on ", ds_tensor.device().str());

@@ -9,9 +9,19 @@
 
 namespace octavo::dc {
 
+namespace {
+
+/// Returns a tensor whose memory has its values: torch conjugates, negates and makes zeros lazily.
+at::Tensor materialized(const at::Tensor& tensor) {
+  return (tensor._is_zerotensor() ? tensor.clone() : tensor).resolve_conj().resolve_neg();
+}
+
+}  // namespace
+
 std::string tensorPtrToString(void* ptr, std::size_t size, c10::ScalarType datatype, std::size_t max_elem,
                               std::size_t max_str_len) {
   const std::size_t shown = std::min(size, max_elem);
+  if (datatype == at::kUInt64) return tensorPtrToString(static_cast<std::uint64_t*>(ptr), shown, max_str_len);
   // converted to double or int64, which a stream writes as numbers, also for characters and all floating formats
   const at::Tensor values = at::from_blob(ptr, {static_cast<std::int64_t>(shown)}, at::dtype(datatype));
   if (at::isComplexType(datatype)) {
@@ -32,7 +42,7 @@ std::string tensorPtrToString(void* ptr, std::size_t size, c10::ScalarType datat
 std::string tensorToString(const at::Tensor& t, std::size_t max_elem, std::size_t max_str_len) {
   if (!t.defined()) return "undefined";
   const auto count = static_cast<std::size_t>(t.numel()), shown = std::min(count, max_elem);
-  const at::Tensor first = t.flatten().narrow(0, 0, static_cast<std::int64_t>(shown)).cpu().contiguous();
+  const at::Tensor first = materialized(t.flatten().narrow(0, 0, static_cast<std::int64_t>(shown))).cpu().contiguous();
   const std::string values = tensorPtrToString(first.data_ptr(), shown, t.scalar_type(), shown, max_str_len);
   return c10::str(at::toString(t.scalar_type()), t.sizes(), " on ", t.device().str(), ": ", values,
                   shown < count ? ",..." : "");

@@ -5,10 +5,14 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tests/cpp/ranks.h"
@@ -101,6 +105,23 @@ TEST(DSParamTest, WhatContradictsItselfIsRefused) {
   EXPECT_NE(
       refusal_of([&] { dc::DSParam(7, {6}, six, at::zeros({6}, at::kLong), false, 0, false); }).find("as at most"),
       std::string::npos);
+}
+
+TEST(DSParamTest, AShapeThatCannotBeCountedIsRefused) {
+  const at::Tensor six = at::zeros({6}), none = at::zeros({0});
+  for (const auto& shape : std::vector<std::vector<std::int64_t>>{{-2, -3}, {-2, 3}, {-1, 0}}) {
+    EXPECT_NE(refusal_of([&] { dc::DSParam(7, shape, six, {}, true, 0, false); }).find("at least 0 of parameter 7"),
+              std::string::npos);
+  }
+  EXPECT_NE(refusal_of([&] { dc::DSParam(7, {1LL << 32, 1LL << 32}, none, {}, true, 0, false); }).find("at most"),
+            std::string::npos);
+  EXPECT_NE(refusal_of([&] { dc::DSParam(7, {6}, {}, {}, false, 0, false); }).find("got an undefined one"),
+            std::string::npos);
+  EXPECT_EQ(dc::DSParam(7, {1LL << 32, 1LL << 32, 0}, none, {}, false, 0, false).getShape().size(), 3U);
+  dc::DSParamRegistry registry;
+  registry.registerParam(7, {0}, none, {}, false, 0, false);
+  EXPECT_NE(refusal_of([&] { registry.registerGatheredParam(7, {}); }).find("got an undefined tensor"),
+            std::string::npos);
 }
 
 // ---- the registry
@@ -200,6 +221,25 @@ TEST(ReduceBucketTest, ItIsFlushedWhereTheNextDoesNotFitAndGrowsWhereItIsEmpty) 
   bucket.reset();
   EXPECT_EQ(bucket.allocate(11).numel(), 11);
   EXPECT_NE(refusal_of([&] { bucket.allocate(-1); }).find("at least 0"), std::string::npos);
+}
+
+TEST(ReduceBucketTest, SizesThatNobodyHasMemoryFor) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  dc::ReduceBucket bucket(10, at::kFloat);
+  bucket.allocate(3);
+  EXPECT_TRUE(bucket.shouldFlush(kMost));
+  bucket.reset();
+  for (const auto& body : {std::function<void()>([&] { bucket.reserve(1LL << 60); }),
+                           std::function<void()>([] { dc::ReduceBucket(1LL << 60, at::kFloat); })}) {
+    try {
+      body();
+      ADD_FAILURE() << "expected an error";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+      EXPECT_NE(std::string(error.what()).find("a bucket of 1152921504606846976 elements"), std::string::npos);
+    }
+  }
+  EXPECT_EQ(bucket.getSize(), 10);
 }
 
 TEST(ReduceBucketTest, TwoBucketsOfADtypeFillInTurn) {
@@ -314,6 +354,15 @@ TEST(DeepCompileTextTest, UtilitiesSayWhatTheyHold) {
   EXPECT_EQ(dc::productDim(tensor.sizes()), 30U);
   EXPECT_EQ(dc::productDim(std::vector<int>{}), 1U);
   EXPECT_EQ(dc::sizes_to_int_vector(tensor.sizes()), (std::vector<std::int64_t>{6, 5}));
+}
+
+TEST(DeepCompileTextTest, ValuesThatTorchMakesLazilyAndTheLargestInteger) {
+  std::uint64_t largest = std::numeric_limits<std::uint64_t>::max();
+  EXPECT_EQ(dc::tensorPtrToString(static_cast<void*>(&largest), 1, at::kUInt64), "18446744073709551615");
+  EXPECT_EQ(dc::tensorToString(at::from_blob(&largest, {1}, at::kUInt64)), "UInt64[1] on cpu: 18446744073709551615");
+  EXPECT_EQ(dc::tensorToString(at::complex(at::ones({1}), at::ones({1})).conj()), "ComplexFloat[1] on cpu: (1,-1)");
+  EXPECT_EQ(dc::tensorToString(at::_neg_view(at::ones({2}))), "Float[2] on cpu: -1,-1");
+  EXPECT_EQ(dc::tensorToString(at::_efficientzerotensor({2}, at::kFloat)), "Float[2] on cpu: 0,0");
 }
 
 TEST(DeepCompileTextTest, DtypesHaveNcclsNumbers) {
