@@ -35,6 +35,7 @@ bool& sync_after_allgather = default_engine().flags->sync_after_allgather;
 bool& offload_activation_pin_memory = default_engine().flags->offload_activation_pin_memory;
 
 void init(c10::intrusive_ptr<c10d::ProcessGroup> group, EngineOptions config, std::int64_t bucket_size) {
+  if (!group) fail(ErrorCode::invalid_argument, "deepcompile.init", "expected a process group, got none");
   const std::vector<c10::Device> devices = group->getDeviceTypes();
   if (std::ranges::find(devices, c10::Device(c10::kCPU)) == devices.end()) {
     fail(ErrorCode::unsupported, "deepcompile.init",

@@ -24,6 +24,10 @@ c10::Stream stream_beside(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
+std::string name_of(long ds_id, const ParamOptions& options) {
+  return options.name.empty() ? "parameter " + std::to_string(ds_id) : options.name;
+}
+
 }  // namespace
 
 Engine::Engine() = default;
@@ -41,6 +45,10 @@ void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_p
   if (bucket_size <= 0) {
     fail(ErrorCode::invalid_argument, kOfEngine, "expected a bucket of at least 1 element, got ", bucket_size);
   }
+  if (!group || !backend) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected a process group and its backend for memory of the CPU, got ",
+         group ? "no backend" : "no process group");
+  }
   process_group = std::move(group);
   backend_ = std::move(backend);
   bucket_size_ = bucket_size;
@@ -49,11 +57,10 @@ void Engine::init(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::intrusive_p
 }
 
 void Engine::reset() {
+  give_up_pass();
   if (gather_) gather_->wait_all();
   executors.clear();
   offloads_.clear();
-  if (fresh_) fresh_->clear();
-  if (reduce_buckets) reduce_buckets->clear();
 }
 
 void Engine::cleanup() {
@@ -71,6 +78,8 @@ void Engine::cleanup() {
   rs_stream_.reset();
   copy_stream_.reset();
   begins_step_ = true;
+  is_in_pass_ = has_sent_before_ = ignores_gradients_ = false;
+  open_graphs_.clear();
   handed_over_.clear();
   symm_mem.reset();
   use_symm_mem = false;
@@ -94,22 +103,29 @@ Range Engine::owned(std::uint64_t count) const {
   return owned_range(count, backend().getRank(), backend().getSize(), Ownership::shares());
 }
 
-void Engine::require_registering(long ds_id) const {
-  if (!sum_) return;
-  fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " comes after the first graph: register all ",
-       "parameters, then graphs");
+void Engine::require_registering(long ds_id, const ParamOptions& options) const {
+  if (sum_) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " comes after the first graph: register all ",
+         "parameters, then graphs");
+  }
+  const std::string name = name_of(ds_id, options);
+  const auto same = std::ranges::find(params_, name, &SummedParam::name);
+  if (same == params_.end() || same->id == ds_id) return;
+  fail(ErrorCode::invalid_argument, kOfEngine, "parameters ", same->id, " and ", ds_id, " have the same name, ", name,
+       ", by which their states are saved: give each its own");
 }
 
 void Engine::add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options) {
-  if (options.name.empty()) options.name = "parameter " + std::to_string(ds_id);
-  param_registry->setName(ds_id, options.name);
-  params_.push_back({ds_id, std::move(options.name), shape, options.exempt});
+  std::string name = name_of(ds_id, options);
+  param_registry->setName(ds_id, name);
+  params_.push_back({ds_id, std::move(name), shape, options.exempt});
 }
 
 void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                             at::Tensor grad_buffer, std::int64_t offset, ParamOptions options) {
-  require_registering(ds_id);
-  const Range own = owned(productDim(ds_shape));
+  require_registering(ds_id, options);
+  require_defined(ds_id, ds_tensor);
+  const Range own = owned(static_cast<std::uint64_t>(element_count(ds_id, ds_shape)));
   const auto first = static_cast<std::int64_t>(own.first);
   if (own.count > 0 && offset != first) {
     fail(ErrorCode::invalid_argument, kOfEngine, "expected offset ", first, " of parameter ", ds_id,
@@ -134,8 +150,10 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
 
 void Engine::register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_shape, at::Tensor ds_tensor,
                                at::Tensor grad_buffer, bool persistent, ParamOptions options) {
-  require_registering(ds_id);
-  const auto count = static_cast<std::int64_t>(owned(productDim(ds_shape)).count);
+  require_registering(ds_id, options);
+  require_defined(ds_id, ds_tensor);
+  const Range own = owned(static_cast<std::uint64_t>(element_count(ds_id, ds_shape)));
+  const auto count = static_cast<std::int64_t>(own.count);
   if (ds_tensor.numel() < count) {
     fail(ErrorCode::invalid_argument, kOfEngine, "expected a shard of parameter ", ds_id, " with ", count,
          " elements, which rank ", backend_->getRank(), " of ", backend_->getSize(), " owns of [",
@@ -162,22 +180,32 @@ std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& 
   return std::make_unique<Wire>(backend, options_.deadline, longest_message());
 }
 
-/// Makes what graphs share, on the device of the parameters.
+void Engine::require_params(long graph_id, const std::vector<long>& ds_ids) const {
+  if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
+  for (const long id : ds_ids) {
+    param_registry->getParam(id);  // throws for an unknown one
+    if (std::ranges::find(params_, id, &SummedParam::id) != params_.end()) continue;
+    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is in the ",
+         "registry alone: register it by the engine's register_param() or register_z3_param()");
+  }
+}
+
+/// Makes what graphs share, on the device of the parameters. Where it throws nothing has changed.
 void Engine::make_shared_parts() {
   if (sum_) return;
-  if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
   const c10::Device device = param_registry->getParam(params_.front().id).getDevice();
   const std::optional<bool> wanted = use_symm_mem ? true : options_.symmetric_memory;
-  auto& of_gradients = options_.gradient_backend;
+  auto of_gradients = options_.gradient_backend;
   if (of_gradients) {
     of_gradients = reach_by_shared_memory(of_gradients, wanted, options_.deadline).backend;
   }
   auto reached = reach_by_shared_memory(backend_, wanted, options_.deadline);
+  auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : reached.backend), options_.plan,
+                                           params_, options_.paging);
+  options_.gradient_backend = std::move(of_gradients);
   backend_ = std::move(reached.backend);
   why_no_symmetric_memory_ = std::move(reached.why_not);
   use_symm_mem = why_no_symmetric_memory_.empty();
-  auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : backend_), options_.plan, params_,
-                                           options_.paging);
   gather_ = std::make_shared<ParamGather>(new_wire(backend_), param_registry, options_.gather_codec, flags);
   fresh_ = std::make_shared<FreshGather>(gather_, param_registry);
   reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
@@ -195,12 +223,13 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, cons
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is another engine's: number graphs by ",
          "new_graph_id() of the engine that registers them");
   }
-  make_shared_parts();
-  if (executors.empty()) divides_first_ = flags->pre_div_reduce;
-  if (divides_first_ != flags->pre_div_reduce) {
+  require_params(graph_id, ds_ids);
+  if (!executors.empty() && divides_first_ != flags->pre_div_reduce) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
          "shares its buckets with ", executors.size(), " other graphs: set it before the first one");
   }
+  make_shared_parts();  // `more` refers to some of them
+  if (executors.empty()) divides_first_ = flags->pre_div_reduce;
   executors.emplace(graph_id, std::make_shared<Executor>(process_group, param_registry, reduce_buckets, ds_ids,
                                                          *rs_stream_, *copy_stream_, sum_, more..., flags));
 }
@@ -214,7 +243,6 @@ void Engine::register_graph_z2(long graph_id, const std::vector<long>& ds_ids) {
 }
 
 void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
-  make_shared_parts();
   register_graph<Z3CustomOpExecutor>(graph_id, ds_ids, gather_, fresh_);
 }
 
@@ -227,6 +255,10 @@ void Engine::order_gradients(long graph_id, const std::vector<long>& expected, b
 }
 
 void Engine::unregister_graph(long graph_id) {
+  if (open_graphs_.contains(graph_id)) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has gradients in a backward pass: call ",
+         "end_backward() for it, or give_up_pass(), before it is forgotten");
+  }
   executors.erase(graph_id);
   offloads_.erase(graph_id);
 }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -48,7 +49,7 @@ struct EngineOptions {
 
 /// What a parameter is registered with beside its tensors.
 struct ParamOptions {
-  std::string name = {};  // the name in rules of the plan and in saved residuals; empty: "parameter ID"
+  std::string name = {};  // the name in rules of the plan and in saved residuals, of no other; empty: "parameter ID"
   bool exempt = false;    // its gradients are sent in float32 whatever the plan says
   /// For stages 1 and 2 with a codec that leaves something out: what this rank owns, in memory of its own. Only this
   /// memory is changed. Undefined: what it owns is changed in its place in the whole.
@@ -73,11 +74,13 @@ class OCTAVO_API Engine {
   Engine& operator=(const Engine&) = delete;
 
   /// `backend` is the process group's for memory that the host reads. `bucket_size` is the number of elements of the
-  /// gradients that are reduced together. Throws Error invalid_argument where the engine has a model already.
+  /// gradients that are reduced together. Throws Error invalid_argument where the engine has a model already, and where
+  /// there is no process group or no backend.
   void init(c10::intrusive_ptr<c10d::ProcessGroup> process_group, c10::intrusive_ptr<c10d::Backend> backend,
             std::int64_t bucket_size, EngineOptions options = {});
-  /// Forgets all graphs, so that they can be registered anew, for example for other passes over them. Waits first for
-  /// what they gather. Parameters and what plans remember stay. Must be called on all ranks, between steps.
+  /// Forgets all graphs, so that they can be registered anew, for example for other passes over them. Gives up a pass
+  /// that is under way, and waits for what graphs gather. Parameters and what plans remember stay. Must be called on
+  /// all ranks, between steps.
   void reset();
   /// Forgets the model. The engine may then be given another one.
   void cleanup();
@@ -107,7 +110,8 @@ class OCTAVO_API Engine {
   /// end of a pass. `learns`: from the first pass on ranks find out for themselves, as GradientOrder does. Must be
   /// called on all ranks, between steps.
   void order_gradients(long graph_id, const std::vector<long>& expected, bool learns);
-  /// Forgets a graph. Does nothing for one that is not registered.
+  /// Forgets a graph. Does nothing for one that is not registered. Throws Error invalid_argument for one that has
+  /// gradients in a pass that is under way.
   void unregister_graph(long graph_id);
   /// Sets where the reduced gradient of a parameter goes from now on, as in register_param(); undefined: it has no
   /// place.
@@ -115,9 +119,13 @@ class OCTAVO_API Engine {
 
   // ---- a step
 
+  // A backward pass is begun by start_backward(). It is ended where end_backward() was called for all graphs that have
+  // taken gradients, or given up.
+
   void start_forward();
   void end_forward();
-  /// Must be called before the backward pass of all graphs. `update`: parameters change after the pass.
+  /// Must be called before the backward pass of all graphs. `update`: parameters change after the pass. Throws Error
+  /// invalid_argument where a graph has gradients of a pass before, which was neither ended nor given up.
   void start_backward(bool update);
   at::Tensor reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id);
   /// Reduces a gradient as CustomOpExecutor::takeGrad() does.
@@ -128,16 +136,19 @@ class OCTAVO_API Engine {
   /// `n_grads` gradients of the graph: a compiler may drop an operator without a word.
   void finish_backward(long graph_id, std::int64_t n_grads);
   /// Must be called after the backward pass of a graph: what the graph has reduced is then in the gradient buffers.
-  /// `release_reduce_buckets` is for the last graph of a pass: the buckets' memory is given up until the next pass.
-  /// Throws Error invalid_argument where wait_params() was not called after each allgather_params_fused() of the graph:
-  /// gradients may then be wrong.
+  /// `release_reduce_buckets` is for the last graph of a pass: the buckets' memory is given up until the next pass,
+  /// unless another graph's gradients wait there. Throws Error invalid_argument where wait_params() was not called
+  /// after each allgather_params_fused() of the graph: gradients may then be wrong.
   void end_backward(long graph_id, bool release_reduce_buckets = false);
-  /// Must be called after an error in a pass. Forgets what its graphs have not waited for, so that the next pass does
-  /// not fail for it.
+  /// Must be called after an error in a forward or backward pass. Forgets what its graphs have gathered and not waited
+  /// for, and their gradients, also those that are under way. Waits for no other rank: one that does not give up the
+  /// same pass finds out by the deadline. A backward pass that has not ended has perhaps added a part of its gradients
+  /// to what earlier passes have added up. It therefore takes them with it, as drop_gradients() does, which otherwise
+  /// stay.
   void give_up_pass();
   /// Drops what the backward passes of this step have added up: the next pass begins a step. What is remembered of
-  /// gradients is again what it was before; where several passes have sent, it is dropped. Must be called on all ranks,
-  /// between passes.
+  /// gradients is again what it was before; where several passes have sent, it is dropped. A pass that has not ended is
+  /// given up. Must be called on all ranks.
   void drop_gradients();
   /// Sets whether reduce_grads() and finish_backward() ignore gradients. Between passes a compiled graph may be
   /// differentiated for something else, and then computes gradients of its parameters, too.
@@ -150,6 +161,7 @@ class OCTAVO_API Engine {
   /// `dtypes` has the dtype of the whole values of each parameter; empty: the parameters' own dtypes.
   void prefetch_params_fused(long graph_id, const std::vector<long>& ds_ids,
                              const std::vector<at::ScalarType>& dtypes = {});
+  /// `v` is what allgather_param() has returned.
   at::Tensor wait_allgather(at::Tensor v, long graph_id, long ds_id);
   void release_param(long graph_id, long ds_id, long n_users);
   /// The two halves of a gather for a compiled graph, which owns the memory that it gets (FreshGather).
@@ -214,7 +226,7 @@ class OCTAVO_API Engine {
   void lazy_init_symm_memory();
 
   /// Empties the tensors that are larger than Flags::free_activation_threshold; their memory is freed where nobody else
-  /// holds it.
+  /// holds it. Throws Error invalid_argument where one is undefined; none is emptied then.
   void free_tensors(const std::vector<at::Tensor>& tensors) const;
 
   /// Returns the ids of the parameters whose gradient buffers hold a sum of the step that ends with the last
@@ -226,7 +238,8 @@ class OCTAVO_API Engine {
   /// invalid_argument before the first graph.
   Compressor& compressor() const;
 
-  // What executors work with, by DeepSpeed's names. Buckets are there from the first graph on.
+  // What executors work with, by DeepSpeed's names. Buckets are there from the first registered graph on. A program may
+  // put executors of its own beside them, with parameters of param_registry and buckets that it has made.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   std::shared_ptr<DSParamRegistry> param_registry = std::make_shared<DSParamRegistry>();
   std::shared_ptr<DoubleBufferedReduceBucket> reduce_buckets;
@@ -239,12 +252,15 @@ class OCTAVO_API Engine {
 
  private:
   const c10d::Backend& backend() const;
-  void require_registering(long ds_id) const;
+  void require_registering(long ds_id, const ParamOptions& options) const;
   void add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options);
+  void require_params(long graph_id, const std::vector<long>& ds_ids) const;
   void make_shared_parts();
   template <class Executor, class... More>
   void register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more);
   void end_reductions(long graph_id);
+  void note_gradient(long graph_id);
+  void forget_sums();
   CustomOpExecutor& executor(long graph_id) const;
   Z3CustomOpExecutor& z3_executor(long graph_id) const;
   TensorOffload& offload_of(long graph_id);
@@ -264,6 +280,8 @@ class OCTAVO_API Engine {
   HostedStates states_;
   std::unordered_map<long, std::int64_t> handed_over_;  // by graph: gradients since its last backward pass
   std::optional<c10::Stream> rs_stream_, copy_stream_;
+  std::set<long> open_graphs_;  // have taken gradients, and their backward pass was not ended
+  bool is_in_pass_ = false;
   bool begins_step_ = true;
   bool has_sent_before_ = false;  // an earlier pass of this step has sent gradients
   bool ignores_gradients_ = false;

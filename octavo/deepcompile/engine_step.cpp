@@ -2,6 +2,7 @@
 // What an engine does in a step; engine.cpp has what comes before.
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "octavo/deepcompile/engine.h"
@@ -28,20 +29,38 @@ void Engine::end_forward() {
 }
 
 void Engine::start_backward(bool update) {
-  if (!sum_) fail(ErrorCode::invalid_argument, kOfStep, "a backward pass needs a graph: register one first");
+  if (executors.empty()) {
+    fail(ErrorCode::invalid_argument, kOfStep, "a backward pass needs a graph: register one first");
+  }
+  if (!open_graphs_.empty()) {
+    fail(ErrorCode::invalid_argument, kOfStep, "the backward pass before was not ended, and graphs [",
+         join_as_str(open_graphs_, ", ", 100), "] have gradients of it: call end_backward() for each of them, or ",
+         "give_up_pass() of the engine after an error");
+  }
+  is_in_pass_ = true;
   if (std::exchange(begins_step_, update)) param_registry->accumulation().reduced.clear();
   has_sent_before_ = !param_registry->accumulation().reduced.empty();
-  sum_->begin_pass();
+  if (sum_) sum_->begin_pass();
   for (auto& [id, executor] : executors) executor->startBackward(update);
 }
 
 at::Tensor Engine::reduce_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
   if (flags->profile && grad_tensor.defined()) return at::empty({0}, grad_tensor.options());
-  return executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
+  const bool is_there = grad_tensor.defined();
+  at::Tensor left = executor(graph_id).reduceGrad(std::move(grad_tensor), ds_id);
+  if (is_there) note_gradient(graph_id);
+  return left;
 }
 
 void Engine::take_grad(at::Tensor grad_tensor, long graph_id, long ds_id) {
+  const bool is_there = grad_tensor.defined();
   executor(graph_id).takeGrad(std::move(grad_tensor), ds_id);
+  if (is_there) note_gradient(graph_id);
+}
+
+void Engine::note_gradient(long graph_id) {
+  is_in_pass_ = true;
+  open_graphs_.insert(graph_id);
 }
 
 void Engine::reduce_grads(at::TensorList grads, long graph_id, const std::vector<long>& ds_ids) {
@@ -62,31 +81,46 @@ void Engine::finish_backward(long graph_id, std::int64_t n_grads) {
     fail(ErrorCode::invalid_argument, kOfStep, "expected ", n_grads, " gradients of graph ", graph_id, ", got ", got,
          ": the compiler has left out an operator, and parameters were not trained");
   }
-  fresh_->require_waited(executor(graph_id).getParamIds());
+  if (fresh_) fresh_->require_waited(executor(graph_id).getParamIds());
 }
 
 void Engine::end_backward(long graph_id, bool release_reduce_buckets) {
   end_reductions(graph_id);
-  if (release_reduce_buckets) reduce_buckets->clear();
-  fresh_->require_waited(executor(graph_id).getParamIds());
+  if (release_reduce_buckets && reduce_buckets && reduce_buckets->tasks().empty()) reduce_buckets->clear();
+  if (fresh_) fresh_->require_waited(executor(graph_id).getParamIds());
 }
 
 void Engine::end_reductions(long graph_id) {
-  if (!ignores_gradients_) executor(graph_id).endBackward();
+  if (!ignores_gradients_) {
+    executor(graph_id).endBackward();
+    open_graphs_.erase(graph_id);
+    is_in_pass_ = !open_graphs_.empty();
+  }
   offload_of(graph_id).clear_reloaded();
 }
 
 void Engine::give_up_pass() {
   if (fresh_) fresh_->clear();
+  for (auto& [id, executor] : executors) executor->giveUpPass();
+  if (reduce_buckets) reduce_buckets->clear();  // also of graphs that are gone
+  open_graphs_.clear();
+  handed_over_.clear();
+  if (!std::exchange(is_in_pass_, false)) return;
+  if (sum_) sum_->give_up_pass();
+  forget_sums();
 }
 
 void Engine::drop_gradients() {
+  if (is_in_pass_) return give_up_pass();
+  if (sum_) sum_->compressor().drop_step();
+  forget_sums();
+}
+
+void Engine::forget_sums() {
   param_registry->accumulation() = {};
   begins_step_ = true;
-  if (!sum_) return;
-  sum_->compressor().drop_step();
   // an earlier pass may have left out what the last one has sent in part
-  if (std::exchange(has_sent_before_, false)) sum_->compressor().drop_residuals();
+  if (std::exchange(has_sent_before_, false) && sum_) sum_->compressor().drop_residuals();
 }
 
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }
@@ -210,6 +244,9 @@ void Engine::restore() {
 /// Records the use of the memory: the current stream may have work left with memory that another stream has made.
 void Engine::free_tensors(const std::vector<at::Tensor>& tensors) const {
   if (flags->profile) return;
+  if (!std::ranges::all_of(tensors, &at::Tensor::defined)) {
+    fail(ErrorCode::invalid_argument, kOfStep, "expected tensors to free, got an undefined one");
+  }
   for (const at::Tensor& tensor : tensors) {
     if (static_cast<std::int64_t>(tensor.nbytes()) <= flags->free_activation_threshold) continue;
     const c10::Device device = tensor.device();

@@ -110,6 +110,12 @@ void CustomOpExecutor::endBackward() {
   reduced->block(current_stream_of(rs_stream_.device()));
 }
 
+/// Copies from gradients whose memory is freed here may still be under way.
+void CustomOpExecutor::giveUpPass() {
+  blockOnCopies();
+  reduce_buckets_->clear();
+}
+
 void CustomOpExecutor::flushAllReduceBuckets() {
   std::vector<at::ScalarType> dtypes;  // a copy: flushReduceBucket() erases them
   for (const auto& [dtype, tasks] : reduce_tasks_) dtypes.push_back(dtype);

@@ -48,6 +48,8 @@ class OCTAVO_API CustomOpExecutor {
   virtual void startBackward(bool update) { param_updated_ = update; }
   /// Reduces what is in the buckets. What the current streams get from now on waits for it.
   virtual void endBackward();
+  /// Forgets what a pass that was broken off has left: the gradients in the buckets are dropped. Sends nothing.
+  virtual void giveUpPass();
   /// Takes the gradient of a parameter of this graph. It must have as many elements as the parameter, any floating
   /// dtype, and be on the parameter's device. Returns an empty tensor. Throws Error invalid_argument for another
   /// gradient, Error unsupported for a sparse one; nothing is in the bucket then.

@@ -18,7 +18,8 @@ namespace octavo::dc {
 /// The beginning of a message. Two bits for each parameter follow: whether the rank had a gradient, and whether it has
 /// one left.
 struct GradientOrder::Header {
-  std::int64_t graph_id, parameters;
+  std::int64_t graph_id, pass, parameters;
+  bool operator==(const Header&) const = default;
 };
 
 namespace {
@@ -40,6 +41,12 @@ GradientOrder::GradientOrder(std::unique_ptr<Wire> wire, long graph_id, std::vec
 }
 
 void GradientOrder::begin_pass() {
+  give_up_pass();
+  ++passes_;
+}
+
+void GradientOrder::give_up_pass() {
+  transfer_.reset();
   next_ = 0;
   waiting_.clear();
   arrivals_.clear();
@@ -77,12 +84,16 @@ GradientOrder::Turns GradientOrder::rest() {
 
 std::uint64_t GradientOrder::message_bytes() const { return sizeof(Header) + (2 * ids_.size() + 7) / 8; }
 
+GradientOrder::Header GradientOrder::own_header() const {
+  return {graph_id_, passes_, static_cast<std::int64_t>(ids_.size())};
+}
+
 void GradientOrder::tell() {
   const auto world = static_cast<std::size_t>(wire_->world_size());
   const std::uint64_t bytes = message_bytes();
   auto* const message = wire_->reserve_to_send(sent_, bytes, at::kCPU);
   std::memset(message, 0, bytes);
-  const Header header{graph_id_, static_cast<std::int64_t>(ids_.size())};
+  const Header header = own_header();
   std::memcpy(message, &header, sizeof header);
   for (std::size_t i = 0; i < ids_.size(); ++i) {
     if (has_[i]) set_bit(message + sizeof header, 2 * i);
@@ -112,7 +123,7 @@ GradientOrder::Heard GradientOrder::read_messages() const {
     const std::uint8_t* const message = is_own ? sent_.const_data_ptr<std::uint8_t>() : transfer_->from(rank);
     Header header;
     std::memcpy(&header, message, sizeof header);
-    if (header.graph_id != graph_id_ || header.parameters != static_cast<std::int64_t>(ids_.size())) {
+    if (header != own_header()) {
       fail(ErrorCode::communication, "deepcompile.gradient_order", "rank ", wire_->rank(),
            " ends the backward pass of ", "graph ", graph_id_, ", of ", ids_.size(), " parameters, and rank ", rank,
            " does something else: let all ",

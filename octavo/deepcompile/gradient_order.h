@@ -37,8 +37,9 @@ class OCTAVO_API GradientOrder {
   /// replace it. All are the same on all ranks.
   GradientOrder(std::unique_ptr<Wire> wire, long graph_id, std::vector<long> ids, std::vector<long> first, bool learns);
 
-  /// Begins a pass. Forgets what a pass that was broken off has left.
   void begin_pass();
+  /// Forgets what a pass that was broken off has left. Sends nothing.
+  void give_up_pass();
   /// Takes a gradient, whose memory is this object's from now on. Returns the gradients whose turn it is now.
   Turns take(at::Tensor gradient, long id);
 
@@ -49,7 +50,7 @@ class OCTAVO_API GradientOrder {
   /// Tells the others what this rank has.
   void tell();
   /// Returns what any rank has beside the expected gradients. Throws Error communication where a rank is at the end of
-  /// another graph.
+  /// another graph or pass.
   Turns hear();
   /// The parameters for which no rank had a gradient in this pass, although one was sent: zeros on all ranks.
   const std::vector<long>& absent() const { return absent_; }
@@ -64,6 +65,7 @@ class OCTAVO_API GradientOrder {
 
   Turns due();
   Turn turn_of(long id);
+  Header own_header() const;
   std::uint64_t message_bytes() const;
   Heard read_messages() const;
   void learn(const Heard& heard);
@@ -75,6 +77,8 @@ class OCTAVO_API GradientOrder {
   bool learns_, has_learned_ = false;
   std::unordered_map<long, std::size_t> indices_;
   std::unordered_set<long> unsteady_;  // parameters of a learned order that some rank has lacked
+
+  std::int64_t passes_ = 0;  // begun so far
 
   // The state of the pass:
   std::size_t next_ = 0;  // place in the order

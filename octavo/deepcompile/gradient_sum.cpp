@@ -51,6 +51,14 @@ void GradientSum::begin_pass() {
   in_step_.clear();
 }
 
+/// A transfer that nobody waits for still reaches the other ranks, and its memory is its own.
+void GradientSum::give_up_pass() {
+  job_.reset();
+  sent_.clear();
+  in_step_.clear();
+  compressor_->abandon_step();
+}
+
 void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) {
   std::vector<Slot> slots;
   bool comes_again = false;

@@ -40,6 +40,9 @@ class OCTAVO_API GradientSum {
 
   /// Begins a backward pass, which is one step for what the plan remembers.
   void begin_pass();
+  /// Forgets a pass that was broken off, also what is under way, which nobody waits for. What the plan remembers is
+  /// again what it was before the pass.
+  void give_up_pass();
   /// Whether gradients may lie apart from their bucket (Compressor::takes_apart).
   bool takes_apart(at::ScalarType dtype) const { return compressor_->takes_apart(dtype); }
   /// Starts to send the gradients of `tasks`. They are slices of `bucket` or lie apart from it, and must stay until

@@ -8,9 +8,16 @@
 #include <utility>
 
 #include "octavo/deepcompile/host_copy.h"
+#include "octavo/deepcompile/text.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
+
+namespace {
+
+constexpr const char* kOfZero = "deepcompile.zero_executors";
+
+}  // namespace
 
 ReducingExecutor::ReducingExecutor(c10::intrusive_ptr<c10d::ProcessGroup> process_group,
                                    std::shared_ptr<DSParamRegistry> param_registry,
@@ -44,6 +51,12 @@ void ReducingExecutor::startBackward(bool update) {
   CustomOpExecutor::startBackward(update);
   first_of_step_.clear();
   if (order_) order_->begin_pass();
+}
+
+void ReducingExecutor::giveUpPass() {
+  CustomOpExecutor::giveUpPass();
+  first_of_step_.clear();
+  if (order_) order_->give_up_pass();
 }
 
 void ReducingExecutor::endBackward() {
@@ -125,8 +138,8 @@ void ReducingExecutor::deliver(const ReduceTask& task) {
 at::Tensor ReducingExecutor::buffer_of(long ds_id, std::int64_t count) const {
   const at::Tensor buffer = param_registry_->getParam(ds_id).getGradBuffer();
   if (buffer.defined() && buffer.numel() >= count) return buffer.flatten().narrow(0, 0, count);
-  fail(ErrorCode::invalid_argument, "deepcompile.zero_executors", "expected the gradient buffer of parameter ", ds_id,
-       " with ", count, " elements, which rank ", process_group_->getRank(), " owns of it, got ",
+  fail(ErrorCode::invalid_argument, kOfZero, "expected the gradient buffer of parameter ", ds_id, " with ", count,
+       " elements, which rank ", process_group_->getRank(), " owns of it, got ",
        buffer.defined() ? std::to_string(buffer.numel()) : "none", ": bind it before the backward pass");
 }
 
@@ -188,6 +201,11 @@ void Z3CustomOpExecutor::endBackward() {
   }
 }
 
+void Z3CustomOpExecutor::giveUpPass() {
+  ReducingExecutor::giveUpPass();
+  uses_.clear();
+}
+
 void Z3CustomOpExecutor::requireParams(const std::vector<long>& ds_ids) const {
   for (const long id : ds_ids) requireParam(id);
 }
@@ -220,13 +238,28 @@ void Z3CustomOpExecutor::waitParams(at::TensorList gathered, const std::vector<l
 
 at::Tensor Z3CustomOpExecutor::waitAllgather(const at::Tensor& v, long ds_id) {
   requireParam(ds_id);
-  param_registry_->getGatheredParam(ds_id);  // throws where there was no gather
+  const at::Tensor& whole = param_registry_->getGatheredParam(ds_id);  // throws where there was no gather
+  const std::vector<std::int64_t> shape = param_registry_->getParam(ds_id).getShape();
+  const bool is_whole = v.defined() && v.sizes() == at::IntArrayRef(shape);
+  // is_alias_of() would look at memory that a collective writes
+  const bool is_its_memory = is_whole && v.has_storage() && v.scalar_type() == whole.scalar_type() &&
+                             v.storage().unsafeGetStorageImpl() == whole.storage().unsafeGetStorageImpl();
+  const bool is_cast = is_whole && v.scalar_type() != whole.scalar_type() && v.device() == whole.device() &&
+                       at::isFloatingType(v.scalar_type());
+  if (!is_its_memory && !is_cast) {
+    fail(ErrorCode::invalid_argument, kOfZero, "expected what allgather_param() has returned for parameter ", ds_id,
+         ", in the shape [", join_as_str(shape, ", "), "], got ",
+         v.defined() ? tensorDimToString(v) + (is_whole ? " in other memory" : "") : "an undefined tensor");
+  }
   gather_->wait(ds_id);
-  return v;
+  return is_its_memory ? v : param_registry_->getGatheredParam(ds_id).view(shape).to(v.scalar_type());
 }
 
 void Z3CustomOpExecutor::releaseParam(long ds_id, long n_users) {
   requireParam(ds_id);
+  if (n_users < 1) {
+    fail(ErrorCode::invalid_argument, kOfZero, "expected at least 1 user of parameter ", ds_id, ", got ", n_users);
+  }
   param_registry_->requireGathered(ds_id);
   if (++uses_[ds_id] < n_users) return;
   if (!param_registry_->getParam(ds_id).isPersistent()) param_registry_->unregisterGatheredParam(ds_id);

@@ -41,6 +41,7 @@ class OCTAVO_API ReducingExecutor : public CustomOpExecutor {
 
   void startBackward(bool update) override;
   void endBackward() override;
+  void giveUpPass() override;
   void takeGrad(at::Tensor grad_tensor, long ds_id) override;
 
  protected:
@@ -92,6 +93,7 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
                      std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
 
   void endBackward() override;
+  void giveUpPass() override;
 
   /// Starts to gather a parameter, unless its whole values are valid or on their way. Returns their memory, which must
   /// not be used before waitAllgather(). `dtype` is that of the memory; not given: the parameter's.
@@ -99,10 +101,11 @@ class OCTAVO_API Z3CustomOpExecutor final : public ReducingExecutor {
   /// Starts to gather several parameters at once, in one transfer. `dtypes` has one for each, or none.
   void prefetchParamsFused(const std::vector<long>& ds_ids, const std::vector<at::ScalarType>& dtypes = {});
   /// Waits for the parameter's whole values and returns them, in the dtype of `v`, which allgatherParam() has returned.
+  /// Throws Error invalid_argument for a `v` that it has not.
   at::Tensor waitAllgather(const at::Tensor& v, long ds_id);
   /// Must be called after each of the parameter's `n_users` uses in the graph. After the last one the memory is given
-  /// up, unless the parameter is persistent. Throws Error invalid_argument where the parameter was not waited for, and
-  /// where one that is not persistent is used more often.
+  /// up, unless the parameter is persistent. Throws Error invalid_argument where the parameter was not waited for,
+  /// where one that is not persistent is used more often, and for less than one user.
   void releaseParam(long ds_id, long n_users);
 
   /// Starts one transfer, and returns memory for the whole values that is the caller's alone (FreshGather).

@@ -141,9 +141,9 @@ TEST(DeepSpeedDefects, AShardThatChangesMakesPersistentValuesStale) {
     EXPECT_TRUE(at::equal(own.gathered(0), own.whole(0, 2)));
 
     own.engine.invalidate_gathered_params();
-    own.engine.allgather_param(kGraphOfAll, 0);
+    const at::Tensor again = own.engine.allgather_param(kGraphOfAll, 0);
     own.engine.invalidate_gathered_params();
-    own.engine.wait_allgather({}, kGraphOfAll, 0);
+    own.engine.wait_allgather(again, kGraphOfAll, 0);
     EXPECT_FALSE(own.engine.param_registry->isValid(0));
   });
 }

@@ -161,6 +161,38 @@ TEST(EngineTest, ValuesThatAreLoadedTakeThePlaceOfPersistentOnes) {
   });
 }
 
+TEST(EngineTest, ARefusedGraphOrParameterChangesNothing) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    dc::EngineOptions options;
+    options.plan = Plan::parse("dense;none=int4");  // a rule that fits no parameter
+    dc::Engine engine(c10::make_intrusive<c10d::ProcessGroup>(rank, 2), backend, 100, options);
+    const auto add = [&](long id, std::vector<std::int64_t> shape, at::Tensor shard, const char* name) {
+      engine.register_z3_param(id, shape, std::move(shard), {}, false, {.name = name});
+    };
+    add(0, {8}, at::zeros({4}), "w");
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z3(1, {0, 5}); }).find("no parameter 5"), std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z3(1, {0}); }).find("none"), std::string::npos);
+    EXPECT_EQ(
+        refusal_of([&] { add(1, {8}, at::zeros({4}), "w"); }),
+        "[deepcompile.engine] parameters 0 and 1 have the same name, w, by which their states are saved: give each "
+        "its own");
+    EXPECT_NE(refusal_of([&] { add(1, {8}, {}, "v"); }).find("values of parameter 1, got an undefined"),
+              std::string::npos);
+    EXPECT_NE(
+        refusal_of([&] { add(1, {-2, -4}, at::zeros({4}), "v"); }).find("at least 0 of parameter 1, got [-2, -4]"),
+        std::string::npos);
+    EXPECT_NE(refusal_of([&] { add(1, {1LL << 32, 1LL << 32}, at::zeros({0}), "v"); }).find("elements of parameter 1"),
+              std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.register_param(1, {8}, {}, {}, 4 * rank); }).find("got an undefined one"),
+              std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.register_param(1, {-8}, at::zeros({8}), {}, 0); }).find("got [-8]"),
+              std::string::npos);
+    EXPECT_FALSE(engine.param_registry->hasParam(1));
+    add(1, {8}, at::zeros({4}), "none");  // no graph has come before
+    engine.register_graph_z3(1, {0, 1});
+  });
+}
+
 TEST(EngineTest, WhatDoesNotFitIsRefused) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, 2);
