@@ -42,6 +42,10 @@ ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegi
 ParamGather::~ParamGather() = default;
 
 void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
+  if (!dtypes.empty() && dtypes.size() != ids.size()) {
+    fail(ErrorCode::invalid_argument, "deepcompile.param_gather", "expected a dtype for each of ", ids.size(),
+         " parameters, or none, got ", dtypes.size());
+  }
   std::vector<long> needed;
   std::vector<at::ScalarType> wanted;
   for (std::size_t i = 0; i < ids.size(); ++i) {

@@ -29,7 +29,8 @@ class OCTAVO_API ParamGather {
   ~ParamGather();
 
   /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`
-  /// has the dtype of the whole values of each; empty: the parameters' own dtypes.
+  /// has the dtype of the whole values of each; empty: the parameters' own dtypes. Throws Error invalid_argument for
+  /// another number of dtypes.
   void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
   /// Waits until the parameter's whole values, and those of the same transfer, are there. Does nothing where they are.
   void wait(long id);

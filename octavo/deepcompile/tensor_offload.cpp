@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <utility>
+
 #include "octavo/deepcompile/host_copy.h"
 #include "octavo/device/pinned.h"
 #include "octavo/kernels/error.h"
@@ -10,6 +12,8 @@
 namespace octavo::dc {
 
 namespace {
+
+constexpr const char* kOfOffload = "deepcompile.tensor_offload";
 
 at::Tensor host_memory(const at::Tensor& values, bool is_pinned) {
   if (!is_pinned) return at::empty(values.sizes(), values.options().device(at::kCPU));
@@ -21,20 +25,26 @@ at::Tensor host_memory(const at::Tensor& values, bool is_pinned) {
 TensorOffload::Entry& TensorOffload::at(long id) {
   const auto found = entries_.find(id);
   if (found != entries_.end()) return found->second;
-  fail(ErrorCode::invalid_argument, "deepcompile.tensor_offload", "value ", id, " was not sent to the host, which has ",
-       entries_.size(), " others: offload it first");
+  fail(ErrorCode::invalid_argument, kOfOffload, "value ", id, " was not sent to the host, which has ", entries_.size(),
+       " others: offload it first");
+}
+
+bool TensorOffload::Entry::fits(const at::Tensor& values) const {
+  return on_host.sizes() == values.sizes() && on_host.dtype() == values.dtype() && device == values.device();
 }
 
 at::Tensor TensorOffload::offload(const at::Tensor& values, long id, bool is_pinned) {
-  Entry& entry = entries_.try_emplace(id, Entry{values.device()}).first->second;
-  const at::Tensor& before = entry.on_host;
-  const bool fits = before.defined() && before.sizes() == values.sizes() && before.dtype() == values.dtype() &&
-                    entry.device == values.device();
-  if (!fits) entry = {values.device(), host_memory(values, is_pinned)};
+  if (!values.defined()) {
+    fail(ErrorCode::invalid_argument, kOfOffload, "expected a tensor as value ", id, ", got an undefined one");
+  }
+  const auto found = entries_.find(id);
+  Entry entry = found != entries_.end() && found->second.fits(values)
+                    ? found->second
+                    : Entry{values.device(), host_memory(values, is_pinned)};
   const auto is_current = offload_streams_.hand_over(entry.device).take();
   if (entry.reload_done) entry.reload_done->block(current_stream_of(entry.device));  // it reads that memory
   entry.offload_done = copy_on_stream(entry.on_host, values, values);
-  return entry.on_host;
+  return entries_.insert_or_assign(id, std::move(entry)).first->second.on_host;
 }
 
 at::Tensor TensorOffload::wait_offload(long id) {
@@ -55,7 +65,7 @@ at::Tensor TensorOffload::reload(long id) {
 at::Tensor TensorOffload::wait_reload(long id) {
   const Entry& entry = at(id);
   if (!entry.reloaded.defined()) {
-    fail(ErrorCode::invalid_argument, "deepcompile.tensor_offload", "value ", id, " is on the host: reload it first");
+    fail(ErrorCode::invalid_argument, kOfOffload, "value ", id, " is on the host: reload it first");
   }
   entry.reload_done->block(current_stream_of(entry.device));
   return entry.reloaded;

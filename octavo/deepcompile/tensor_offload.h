@@ -19,7 +19,8 @@ class OCTAVO_API TensorOffload {
  public:
   /// Starts to copy the values to the host, once the device's current stream has done the work that it has. Returns the
   /// host's memory, whose values are there after wait_offload(). The next offload with this number uses it again for
-  /// values of this shape and dtype. `is_pinned`: the memory is page-locked.
+  /// values of this shape and dtype. `is_pinned`: the memory is page-locked. Throws Error out_of_memory; the number
+  /// then stands for what it stood for before.
   at::Tensor offload(const at::Tensor& values, long id, bool is_pinned);
   /// Makes what the device's current stream gets from now on wait for the copy. Returns the host's memory.
   at::Tensor wait_offload(long id);
@@ -39,6 +40,9 @@ class OCTAVO_API TensorOffload {
     c10::Device device;
     at::Tensor on_host = {}, reloaded = {};
     std::shared_ptr<StreamEvent> offload_done = {}, reload_done = {};
+
+    /// Whether the host's memory is for values like these.
+    bool fits(const at::Tensor& values) const;
   };
   Entry& at(long id);
 

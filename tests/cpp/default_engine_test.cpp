@@ -75,6 +75,53 @@ TEST_F(DefaultEngineTest, TheExamplesOfTheHeader) {
   dc::end_backward({}, graph_id + 1, /*release_reduce_buckets=*/false);
 }
 
+/// An executor that a program puts in the map, as the header says: keeps the gradients of its bucket.
+class KeepingExecutor final : public dc::CustomOpExecutor {
+ public:
+  using CustomOpExecutor::CustomOpExecutor;
+  at::Tensor kept;
+
+ private:
+  void flushReduceBucket(at::ScalarType scalar_type) override {
+    blockCopyEvents(scalar_type);
+    applyPreDivision(scalar_type);
+    kept = reduce_tasks_.at(scalar_type).front().getSendBuf().clone();
+    performCleanup(scalar_type);
+  }
+};
+
+TEST_F(DefaultEngineTest, AnExecutorOfTheProgramsOwnNeedsNoRegisteredGraph) {
+  constexpr long graph = 7;
+  const c10::Stream stream(c10::Stream::DEFAULT, c10::DeviceType::CPU);
+  const auto buckets = std::make_shared<dc::DoubleBufferedReduceBucket>(10, true);
+  dc::param_registry->registerParam(0, {4}, at::zeros({4}), at::zeros({4}), false, 0, false);
+  const auto own = std::make_shared<KeepingExecutor>(dc::process_group, dc::param_registry, buckets,
+                                                     std::vector<long>{0}, stream, stream, false);
+  dc::executors[graph] = own;
+  for (const bool releases : {false, true}) {
+    own->kept = at::Tensor();
+    dc::start_forward();
+    dc::end_forward();
+    dc::start_backward(true);
+    dc::reduce_grad(at::full({4}, 9.0), graph, 0);
+    dc::default_engine().give_up_pass();
+    dc::start_backward(true);
+    dc::reduce_grad(at::ones({4}), graph, 0);
+    dc::end_backward(c10::IValue(), graph, releases);
+    EXPECT_TRUE(at::equal(own->kept, at::ones({4})));
+  }
+  dc::default_engine().finish_backward(graph, 0);
+  dc::default_engine().drop_gradients();
+  EXPECT_EQ(dc::default_engine().sent_bytes(), 0U);
+  EXPECT_NE(refusal_of([] { dc::register_graph_z3(1, {0}); }).find("register parameters before"), std::string::npos);
+  dc::register_z3_param(1, {12}, values_, gradient_, false);
+  EXPECT_NE(refusal_of([] { dc::register_graph_z3(1, {0}); }).find("parameter 0, which is in the registry alone"),
+            std::string::npos);
+  dc::register_graph_z3(1, {1});
+  dc::reset();
+  EXPECT_TRUE(dc::executors.empty());
+}
+
 TEST_F(DefaultEngineTest, AStepOfStage3) {
   constexpr long graph = 3;
   register_z3_graph(graph);
@@ -142,6 +189,32 @@ TEST_F(DefaultEngineTest, FunctionsForTracingKeepShapesAndDoNothing) {
   EXPECT_EQ(traced.numel(), 12);
 }
 
+TEST_F(DefaultEngineTest, WhatWasNotGatheredIsNoWholeParameter) {
+  constexpr long graph = 3;
+  for (const long id : {0L, 1L}) dc::register_z3_param(id, {4, 3}, values_.clone(), at::empty({12}), false);
+  dc::register_graph_z3(graph, {0, 1});
+  for (const auto& dtypes : {std::vector{at::kHalf}, std::vector{at::kHalf, at::kHalf, at::kHalf}}) {
+    EXPECT_NE(
+        refusal_of([&] { dc::prefetch_params_fused(graph, {}, {0, 1}, dtypes); }).find("for each of 2 parameters"),
+        std::string::npos);
+  }
+  EXPECT_EQ(dc::param_registry->state(0), dc::Gathered::sharded);
+
+  const at::Tensor gathered = dc::allgather_param({}, graph, 0), whole = values_.view({4, 3});
+  for (const at::Tensor& other : {at::Tensor(), at::zeros({4, 3}), at::zeros({3, 4}, at::kHalf), at::zeros({12}),
+                                  at::zeros({4, 3}, at::kLong), dc::allgather_param({}, graph, 1)}) {
+    EXPECT_NE(refusal_of([&] { dc::wait_allgather(other, graph, 0); }).find("allgather_param() has returned"),
+              std::string::npos);
+  }
+  EXPECT_EQ(dc::param_registry->state(0), dc::Gathered::in_flight);
+  EXPECT_TRUE(dc::wait_allgather(gathered, graph, 0).is_same(gathered));
+  EXPECT_TRUE(at::equal(gathered, whole));
+  EXPECT_TRUE(at::equal(dc::wait_allgather(at::zeros({4, 3}, at::kDouble), graph, 0), whole.to(at::kDouble)));
+  EXPECT_NE(refusal_of([&] { dc::release_param(gathered, graph, 0, 0); }).find("at least 1 user of parameter 0, got 0"),
+            std::string::npos);
+  dc::release_param(gathered, graph, 0, 1);
+}
+
 // ---- flags
 
 TEST_F(DefaultEngineTest, FlagsAreThoseOfTheConfig) {
@@ -170,6 +243,8 @@ TEST_F(DefaultEngineTest, TensorsAreFreedAboveAThresholdInBytes) {
   dc::free_tensors({value});
   EXPECT_EQ(value.numel(), 12);
   dc::enable_profiling(false);
+  EXPECT_NE(refusal_of([&] { dc::free_tensors({value, at::Tensor()}); }).find("an undefined one"), std::string::npos);
+  EXPECT_EQ(value.numel(), 12);
   dc::free_tensors({value});
   EXPECT_EQ(value.numel(), 0);
   EXPECT_TRUE(at::equal(other, at::ones({12}, at::kDouble)));  // this alias still holds the memory
@@ -191,6 +266,22 @@ TEST_F(DefaultEngineTest, ValuesGoToPageLockedMemoryOnlyWhereTheFlagSaysSo) {
     EXPECT_NE(refusal_of([&] { dc::wait_reload(value, 1, id); }).find("is on the host: reload it first"),
               std::string::npos);
   }
+}
+
+/// A value that needs more memory than there is, and no memory itself.
+TEST_F(DefaultEngineTest, AValueForWhichTheHostHasNoMemoryWasNotSent) {
+  register_z3_graph(1);
+  const at::Tensor huge = at::zeros({1}).expand({1LL << 58}), value = at::rand({5});
+  for (const bool is_pinned : {true, false}) {
+    dc::offload_activation_pin_memory = is_pinned;
+    EXPECT_ANY_THROW(dc::offload_tensor(huge, 1, 4));
+    EXPECT_NE(refusal_of([&] { dc::wait_offload(huge, 1, 4); }).find("value 4 was not sent"), std::string::npos);
+    EXPECT_NE(refusal_of([&] { dc::reload_tensor(huge, 1, 4); }).find("value 4 was not sent"), std::string::npos);
+  }
+  EXPECT_NE(refusal_of([] { dc::offload_tensor({}, 1, 4); }).find("an undefined one"), std::string::npos);
+  dc::offload_tensor(value, 1, 5);
+  EXPECT_ANY_THROW(dc::offload_tensor(huge, 1, 5));
+  EXPECT_TRUE(at::equal(dc::reload_tensor(value, 1, 5), value));
 }
 
 TEST_F(DefaultEngineTest, AfterAllgatherOrReduceTheResultIsThereWhereAFlagAsksForIt) {
@@ -232,6 +323,13 @@ TEST(EngineFlags, DivisionBeforeTheSumIsInTheGradientsOwnDtype) {
       EXPECT_TRUE(own.gradients[0].eq(3).all().item<bool>());
     }
   });
+}
+
+TEST(DefaultEngine, ItNeedsAProcessGroupAndABackend) {
+  EXPECT_NE(refusal_of([] { dc::init({}, {}, 10); }).find("expected a process group, got none"), std::string::npos);
+  const auto group = c10::make_intrusive<c10d::ProcessGroup>(0, 1);
+  EXPECT_NE(refusal_of([&] { dc::Engine(group, {}, 10); }).find("got no backend"), std::string::npos);
+  EXPECT_NE(refusal_of([&] { dc::Engine({}, {}, 10); }).find("got no process group"), std::string::npos);
 }
 
 TEST(DefaultEngine, AProcessGroupHasToSendMemoryOfTheCpu) {
