@@ -69,7 +69,15 @@ BlockCoding::BlockCoding(BlockCodec codec, std::uint64_t block, bool stochastic)
             {block_or_default(codec, block), facts(codec).leaves_error, facts(codec).keeps_magnitude}),
       codec_(codec),
       block_(block_or_default(codec, block)),
-      stochastic_(stochastic) {}
+      stochastic_(stochastic) {
+  if (block_ % 8 != 0 && has_settable_block(codec)) {
+    fail(ErrorCode::invalid_argument, "codec.block_coding", "expected a block of a multiple of 8 values, got ", block_);
+  }
+  if (stochastic && !facts(codec).dithers) {
+    fail(ErrorCode::invalid_argument, "codec.block_coding", "only int2 to int8 round stochastically, and ",
+         plan_name(codec), " does not");
+  }
+}
 
 std::uint64_t BlockCoding::scale_bytes(std::uint64_t count) const {
   return facts(codec_).has_scale ? sizeof(float) * ((count + block_ - 1) / block_) : 0;

@@ -198,8 +198,11 @@ CodecPtr make_lsh(const CodecText& text) {
   const char* const begin = text.options[says_bits ? 1 : 0].data();
   const std::string_view last = text.options.back();
   const std::string_view inner_text(begin, static_cast<std::size_t>(last.data() + last.size() - begin));
-  CodecPtr inner = make_codec(CodecText::parse(text.plan, inner_text));
-  if (inner->traits().needs_estimate) text.refuse("lsh is around a codec that compares nothing itself, and once");
+  constexpr auto kOnce = "lsh is around a codec that compares nothing itself, and once";
+  const CodecText of_inner = CodecText::parse(text.plan, inner_text);
+  if (of_inner.name == text.name) text.refuse(kOnce);  // before it is made: a text may name it thousands of times
+  CodecPtr inner = make_codec(of_inner);
+  if (inner->traits().needs_estimate) text.refuse(kOnce);
   if (!inner->traits().keeps_magnitude) text.refuse("votes have no magnitude, which differences need");
   if (&inner->upward() != inner.get() || &inner->upward_only() != inner.get()) {
     text.refuse("lsh takes codecs that are the same on both ways: leave :unbiased out");

@@ -47,6 +47,8 @@ struct Map {
 /// Each linear map is a line here.
 constexpr Map kMaps[] = {{"powersgd", make_power_sgd}, {"sketch", make_count_sketch}};
 
+constexpr std::string_view kOfPlans[] = {"auto", "delta", "dgc"};  // comm/plan.cpp reads these itself
+
 struct Registry {
   std::mutex mutex;
   std::vector<Entry> entries = own_codecs();
@@ -75,6 +77,7 @@ bool read_number(std::string_view option, Number& number) {
 [[noreturn]] void refuse_name(const CodecText& text) {
   std::string names = "auto";
   for (const std::string& known : codec_names()) names += ", " + known;
+  for (const std::string_view own : kOfPlans) names += own == "auto" ? "" : ", " + std::string(own);
   text.refuse("there is no codec of this name; there are " + names);
 }
 
@@ -126,11 +129,12 @@ std::string shortest(double number) {
 void register_codec(const std::string& name, CodecFactory factory) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
-  constexpr std::string_view kOfPlans[] = {"auto", "delta", "dgc"};  // comm/plan.cpp reads these itself
   const auto is_it = [&](std::string_view other) { return other == name; };
   const bool is_taken =
       std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return is_it(map.name); }) ||
       std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) || registry.find(name);
+  if (!factory)
+    fail(ErrorCode::invalid_argument, "codec.register_codec", "expected a factory for '", name, "', got none");
   if (!is_name(name) || is_taken) {
     fail(ErrorCode::invalid_argument, "codec.register_codec",
          "a codec's name is made of letters, digits and '-', and nothing else in plans has it: got '", name, "'");
@@ -146,7 +150,9 @@ CodecPtr make_codec(const CodecText& text) {
     if (const Entry* const entry = registry.find(text.name)) factory = entry->factory;
   }
   if (!factory) refuse_name(text);
-  return factory(text);
+  CodecPtr codec = factory(text);
+  if (!codec) text.refuse("the factory of the codec " + std::string(text.name) + " has returned none");
+  return codec;
 }
 
 LinearMapPtr make_map(const CodecText& text) {

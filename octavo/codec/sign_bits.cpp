@@ -5,6 +5,7 @@
 
 #include "octavo/device/dispatch.h"
 #include "octavo/device/huge_pages.h"
+#include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/sign_bits.h"
 
@@ -41,7 +42,7 @@ void require_packed(const at::Tensor& packed) {
 at::Tensor packbits(at::Tensor tensor, std::int64_t input_size, std::int64_t) {
   require_signed_float(tensor);
   require_size(input_size, tensor.numel(), "codec.packbits", "the tensor's elements");
-  const auto values = tensor.contiguous();
+  const auto values = with_own_values(tensor).contiguous();
   const auto bytes = static_cast<std::int64_t>(rules::packed_sign_bytes(input_size));
   auto bits = at::empty({bytes}, tensor.options().dtype(at::kByte));
 

@@ -98,7 +98,7 @@ std::optional<std::uint64_t> Threshold::unpack(std::span<const std::uint8_t> pac
                                                std::uint8_t* payload) const {
   if (packed.size() < kWord) return std::nullopt;
   const std::uint64_t kept = read_word(packed.data(), c10::kCPU);
-  if (kept == 0 || kept > most(count) || packed.size() < sent_bytes(kept, count)) return std::nullopt;
+  if ((kept == 0 && count > 0) || kept > most(count) || packed.size() < sent_bytes(kept, count)) return std::nullopt;
   std::memcpy(payload, packed.data(), sent_bytes(kept, count));
   return sent_bytes(kept, count);
 }

@@ -105,12 +105,13 @@ void TopK::decode(c10::Device device, const PayloadPart& from, Store store, floa
 
 CodecPtr make_top_k(const CodecText& text) {
   constexpr auto kExpected = "topk needs a share of the values, as in topk:0.01, or tiles, as in topk:64/4096";
+  constexpr auto kShare = "topk keeps a share of the values above 0 and at most 1, as in topk:0.01";
   constexpr auto kTiles = "a tile is a multiple of 64 up to 1048576, of which a multiple of 8 values is kept";
   if (text.options.empty() || text.options.size() > 2) text.refuse(kExpected);
   const BlockCodec values = text.options.size() == 2 ? values_codec(text, text.options[1]) : BlockCodec::fp32;
   const std::string_view share = text.options[0];
   const std::size_t slash = share.find('/');
-  if (slash == std::string_view::npos) return std::make_shared<TopK>(text.fraction(share, kExpected), values);
+  if (slash == std::string_view::npos) return std::make_shared<TopK>(text.fraction(share, kShare), values);
   const std::uint64_t tile = text.whole_number(share.substr(slash + 1), 64, kLargestTile, kTiles);
   const std::uint64_t kept = text.whole_number(share.substr(0, slash), 8, tile, kTiles);
   if (tile % 64 != 0 || kept % 8 != 0) text.refuse(kTiles);

@@ -5,6 +5,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "octavo/comm/schedule/gradient_power.h"
@@ -17,6 +20,29 @@ namespace octavo {
 
 namespace {
 
+constexpr const char* kWhere = "comm.compressor";
+
+/// Returns the parameters. Throws where two have one name, by which states are kept, or where one is no matrix of its
+/// rows.
+const std::vector<ParameterInfo>& checked(const std::vector<ParameterInfo>& parameters) {
+  std::set<std::string_view> names;
+  for (const ParameterInfo& info : parameters) {
+    if (!info.name.empty() && !names.insert(info.name).second) {
+      fail(ErrorCode::invalid_argument, kWhere, "two parameters have the name ", info.name,
+           ": states are kept by name");
+    }
+    if (info.rows > 0 && info.count % info.rows == 0) continue;
+    fail(ErrorCode::invalid_argument, kWhere, "expected ", info.count, " elements of ", info.name,
+         " as rows of equal length, got ", info.rows, " rows");
+  }
+  return parameters;
+}
+
+std::unique_ptr<Wire> required(std::unique_ptr<Wire> wire) {
+  if (!wire) fail(ErrorCode::invalid_argument, kWhere, "expected a wire to the other ranks, got none");
+  return wire;
+}
+
 std::vector<Role> all_roles() {
   std::vector<Role> roles = feedback_roles();
   roles.insert(roles.end(), {kResidual, kMapMemory, kOwnMomentum, kOwnUpdate});
@@ -28,13 +54,13 @@ std::vector<Role> all_roles() {
 Compressor::Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
                        Collective collective, std::unique_ptr<Wire> shards, std::unique_ptr<Wire> host,
                        StatePaging paging)
-    : wire_(std::move(wire)),
+    : wire_(required(std::move(wire))),
       shards_(std::move(shards)),
       host_(std::move(host)),
       collective_(collective),
       verdict_(unlike_ranks()),
       schedules_(*wire_, host_.get(), scatters()),
-      state_(remembered(parameters), all_roles(), wire_->rank(), wire_->world_size(), std::move(paging)),
+      state_(remembered(checked(parameters)), all_roles(), wire_->rank(), wire_->world_size(), std::move(paging)),
       momenta_(parameters, state_) {
   const std::vector<ParameterInfo> of_state = remembered(parameters);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -138,6 +164,7 @@ void Compressor::settle() {
 std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vector<Slot> slots,
                                                    std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
+  require_fits(bucket, slots);
   if (!std::exchange(has_buckets_, true)) ++scaled_together_;
   if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
@@ -191,6 +218,30 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   return job;
 }
 
+/// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
+void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
+  if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",
+         bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
+  }
+  if (bucket.is_sparse()) return;
+  const std::uint64_t reals = bucket.is_complex() ? 2 : 1, ranks = static_cast<std::uint64_t>(wire_->world_size());
+  const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
+  const std::uint64_t room = reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
+  for (const Slot& slot : slots) {
+    if (slot.parameter >= parameters_.size()) {
+      fail(ErrorCode::invalid_argument, kWhere, "expected slots of ", parameters_.size(), " parameters, got one of ",
+           slot.parameter);
+    }
+    if (slot.apart) continue;
+    const ParameterInfo& info = parameters_[slot.parameter].info;
+    const std::uint64_t count = parts > 1 ? info.ownership.share(info.count, wire_->world_size()) : info.count;
+    if (count <= room && reals * slot.offset <= room - count) continue;
+    fail(ErrorCode::invalid_argument, kWhere, "expected ", info.name, ", ", count, " real numbers, within ", room,
+         " of a bucket, got it at ", reals * slot.offset);
+  }
+}
+
 /// Lets `auto` choose the plan of a bucket, which becomes the plan of the bucket's parameters.
 AutoPlan::Turn Compressor::choose_plan(Job& job) {
   if (!auto_) return {0, false};
@@ -208,10 +259,15 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
 void Compressor::advance(Job& job) {
   const std::lock_guard lock(mutex_);
   job.schedule->advance();
+  ++job.advanced;
 }
 
 void Compressor::finish(std::unique_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
+  if (!job || job->advanced < transfers(*job) - 1) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a job of begin() that advance() was called for ",
+         job ? c10::str(transfers(*job) - 1, " times, got ", job->advanced) : "before, got none");
+  }
   const Outcome outcome = job->outcome ? *job->outcome : job->schedule->finish();
   verdict_.report(outcome.finite);
   const float scale = job->gradient_scale;

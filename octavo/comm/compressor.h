@@ -84,8 +84,8 @@ class OCTAVO_API Compressor {
   /// `host`: where gradients are to be compressed between hosts alone, the ranks of this rank's host (Hierarchical);
   /// the ranks of `wire` are then those that have the same number on their hosts, and what is remembered of each tensor
   /// is that of this rank's range. `paging`: where state is stored from step to step; ranks may differ. Throws Error
-  /// invalid_argument where a rule of the plan fits no parameter, or the plan does not fit the ranks, and what
-  /// StateMemory throws.
+  /// invalid_argument where a rule of the plan fits no parameter, two parameters have one name, or the plan does not
+  /// fit the ranks, and what StateMemory throws.
   Compressor(std::unique_ptr<Wire> wire, const Plan& plan, std::vector<ParameterInfo> parameters,
              Collective collective = Collective::all_reduce, std::unique_ptr<Wire> shards = nullptr,
              std::unique_ptr<Wire> host = nullptr, StatePaging paging = {});
@@ -138,6 +138,7 @@ class OCTAVO_API Compressor {
     std::unique_ptr<Schedule> schedule;
     std::optional<ContributedBucket> contributed;  // in a step that is measured
     std::optional<Outcome> outcome;                // where begin() has done everything
+    int advanced = 0;                              // calls of advance()
   };
   using Clock = std::chrono::steady_clock;
   /// Starts the bucket's first transfer. advance(), called transfers() - 1 times, and finish() then complete it.
@@ -145,10 +146,11 @@ class OCTAVO_API Compressor {
   /// reduce-scatter the offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the
   /// result. `ready`: when the bucket was handed over, from which `auto` sees what is hidden behind backward. Where
   /// `auto` measures a bucket alone, all of the work is done here. Throws Error unsupported for a device without
-  /// kernels.
+  /// kernels, and Error invalid_argument for a bucket of another dtype or a slot that does not lie within it.
   std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt,
                              Clock::time_point ready = Clock::now());
   void advance(Job& job);
+  /// Throws Error invalid_argument where advance() is still to be called.
   void finish(std::unique_ptr<Job> job);
   /// Whether slots of this step's next buckets may lie apart (Slot::apart): gradients on the CPU, of a floating dtype,
   /// whose averages owners get (reduce_to_owners), as long as a bucket is only sent and nothing else is done with it.
@@ -307,6 +309,7 @@ class OCTAVO_API Compressor {
   void roll_back();
   void forget_owed();
   void require_not_ended(const char* where) const;
+  void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
   AutoPlan::Turn choose_plan(Job& job);
   void take_rank_0s(std::vector<std::int64_t>& numbers);
   void keep_gradients(Job& job) const;

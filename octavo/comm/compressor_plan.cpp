@@ -226,6 +226,9 @@ void Compressor::set_gradient_scale(double scale) {
 }
 
 void Compressor::set_owed_share(double share) {
+  if (!(share >= 0 && share <= 1)) {
+    fail(ErrorCode::invalid_argument, "comm.set_owed_share", "expected a share from 0 to 1, got ", share);
+  }
   const std::lock_guard lock(mutex_);
   owed_share_ = static_cast<float>(share);
 }

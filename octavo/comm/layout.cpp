@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "octavo/kernels/error.h"
+
 namespace octavo {
 
 std::uint64_t Ownership::share(std::uint64_t count, int world_size) const {
@@ -17,6 +19,10 @@ std::uint64_t rows_of(std::span<const std::int64_t> sizes) {
 }
 
 Range owned_range(std::uint64_t count, int rank, int world_size, Ownership ownership) {
+  if (rank < 0 || rank >= world_size) {
+    fail(ErrorCode::invalid_argument, "comm.owned_range", "expected a rank below a positive number of ranks, got ",
+         rank, " of ", world_size);
+  }
   const std::uint64_t share = ownership.share(count, world_size);
   const std::uint64_t first = std::min(count, share * static_cast<std::uint64_t>(rank));
   return {first, std::min(share, count - first)};

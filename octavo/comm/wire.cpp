@@ -53,6 +53,11 @@ at::Tensor in_order(const at::Tensor& buffer, std::span<const Parcel> parcels) {
   return is_in_order ? part_of(buffer, all) : at::cat(parts);
 }
 
+c10::intrusive_ptr<c10d::Backend> required(c10::intrusive_ptr<c10d::Backend> backend) {
+  if (!backend) fail(ErrorCode::invalid_argument, "comm.wire", "expected a back end of c10d, got none");
+  return backend;
+}
+
 std::vector<std::int64_t> splits(std::span<const Parcel> parcels) {
   std::vector<std::int64_t> bytes;
   for (const Parcel& parcel : parcels) bytes.push_back(static_cast<std::int64_t>(parcel.bytes));
@@ -62,6 +67,7 @@ std::vector<std::int64_t> splits(std::span<const Parcel> parcels) {
 }  // namespace
 
 std::uint64_t ring_bytes(std::uint64_t payload_bytes, int ranks) {
+  if (ranks < 1) fail(ErrorCode::invalid_argument, "comm.ring_bytes", "expected at least 1 rank, got ", ranks);
   const auto world = static_cast<std::uint64_t>(ranks);
   return 2 * payload_bytes * (world - 1) / world;
 }
@@ -101,7 +107,7 @@ std::uint8_t* Transfer::from(int sender) const {
 }
 
 Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline, std::uint64_t longest_message)
-    : backend_(std::move(backend)),
+    : backend_(required(std::move(backend))),
       shared_(dynamic_cast<SharedBackend*>(backend_.get())),
       is_gloo_(backend_->getBackendName() == "gloo"),
       deadline_(deadline),

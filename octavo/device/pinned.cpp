@@ -56,6 +56,10 @@ void free_by_driver(void* context) { PinnedRegions::all().remove(context).value(
 /// the allocator's: it uses them to find copies in flight, and keeps the memory until they are done.
 c10::DataPtr allocate_by_driver(c10::DeviceType type, std::size_t bytes, std::size_t alignment) {
   at::HostAllocator* const allocator = at::getHostAllocator(type);
+  if (!allocator) {
+    fail(ErrorCode::unsupported, kWhere, "this torch has no pinned memory of ", c10::DeviceTypeName(type, true),
+         ": it was built without that device");
+  }
   std::size_t room = std::max<std::size_t>(bytes, 1);  // an empty tensor has a region, too
   c10::DataPtr memory = allocator->allocate(room);
   if (offset_to(alignment, memory.get()) != 0) {  // rarely: most allocators start at a page

@@ -41,6 +41,7 @@ void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions
   require_length(steps.size(), tensors.parameters.size(), kWhere, "steps");
   std::vector<rules::AdamWStep> rules;
   for (const std::int64_t step : steps) {
+    require_step(step, kWhere, "a step");
     rules.push_back(is_decay_decoupled ? rule_of(options, step, step) : coupled(options, step));
   }
   make_step(tensors, [&](const LaunchScope& scope, std::size_t i, std::uint64_t count, const StepOperands& operands) {
@@ -59,6 +60,8 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   require_state(mean, parameter, kWhere, "mean");
   require_state(square, parameter, kWhere, "square");
   require_like(gradient, parameter, kWhere, "gradient");
+  require_step(step, kWhere, "a step");
+  require_step(square_step, kWhere, "a step of the square");
   const rules::AdamWStep rule = rule_of(options, step, square_step);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
@@ -75,6 +78,9 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
 }
 
 void freeze_variance_(at::Tensor& square, double beta2, double eps, double floor, std::int64_t step) {
+  constexpr const char* kWhere = "optim.freeze_variance";
+  require_state(square, square, kWhere, "a square");
+  require_step(step, kWhere, "a step");
   if (square.numel() == 0) return;
   const at::Tensor root = (square / (1 - std::pow(beta2, step))).sqrt_();
   const at::Tensor flat = root.flatten();

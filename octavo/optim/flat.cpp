@@ -2,14 +2,20 @@
 #include "octavo/optim/flat.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/GradMode.h>
 
+#include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
 
 namespace {
 
-void require_floating(const at::Tensor& parameter, const char* where) {
+bool is_strided(const at::Tensor& tensor) { return tensor.defined() && tensor.layout() == at::kStrided; }
+
+void require_parameter(const at::Tensor& parameter, const char* where) {
+  require_writable(parameter, where, "a parameter");
   if (at::isFloatingType(parameter.scalar_type())) return;
   fail(ErrorCode::invalid_argument, where, "expected a parameter of a floating dtype, got ",
        toString(parameter.scalar_type()));
@@ -17,13 +23,36 @@ void require_floating(const at::Tensor& parameter, const char* where) {
 
 }  // namespace
 
+std::string described(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  const std::string strided = c10::str(toString(tensor.scalar_type()), tensor.sizes(), " on ", tensor.device().str());
+  return is_strided(tensor) ? strided : c10::str(tensor.layout(), " ", strided);
+}
+
+void require_writable(const at::Tensor& tensor, const char* where, const char* what) {
+  if (!is_strided(tensor)) {
+    fail(ErrorCode::invalid_argument, where, "expected ", what, " as a strided tensor, got ", described(tensor));
+  }
+  if (tensor._is_zerotensor()) {
+    fail(ErrorCode::invalid_argument, where, "expected ", what, " with memory, got zeros without any: call clone()");
+  }
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  fail(ErrorCode::invalid_argument, where, "expected ", what, " with memory for each element, got strides ",
+       tensor.strides(), " of ", tensor.sizes(), ", as expand() makes them: call contiguous()");
+}
+
+void require_step(std::int64_t step, const char* where, const char* what) {
+  if (step < 1) fail(ErrorCode::invalid_argument, where, "expected ", what, " counted from 1, got ", step);
+}
+
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {
-  require_floating(parameter, where);
+  require_parameter(parameter, where);
+  require_writable(state, where, what);
   if (state.scalar_type() == at::kFloat && state.sizes() == parameter.sizes() && state.device() == parameter.device()) {
     return;
   }
   fail(ErrorCode::invalid_argument, where, "expected ", what, " as float32", parameter.sizes(), " on ",
-       parameter.device().str(), ", got ", toString(state.scalar_type()), state.sizes(), " on ", state.device().str());
+       parameter.device().str(), ", got ", described(state));
 }
 
 void require_length(std::size_t got, std::size_t parameters, const char* where, const char* what) {
@@ -32,14 +61,13 @@ void require_length(std::size_t got, std::size_t parameters, const char* where, 
 }
 
 void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what) {
-  require_floating(parameter, where);
-  if (at::isFloatingType(tensor.scalar_type()) && tensor.sizes() == parameter.sizes() &&
+  require_parameter(parameter, where);
+  if (is_strided(tensor) && at::isFloatingType(tensor.scalar_type()) && tensor.sizes() == parameter.sizes() &&
       tensor.device() == parameter.device()) {
     return;
   }
-  fail(ErrorCode::invalid_argument, where, "expected ", what, " of a floating dtype, ", parameter.sizes(), " on ",
-       parameter.device().str(), ", got ", toString(tensor.scalar_type()), tensor.sizes(), " on ",
-       tensor.device().str());
+  fail(ErrorCode::invalid_argument, where, "expected ", what, ", strided, of a floating dtype, ", parameter.sizes(),
+       " on ", parameter.device().str(), ", got ", described(tensor));
 }
 
 at::Tensor order_of(const at::Tensor& parameter) {
@@ -47,12 +75,14 @@ at::Tensor order_of(const at::Tensor& parameter) {
 }
 
 Flat::Flat(const at::Tensor& tensor, const at::Tensor& like) : tensor_(tensor), values_(tensor) {
-  const bool is_flat =
-      tensor.scalar_type() == at::kFloat && tensor.strides() == like.strides() && tensor.is_non_overlapping_and_dense();
+  const bool is_flat = tensor.scalar_type() == at::kFloat && tensor.strides() == like.strides() &&
+                       tensor.is_non_overlapping_and_dense() && has_own_values(tensor);
+  const c10::NoGradGuard not_differentiated;
   if (!is_flat) values_ = at::empty_like(like, at::TensorOptions().dtype(at::kFloat)).copy_(tensor);
 }
 
 void Flat::write_back() {
+  const c10::NoGradGuard not_differentiated;
   if (!values_.is_same(tensor_)) tensor_.copy_(values_);
 }
 

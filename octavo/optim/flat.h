@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 /// Tensors as the flat float32 memory that fused steps work on.
 namespace octavo {
@@ -12,19 +13,28 @@ namespace octavo {
 inline constexpr std::int64_t kGrainElements = 1 << 14;  // the fewest that a thread takes
 
 /// Throws Error invalid_argument, in the name of `where`, unless `state` is float32 of the parameter's shape and
-/// device, and the parameter of a floating dtype.
+/// device, and the parameter of a floating dtype, and a step can write to both (require_writable).
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what);
 /// Throws the same unless a list has as many tensors as there are parameters.
 void require_length(std::size_t got, std::size_t parameters, const char* where, const char* what);
-/// Throws the same unless `tensor` is of a floating dtype and of the parameter's shape and device, and the parameter of
-/// a floating dtype.
+/// Throws the same unless `tensor` is strided, of a floating dtype and of the parameter's shape and device, and the
+/// parameter is of a floating dtype and can be written to.
 void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const char* where, const char* what);
+/// Throws the same unless a step can write to each element of `tensor` by itself: it is strided, and has memory for
+/// each, which tensors of expand() do not have.
+void require_writable(const at::Tensor& tensor, const char* where, const char* what);
+/// Throws the same unless `step` is at least 1: the bias of a step before the first cannot be divided out.
+void require_step(std::int64_t step, const char* where, const char* what);
+
+/// Returns a tensor's description for messages; it may be undefined.
+std::string described(const at::Tensor& tensor);
 
 /// Returns a tensor in the memory order that all flat tensors of a step share: the parameter's where that is dense,
 /// otherwise row-major.
 at::Tensor order_of(const at::Tensor& parameter);
 
-/// A tensor as flat float32 memory in the order of `like`. Any other tensor is copied, and write_back() copies it back.
+/// A tensor as flat float32 memory in the order of `like`. Any other tensor is copied, and write_back() copies it back,
+/// also to a leaf that requires a gradient.
 class Flat {
  public:
   Flat(const at::Tensor& tensor, const at::Tensor& like);

@@ -98,6 +98,7 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
     require_like(gradients[i], parameters[i], kWhere, "a gradient");
     require_state(means[i], parameters[i], kWhere, "a mean");
     require_state(squares[i], parameters[i], kWhere, "a square");
+    require_step(steps[i], kWhere, "a step");
     if (parameters[i].device() != parameters[0].device()) {
       fail(ErrorCode::invalid_argument, kWhere, "expected all parameters on ", parameters[0].device().str(), ", got ",
            parameters[i].device().str(), ": make a call for each device");

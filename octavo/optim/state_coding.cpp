@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/reference/step_blocks.h"
 #include "octavo/optim/flat.h"
@@ -30,6 +31,7 @@ void require_flat(const at::Tensor& tensor, at::ScalarType dtype, std::int64_t c
 
 void require_codes(const at::Tensor& codes, const at::Tensor& scales, std::int64_t count, StateFormat format,
                    const char* where) {
+  if (count < 0) fail(ErrorCode::invalid_argument, where, "expected a count of at least 0, got ", count);
   const auto block = static_cast<std::int64_t>(state_block(format));
   require_flat(codes, at::kByte, static_cast<std::int64_t>(state_bytes(format, static_cast<std::uint64_t>(count))),
                where, "codes");
@@ -70,7 +72,7 @@ void encode_state_(const at::Tensor& values, at::Tensor& codes, at::Tensor& scal
   constexpr const char* kWhere = "optim.encode_state";
   const StateFormat format = format_of_codes(code, kWhere);
   require_codes(codes, scales, values.numel(), format, kWhere);
-  const at::Tensor floats = values.to(at::kCPU, at::kFloat).contiguous();
+  const at::Tensor floats = with_own_values(values.to(at::kCPU, at::kFloat)).contiguous();
   at::Tensor host_codes = codes.cpu(), host_scales = scales.cpu();
   const StateView view = {host_codes.mutable_data_ptr<std::uint8_t>(), host_scales.mutable_data_ptr<float>(), format};
   const auto encode =

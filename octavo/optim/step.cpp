@@ -2,13 +2,14 @@
 #include "octavo/optim/step.h"
 
 #include <ATen/ATen.h>
-#include <ATen/MemoryOverlap.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 #include "octavo/optim/flat.h"
 #include "octavo/optim/pager.h"
@@ -48,7 +49,7 @@ struct Named {
 
   [[noreturn]] void refuse(const std::string& expected, const at::Tensor& got) const {
     fail(ErrorCode::invalid_argument, where, "expected ", what, " ", parameter, " as ", expected, ", got ",
-         toString(got.scalar_type()), got.sizes(), " on ", got.device().str());
+         described(got));
   }
 };
 
@@ -56,13 +57,8 @@ std::string described(const char* dtype, at::IntArrayRef sizes, c10::Device devi
   return c10::str(dtype, sizes, " on ", device.str());
 }
 
-/// Refuses tensors whose elements share memory: writing one element would change another, and torch refuses to copy
-/// back.
-void require_no_overlap(const at::Tensor& written, const Named& named) {
-  if (at::has_internal_overlap(written) != at::MemOverlap::Yes) return;
-  fail(ErrorCode::invalid_argument, named.where, "expected ", named.what, " ", named.parameter,
-       " with memory for each element, got strides ", written.strides(), " of ", written.sizes(),
-       ", as expand() makes them: call contiguous()");
+void require_writable(const at::Tensor& written, const Named& named) {
+  octavo::require_writable(written, named.where, c10::str(named.what, " ", named.parameter).c_str());
 }
 
 void require_values(const at::Tensor& values, const at::Tensor& parameter, int code_bits, const Named& named) {
@@ -102,17 +98,17 @@ void require_scales(at::TensorList scales, std::size_t i, const at::Tensor& valu
 void require_state_of(const StepTensors& tensors, std::size_t i, at::TensorList values, at::TensorList scales,
                       const char* where, const char* what, const char* scales_what) {
   const at::Tensor& parameter = tensors.parameters[i];
+  require_writable(values[i], {where, what, i});
   require_values(values[i], parameter, tensors.code_bits, {where, what, i});
-  require_no_overlap(values[i], {where, what, i});
   require_scales(scales, i, values[i], parameter, tensors.code_bits, {where, scales_what, i});
 }
 
 void require_floats(const at::Tensor& tensor, const at::Tensor& parameter, const Named& named) {
-  if (is_step_float(tensor.scalar_type()) && tensor.sizes() == parameter.sizes() &&
+  if (tensor.defined() && is_step_float(tensor.scalar_type()) && tensor.sizes() == parameter.sizes() &&
       tensor.device() == parameter.device() && tensor.layout() == at::kStrided) {
     return;
   }
-  named.refuse(described("float32, bfloat16 or float16, ", parameter.sizes(), parameter.device()), tensor);
+  named.refuse(described("strided float32, bfloat16 or float16, ", parameter.sizes(), parameter.device()), tensor);
 }
 
 void require_tail(const at::Tensor& tail, const at::Tensor& parameter, const Named& named) {
@@ -125,9 +121,14 @@ void require_tail(const at::Tensor& tail, const at::Tensor& parameter, const Nam
 
 // ---- memory
 
+/// Returns a tensor of the parameter's sizes and in row-major order, without memory.
+at::Tensor row_major(const at::Tensor& parameter) {
+  return at::empty(parameter.sizes(), parameter.options().device(at::kMeta));
+}
+
 /// Whether kernels may walk a tensor of the parameter's shape as flat memory in the parameter's order.
 bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
-  return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides();
+  return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides() && has_own_values(tensor);
 }
 
 /// Returns the memory order in which a parameter is walked: its own, or row-major where codes or random rounding are
@@ -137,13 +138,29 @@ at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
   const bool has_codes = tensors.means[i].scalar_type() == at::kByte;
   const bool is_drawn = tensors.rounding_seed && parameter.scalar_type() == at::kBFloat16;
   if (!has_codes && !is_drawn) return order_of(parameter);
-  return parameter.is_contiguous() ? parameter : at::empty(parameter.sizes(), parameter.options());
+  return parameter.is_contiguous() ? parameter : row_major(parameter);
+}
+
+/// Whether kernels can work in the tensors' own memory.
+bool is_in_place(const StepTensors& tensors, std::size_t i) {
+  const at::Tensor order = walked_order(tensors, i);
+  const auto is_walked = [&](const at::Tensor& tensor) { return has_order_of(tensor, order); };
+  const auto is_state_walked = [&](at::TensorList values) {
+    return !is_given(values, i) || values[i].sizes() != order.sizes() ||
+           is_walked(values[i]);  // codes of 4 bits are flat
+  };
+  return is_walked(tensors.parameters[i]) && is_walked(tensors.gradients[i]) && is_state_walked(tensors.means) &&
+         is_state_walked(tensors.squares) && is_state_walked(tensors.tails);
 }
 
 /// A parameter's tensors as flat memory. Copies of those that are not flat exist as long as this object.
 class FlatTensors {
  public:
-  FlatTensors(const StepTensors& tensors, std::size_t i) : order_(walked_order(tensors, i)), count_(order_.numel()) {
+  FlatTensors(const StepTensors& tensors, std::size_t i)
+      : parameter_(i),
+        device_(tensors.parameters[i].device()),
+        order_(walked_order(tensors, i)),
+        count_(order_.numel()) {
     const at::Tensor& parameter = tensors.parameters[i];
     const at::Tensor& gradient = tensors.gradients[i];
     operands_.parameter = memory_of(parameter);
@@ -164,7 +181,8 @@ class FlatTensors {
     }
   }
 
-  c10::Device device() const { return order_.device(); }
+  std::size_t parameter() const { return parameter_; }  // its place in the lists
+  c10::Device device() const { return device_; }
   std::int64_t count() const { return count_; }
   std::int64_t blocks() const { return divided_up(count_, kBlockElements); }
   const StepOperands& operands() const { return operands_; }
@@ -192,6 +210,8 @@ class FlatTensors {
     return {memory, is_given(scales, i) ? scales[i].mutable_data_ptr<float>() : nullptr, format};
   }
 
+  std::size_t parameter_;
+  c10::Device device_;
   at::Tensor order_;
   std::int64_t count_;
   StepOperands operands_ = {};
@@ -199,8 +219,9 @@ class FlatTensors {
   std::vector<at::Tensor> read_copies_;
 };
 
-/// Shares the blocks of all parameters, numbered through, out to threads.
-void step_on_threads(const std::vector<FlatTensors>& all, const MakeStep& make) {
+/// Shares the blocks of some parameters, numbered through, out to threads.
+void share_out(const std::vector<FlatTensors>& all, const MakeStep& make) {
+  if (all.empty()) return;
   std::vector<std::int64_t> ends;
   for (const FlatTensors& one : all) ends.push_back((ends.empty() ? 0 : ends.back()) + one.blocks());
   const LaunchScope scope(all.front().device());
@@ -210,11 +231,32 @@ void step_on_threads(const std::vector<FlatTensors>& all, const MakeStep& make) 
       const std::int64_t begin = ends[i] - all[i].blocks(), end = std::min(ends[i], last);
       const std::int64_t first = (block - begin) * kBlockElements;
       const std::int64_t stop = std::min((end - begin) * kBlockElements, all[i].count());
-      make(scope, i, static_cast<std::uint64_t>(stop - first),
+      make(scope, all[i].parameter(), static_cast<std::uint64_t>(stop - first),
            all[i].operands().from(static_cast<std::uint64_t>(first)));
       block = end;
     }
   });
+}
+
+/// Makes the step of all parameters that need no copies at once, then of the others one by one: copies of all of them
+/// could take more memory than their states.
+void step_on_threads(const StepTensors& tensors, const MakeStep& make) {
+  std::vector<FlatTensors> in_place;
+  std::vector<std::size_t> others;
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
+    if (is_in_place(tensors, i)) {
+      in_place.emplace_back(tensors, i);
+    } else {
+      others.push_back(i);
+    }
+  }
+  share_out(in_place, make);
+  for (const std::size_t i : others) {
+    std::vector<FlatTensors> one;
+    one.emplace_back(tensors, i);
+    share_out(one, make);
+    one.front().write_back();
+  }
 }
 
 /// Returns what is kept for a parameter from step to step.
@@ -228,14 +270,16 @@ std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
 }
 
 /// Makes one launch for each parameter, on the streams of their devices.
-void step_on_devices(const StepTensors& tensors, const std::vector<FlatTensors>& all, const MakeStep& make) {
+void step_on_devices(const StepTensors& tensors, const MakeStep& make) {
   std::vector<std::vector<at::Tensor>> kept;
-  for (std::size_t i = 0; i < all.size(); ++i) kept.push_back(kept_of(tensors, i));
-  Pager pager(all.front().device(), std::move(kept));
-  for (std::size_t i = 0; i < all.size(); ++i) {
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) kept.push_back(kept_of(tensors, i));
+  Pager pager(tensors.parameters.front().device(), std::move(kept));
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
     pager.before(i);
-    if (all[i].count() == 0) continue;
-    make(LaunchScope(all[i].device()), i, static_cast<std::uint64_t>(all[i].count()), all[i].operands());
+    if (tensors.parameters[i].numel() == 0) continue;
+    FlatTensors one(tensors, i);
+    make(LaunchScope(one.device()), i, static_cast<std::uint64_t>(one.count()), one.operands());
+    one.write_back();
   }
   pager.finish();
 }
@@ -263,13 +307,14 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
     fail(ErrorCode::invalid_argument, where, "expected codes of 8 or 4 bits, got ", tensors.code_bits);
   }
   if (count == 0) return;
+  require_writable(tensors.parameters[0], {where, "parameter", 0});
   const c10::Device device = tensors.parameters[0].device();
   require_number(tensors.gradient_factor, at::kFloat, device, where, "a gradient factor as float32");
   require_number(tensors.nonfinite, at::kInt, device, where, "a nonfinite flag as int32");
   for (std::size_t i = 0; i < count; ++i) {
     const at::Tensor& parameter = tensors.parameters[i];
+    require_writable(parameter, {where, "parameter", i});
     require_floats(parameter, parameter, {where, "parameter", i});
-    require_no_overlap(parameter, {where, "parameter", i});
     if (parameter.device() != device) {
       Named{where, "parameter", i}.refuse(c10::str("on ", device.str(), " as the first"), parameter);
     }
@@ -283,21 +328,18 @@ void require_valid(const StepTensors& tensors, bool has_square, const char* wher
     }
     if (!is_given(tensors.tails, i)) continue;
     require_tail(tensors.tails[i], parameter, {where, "tail", i});
-    require_no_overlap(tensors.tails[i], {where, "tail", i});
+    require_writable(tensors.tails[i], {where, "tail", i});
   }
 }
 
 void make_step(const StepTensors& tensors, const MakeStep& make) {
-  std::vector<FlatTensors> all;
-  all.reserve(tensors.parameters.size());
-  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) all.emplace_back(tensors, i);
-  if (all.empty()) return;
-  if (all.front().device().is_cpu()) {
-    step_on_threads(all, make);
+  if (tensors.parameters.empty()) return;
+  const c10::NoGradGuard not_differentiated;
+  if (tensors.parameters.front().is_cpu()) {
+    step_on_threads(tensors, make);
   } else {
-    step_on_devices(tensors, all, make);
+    step_on_devices(tensors, make);
   }
-  for (FlatTensors& one : all) one.write_back();
 }
 
 }  // namespace octavo

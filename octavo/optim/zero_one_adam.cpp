@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
 #include "octavo/optim/adamw.h"
 #include "octavo/optim/flat.h"
 
@@ -47,6 +48,11 @@ void require_all_like(at::TensorList tensors, at::TensorList parameters, const c
 }  // namespace
 
 ZeroOneKind zero_one_kind(std::uint64_t done, const ZeroOneSchedule& schedule) {
+  const auto [variance_steps, updates_an_interval, steps_an_interval, longest_interval] = schedule;
+  if (std::min({variance_steps, updates_an_interval, steps_an_interval, longest_interval}) == 0) {
+    fail(ErrorCode::invalid_argument, "optim.zero_one_kind", "expected a schedule of at least 1 step each, got ",
+         variance_steps, ", ", updates_an_interval, ", ", steps_an_interval, " and ", longest_interval);
+  }
   if (done < schedule.variance_steps) {
     return learns_variance(done, schedule.updates_an_interval) ? ZeroOneKind::variance : ZeroOneKind::sync;
   }
@@ -67,6 +73,8 @@ void zero_one_variance_(at::Tensor& parameter, const at::Tensor& gradient, at::T
   require_state(square, parameter, kWhere, "a square");
   require_state(preconditioner, parameter, kWhere, "a preconditioner");
   require_like(gradient, parameter, kWhere, "a gradient");
+  require_step(options.step, kWhere, "a step");
+  require_step(options.update, kWhere, "an update");
   if (options.update == 1) {
     momentum.zero_();
   } else {

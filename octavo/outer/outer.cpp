@@ -5,6 +5,8 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "octavo/comm/schedule/stopwatch.h"
@@ -37,10 +39,14 @@ void require(const std::vector<OuterParameter>& parameters) {
   if (parameters.empty()) fail(ErrorCode::invalid_argument, kWhere, "the model has no parameters that are trained");
   const c10::Device device = parameters[0].tensor.device();
   kernels_for(device);
+  std::set<std::string_view> names;
   for (const auto& [name, tensor, exempt, layout] : parameters) {
     if (!at::isFloatingType(tensor.scalar_type()) || !tensor.is_non_overlapping_and_dense()) {
       fail(ErrorCode::invalid_argument, kWhere, name, " is ", toString(tensor.scalar_type()), " with strides ",
            tensor.strides(), ": parameters must be real floating numbers in dense memory");
+    }
+    if (!names.insert(name).second) {
+      fail(ErrorCode::invalid_argument, kWhere, "two parameters have the name ", name, ": states are kept by name");
     }
     if (tensor.device() == device) continue;
     fail(ErrorCode::unsupported, kWhere, "all parameters must be on one device: ", name, " is on ",

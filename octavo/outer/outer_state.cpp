@@ -142,7 +142,11 @@ void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector
 std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
                                                     const std::vector<Position>& positions, std::uint64_t steps,
                                                     std::optional<int> rank) {
-  load_with(world.at(0), positions, steps, [&](std::size_t f, Compressor& compressor) {
+  if (world.empty() || (rank && (*rank < 0 || static_cast<std::size_t>(*rank) >= world.size()))) {
+    fail(ErrorCode::invalid_argument, "outer", "expected what each rank of a world had, and a rank of it, got ",
+         world.size(), " ranks", rank ? c10::str(" and rank ", *rank) : "");
+  }
+  load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor) {
     std::vector<Tensors> residuals;
     for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
     compressor.load_residuals_of(residuals);

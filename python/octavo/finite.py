@@ -16,4 +16,4 @@ def all_finite(tensors: Iterable[Tensor]) -> Tensor:
     The least and the greatest value of a tensor are NaN where any value is, and are found at the speed of memory.
     """
     bounds = [bound for tensor in tensors if tensor.numel() for bound in torch.aminmax(tensor)]
-    return torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True)
+    return torch.isfinite(torch.stack(bounds)).all() if bounds else torch.tensor(True, device="cpu")

@@ -306,7 +306,8 @@ class Handle:
         if sent is None or gradient is None or self._compressor.gradient_powers()[index] == 0:
             return True  # DDP may deliver nothing where no rank has a gradient
         if self._scaler is not None:
-            sent = sent * (1.0 / torch.tensor(self._scaler.get_scale(), dtype=torch.float64)).float()
+            scale = torch.tensor(self._scaler.get_scale(), dtype=torch.float64, device=sent.device)
+            sent = sent * (1.0 / scale).float()
         found = gradient.detach().as_strided((sent.numel(),), (stride,)).cpu()
         return torch.allclose(found, sent, rtol=0.0, atol=0.0, equal_nan=True)
 

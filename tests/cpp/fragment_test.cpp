@@ -14,7 +14,7 @@ namespace {
 
 std::vector<OuterParameter> parameters_of(const std::vector<std::vector<std::int64_t>>& sizes) {
   std::vector<OuterParameter> all;
-  for (const auto& size : sizes) all.push_back({"p" + std::to_string(all.size()), at::zeros(size), false});
+  for (const auto& size : sizes) all.push_back({std::string("p") + std::to_string(all.size()), at::zeros(size), false});
   return all;
 }
 

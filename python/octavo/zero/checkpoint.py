@@ -183,7 +183,7 @@ def _room_for(parts: dict[str, OwnPart], key: str, what: TensorStorageMetadata) 
     part = parts.get(key.partition("/")[2].rpartition("/")[0])
     if part is not None and what.size == part.values.shape:
         return torch.zeros_like(part.values.data, dtype=what.properties.dtype)
-    return torch.zeros(what.size, dtype=what.properties.dtype)
+    return torch.zeros(what.size, dtype=what.properties.dtype, device="cpu")
 
 
 def _states_in(tensors: dict[str, Any]) -> dict[str, dict[str, Any]]:

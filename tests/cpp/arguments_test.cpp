@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arguments that make no sense end in sentences, and tensors that torch keeps in unusual forms are read as what they
+// mean.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "octavo/codec/block_coding.h"
+#include "octavo/codec/registry.h"
+#include "octavo/codec/sign_bits.h"
+#include "octavo/comm/compressor.h"
+#include "octavo/comm/host_backend.h"
+#include "octavo/comm/layout.h"
+#include "octavo/device/pinned.h"
+#include "octavo/optim/adamw.h"
+#include "octavo/optim/lamb.h"
+#include "octavo/optim/lion.h"
+#include "octavo/optim/state_coding.h"
+#include "octavo/optim/zero_one_adam.h"
+#include "octavo/outer/outer.h"
+#include "tests/cpp/compressor_steps.h"
+#include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
+
+namespace octavo {
+
+namespace {
+
+using compressor_steps::kCount;
+using thread_ranks::BackendPtr;
+using thread_ranks::run_ranks;
+
+constexpr AdamWOptions kAdamW = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0};
+constexpr LambOptions kLamb = {0.1, 0.9, 0.999, 1e-8, 0, 0.01, 10};
+
+bool has(const std::string& text, const char* part) { return text.find(part) != std::string::npos; }
+
+at::Tensor expanded() { return at::zeros({1}).expand({8}); }
+
+// ---- optimizer steps
+
+/// Calls `step` with tensors of two parameters, of which the second one's `bad` is one that steps cannot write to.
+/// Returns the refusal. Nothing may have changed.
+template <class Step>
+std::string refusal_of_second(Step step) {
+  std::vector<at::Tensor> ones = {at::ones({8}), at::ones({8})}, zeros = {at::zeros({8}), at::zeros({8})};
+  const std::vector<at::Tensor> bad = {at::zeros({8}), expanded()};
+  const std::string said = refusal_of([&] { step(ones, zeros, bad); });
+  for (const at::Tensor& one : ones) EXPECT_TRUE(at::equal(one, at::ones({8})));
+  for (const at::Tensor& zero : zeros) EXPECT_TRUE(at::equal(zero, at::zeros({8})));
+  return said;
+}
+
+TEST(StepArguments, AreCheckedBeforeAnyParameterChanges) {
+  using Tensors = std::vector<at::Tensor>;
+  const std::vector<std::int64_t> steps = {1, 1};
+  at::Tensor coefficients = at::zeros({2}, at::kDouble);
+  const auto lamb = [&](const Tensors& p, const Tensors& m, const Tensors& bad) {
+    lamb_(p, p, m, bad, steps, coefficients, kLamb);
+  };
+  const auto signs = [](const Tensors& p, const Tensors&, const Tensors& bad) { sign_step_(bad, p, 0.1, 0); };
+  const auto sync = [](const Tensors& p, const Tensors& m, const Tensors& bad) {
+    zero_one_sync_(p, {}, m, bad, {1, 1}, {1, 1});
+  };
+  const auto adam = [&](const Tensors& p, const Tensors& m, const Tensors& bad) {
+    adam_({.parameters = p, .gradients = p, .means = m, .squares = bad}, steps, kAdamW, true);
+  };
+  for (const std::string& said :
+       {refusal_of_second(lamb), refusal_of_second(signs), refusal_of_second(sync), refusal_of_second(adam)}) {
+    EXPECT_TRUE(has(said, "with memory for each element")) << said;
+  }
+}
+
+TEST(StepArguments, StepsAreCountedFromOne) {
+  at::Tensor parameter = at::ones({8}), mean = at::zeros({8}), square = at::zeros({8}),
+             coefficient = at::zeros({1}, at::kDouble);
+  for (const std::int64_t step : {0, -1}) {
+    const std::vector<std::int64_t> steps = {step};
+    EXPECT_TRUE(has(refusal_of([&] { adamw_(parameter, parameter, mean, square, kAdamW, step); }), "counted from 1"));
+    EXPECT_TRUE(has(refusal_of([&] {
+                      adam_({.parameters = parameter, .gradients = parameter, .means = mean, .squares = square}, steps,
+                            kAdamW, true);
+                    }),
+                    "counted from 1"));
+    EXPECT_TRUE(has(refusal_of([&] { lamb_(parameter, parameter, mean, square, steps, coefficient, kLamb); }),
+                    "counted from 1"));
+    EXPECT_TRUE(has(refusal_of([&] { freeze_variance_(square, 0.999, 1e-8, 0, step); }), "counted from 1"));
+  }
+  EXPECT_TRUE(at::equal(parameter, at::ones({8})));
+  EXPECT_TRUE(has(refusal_of([] { zero_one_kind(10, {0, 0, 0, 0}); }), "at least 1 step"));
+  EXPECT_TRUE(has(refusal_of([] { decode_state(at::zeros({8}, at::kByte), at::zeros({1}), -1, {8, true}); }),
+                  "a count of at least 0"));
+}
+
+TEST(StepArguments, MayBeLeavesInAnyMemoryOrder) {
+  at::Tensor parameter = at::ones({4, 6}).t().requires_grad_(), mean = at::zeros({6, 4}), square = at::zeros({6, 4});
+  const std::vector<std::int64_t> steps = {1};
+  adam_({.parameters = parameter, .gradients = mean.clone().add_(1), .means = mean, .squares = square}, steps, kAdamW,
+        true);
+  EXPECT_NEAR(parameter[2][3].item<float>(), 0.9F, 1e-5F);
+  at::Tensor wide = at::ones({8}, at::kDouble).requires_grad_(), its_mean = at::zeros({8}), its_square = at::zeros({8});
+  adamw_(wide, at::ones({8}), its_mean, its_square, kAdamW, 1);
+  EXPECT_NEAR(wide[7].item<double>(), 0.9, 1e-5);
+}
+
+TEST(LazyTensors, AreReadAsWhatTheyMean) {
+  at::Tensor parameter = at::zeros({8}), mean = at::zeros({8}), square = at::zeros({8});
+  const at::Tensor negative = at::imag(at::complex(at::zeros({8}), at::ones({8})).conj());
+  ASSERT_TRUE(negative.is_neg());
+  adamw_(parameter, negative, mean, square, kAdamW, 1);
+  EXPECT_NEAR(mean[0].item<float>(), -0.1F, 1e-6F);
+  const std::vector<std::int64_t> steps = {1};
+  adam_({.parameters = parameter, .gradients = negative, .means = mean.zero_(), .squares = square.zero_()}, steps,
+        kAdamW, true);
+  EXPECT_NEAR(mean[0].item<float>(), -0.1F, 1e-6F);
+  const at::Tensor none = at::_efficientzerotensor({8}, at::kFloat);
+  adamw_(parameter, none, mean.zero_(), square, kAdamW, 1);
+  EXPECT_EQ(mean[0].item<float>(), 0);
+
+  EXPECT_TRUE(at::equal(packbits(negative, 8), packbits(negative.clone(), 8)));
+  EXPECT_FALSE(at::equal(packbits(negative, 8), packbits(at::ones({8}), 8)));
+  at::Tensor codes = at::zeros({8}, at::kByte), same = codes.clone(), scales = at::zeros({1});
+  encode_state_(negative, codes, scales, {8, true});
+  encode_state_(negative.clone(), same, scales, {8, true});
+  EXPECT_TRUE(at::equal(codes, same));
+}
+
+// ---- codecs
+
+TEST(CodecArguments, AFactoryMakesACodec) {
+  EXPECT_TRUE(has(refusal_of([] { register_codec("test-none", nullptr); }), "expected a factory for 'test-none'"));
+  register_codec("test-null", [](const CodecText&) { return CodecPtr(); });
+  for (const char* plan : {"test-null", "int4+down:test-null"}) {
+    EXPECT_TRUE(has(refusal_of([&] { Plan::parse(plan); }), "the factory of the codec test-null has returned none"));
+  }
+}
+
+TEST(CodecArguments, ATextThatNamesLshThousandsOfTimesIsRefusedAtOnce) {
+  std::string text;
+  for (int i = 0; i < 100000; ++i) text += "lsh:";
+  EXPECT_TRUE(has(refusal_of([&] { Plan::parse(text + "int4"); }), "and once"));
+}
+
+TEST(CodecArguments, WhatPlansRefuseConstructorsRefuse) {
+  EXPECT_TRUE(has(refusal_of([] { BlockCoding(BlockCodec::int4, 12); }), "a multiple of 8 values, got 12"));
+  EXPECT_TRUE(has(refusal_of([] { BlockCoding(BlockCodec::sign, 0, true); }), "round stochastically"));
+}
+
+TEST(CodecArguments, NoValuesArePackedAndUnpacked) {
+  const CodecPtr threshold = make_codec(CodecText::parse("threshold:3", "threshold:3"));
+  std::vector<std::uint8_t> payload(threshold->payload_bytes(0) + 64), packed(payload.size()), again(payload.size());
+  threshold->encode(c10::kCPU, {nullptr}, {payload.data(), 0, {0, 0}}, nullptr);
+  const std::uint64_t bytes = threshold->pack(payload.data(), 0, packed.data());
+  EXPECT_EQ(threshold->unpack({packed.data(), bytes}, 0, again.data()), bytes);
+}
+
+TEST(PinnedMemory, OfADeviceThatTorchLacksIsUnsupported) {
+  if (at::hasCUDA()) return;  // then it has some
+  try {
+    pinned_zeros({4}, at::kFloat, 0, at::kCUDA);
+    FAIL() << "it did not throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unsupported) << error.what();
+  }
+}
+
+// ---- exchanges
+
+TEST(CommArguments, WithoutABackendOrRanksAreRefused) {
+  EXPECT_TRUE(has(refusal_of([] { Wire(nullptr, std::chrono::seconds(1)); }), "expected a back end of c10d, got none"));
+  EXPECT_TRUE(has(refusal_of([] { HostBackend(nullptr); }), "expected a back end for the CPU, got none"));
+  EXPECT_TRUE(has(refusal_of([] { Compressor(nullptr, Plan::parse("int4"), {}); }), "expected a wire"));
+  EXPECT_TRUE(has(refusal_of([] { ring_bytes(8, 0); }), "at least 1 rank"));
+  EXPECT_TRUE(has(refusal_of([] { owned_range(8, 0, 0); }), "expected a rank below"));
+}
+
+TEST(CommArguments, ABucketAndItsSlotsFitTheParameters) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Compressor compressor = compressor_steps::make(backend, "int4+ef");
+    const auto said = [&](const at::Tensor& bucket, const std::vector<Slot>& slots) {
+      compressor.begin_step();
+      return refusal_of([&] { compressor.reduce(bucket, slots); });
+    };
+    const auto count = static_cast<std::int64_t>(kCount);
+    EXPECT_TRUE(has(said(at::ones({count / 2}), {{0, 0}}), "expected weight, "));
+    EXPECT_TRUE(has(said(at::ones({count}), {{0, 1}}), "expected weight, "));
+    EXPECT_TRUE(has(said(at::ones({count}), {{7, 0}}), "expected slots of 2 parameters, got one of 7"));
+    EXPECT_TRUE(
+        has(said(at::ones({count}, at::kInt), {{0, 0}}), "expected a bucket of a floating or complex dtype, got Int"));
+    EXPECT_TRUE(has(refusal_of([&] { compressor.finish(nullptr); }), "before, got none"));
+    EXPECT_TRUE(has(refusal_of([&] { compressor.set_owed_share(NAN); }), "expected a share from 0 to 1"));
+    at::Tensor good = at::ones({count});
+    compressor.begin_step();
+    compressor.reduce(good, {{0, 0}});
+    EXPECT_NEAR(good[0].item<float>(), 1, 1e-3);
+  });
+}
+
+TEST(CommArguments, ParametersHaveNamesOfTheirOwnAndWholeRows) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    const auto said = [&](std::vector<ParameterInfo> parameters) {
+      return refusal_of([&] {
+        Compressor(std::make_unique<Wire>(backend, std::chrono::seconds(20)), Plan::parse("int4"),
+                   std::move(parameters));
+      });
+    };
+    EXPECT_TRUE(has(said({{"w", 64, false}, {"w", 64, false}}), "two parameters have the name w"));
+    EXPECT_TRUE(has(said({{"w", 64, false, 0}}), "got 0 rows"));
+    EXPECT_TRUE(has(said({{"w", 64, false, 7}}), "got 7 rows"));
+  });
+  const std::vector<OuterParameter> twice = {{"w", at::ones({64, 64}), false}, {"w", at::ones({64, 64}), false}};
+  EXPECT_TRUE(has(refusal_of([&] { Outer::require(Plan::parse("sign+ef"), twice, {}); }), "the name w"));
+}
+
+TEST(CommArguments, AWorldThatSavedNothingIsRefused) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    Outer outer(backend, std::chrono::seconds(20), Plan::parse("sign+ef"), {{"w", at::ones({64, 64}), false}}, {});
+    EXPECT_TRUE(has(refusal_of([&] { outer.load_world({}, outer.positions(), 1, std::nullopt); }), "got 0 ranks"));
+  });
+}
+
+}  // namespace
+
+}  // namespace octavo
