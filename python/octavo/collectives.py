@@ -44,7 +44,8 @@ def all_reduce(
     """Replaces ``tensor`` by its sum over the ranks of ``group``, in place; the ranks send codes of the plan's codec.
     All ranks of the group call it with tensors of the same shape.
 
-    - ``tensor``: a dense tensor of a real floating dtype with this rank's own values.
+    - ``tensor``: a dense tensor of a real floating dtype with this rank's own values. Those of float64 are sent as
+      float32 at most, except by ``dense``.
     - ``plan``: an ``octavo.Plan`` or its text. Plans with ``+ef`` are refused, because one call keeps no residual; use
       ``octavo.compress`` for them. ``sign-vote`` gives the majority's sign (0 for a tie), whatever ``op`` is.
     - ``group``: the ranks; None: all ranks.

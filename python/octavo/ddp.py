@@ -36,6 +36,11 @@ def compress_ddp(
             "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
             "choose another optimize_ddp"
         )
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise ValueError(
+            "[ddp.compress] this model delays gradients (delay_all_reduce_named_params), which DDP sends by itself "
+            "and does not wait for: leave the option out"
+        )
     parameters = {plain_name(name): p for name, p in model.module.named_parameters() if p.requires_grad}
     joined = joined_optimizer(optimizer)
     if joined is None:

@@ -240,6 +240,12 @@ def refuse_arguments(rank: int) -> None:
     elsewhere.module.late = nn.Parameter(torch.empty(3, device="meta"))
     with pytest.raises(NotImplementedError, match="expected a tensor on cpu, cuda, xpu or sycl, got one on meta"):
         octavo.compress(elsewhere, "int4")
+    late = Odd()
+    delayed = dict(
+        delay_all_reduce_named_params=[("wide.weight", late.wide.weight)], param_to_hook_all_reduce=late.norm.weight
+    )
+    with pytest.raises(ValueError, match=r"\[ddp\.compress\] this model delays gradients"):
+        octavo.compress(DistributedDataParallel(late, **delayed), "int4")
 
 
 def disagree(rank: int) -> None:
