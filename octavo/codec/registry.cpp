@@ -75,9 +75,10 @@ bool read_number(std::string_view option, Number& number) {
 }
 
 [[noreturn]] void refuse_name(const CodecText& text) {
-  std::string names = "auto";
-  for (const std::string& known : codec_names()) names += ", " + known;
-  for (const std::string_view own : kOfPlans) names += own == "auto" ? "" : ", " + std::string(own);
+  std::string names;
+  for (const std::string_view own : kOfPlans) names.append(own).append(", ");
+  for (const std::string& known : codec_names()) names.append(known).append(", ");
+  names.resize(names.size() - 2);
   text.refuse("there is no codec of this name; there are " + names);
 }
 

@@ -224,16 +224,15 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
     fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",
          bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
   }
-  if (bucket.is_sparse()) return;
   const std::uint64_t reals = bucket.is_complex() ? 2 : 1, ranks = static_cast<std::uint64_t>(wire_->world_size());
   const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
-  const std::uint64_t room = reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
+  const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
   for (const Slot& slot : slots) {
     if (slot.parameter >= parameters_.size()) {
       fail(ErrorCode::invalid_argument, kWhere, "expected slots of ", parameters_.size(), " parameters, got one of ",
            slot.parameter);
     }
-    if (slot.apart) continue;
+    if (slot.apart || bucket.is_sparse()) continue;
     const ParameterInfo& info = parameters_[slot.parameter].info;
     const std::uint64_t count = parts > 1 ? info.ownership.share(info.count, wire_->world_size()) : info.count;
     if (count <= room && reals * slot.offset <= room - count) continue;

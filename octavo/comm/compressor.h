@@ -150,7 +150,8 @@ class OCTAVO_API Compressor {
   std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt,
                              Clock::time_point ready = Clock::now());
   void advance(Job& job);
-  /// Throws Error invalid_argument where advance() is still to be called.
+  /// Throws Error invalid_argument where advance() is still to be called; the job is then lost, and the step must be
+  /// abandoned.
   void finish(std::unique_ptr<Job> job);
   /// Whether slots of this step's next buckets may lie apart (Slot::apart): gradients on the CPU, of a floating dtype,
   /// whose averages owners get (reduce_to_owners), as long as a bucket is only sent and nothing else is done with it.

@@ -144,7 +144,8 @@ class OCTAVO_API Engine {
   /// for, and their gradients, also those that are under way. Waits for no other rank: one that does not give up the
   /// same pass finds out by the deadline. A backward pass that has not ended has perhaps added a part of its gradients
   /// to what earlier passes have added up. It therefore takes them with it, as drop_gradients() does, which otherwise
-  /// stay.
+  /// stay. A pass of several graphs counts as ended while none of them has gradients that were not ended: after an
+  /// error between two graphs call drop_gradients().
   void give_up_pass();
   /// Drops what the backward passes of this step have added up: the next pass begins a step. What is remembered of
   /// gradients is again what it was before; where several passes have sent, it is dropped. A pass that has not ended is

@@ -18,12 +18,20 @@ std::int64_t require_size(std::int64_t size) {
 }
 
 at::Tensor memory_for(std::int64_t size, at::ScalarType dtype, c10::Device device) {
+  const auto refuse = [&](const c10::Error& refused) {
+    fail(ErrorCode::out_of_memory, kOfBucket, "a bucket of ", size, " elements of ", at::toString(dtype), " on ",
+         device.str(), " cannot be allocated: ", refused.what_without_backtrace(),
+         "; give init() a smaller bucket_size");
+  };
   try {
     return at::empty({require_size(size)}, at::dtype(dtype).device(device));
+  } catch (const c10::OutOfMemoryError& refused) {
+    refuse(refused);
   } catch (const c10::Error& refused) {
-    fail(ErrorCode::out_of_memory, kOfBucket, "a bucket of ", size, " elements of ", at::toString(dtype), " on ",
-         device.str(), " cannot be allocated: ", refused.what_without_backtrace());
+    if (!device.is_cpu()) throw;  // its device may be absent
+    refuse(refused);
   }
+  return {};
 }
 
 }  // namespace

@@ -5,18 +5,10 @@
 
 #include <algorithm>
 
+#include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {
-
-namespace {
-
-/// Returns a tensor whose memory has its values: torch conjugates, negates and makes zeros lazily.
-at::Tensor materialized(const at::Tensor& tensor) {
-  return (tensor._is_zerotensor() ? tensor.clone() : tensor).resolve_conj().resolve_neg();
-}
-
-}  // namespace
 
 std::string tensorPtrToString(void* ptr, std::size_t size, c10::ScalarType datatype, std::size_t max_elem,
                               std::size_t max_str_len) {
@@ -42,7 +34,8 @@ std::string tensorPtrToString(void* ptr, std::size_t size, c10::ScalarType datat
 std::string tensorToString(const at::Tensor& t, std::size_t max_elem, std::size_t max_str_len) {
   if (!t.defined()) return "undefined";
   const auto count = static_cast<std::size_t>(t.numel()), shown = std::min(count, max_elem);
-  const at::Tensor first = materialized(t.flatten().narrow(0, 0, static_cast<std::int64_t>(shown))).cpu().contiguous();
+  const at::Tensor first =
+      with_own_values(t.flatten().narrow(0, 0, static_cast<std::int64_t>(shown))).cpu().contiguous();
   const std::string values = tensorPtrToString(first.data_ptr(), shown, t.scalar_type(), shown, max_str_len);
   return c10::str(at::toString(t.scalar_type()), t.sizes(), " on ", t.device().str(), ": ", values,
                   shown < count ? ",..." : "");

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ namespace octavo {
 namespace {
 
 constexpr std::int64_t kBlockElements = kStepBlock;
+constexpr std::int64_t kCopyAlignment = 64;  // in bytes
 constexpr std::int64_t kGrainBlocks = kGrainElements / kBlockElements;
 
 std::int64_t divided_up(std::int64_t count, std::int64_t by) { return count / by + (count % by != 0); }
@@ -153,11 +155,42 @@ bool is_in_place(const StepTensors& tensors, std::size_t i) {
          is_state_walked(tensors.squares) && is_state_walked(tensors.tails);
 }
 
-/// A parameter's tensors as flat memory. Copies of those that are not flat exist as long as this object.
+/// Returns the bytes of copies of all of a parameter's tensors.
+std::int64_t copy_bytes(const StepTensors& tensors, std::size_t i) {
+  std::int64_t width = tensors.parameters[i].element_size() + tensors.gradients[i].element_size();
+  for (const at::TensorList list : {tensors.means, tensors.squares, tensors.tails}) {
+    if (is_given(list, i)) width += list[i].element_size();
+  }
+  return width * tensors.parameters[i].numel() + 5 * kCopyAlignment;
+}
+
+/// Memory for the copies of one parameter at a time. It is allocated before any parameter changes: a step that finds no
+/// memory has changed nothing.
+class CopyRoom {
+ public:
+  CopyRoom(std::int64_t bytes, c10::Device device) : bytes_(at::empty({bytes}, at::dtype(at::kByte).device(device))) {}
+
+  /// Forgets the copies that were made so far.
+  void clear() { used_ = 0; }
+  /// Returns a copy of a tensor in the order of another one.
+  at::Tensor copy_of(const at::Tensor& tensor, const at::Tensor& order) {
+    const std::int64_t bytes = tensor.numel() * tensor.element_size();
+    const at::Tensor room = bytes_.narrow(0, used_, bytes).view(tensor.scalar_type());
+    used_ += divided_up(bytes, kCopyAlignment) * kCopyAlignment;
+    return room.as_strided(order.sizes(), order.strides()).copy_(tensor);
+  }
+
+ private:
+  at::Tensor bytes_;
+  std::int64_t used_ = 0;
+};
+
+/// A parameter's tensors as flat memory. Those that are not flat are copied to `room`.
 class FlatTensors {
  public:
-  FlatTensors(const StepTensors& tensors, std::size_t i)
-      : parameter_(i),
+  FlatTensors(const StepTensors& tensors, std::size_t i, CopyRoom* room)
+      : room_(room),
+        parameter_(i),
         device_(tensors.parameters[i].device()),
         order_(walked_order(tensors, i)),
         count_(order_.numel()) {
@@ -194,7 +227,7 @@ class FlatTensors {
  private:
   void* memory_of(const at::Tensor& tensor, bool is_read_only = false) {
     if (has_order_of(tensor, order_)) return tensor.data_ptr();
-    at::Tensor copy = at::empty_like(order_, tensor.options()).copy_(tensor);
+    at::Tensor copy = room_->copy_of(tensor, order_);
     void* const memory = copy.data_ptr();
     if (is_read_only) {
       read_copies_.push_back(std::move(copy));
@@ -210,6 +243,7 @@ class FlatTensors {
     return {memory, is_given(scales, i) ? scales[i].mutable_data_ptr<float>() : nullptr, format};
   }
 
+  CopyRoom* room_;  // null where all tensors are flat
   std::size_t parameter_;
   c10::Device device_;
   at::Tensor order_;
@@ -238,22 +272,33 @@ void share_out(const std::vector<FlatTensors>& all, const MakeStep& make) {
   });
 }
 
+/// Returns the room for the copies of any of the parameters that are not stepped in place; none where there is none.
+std::optional<CopyRoom> room_for_copies(const StepTensors& tensors) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
+    if (!is_in_place(tensors, i)) bytes = std::max(bytes, copy_bytes(tensors, i));
+  }
+  if (bytes == 0) return std::nullopt;
+  return CopyRoom(bytes, tensors.parameters.front().device());
+}
+
 /// Makes the step of all parameters that need no copies at once, then of the others one by one: copies of all of them
 /// could take more memory than their states.
-void step_on_threads(const StepTensors& tensors, const MakeStep& make) {
+void step_on_threads(const StepTensors& tensors, std::optional<CopyRoom> room, const MakeStep& make) {
   std::vector<FlatTensors> in_place;
   std::vector<std::size_t> others;
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
     if (is_in_place(tensors, i)) {
-      in_place.emplace_back(tensors, i);
+      in_place.emplace_back(tensors, i, nullptr);
     } else {
       others.push_back(i);
     }
   }
   share_out(in_place, make);
   for (const std::size_t i : others) {
+    room->clear();
     std::vector<FlatTensors> one;
-    one.emplace_back(tensors, i);
+    one.emplace_back(tensors, i, &*room);
     share_out(one, make);
     one.front().write_back();
   }
@@ -270,14 +315,15 @@ std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
 }
 
 /// Makes one launch for each parameter, on the streams of their devices.
-void step_on_devices(const StepTensors& tensors, const MakeStep& make) {
+void step_on_devices(const StepTensors& tensors, std::optional<CopyRoom> room, const MakeStep& make) {
   std::vector<std::vector<at::Tensor>> kept;
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) kept.push_back(kept_of(tensors, i));
   Pager pager(tensors.parameters.front().device(), std::move(kept));
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
     pager.before(i);
     if (tensors.parameters[i].numel() == 0) continue;
-    FlatTensors one(tensors, i);
+    if (room) room->clear();
+    FlatTensors one(tensors, i, room ? &*room : nullptr);
     make(LaunchScope(one.device()), i, static_cast<std::uint64_t>(one.count()), one.operands());
     one.write_back();
   }
@@ -336,9 +382,9 @@ void make_step(const StepTensors& tensors, const MakeStep& make) {
   if (tensors.parameters.empty()) return;
   const c10::NoGradGuard not_differentiated;
   if (tensors.parameters.front().is_cpu()) {
-    step_on_threads(tensors, make);
+    step_on_threads(tensors, room_for_copies(tensors), make);
   } else {
-    step_on_devices(tensors, make);
+    step_on_devices(tensors, room_for_copies(tensors), make);
   }
 }
 

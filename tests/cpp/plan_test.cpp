@@ -303,7 +303,8 @@ TEST(Plan, ARefusalSaysFirstWhatIsWrongAndShowsALongTextInPart) {
     }
     return "";
   };
-  EXPECT_EQ(said("int9").find("[comm.plan] 'int9' is no plan: there is no codec of this name; there are auto, dense"),
+  EXPECT_EQ(said("int9").find(
+                "[comm.plan] 'int9' is no plan: there is no codec of this name; there are auto, delta, dgc, dense"),
             0);
   EXPECT_EQ(
       said("dgc:0.01+clip:1+clip:2").find("[comm.plan] 'dgc:0.01+clip:1+clip:2' is no plan: only dgc clips, once"), 0);

@@ -6,6 +6,8 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -255,3 +257,28 @@ def test_paging_is_that_of_who_loads() -> None:
     assert same(paged, unpaged)
     unpaged.load_state_dict(paged.state_dict())
     assert not _C.is_managed(unpaged.state[parameter]["exp_avg_codes"])
+
+
+WITHOUT_ROOM = """
+import re, resource, torch, octavo
+from torch import nn
+first, other = nn.Parameter(torch.ones(1000)), nn.Parameter(torch.ones(4000, 4000))
+optimizer = octavo.optim.AdamW([first, other], lr=0.1)
+for parameter in (first, other):
+    parameter.grad = torch.ones_like(parameter)
+optimizer.step()
+before, step = first.detach().clone(), optimizer.state[first]["step"].item()
+other.grad = torch.ones(4000, 4000).t()  # in another memory order: it is copied
+used = 1024 * int(re.search(r"VmSize:\\s+(\\d+)", open("/proc/self/status").read())[1])
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
+try:
+    optimizer.step()
+    print("it found room")
+except RuntimeError:
+    print(torch.equal(first, before), optimizer.state[first]["step"].item() == step)
+"""
+
+
+def test_a_step_that_finds_no_memory_for_its_copies_has_changed_nothing():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_ROOM], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "True True\n", done.stderr

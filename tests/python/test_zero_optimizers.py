@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
 from zero_runs import inputs_of, net, said_by, train
 
@@ -90,12 +90,67 @@ def test_a_state_that_cannot_be_shared_out_is_refused(two_ranks):
         assert "the optimizer keeps row of 0.weight as (4,) of (4, 4)" in said and is_as_before
 
 
-def with_operators_that_dtensors_lack(rank: int) -> str:
+def with_operators_that_dtensors_lack(rank: int, make: Callable[..., torch.optim.Optimizer]) -> list[str]:
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    return said_by(lambda: train(octavo.initialize(model, optimizer, {"zero_stage": 1}), rank))
+    engine = octavo.initialize(model, make(model.parameters(), lr=0.1), {"zero_stage": 1})
+    return [said_by(lambda: train(engine, rank)), said_by(engine.step)]
 
 
-def test_an_optimizer_without_operators_for_parts_is_named(two_ranks):
-    for said in two_ranks.run(with_operators_that_dtensors_lack):
-        assert "[zero.step] SGD works with operators that torch does not have" in said and "fused=True" in said
+@pytest.mark.parametrize(
+    ("make", "advice"),
+    [(partial(torch.optim.SGD, fused=True), "make it without fused=True, or take"), (torch.optim.Rprop, "): take")],
+    ids=["sgd", "rprop"],
+)
+def test_an_optimizer_without_operators_for_parts_is_named(two_ranks, make, advice):
+    for said, later in two_ranks.run(with_operators_that_dtensors_lack, make):
+        assert "works with operators that torch does not have" in said and f"{advice} another optimizer" in said
+        assert "this engine has ended with an error before" in later
+
+
+class Scaled(nn.Module):
+    """A model with a parameter of no dimension, as CLIP has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scale = net(), nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) * self.scale
+
+
+def go_on_with_a_scale(rank: int, make: Callable[..., torch.optim.Optimizer]) -> tuple[list[float], list[float]]:
+    alone, model = Scaled(), Scaled()
+    train_alone(alone, make(alone.parameters(), lr=0.1), 5)
+    optimizer = make(model.parameters(), lr=0.1)
+    train_alone(model, optimizer, 3)
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 1})
+    train(engine, rank, 2)
+    return values_of(alone), values_of(model)
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.NAdam, torch.optim.ASGD])
+def test_numbers_of_a_parameter_without_dimensions_stay_numbers(two_ranks, make):
+    for alone, shared in two_ranks.run(go_on_with_a_scale, make):
+        assert shared == pytest.approx(alone, rel=1e-4, abs=1e-6)
+
+
+def with_hooks(rank: int, make: Callable[..., torch.optim.Optimizer], folder: str) -> list[float]:
+    model = net()
+    optimizer = make(model.parameters(), lr=0.1)
+    train_alone(model, optimizer, 1)
+    optimizer.register_state_dict_post_hook(lambda _, state: {"wrapped": state})
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: state["wrapped"])
+    engine = octavo.initialize(model, optimizer, {"zero_stage": 1})
+    train(engine, rank, 1)
+    engine.save_checkpoint(folder)
+    train(engine, rank, 1)
+    expected = values_of(model)
+    engine.load_checkpoint(folder)
+    train(engine, rank, 1)
+    return [a - b for a, b in zip(values_of(model), expected, strict=True)]
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, octavo.optim.AdamW8bit])
+def test_hooks_that_wrap_states_do_not_reach_the_engine(two_ranks, make, tmp_path):
+    for differences in two_ranks.run(with_hooks, make, str(tmp_path / "one")):
+        assert not any(differences)

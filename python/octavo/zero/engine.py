@@ -111,6 +111,7 @@ class ZeroEngine:
         optimizer.state.clear()
         if states:
             self.load_optimizer_state([states], self.optimizer_options())
+        del states, kept  # all of each parameter's, on every rank
         self._micro_batches, self._steps = 0, 0
         self._has_gradients = False
         self._failure: str | None = None  # why a backward pass has failed
@@ -236,10 +237,12 @@ class ZeroEngine:
         except (NotImplementedError, RuntimeError) as error:
             if "aten." not in str(error):  # so do torch's errors of operators that DTensors do not have
                 raise
-            reason = str(error).splitlines()[0]
+            self.fail(error)
+            is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
             raise RuntimeError(
                 f"[zero.step] {type(self.optimizer).__name__} works with operators that torch does not have for the "
-                f"parts of parameters, DTensors: {reason} Make it without fused=True, or take another optimizer"
+                f"parts of parameters, which are DTensors ({str(error).splitlines()[0].rstrip('.')}): "
+                f"{'make it without fused=True, or ' if is_fused else ''}take another optimizer"
             ) from error
 
     @torch.no_grad()
@@ -387,6 +390,7 @@ class ZeroEngine:
     ) -> None:
         """Restores what ``optimizer_state`` and ``optimizer_options`` returned. ``states``: this rank's state, or the
         states of all ranks of any world, in their order. Raises ValueError where they do not fit."""
+        self.bring_back()
         own = states if isinstance(states, Mapping) else optimizer_state.of_this_rank(self, states)
         optimizer_state.load_states(self, own, options)
 

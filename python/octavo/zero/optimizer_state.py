@@ -4,15 +4,17 @@ other ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from octavo.optim.convert import to_torch
-from octavo.optim.fused import FusedOptimizer
 from octavo.optim.shards import as_shard, local
+from octavo.optim.state_formats import floats_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 States = dict[str, dict[str, Any]]  # by parameter's name and key: flat tensors, and scalars that are equal on all ranks
 
+_CODES = "_codes"
+_NUMBERS = {"step", "eta", "mu", "mu_product"}  # which torch's optimizers keep of a parameter, whatever its shape
+_HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks")
+
 
 def parts_by_name(engine: ZeroEngine) -> dict[str, OwnPart]:
     return {name: engine.parts[p] for name, p in engine.module.named_parameters() if p in engine.parts}
@@ -29,7 +35,8 @@ def parts_by_name(engine: ZeroEngine) -> dict[str, OwnPart]:
 
 def states_by_name(engine: ZeroEngine) -> States:
     """Returns the states in the form of checkpoints: what is cut as its parameter is, is a DTensor."""
-    states = engine.optimizer.state_dict()["state"]
+    with _without_hooks_of_the_program(engine.optimizer):
+        states = engine.optimizer.state_dict()["state"]
     return {name: states.get(place, {}) for place, name in enumerate(_names_in_order(engine))}
 
 
@@ -37,27 +44,49 @@ def whole_states(optimizer: Optimizer, parameters: Mapping[str, Tensor]) -> Stat
     """Returns what an optimizer of whole parameters keeps of those of `parameters`, by name, as one rank that owns
     everything would have it in `own_states`. Codes of our optimizers become floats. Raises ValueError for tensors that
     are not of their parameter's shape."""
-    states = to_torch(optimizer)["state"] if isinstance(optimizer, FusedOptimizer) else optimizer.state_dict()["state"]
     names = {parameter: name for name, parameter in parameters.items()}
-    in_order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {
-        names[parameter]: {
-            key: _flat(value, parameter, f"{key} of {names[parameter]}") for key, value in states[place].items()
-        }
-        for place, parameter in enumerate(in_order)
-        if states.get(place) and parameter in names
-    }
+    states: States = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            if state and parameter in names:
+                name, floats = names[parameter], decoded(state, group.get("optim_bits", 32), parameter)
+                states[name] = {key: _flat(key, value, parameter, name) for key, value in floats.items()}
+    return states
 
 
-def _flat(value: Any, parameter: Tensor, what: str) -> Any:
-    if not isinstance(value, Tensor) or (value.ndim == 0 and (parameter.ndim > 0 or what.startswith("step "))):
+def decoded(state: Mapping[str, Any], bits: int, parameter: Tensor) -> dict[str, Any]:
+    """Returns a state with floats in place of codes, of `bits`, and their scales."""
+    moments = [key.removesuffix(_CODES) for key in state if key.endswith(_CODES)]
+    floats = {moment: floats_of(state, moment, bits, parameter.shape) for moment in moments}
+    scaled = {f"{moment}{ending}" for moment in moments for ending in (_CODES, "_scale")}
+    return {key: value for key, value in state.items() if key not in scaled} | floats
+
+
+def _flat(key: str, value: Any, parameter: Tensor, name: str) -> Any:
+    is_number = not isinstance(value, Tensor) or (value.ndim == 0 and (parameter.ndim > 0 or key in _NUMBERS))
+    if is_number:
         return value
     if value.shape != parameter.shape:
         raise ValueError(
-            f"[zero.initialize] the optimizer keeps {what} as {tuple(value.shape)} of {tuple(parameter.shape)}, which "
-            f"cannot be shared out: give a new optimizer, without state"
+            f"[zero.initialize] the optimizer keeps {key} of {name} as {tuple(value.shape)} of "
+            f"{tuple(parameter.shape)}, which cannot be shared out: give a new optimizer, without state"
         )
     return value.detach().reshape(-1)
+
+
+@contextmanager
+def _without_hooks_of_the_program(optimizer: Optimizer) -> Iterator[None]:
+    """A context in which ``state_dict()`` and ``load_state_dict()`` take and return torch's own form, which the
+    program's hooks may wrap."""
+    own = {name: getattr(optimizer, name) for name in _HOOKS}
+    try:
+        for name in _HOOKS:
+            setattr(optimizer, name, OrderedDict())
+        yield
+    finally:
+        for name, hooks in own.items():
+            setattr(optimizer, name, hooks)
 
 
 def own_states(engine: ZeroEngine) -> States:
@@ -70,7 +99,7 @@ def own_states(engine: ZeroEngine) -> States:
 
 def options_of(engine: ZeroEngine) -> list[dict[str, Any]]:
     """Returns the options of the optimizer's parameter groups."""
-    groups = engine.optimizer.state_dict()["param_groups"]
+    groups = engine.optimizer.param_groups
     return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
@@ -102,10 +131,11 @@ def _as_here(here: Any, saved: Any) -> Any:
 def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], options: list[dict[str, Any]]) -> None:
     """Restores `states_by_name`, or `own_states`, and `options_of`. Raises ValueError where they do not fit."""
     require_groups(engine, options)
-    groups = engine.optimizer.state_dict()["param_groups"]
+    places = itertools.count()
     merged = [
-        {key: _as_here(group.get(key), value) for key, value in (group | saved).items()} | {"params": group["params"]}
-        for saved, group in zip(options, groups, strict=True)
+        {key: _as_here(group.get(key), value) for key, value in (group | saved).items()}
+        | {"params": [next(places) for _ in group["params"]]}
+        for saved, group in zip(options, engine.optimizer.param_groups, strict=True)
     ]
     parts = parts_by_name(engine)
     by_place = {
@@ -113,7 +143,8 @@ def load_states(engine: ZeroEngine, states: Mapping[str, Mapping[str, Any]], opt
         for place, name in enumerate(_names_in_order(engine))
         if states.get(name)
     }
-    engine.optimizer.load_state_dict({"state": by_place, "param_groups": merged})
+    with _without_hooks_of_the_program(engine.optimizer):
+        engine.optimizer.load_state_dict({"state": by_place, "param_groups": merged})
 
 
 def of_this_rank(engine: ZeroEngine, ranks: Iterable[Mapping[str, Mapping[str, Any]]]) -> States:

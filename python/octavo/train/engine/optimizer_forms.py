@@ -10,16 +10,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from octavo.optim.state_formats import floats_of
 from octavo.train.engine.base import State
-from octavo.zero.optimizer_state import States, redistributed
+from octavo.zero.optimizer_state import States, decoded, redistributed
 
 IS_SHARED_OUT = "is_shared_out"
 """A key that the common state has in a run with ZeRO, and only there."""
 LOST = (
     "what --plan owed to later steps is dropped, because it was kept with ZeRO and now goes on without, or the reverse"
 )
-_CODES = "_codes"
 
 
 def as_parts(saved: State, parameters: Mapping[str, nn.Parameter], order: Iterable[str]) -> States:
@@ -30,7 +28,7 @@ def as_parts(saved: State, parameters: Mapping[str, nn.Parameter], order: Iterab
     for group in saved["param_groups"]:
         for place in group["params"]:
             name = next(names)
-            state = _decoded(saved["state"].get(place, {}), group.get("optim_bits", 32), parameters[name])
+            state = decoded(saved["state"].get(place, {}), group.get("optim_bits", 32), parameters[name])
             states[name] = {key: _flat(value) for key, value in state.items()}
     return states
 
@@ -56,14 +54,6 @@ def as_state_dict(
 def names_by_group(optimizer: Any, model: nn.Module) -> list[list[str]]:
     names = {parameter: name for name, parameter in model.named_parameters()}
     return [[names[parameter] for parameter in group["params"]] for group in optimizer.param_groups]
-
-
-def _decoded(state: State, bits: int, parameter: nn.Parameter) -> State:
-    """Returns the state with floats in place of codes and scales."""
-    moments = [key.removesuffix(_CODES) for key in state if key.endswith(_CODES)]
-    floats = {moment: floats_of(state, moment, bits, parameter.shape) for moment in moments}
-    scaled = {f"{moment}{ending}" for moment in moments for ending in (_CODES, "_scale")}
-    return {key: value for key, value in state.items() if key not in scaled} | floats
 
 
 def _flat(value: Any) -> Any:
