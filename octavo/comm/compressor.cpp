@@ -169,12 +169,12 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   if (host_ && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, "comm.compressor",
+    fail(ErrorCode::unsupported, kWhere,
          "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
          "(sparse=False), or leave ranks_per_host out");
   }
   if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, "comm.compressor",
+    fail(ErrorCode::unsupported, kWhere,
          "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
   }
   auto job = std::make_unique<Job>();

@@ -272,33 +272,38 @@ void share_out(const std::vector<FlatTensors>& all, const MakeStep& make) {
   });
 }
 
-/// Returns the room for the copies of any of the parameters that are not stepped in place; none where there is none.
-std::optional<CopyRoom> room_for_copies(const StepTensors& tensors) {
-  std::int64_t bytes = 0;
-  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    if (!is_in_place(tensors, i)) bytes = std::max(bytes, copy_bytes(tensors, i));
+/// The parameters that are not stepped in place, and the room for the copies of any one of them.
+struct Copied {
+  std::vector<bool> is_copied;        // by parameter
+  std::optional<CopyRoom> room = {};  // none where no parameter is copied
+
+  explicit Copied(const StepTensors& tensors) : is_copied(tensors.parameters.size()) {
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < is_copied.size(); ++i) {
+      is_copied[i] = !is_in_place(tensors, i);
+      if (is_copied[i]) bytes = std::max(bytes, copy_bytes(tensors, i));
+    }
+    if (bytes > 0) room.emplace(bytes, tensors.parameters.front().device());
   }
-  if (bytes == 0) return std::nullopt;
-  return CopyRoom(bytes, tensors.parameters.front().device());
-}
+  /// Returns the parameter as flat memory, its copies in place of those of the parameter before.
+  FlatTensors flat(const StepTensors& tensors, std::size_t i) {
+    if (room) room->clear();
+    return FlatTensors(tensors, i, room ? &*room : nullptr);
+  }
+};
 
 /// Makes the step of all parameters that need no copies at once, then of the others one by one: copies of all of them
 /// could take more memory than their states.
-void step_on_threads(const StepTensors& tensors, std::optional<CopyRoom> room, const MakeStep& make) {
+void step_on_threads(const StepTensors& tensors, const MakeStep& make) {
+  Copied copied(tensors);
   std::vector<FlatTensors> in_place;
-  std::vector<std::size_t> others;
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
-    if (is_in_place(tensors, i)) {
-      in_place.emplace_back(tensors, i, nullptr);
-    } else {
-      others.push_back(i);
-    }
+    if (!copied.is_copied[i]) in_place.emplace_back(tensors, i, nullptr);
   }
   share_out(in_place, make);
-  for (const std::size_t i : others) {
-    room->clear();
-    std::vector<FlatTensors> one;
-    one.emplace_back(tensors, i, &*room);
+  for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
+    if (!copied.is_copied[i]) continue;
+    std::vector<FlatTensors> one = {copied.flat(tensors, i)};
     share_out(one, make);
     one.front().write_back();
   }
@@ -315,15 +320,15 @@ std::vector<at::Tensor> kept_of(const StepTensors& tensors, std::size_t i) {
 }
 
 /// Makes one launch for each parameter, on the streams of their devices.
-void step_on_devices(const StepTensors& tensors, std::optional<CopyRoom> room, const MakeStep& make) {
+void step_on_devices(const StepTensors& tensors, const MakeStep& make) {
+  Copied copied(tensors);
   std::vector<std::vector<at::Tensor>> kept;
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) kept.push_back(kept_of(tensors, i));
   Pager pager(tensors.parameters.front().device(), std::move(kept));
   for (std::size_t i = 0; i < tensors.parameters.size(); ++i) {
     pager.before(i);
     if (tensors.parameters[i].numel() == 0) continue;
-    if (room) room->clear();
-    FlatTensors one(tensors, i, room ? &*room : nullptr);
+    FlatTensors one = copied.flat(tensors, i);
     make(LaunchScope(one.device()), i, static_cast<std::uint64_t>(one.count()), one.operands());
     one.write_back();
   }
@@ -382,9 +387,9 @@ void make_step(const StepTensors& tensors, const MakeStep& make) {
   if (tensors.parameters.empty()) return;
   const c10::NoGradGuard not_differentiated;
   if (tensors.parameters.front().is_cpu()) {
-    step_on_threads(tensors, room_for_copies(tensors), make);
+    step_on_threads(tensors, make);
   } else {
-    step_on_devices(tensors, room_for_copies(tensors), make);
+    step_on_devices(tensors, make);
   }
 }
 

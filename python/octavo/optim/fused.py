@@ -247,9 +247,8 @@ class FusedOptimizer(CheckedOptimizer):
         It cannot be used with gradient accumulation, with clipping by the norm of all gradients, with a GradScaler (the
         gradients are still multiplied by its factor), or where reentrant checkpointing gives a tied weight its gradient
         in parts. A parameter makes the step of the group that it is in by then. It does not include parameters that
-        require a gradient only later. Hooks around ``step`` are not
-        called. Keep a reference to the optimizer: parameters do not keep it, and backward raises RuntimeError where it
-        is gone.
+        require a gradient only later. Hooks around ``step`` are not called. Keep a reference to the optimizer:
+        parameters do not keep it, and backward raises RuntimeError where it is gone.
 
         Raises ValueError for a ``nonfinite`` that waits for all gradients. Raises RuntimeError, here or in backward,
         where something reads gradients after backward has computed them, such as DistributedDataParallel to average

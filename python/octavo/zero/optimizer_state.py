@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.optim.shards import as_shard, local
-from octavo.optim.state_formats import floats_of
+from octavo.optim.state_formats import floats_of, names_of
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -59,8 +59,8 @@ def decoded(state: Mapping[str, Any], bits: int, parameter: Tensor) -> dict[str,
     """Returns a state with floats in place of codes, of `bits`, and their scales."""
     moments = [key.removesuffix(_CODES) for key in state if key.endswith(_CODES)]
     floats = {moment: floats_of(state, moment, bits, parameter.shape) for moment in moments}
-    scaled = {f"{moment}{ending}" for moment in moments for ending in (_CODES, "_scale")}
-    return {key: value for key, value in state.items() if key not in scaled} | floats
+    coded = {name for moment in moments for name in names_of(moment)}
+    return {key: value for key, value in state.items() if key not in coded} | floats
 
 
 def _flat(key: str, value: Any, parameter: Tensor, name: str) -> Any:
