@@ -6,8 +6,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,12 +15,13 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
-from octavo._C import is_gradient_awaited
 from octavo.optim.checks import CheckedOptimizer, not_compiled, require_dense, require_own_state, require_paged
+from octavo.optim.clipping import GradientClip
 from octavo.optim.overrides import groups_by_name
-from octavo.optim.shards import any_rank, first_element, gathered, is_sharded, local, match_placements
+from octavo.optim.shards import any_rank, first_element, is_sharded, local, match_placements
 from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
+from octavo.optim.steps_in_backward import are_registered, require_unawaited, step_in_backward
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NONFINITE = ("skip_element", "skip_step", "raise")
@@ -37,21 +37,6 @@ class Move(NamedTuple):
 
     make: Callable[[], object]
     check: Callable[[], object] = lambda: None  # raises what `make` would raise, and changes nothing
-
-
-class Clip(NamedTuple):
-    """What the next step multiplies gradients by, and the version of each gradient that it was computed of."""
-
-    factor: Tensor
-    versions: dict[weakref.ref[Tensor], int]
-
-
-@dataclass
-class Seat:
-    """Where a parameter was found last: the number of its group, and its place there."""
-
-    group: int
-    place: int
 
 
 class FusedOptimizer(CheckedOptimizer):
@@ -100,8 +85,8 @@ class FusedOptimizer(CheckedOptimizer):
     _bits: ClassVar[int] = 32  # the defaults of optim_bits and is_paged
     _pages: ClassVar[bool] = False
 
-    _clip: Clip | None = None  # that of clip_grad_norm_, until the next step
-    _backward_hooks: tuple[RemovableHandle, ...] = ()  # the hooks of step_in_backward
+    _clip: GradientClip | None = None  # that of clip_grad_norm_, until the next step
+    _backward_hooks: Sequence[RemovableHandle] = ()  # the hooks of step_in_backward
 
     def __init__(
         self,
@@ -170,7 +155,8 @@ class FusedOptimizer(CheckedOptimizer):
         self._require_all_valid()
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
-        factor = self._factor_of([p.grad for parameters in moved for p in parameters])
+        gradients = [parameter.grad for parameters in moved for parameter in parameters]
+        factor = None if self._clip is None else self._clip.factor_of(gradients)
         for parameter in (p for parameters in moved for p in parameters):
             require_dense(self, parameter.grad)
             match_placements(parameter)
@@ -201,7 +187,7 @@ class FusedOptimizer(CheckedOptimizer):
         replaced, after they were measured.
         """
         self._require(max_norm >= 0, "a max_norm of at least 0", max_norm)
-        if self._steps_in_backward():
+        if are_registered(self._backward_hooks):
             raise RuntimeError(
                 f"[optim.{type(self).__name__}] the norm of all gradients is known after backward, and "
                 f"step_in_backward has made the steps by then: remove() its handles, or do without clipping"
@@ -209,26 +195,8 @@ class FusedOptimizer(CheckedOptimizer):
         measured = [parameter for parameter in self._all_parameters() if parameter.grad is not None]
         for parameter in measured:
             match_placements(parameter)  # the step would do it, and then not find the gradient that was measured
-        gradients = [parameter.grad for parameter in measured]
-        norm = gathered(torch.nn.utils.get_total_norm(gradients))
-        factor = (max_norm / (norm.float() + 1e-6)).clamp_(max=1.0)
-        self._clip = Clip(factor, {weakref.ref(gradient): _version_of(gradient) for gradient in gradients})
-        return norm
-
-    def _factor_of(self, gradients: list[Tensor]) -> Tensor | None:
-        """Returns what the step multiplies these gradients by. Raises RuntimeError where some of them, but not all, are
-        the gradients that were clipped, or where these have been changed since."""
-        if self._clip is None:
-            return None
-        versions = [self._clip.versions.get(weakref.ref(gradient)) for gradient in gradients]
-        if all(version is None for version in versions):
-            return None  # others have taken their place, which nobody has clipped
-        if versions != [_version_of(gradient) for gradient in gradients]:
-            raise RuntimeError(
-                f"[optim.{type(self).__name__}] gradients were added, replaced or changed after clip_grad_norm_ had "
-                f"measured them: call it again, as the last thing before step(), or zero_grad() to cancel it"
-            )
-        return self._clip.factor
+        self._clip = GradientClip(type(self).__name__, [parameter.grad for parameter in measured], max_norm)
+        return self._clip.norm
 
     def saw_nonfinite(self) -> bool:
         """Whether a step since the last call has left elements alone because of their gradients, or all of them with
@@ -254,46 +222,20 @@ class FusedOptimizer(CheckedOptimizer):
         where something reads gradients after backward has computed them, such as DistributedDataParallel to average
         them: each rank would step by its own gradient. ``fully_shard`` averages them before.
         """
-        if self._steps_in_backward():
+        if are_registered(self._backward_hooks):
             raise RuntimeError(
                 f"[optim.{type(self).__name__}] it steps in backward already: remove() the handles of the first call"
             )
         for group in self.param_groups:
             self._require_skips_elements(group)
         for parameter in self._all_parameters():
-            self._require_unawaited(parameter)
-        self._backward_hooks = tuple(
-            parameter.register_post_accumulate_grad_hook(
-                partial(_step_while_alive, weakref.ref(self), Seat(number, place))
-            )
-            for number, group in enumerate(self.param_groups)
-            for place, parameter in enumerate(group["params"])
-            if parameter.requires_grad
-        )
+            require_unawaited(self, parameter)
+        self._backward_hooks = tuple(step_in_backward(self))
         return list(self._backward_hooks)
 
-    def _steps_in_backward(self) -> bool:
-        hooks = ((handle.id, handle.hooks_dict_ref()) for handle in self._backward_hooks)
-        return any(number in (of_parameter or ()) for number, of_parameter in hooks)
-
-    def _require_skips_elements(self, group: dict[str, Any]) -> None:
-        skips = group["nonfinite"] == "skip_element"
-        self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
-
-    def _require_unawaited(self, parameter: Tensor) -> None:
-        if is_gradient_awaited(parameter):
-            raise RuntimeError(
-                f"[optim.{type(self).__name__}] the gradient of a {tuple(parameter.shape)} parameter is read after "
-                f"backward has it, as DistributedDataParallel does to average it: a step in backward would come before "
-                f"that, by this rank's gradient alone. Call step() after backward instead, or shard with fully_shard"
-            )
-
     @torch.no_grad()
-    def _step_now(self, seat: Seat, parameter: Tensor) -> None:
-        group = self._group_of(parameter, seat)
-        if group is None or parameter.grad is None:  # it was taken out of the optimizer; another hook has taken it
-            return
-        self._require_unawaited(parameter)
+    def _step_one(self, group: dict[str, Any], parameter: Tensor) -> None:
+        """Makes the step of one parameter, which is in ``group`` and has a ``grad``."""
         self._require_valid(group)
         self._require_ready()
         require_dense(self, parameter.grad)
@@ -301,21 +243,10 @@ class FusedOptimizer(CheckedOptimizer):
         self._require_skips_elements(group)
         for move in self._moves(group, [parameter], None):
             move.make()
-        parameter.grad = None
 
-    def _group_of(self, parameter: Tensor, seat: Seat) -> dict[str, Any] | None:
-        """Returns the parameter's group as it is now, because programs sort groups, remove some, and load them anew. It
-        looks at the seat first, and searches only where the parameter is not there any more."""
-        if seat.group < len(self.param_groups):
-            group = self.param_groups[seat.group]
-            if seat.place < len(group["params"]) and group["params"][seat.place] is parameter:
-                return group
-        for number, group in enumerate(self.param_groups):
-            for place, other in enumerate(group["params"]):
-                if other is parameter:
-                    seat.group, seat.place = number, place
-                    return group
-        return None
+    def _require_skips_elements(self, group: dict[str, Any]) -> None:
+        skips = group["nonfinite"] == "skip_element"
+        self._require(skips, "nonfinite as 'skip_element' in backward", repr(group["nonfinite"]))
 
     def _moves(self, group: dict[str, Any], parameters: list[Tensor], factor: Tensor | None) -> list[Move]:
         """Returns what makes the step of parameters that have a ``grad``, a ``Move`` for each device. Makes the states
@@ -529,22 +460,3 @@ class _Saved:
 
     def __init__(self, state: Any):
         self.state = state
-
-
-def _version_of(gradient: Tensor) -> int:
-    """Returns how often the gradient has been written to. A DTensor and its shard count their own changes each. Tensors
-    of inference mode count none."""
-    return sum(0 if tensor.is_inference() else tensor._version for tensor in (gradient, local(gradient)))
-
-
-def _step_while_alive(optimizer: weakref.ref[FusedOptimizer], seat: Seat, parameter: Tensor) -> None:
-    """Makes the step of a parameter in backward. It refers weakly to the optimizer, which has the parameter and its
-    states: a hook in autograd must not keep it, because the garbage collector does not see what autograd keeps in a
-    parameter."""
-    alive = optimizer()
-    if alive is None:
-        raise RuntimeError(
-            f"[optim.step_in_backward] the optimizer that steps a {tuple(parameter.shape)} parameter in backward is "
-            f"gone: keep it as long as the model trains, or call remove() of what step_in_backward() returned"
-        )
-    alive._step_now(seat, parameter)

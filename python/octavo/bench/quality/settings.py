@@ -64,6 +64,7 @@ CONTENDERS = {
     "outer tiles": Contender("topk:64/4096:sign+ef", "adamw", OUTER_MOVES, outer=10),
     "outer int4 muon": Contender("int4:256+ef", "muon", OUTER_MOVES, outer=20),
     "outer sign muon": Contender("sign:4096+ef", "muon", OUTER_MOVES, outer=17),
+    "outer sign 5 muon": Contender("sign:4096+ef", "muon", OUTER_MOVES, outer=5),
 }
 EVERY_STEP = tuple(name for name, contender in CONTENDERS.items() if not contender.outer)
 ROUNDS = tuple(name for name, contender in CONTENDERS.items() if contender.outer)
@@ -196,8 +197,7 @@ SETTINGS = {
         also_ranks=(),
         batch_size=4,
         step_s=0.14,
-        contenders=("dense", "outer int4", "outer sign 5", "outer int4 muon", "outer sign muon"),
-        seeds=(0, 1),
+        contenders=("dense", "outer int4", "outer sign", "outer sign 5", "outer int4 muon", "outer sign muon"),
     ),
     "corpus": Setting(
         name="corpus",

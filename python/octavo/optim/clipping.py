@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clips gradients in the step that reads them, by the norm that they had."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from octavo.optim.shards import gathered, local
+
+
+class GradientClip:
+    """What the next step multiplies gradients by, so that their global L2 norm is at most ``max_norm``.
+
+    It remembers the gradients that it was computed from: another step must not use it for others.
+    """
+
+    def __init__(self, optimizer: str, gradients: list[Tensor], max_norm: float):
+        self.norm = gathered(torch.nn.utils.get_total_norm(gradients))
+        self._optimizer = optimizer  # its name, for errors
+        self._factor = (max_norm / (self.norm.float() + 1e-6)).clamp_(max=1.0)
+        self._versions = {weakref.ref(gradient): _version_of(gradient) for gradient in gradients}
+
+    def factor_of(self, gradients: list[Tensor]) -> Tensor | None:
+        """Returns the factor of these gradients; None where none of them was measured. Raises RuntimeError where some
+        of them, but not all, were measured, or where these have been changed since."""
+        versions = [self._versions.get(weakref.ref(gradient)) for gradient in gradients]
+        if all(version is None for version in versions):
+            return None  # others have taken their place, which nobody has clipped
+        if versions != [_version_of(gradient) for gradient in gradients]:
+            raise RuntimeError(
+                f"[optim.{self._optimizer}] gradients were added, replaced or changed after clip_grad_norm_ had "
+                f"measured them: call it again, as the last thing before step(), or zero_grad() to cancel it"
+            )
+        return self._factor
+
+
+def _version_of(gradient: Tensor) -> int:
+    """Returns how often the gradient has been written to. A DTensor and its shard count their own changes each. Tensors
+    of inference mode count none."""
+    return sum(0 if tensor.is_inference() else tensor._version for tensor in (gradient, local(gradient)))
