@@ -12,8 +12,14 @@ void bind_arena(pybind11::module_& m);
 /// What autograd knows about a parameter and torch does not show in Python.
 void bind_autograd(pybind11::module_& m);
 
-/// Plan, its codecs, Compressor with the DDP hook, and all_reduce.
+/// Plan, and codecs for single tensors.
+void bind_codecs(pybind11::module_& m);
+
+/// The hooks of DDP and FSDP2, memory that ranks share, all_reduce, and which steps 0/1 Adam sends.
 void bind_comm(pybind11::module_& m);
+
+/// Compressor.
+void bind_compressor(pybind11::module_& m);
 
 /// ZeRO's engine.
 void bind_deepcompile(pybind11::module_& m);

@@ -60,6 +60,8 @@ PYBIND11_MODULE(_C, m) {
   octavo::bind_backends(m);
   octavo::bind_arena(m);
   octavo::bind_autograd(m);
+  octavo::bind_codecs(m);
+  octavo::bind_compressor(m);
   octavo::bind_comm(m);
   octavo::bind_deepcompile(m);
   octavo::bind_host(m);

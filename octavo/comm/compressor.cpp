@@ -305,6 +305,7 @@ bool Compressor::exchange_updates() {
   std::vector<Slot> slots;
   std::uint64_t count = 0;
   at::Tensor bucket;
+  Exchange of_gradients{};
   {
     const std::lock_guard lock(mutex_);
     settle();
@@ -315,16 +316,19 @@ bool Compressor::exchange_updates() {
     if (slots.empty()) return true;
     const at::Tensor& like = momenta_.preconditioner(slots.front().parameter);
     bucket = where_kernels_run(at::zeros({static_cast<std::int64_t>(count)}, like.options()));
-    exchange_ = Exchange::planned;
+    of_gradients = std::exchange(exchange_, Exchange::planned);
   }
   begin_step();
   try {
     reduce(bucket, std::move(slots));
   } catch (...) {
     abandon_step();
+    set_exchange(of_gradients);
     throw;
   }
-  return end_step();
+  const bool is_finite = end_step();
+  set_exchange(of_gradients);
+  return is_finite;
 }
 
 /// Makes the outcome of a bucket that is not sent. Powers are 0, because ranks would have to agree on them.

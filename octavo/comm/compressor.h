@@ -205,8 +205,8 @@ class OCTAVO_API Compressor {
   /// every step that was sent, and after a load.
   std::map<std::string, OwnUpdate> own_updates();
   /// Makes a step without gradients, outside of backward: the ranks average `update` of all parameters by the plan, in
-  /// one bucket. All ranks must call it. Returns whether the step was finite, as end_step() does. Throws what Wire
-  /// throws.
+  /// one bucket, whatever set_exchange() says of gradients. All ranks must call it. Returns whether the step was
+  /// finite, as end_step() does. Throws what Wire throws.
   bool exchange_updates();
 
   using Sample = SentMomenta::Sample;

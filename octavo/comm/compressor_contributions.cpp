@@ -23,9 +23,12 @@ const Codec* without_loss(const Contribution& tensor) {
 }
 
 /// Returns a key that is distinct for every step, parameter and rank of a run: the random bits that rounding adds must
-/// not repeat.
-std::uint64_t rounding_key(std::uint64_t step, std::size_t parameter, int rank) {
-  return step << 32U | (parameter & 0xFFFFFU) << 12U | (static_cast<std::uint64_t>(rank) & 0xFFFU);
+/// not repeat. Numbers that do not fit into the fields of a key are hashed to one.
+std::uint64_t rounding_key(std::uint64_t step, std::uint64_t parameter, std::uint64_t rank) {
+  constexpr unsigned kStepShift = 32, kParameterShift = 12;
+  const bool fit = parameter >> (kStepShift - kParameterShift) == 0 && rank >> kParameterShift == 0;
+  if (!fit) return rules::derive_key(rules::derive_key(step, parameter), rank);
+  return step << kStepShift | parameter << kParameterShift | rank;
 }
 
 /// Returns a digest of a mapping. Of what the map remembers it says only whether there is any, because the memory is
@@ -135,7 +138,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   tensor.codes_own = parameter.codes_own();
   tensor.owed_share = owed_share_;
   tensor.step = step_;
-  tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, wire_->rank()), seed_);
+  tensor.rounding_key = rules::seeded_key(rounding_key(step_, index, static_cast<std::uint64_t>(wire_->rank())), seed_);
   tensor.shared_key = rules::seeded_key(rules::derive_key(step_, index), seed_);
   return tensor;
 }

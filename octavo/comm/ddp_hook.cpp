@@ -44,11 +44,19 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     if (!bucket.getBuffer().is_sparse()) prepare(bucket.getBuffer());
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+    std::vector<Slot> slots;
+    std::exception_ptr refused;
+    try {
+      slots = slots_of(bucket);
+    } catch (const Error&) {
+      refused = std::current_exception();  // thrown in its turn: the buckets before this one are still under way
+    }
     // by now, what fills the bucket has been enqueued on backward's stream
     queue_.push([this, future, filled = streams_.hand_over(bucket.getBuffer().device()), buffer = bucket.getBuffer(),
-                 slots = slots_of(bucket), is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
+                 slots = std::move(slots), refused, is_first = bucket.getIndex() == 0, is_last = bucket.isLast(),
                  ready = Compressor::Clock::now()] {
       guarded(future, [&] {
+        if (refused) std::rethrow_exception(refused);
         const auto on_own_stream = filled.take();
         advance(future, buffer, slots, ready, is_first, is_last);
       });
@@ -138,13 +146,13 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const auto found = known_.find(parameters[i].unsafeGetTensorImpl());
       if (found == known_.end()) {
-        fail(ErrorCode::internal, "comm.ddp_hook", "bucket ", bucket.getIndex(),
+        fail(ErrorCode::communication, "comm.ddp_hook", "bucket ", bucket.getIndex(),
              " holds a parameter that the model did not have at octavo.compress, or that was frozen then: wrap the ",
              "changed model in a new DistributedDataParallel and compress that");
       }
       const auto& [index, strides] = found->second;
       if (parameters[i].strides() != at::IntArrayRef(strides)) {
-        fail(ErrorCode::internal, "comm.ddp_hook", "a parameter of the sizes ", parameters[i].sizes(),
+        fail(ErrorCode::communication, "comm.ddp_hook", "a parameter of the sizes ", parameters[i].sizes(),
              " now has the strides ", parameters[i].strides(), ", and had ", at::IntArrayRef(strides),
              " at octavo.compress: DistributedDataParallel would mix up the elements of its gradient. Give the model ",
              "its memory format before you wrap it");

@@ -12,7 +12,8 @@
 /// this library or on the loader's path, opened at first use.
 namespace octavo {
 
-inline constexpr std::uint32_t kPluginAbi = 20;  // raised with every change of KernelTable or DeviceRuntime
+inline constexpr std::uint32_t kPluginAbi =
+    20;  // raised with every change of KernelTable, DeviceRuntime or what they take
 
 struct BackendStatus {
   std::string name;

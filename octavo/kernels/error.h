@@ -16,7 +16,7 @@ enum class ErrorCode {
   wrong_type,        // TypeError
   unsupported,       // NotImplementedError
   timeout,           // TimeoutError
-  out_of_memory,     // MemoryError
+  out_of_memory,     // MemoryError; from an operator, torch.OutOfMemoryError
   communication,     // RuntimeError: a peer failed; the process group and the handle must be rebuilt
   internal,          // RuntimeError: a defect of Octavo
 };

@@ -92,6 +92,12 @@ TEST(CompressorUpdates, UpdatesBecomeTheirAverageOnceTheStepHasEndedFinite) {
     own().update.fill_(rank);
     EXPECT_TRUE(compressor.exchange_updates());
     EXPECT_TRUE(at::equal(own().update, at::full({kCount}, 0.5F)));
+    own().update.fill_(rank);
+    compressor.set_exchange(Exchange::nothing);
+    EXPECT_TRUE(compressor.exchange_updates());
+    EXPECT_TRUE(at::equal(own().update, at::full({kCount}, 0.5F)));
+    EXPECT_EQ(compressor.exchange(), Exchange::nothing) << "that of gradients stays";
+    compressor.set_exchange(Exchange::planned);
     compressor.keep_own_updates({}, kBeta);
     EXPECT_TRUE(compressor.residuals().empty());
   });

@@ -138,6 +138,31 @@ TEST(SharedBackend, RowsOfAnySizesGoWhereTheyBelong) {
   });
 }
 
+/// What does not fit is refused before anything is laid out, so that the next collective finds all ranks in step.
+TEST(SharedBackend, SizesAndDtypesThatDoNotFitAreRefused) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const auto shared = shared_over(backend);
+    at::Tensor four = at::ones({4}), seven = at::zeros({7}), nine = at::zeros({9}), twice = at::zeros({8}, at::kDouble);
+    EXPECT_NE(refusal_of([&] { shared->_allgather_base(seven, four, {}); }).find("expected 8"), std::string::npos);
+    EXPECT_NE(refusal_of([&] { shared->_reduce_scatter_base(four, nine, {}); }).find("expected 8"), std::string::npos);
+    EXPECT_THROW(shared->_allgather_base(twice, four, {}), Error);
+    EXPECT_THROW(shared->_reduce_scatter_base(four, twice, {}), Error);
+    std::vector<std::int64_t> none, one = {4}, less = {1, 2}, negative = {-1, 5}, halves = {2, 2};
+    const auto refused = [&](at::Tensor& output, std::vector<std::int64_t>& to, std::vector<std::int64_t>& from) {
+      const std::string said = refusal_of([&] { shared->alltoall_base(output, four, to, from, {}); });
+      EXPECT_NE(said.find("cannot be cut into 2 parts"), std::string::npos) << said;
+    };
+    at::Tensor other = at::zeros({4}), scalar = at::zeros({});
+    refused(seven, none, none);
+    refused(scalar, one, none);
+    refused(other, halves, less);
+    refused(other, negative, halves);
+    refused(other, one, halves);
+    shared->alltoall_base(other, four, halves, none, {})->wait();
+    EXPECT_TRUE(other.equal(four)) << rank;
+  });
+}
+
 TEST(SharedBackend, GrowsWithWhatIsSentAndTakesMemoryAgain) {
   run_ranks(2, [&](const BackendPtr& backend, int rank) {
     const auto shared = shared_over(backend);

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import resource
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,31 @@ def test_a_file_that_cannot_be_written_is_an_error_on_every_rank(two_ranks, tmp_
     for said in two_ranks.run(export_nowhere, str(tmp_path)):
         assert said.startswith("[zero.export_safetensors] rank 0 cannot write ")
         assert said.endswith("No such file or directory")
+
+
+def export_without_room(rank: int, path: str) -> str:
+    """Exports to a file that a limit of the process lets grow to 4 KiB."""
+    engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        engine.export_safetensors(path)
+    except OSError as error:
+        return str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    return "nothing"
+
+
+def test_an_export_that_fails_halfway_leaves_the_file_that_was_there(two_ranks, tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_text("the export before")
+    for said in two_ranks.run(export_without_room, str(path)):
+        assert said.startswith(f"[zero.export_safetensors] rank 0 cannot write {path}")
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert path.read_text() == "the export before"
 
 
 def export_of_complex(rank: int, folder: str) -> str:

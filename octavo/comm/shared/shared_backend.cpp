@@ -7,16 +7,20 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 #include <utility>
 
 #include "octavo/comm/shared/copy_bytes.h"
 #include "octavo/comm/wire.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 
 using std::chrono::milliseconds;
 
 namespace {
+
+constexpr const char* kOfSharedBackend = "comm.shared_backend";
 
 /// Work that is done by the caller that waits for it.
 class SharedWork final : public c10d::Work {
@@ -83,6 +87,33 @@ std::vector<std::uint64_t> bytes_by_rank(const at::Tensor& tensor, const std::ve
   return bytes;
 }
 
+/// Throws Error invalid_argument unless the first dimension of `tensor`, which `of` names, can be cut by `sizes`: they
+/// are sizes of `world` parts and add up to it, or there are none and it has as many values for each rank.
+void require_cut(const char* of, const at::Tensor& tensor, const std::vector<std::int64_t>& sizes, int world) {
+  const bool is_even = sizes.empty() && tensor.numel() % world == 0;
+  const bool are_parts = tensor.dim() > 0 && sizes.size() == static_cast<std::size_t>(world) &&
+                         std::ranges::all_of(sizes, [](std::int64_t size) { return size >= 0; }) &&
+                         std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0}) == tensor.size(0);
+  if (is_even || are_parts) return;
+  fail(ErrorCode::invalid_argument, kOfSharedBackend, of, " of the shape ", tensor.sizes(), " cannot be cut into ",
+       world, " parts of the sizes ", at::IntArrayRef(sizes), ": give a size for each rank, which add up to its first ",
+       "dimension, or none");
+}
+
+void require_same_dtype(const at::Tensor& input, const at::Tensor& output) {
+  if (input.scalar_type() == output.scalar_type()) return;
+  fail(ErrorCode::wrong_type, kOfSharedBackend, "the input is of ", toString(input.scalar_type()),
+       " and the output of ", toString(output.scalar_type()), ": expected the same dtype");
+}
+
+/// Throws Error unless `whole` has the values of `world` tensors like `part`.
+void require_whole(const at::Tensor& whole, const at::Tensor& part, int world) {
+  require_same_dtype(part, whole);
+  if (whole.numel() == part.numel() * world) return;
+  fail(ErrorCode::invalid_argument, kOfSharedBackend, "a tensor of ", part.numel(), " values for each of ", world,
+       " ranks, and one of ", whole.numel(), " for all of them: expected ", part.numel() * world);
+}
+
 }  // namespace
 
 SharedBackend::SharedBackend(BackendPtr beside, std::shared_ptr<HostRanks> ranks)
@@ -131,6 +162,9 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
   if (!is_plain(output) || !is_plain(input)) {
     return beside_->alltoall_base(output, input, output_sizes, input_sizes, options);
   }
+  require_same_dtype(input, output);
+  require_cut("the input", input, input_sizes, getSize());
+  require_cut("the output", output, output_sizes, getSize());
   const auto parcels = one_after_another(bytes_by_rank(input, input_sizes, getSize()));
   const auto expected = bytes_by_rank(output, output_sizes, getSize());
   const auto finish = [output, input, parcels, expected](const Posting& posting) {
@@ -148,6 +182,7 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
 SharedBackend::WorkPtr SharedBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                       const c10d::AllgatherOptions& options) {
   if (!is_plain(output) || !is_plain(input)) return beside_->_allgather_base(output, input, options);
+  require_whole(output, input, getSize());
   const auto finish = [output, input](const Posting& posting) {
     for (int peer = 0; peer < posting.world_size(); ++peer) {
       std::uint8_t* const to = bytes_of(output) + static_cast<std::uint64_t>(peer) * input.nbytes();
@@ -166,6 +201,7 @@ SharedBackend::WorkPtr SharedBackend::_reduce_scatter_base(at::Tensor& output, a
   if (!can_add(output, options.reduceOp) || !is_plain(input)) {
     return beside_->_reduce_scatter_base(output, input, options);
   }
+  require_whole(input, output, getSize());
   const auto world = static_cast<std::size_t>(getSize());
   const std::vector<std::uint64_t> bytes(world, output.nbytes());
   const auto parcels = one_after_another(bytes);

@@ -23,11 +23,7 @@ from octavo.handle import Handle
 from octavo.parameters import exempt_by_name
 from octavo.rendezvous import as_group, broadcast_from_rank_0
 from octavo.zero import export, optimizer_state, set_up
-from octavo.zero.compile_config import CompileConfig, compile_config
-from octavo.zero.config import ZeroConfig
-from octavo.zero.gathering import GRAPH, Gathering
-from octavo.zero.parts import (
-    OwnPart,
+from octavo.zero.checks import (
     memory_of,
     require_gatherable,
     require_same,
@@ -35,6 +31,10 @@ from octavo.zero.parts import (
     require_uncompiled,
     warn_of_rounding,
 )
+from octavo.zero.compile_config import CompileConfig, compile_config
+from octavo.zero.config import ZeroConfig
+from octavo.zero.gathering import GRAPH, Gathering
+from octavo.zero.parts import OwnPart
 
 if TYPE_CHECKING:
     from octavo.zero.compiled import Contract, Edit, Schedule, Setting, ZeroCompiler

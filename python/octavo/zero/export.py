@@ -8,15 +8,15 @@ header, JSON with metadata and each tensor's dtype, shape and place in the data;
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from octavo import durable_files
 from octavo.zero.all_or_none import require_none_failed
 
 if TYPE_CHECKING:
@@ -77,11 +77,10 @@ def _without_ties(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]
 
 
 def _write(path: Path, header: bytes, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    with path.open("wb") as file:
+    with durable_files.replacing(path) as file:
         file.write(header)
         for _, tensor in tensors:
             file.write(_bytes_of(tensor))
-        _sync(file)
 
 
 def _header(named: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
@@ -98,8 +97,3 @@ def _header(named: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-
-
-def _sync(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())

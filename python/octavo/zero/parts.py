@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of each parameter that a rank owns, and the checks of the models and optimizers that can be shared out."""
+"""The part of each parameter that a rank owns."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,10 +11,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
-
-from octavo.optim.checks import has_base_named
-from octavo.optim.joined import JoinedOptimizer
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -55,131 +48,3 @@ class OwnPart:
         whole = own.new_empty(largest * group.size())
         dist.all_gather(list(whole.chunk(group.size())), F.pad(own, (0, largest - own.numel())), group=group)
         return whole[: values.numel()]
-
-
-_LOOK_AT_SHAPES = {
-    *("adafactor", "lamb", "fusedlamb", "lars", "muon", "shampoo", "distributedshampoo", "soap", "lbfgs"),
-}
-"""Optimizers whose steps look at a parameter's shape, as class names in small letters: the classes of other packages
-cannot be imported here to compare with."""
-
-
-def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
-    """Raises ValueError where the parameters that need a gradient cannot be shared out, or where the optimizer lacks
-    one of them, needs whole ones or sends gradients by itself."""
-    if isinstance(optimizer, JoinedOptimizer):
-        raise ValueError(
-            f"[zero.initialize] {type(optimizer).__name__} decides what ranks send, as octavo.compress lets it: under "
-            f"ZeRO the plan does; give an optimizer that takes averaged gradients, such as octavo.optim.AdamW8bit"
-        )
-    if has_base_named(optimizer, _LOOK_AT_SHAPES):
-        raise ValueError(
-            f"[zero.initialize] {type(optimizer).__name__} makes its steps of whole matrices or of all parameters "
-            f"together, and a rank has a flat part of each: give an optimizer that treats elements alike, such as "
-            f"octavo.optim.AdamW8bit"
-        )
-    if not parameters:
-        raise ValueError("[zero.initialize] the model has no parameter that requires a gradient")
-    devices = {p.device for p in parameters.values()}
-    if len(devices) > 1:
-        raise ValueError(f"[zero.initialize] expected all parameters on one device, got {sorted(map(str, devices))}")
-    for name, parameter in parameters.items():
-        if not parameter.is_contiguous() or parameter.is_complex():
-            raise ValueError(
-                f"[zero.initialize] expected {name} real and in row-major order, got {parameter.dtype} with "
-                f"strides {parameter.stride()}: ranks own ranges of its memory"
-            )
-    of_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in parameters.items():
-        if parameter not in of_optimizer:
-            raise ValueError(
-                f"[zero.initialize] the optimizer has no {name}: give it all of model.parameters(), or let the "
-                f"parameter need no gradient"
-            )
-    if others := [tuple(p.shape) for p in of_optimizer - set(parameters.values()) if p.requires_grad]:
-        raise ValueError(
-            f"[zero.initialize] {len(others)} of the optimizer's parameters, of shapes {', '.join(map(str, others))}, "
-            f"are not the model's, and would not be trained: make them parameters of a module that holds the model, or "
-            f"give them an optimizer of their own"
-        )
-
-
-def require_uncompiled(model: nn.Module) -> None:
-    """Raises ValueError for modules that torch.compile has wrapped: their graphs keep parameters, which have no memory
-    between uses."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch._dynamo.OptimizedModule) or module._compiled_call_impl is not None:
-            raise ValueError(
-                f"[zero.initialize] {name or 'the model'} is compiled already, and in stage 3 graphs must gather what "
-                f'they use: give the model as it was, and "compile": True in the config'
-            )
-
-
-def require_gatherable(model: nn.Module) -> None:
-    """Raises ValueError for what stage 3 cannot keep, since a parameter is whole only while its module works with it:
-    memory that two parameters share, and what a module writes to its parameter."""
-    for name, module in model.named_modules():
-        is_limited = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
-        if is_limited and module.weight.requires_grad:
-            raise ValueError(
-                f"[zero.initialize] {name} changes its weight in forward passes (max_norm), and in stage 3 such "
-                f"changes are lost: use stage 1 or 2, or do without max_norm"
-            )
-    parameters = [
-        (p.untyped_storage()._cdata, p.data_ptr(), name, p) for name, p in model.named_parameters() if p.nbytes
-    ]
-    in_memory = sorted(parameters, key=lambda one: one[:3])
-    for (memory, first, name, parameter), (next_memory, next_first, next_name, next_parameter) in pairwise(in_memory):
-        is_shared = memory == next_memory and next_first < first + parameter.nbytes
-        if is_shared and (parameter.requires_grad or next_parameter.requires_grad):
-            raise ValueError(
-                f"[zero.initialize] {name} and {next_name} share memory, which stage 3 would part: make them one "
-                f"parameter, by assigning the one module's parameter to the other, or use stage 1 or 2"
-            )
-
-
-Memory = tuple[int, torch.dtype]
-
-
-def memory_of(parameter: Tensor) -> Memory:
-    """Returns what identifies the memory of a parameter, also while it is empty."""
-    return parameter.untyped_storage()._cdata, parameter.dtype
-
-
-def require_same(
-    model: nn.Module,
-    memories: Mapping[nn.Parameter, Memory],
-    optimizer: Optimizer,
-    parts: Mapping[nn.Parameter, OwnPart],
-) -> None:
-    """Raises RuntimeError where the model or the optimizer is no longer what was shared out: the difference would not
-    be trained."""
-    for name, parameter in model.named_parameters():
-        if parameter in parts and memory_of(parameter) != memories[parameter]:
-            raise RuntimeError(
-                f"[zero.step] {name} has other memory than octavo.initialize was given, as after model.to(dtype): it "
-                f"would not be trained. Change the model before octavo.initialize, and values within it, as "
-                f"load_state_dict() does"
-            )
-        if parameter.requires_grad and parameter not in parts:
-            raise RuntimeError(
-                f"[zero.step] {name} has come, or needs a gradient, since octavo.initialize: it would not be trained. "
-                f"Build the model with all that is trained, and freeze parts of it by requires_grad_(False) later"
-            )
-    ours = {part.values for part in parts.values()}
-    if any(values not in ours for group in optimizer.param_groups for values in group["params"]):
-        raise RuntimeError(
-            "[zero.step] the optimizer has got parameters after octavo.initialize, whose gradients nobody averages: "
-            "give it all of them before"
-        )
-
-
-def warn_of_rounding(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Warns of parameters whose gradients have more digits than what ranks send of them."""
-    wide = [name for name, p in parameters.items() if p.dtype == torch.float64]
-    if wide:
-        warnings.warn(
-            f"[zero.initialize] float64 is the dtype of {wide[0]}, as of {len(wide)} parameters in all: ranks round "
-            "their gradients to float32 before they add them up",
-            stacklevel=4,
-        )

@@ -76,8 +76,9 @@ class OuterEngine(ReplicaEngine):
         return None
 
     def state_bytes(self) -> tuple[int, int]:
-        inner = tensor_bytes(self.optimizer.inner.state_dict())
-        return inner, tensor_bytes(self.optimizer.state_dict()) - inner
+        own = self.optimizer.own_state()
+        residuals = {name: state for name, state in own["own"].items() if not name.startswith("parameter/")}
+        return tensor_bytes(own["inner"]), tensor_bytes(residuals) + tensor_bytes(self.optimizer.shared_state())
 
     def options(self) -> dict[str, Any]:
         return {f"outer_{name}": getattr(self.optimizer, name) for name in ("delay", "fragments", "lr", "momentum")}

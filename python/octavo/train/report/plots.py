@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
+
+from octavo.durable_files import replacing
 
 _WINDOW_SHARE = 0.04
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b")
@@ -77,6 +78,5 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
         axis.grid(alpha=0.3)
         axis.legend()
     figure.tight_layout()
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    figure.savefig(aside, dpi=110, format="png")
-    os.replace(aside, path)
+    with replacing(path) as file:
+        figure.savefig(file, dpi=110, format="png")

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "octavo/optim/step_memory.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "octavo/device/own_values.h"
+#include "octavo/optim/flat.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr std::int64_t kCopyAlignment = 64;  // in bytes
+
+FloatFormat format_of(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return FloatFormat::float32;
+  return dtype == at::kBFloat16 ? FloatFormat::bfloat16 : FloatFormat::float16;
+}
+
+/// Returns a tensor of the parameter's sizes and in row-major order, without memory.
+at::Tensor row_major(const at::Tensor& parameter) {
+  return at::empty(parameter.sizes(), parameter.options().device(at::kMeta));
+}
+
+/// Whether kernels may walk a tensor of the parameter's shape as flat memory in the parameter's order.
+bool has_order_of(const at::Tensor& tensor, const at::Tensor& order) {
+  return tensor.is_non_overlapping_and_dense() && tensor.strides() == order.strides() && has_own_values(tensor);
+}
+
+/// Returns the memory order in which a parameter is walked: its own, or row-major where codes or random rounding are
+/// used. Neither the blocks of codes nor the places from which rounding is drawn may depend on the memory order.
+at::Tensor walked_order(const StepTensors& tensors, std::size_t i) {
+  const at::Tensor& parameter = tensors.parameters[i];
+  const bool has_codes = tensors.means[i].scalar_type() == at::kByte;
+  const bool is_drawn = tensors.rounding_seed && parameter.scalar_type() == at::kBFloat16;
+  if (!has_codes && !is_drawn) return order_of(parameter);
+  return parameter.is_contiguous() ? parameter : row_major(parameter);
+}
+
+/// Whether kernels can work in the tensors' own memory.
+bool is_in_place(const StepTensors& tensors, std::size_t i) {
+  const at::Tensor order = walked_order(tensors, i);
+  const auto is_walked = [&](const at::Tensor& tensor) { return has_order_of(tensor, order); };
+  const auto is_state_walked = [&](at::TensorList values) {
+    return !is_given(values, i) || values[i].sizes() != order.sizes() ||
+           is_walked(values[i]);  // codes of 4 bits are flat
+  };
+  return is_walked(tensors.parameters[i]) && is_walked(tensors.gradients[i]) && is_state_walked(tensors.means) &&
+         is_state_walked(tensors.squares) && is_state_walked(tensors.tails);
+}
+
+/// Returns the bytes of copies of all of a parameter's tensors.
+std::int64_t copy_bytes(const StepTensors& tensors, std::size_t i) {
+  std::int64_t width = tensors.parameters[i].element_size() + tensors.gradients[i].element_size();
+  for (const at::TensorList list : {tensors.means, tensors.squares, tensors.tails}) {
+    if (is_given(list, i)) width += list[i].element_size();
+  }
+  return width * tensors.parameters[i].numel() + 5 * kCopyAlignment;
+}
+
+}  // namespace
+
+CopyRoom::CopyRoom(std::int64_t bytes, c10::Device device)
+    : bytes_(at::empty({bytes}, at::dtype(at::kByte).device(device))) {}
+
+at::Tensor CopyRoom::copy_of(const at::Tensor& tensor, const at::Tensor& order) {
+  const std::int64_t bytes = tensor.numel() * tensor.element_size();
+  const at::Tensor room = bytes_.narrow(0, used_, bytes).view(tensor.scalar_type());
+  used_ += divided_up(bytes, kCopyAlignment) * kCopyAlignment;
+  return room.as_strided(order.sizes(), order.strides()).copy_(tensor);
+}
+
+FlatTensors::FlatTensors(const StepTensors& tensors, std::size_t i, CopyRoom* room)
+    : room_(room),
+      parameter_(i),
+      device_(tensors.parameters[i].device()),
+      order_(walked_order(tensors, i)),
+      count_(order_.numel()) {
+  const at::Tensor& parameter = tensors.parameters[i];
+  const at::Tensor& gradient = tensors.gradients[i];
+  operands_.parameter = memory_of(parameter);
+  operands_.parameter_format = format_of(parameter.scalar_type());
+  operands_.gradient = memory_of(gradient, /*is_read_only=*/true);
+  operands_.gradient_format = format_of(gradient.scalar_type());
+  operands_.mean = view_of(tensors, tensors.means, tensors.mean_scales, i);
+  if (!tensors.squares.empty()) operands_.square = view_of(tensors, tensors.squares, tensors.square_scales, i);
+  if (is_given(tensors.tails, i)) operands_.tail = static_cast<std::int8_t*>(memory_of(tensors.tails[i]));
+  if (tensors.gradient_factor) operands_.gradient_factor = tensors.gradient_factor->const_data_ptr<float>();
+  if (tensors.nonfinite)
+    operands_.nonfinite = reinterpret_cast<std::uint32_t*>(tensors.nonfinite->mutable_data_ptr<std::int32_t>());
+  if (tensors.rounding_seed) {
+    const auto number = tensors.numbers.empty() ? i : static_cast<std::size_t>(tensors.numbers[i]);
+    operands_.rounds_at_random = true;
+    operands_.rounding_key = rules::derive_key(*tensors.rounding_seed, number);
+    if (!tensors.first_elements.empty()) operands_.first = static_cast<std::uint64_t>(tensors.first_elements[i]);
+  }
+}
+
+void FlatTensors::write_back() {
+  for (auto& [tensor, copy] : written_copies_) tensor.copy_(copy);
+}
+
+void* FlatTensors::memory_of(const at::Tensor& tensor, bool is_read_only) {
+  if (has_order_of(tensor, order_)) return tensor.data_ptr();
+  at::Tensor copy = room_->copy_of(tensor, order_);
+  void* const memory = copy.data_ptr();
+  if (is_read_only) {
+    read_copies_.push_back(std::move(copy));
+  } else {
+    written_copies_.emplace_back(tensor, std::move(copy));
+  }
+  return memory;
+}
+
+StateView FlatTensors::view_of(const StepTensors& tensors, at::TensorList values, at::TensorList scales,
+                               std::size_t i) {
+  const StateFormat format = format_of_state(values[i], tensors.code_bits);
+  void* const memory = format == StateFormat::bits4 ? values[i].data_ptr() : memory_of(values[i]);
+  return {memory, is_given(scales, i) ? scales[i].mutable_data_ptr<float>() : nullptr, format};
+}
+
+Copied::Copied(const StepTensors& tensors) : is_copied(tensors.parameters.size()) {
+  std::int64_t bytes = 0;
+  for (std::size_t i = 0; i < is_copied.size(); ++i) {
+    is_copied[i] = !is_in_place(tensors, i);
+    if (is_copied[i]) bytes = std::max(bytes, copy_bytes(tensors, i));
+  }
+  if (bytes > 0) room.emplace(bytes, tensors.parameters.front().device());
+}
+FlatTensors Copied::flat(const StepTensors& tensors, std::size_t i) {
+  if (room) room->clear();
+  return FlatTensors(tensors, i, room ? &*room : nullptr);
+}
+
+}  // namespace octavo
