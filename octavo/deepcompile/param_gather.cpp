@@ -2,6 +2,7 @@
 #include "octavo/deepcompile/param_gather.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <utility>
@@ -55,6 +56,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
     wanted.push_back(dtypes.empty() ? registry_->getParam(ids[i]).getDtype() : dtypes[i]);
   }
   if (needed.empty()) return;
+  const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation
   std::vector<Contribution> tensors;
   std::uint64_t digest = rules::derive_key(++started_, needed.size());
   const c10::Device device = registry_->getParam(needed.front()).getDevice();
@@ -123,6 +125,7 @@ void ParamGather::wait(long id) {
   }
   const std::unique_ptr<Flight> flight = std::move(*found);
   flights_.erase(found);
+  const c10::InferenceMode kept_for_training(false);
   while_doing([&] { return doing(flight->ids); }, [&] { flight->schedule->wait(); });
   flight->schedule->decode_all();
   for (const long gathered : flight->ids) registry_->endGather(gathered);

@@ -45,10 +45,9 @@ void require_values(const at::Tensor& values, const at::Tensor& parameter, int c
       values.device() == parameter.device())
     return;
   const at::Device device = parameter.device();
-  named.refuse(described("float32", parameter.sizes(), device) + " or " +
-                   (code_bits == 8 ? described("uint8, row-major, ", parameter.sizes(), device)
-                                   : described("uint8", {code_bytes}, device)),
-               values);
+  const std::string codes = code_bits == 8 ? described("uint8, row-major, ", parameter.sizes(), device)
+                                           : described("uint8", {code_bytes}, device);
+  named.refuse(c10::str(described("float32", parameter.sizes(), device), " or ", codes), values);
 }
 
 void require_scales(at::TensorList scales, std::size_t i, const at::Tensor& values, const at::Tensor& parameter,

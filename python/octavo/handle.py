@@ -247,19 +247,26 @@ class Handle:
         they are.
 
         Unlike torch's function it tells error feedback of the clip (``scaled_by``). An optimizer that
-        ``octavo.compress`` was given and that has a ``clip_grad_norm_`` of its own clips by that. Raises ValueError for
-        a joined optimizer that does not clip.
+        ``octavo.compress`` was given, that has all of these parameters and a ``clip_grad_norm_`` of its own clips by
+        that. Raises ValueError for a joined optimizer that does not clip, or that lacks a parameter.
         """
-        other = None if self._other_optimizer is None else self._other_optimizer()
-        own = getattr(self._optimizer or other, "clip_grad_norm_", None)
+        optimizer = self._optimizer or (None if self._other_optimizer is None else self._other_optimizer())
+        own = getattr(optimizer, "clip_grad_norm_", None)
+        strangers = self._parameters_without(optimizer)
         if self._optimizer is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
             if own is None:
                 raise ValueError(
                     f"[ddp.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm is "
                     f"not the gradient's: leave the clip out"
                 )
+            if strangers:
+                raise ValueError(
+                    f"[ddp.clip_grad_norm_] {type(self._optimizer).__name__} clips its own gradients, and lacks "
+                    f"{len(strangers)} parameters that other optimizers step, such as {strangers[0]}: call its "
+                    f"clip_grad_norm_, and torch.nn.utils.clip_grad_norm_ for the others"
+                )
             return own(max_norm)
-        if own is not None:
+        if own is not None and not strangers:
             norm = own(max_norm)
         else:
             gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -269,6 +276,12 @@ class Handle:
         if norm.isfinite():
             self.scaled_by(min(1.0, max_norm / (norm.item() + 1e-6)))
         return norm
+
+    def _parameters_without(self, optimizer: Optimizer | None) -> list[str]:
+        """Returns the names of parameters with a gradient that the optimizer does not have."""
+        groups = () if optimizer is None else optimizer.param_groups
+        own = {parameter for group in groups for parameter in group["params"]}
+        return [name for name, p in self._parameters.items() if p.grad is not None and p not in own]
 
     def scaled_by(self, factor: float) -> None:
         """Says that the gradients have been multiplied by ``factor``, as a clip does, where not ``clip_grad_norm_`` of

@@ -257,6 +257,31 @@ def test_an_optimizer_that_clips_itself_does_and_one_that_has_no_norm_refuses(tw
     assert "ZeroOneAdam sends updates of its own" in two_ranks.run(zero_one, "ZeroOneAdam", "sign+ef")[0]
 
 
+def norms_of_two_optimizers(rank: int, name: str) -> tuple[float, float, float]:
+    """Clips a model of two layers, of which `optimizer` has only the second, to 1. Returns the norm before by torch and
+    by the handle, and the norm that the first layer's gradient has afterwards."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(SIDE, SIDE, bias=False), nn.Linear(SIDE, SIDE, bias=False))
+    model = DistributedDataParallel(layers)
+    if name == "AdamW":
+        optimizer, plan = octavo.optim.AdamW(layers[1].parameters()), "dense"
+    else:
+        optimizer, plan = octavo.optim.OneBitAdamW(layers[1].parameters(), lr=1e-3, warmup_steps=8), "sign+ef"
+    handle = octavo.compress(model, plan, optimizer=optimizer)
+    model(torch.ones(4, SIDE)).square().sum().backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+    return norm, handle.clip_grad_norm_(1.0).item(), layers[0].weight.grad.norm().item()
+
+
+def test_the_gradients_of_other_optimizers_are_clipped_too_or_the_clip_is_refused(two_ranks):
+    for by_torch, by_handle, left in two_ranks.run(norms_of_two_optimizers, "AdamW"):
+        assert by_torch > 10 and by_handle == pytest.approx(by_torch)
+        assert left <= 1.0
+    refused = r"\[ddp.clip_grad_norm_\] OneBitAdamW clips its own gradients, and lacks 1 parameters .* such as 0.weight"
+    with pytest.raises(Exception, match=refused):
+        two_ranks.run(norms_of_two_optimizers, "OneBitAdamW")
+
+
 def test_a_share_outside_0_to_1_is_refused(two_ranks):
     with pytest.raises(Exception, match=r"\[comm.scale_step\] expected a share from 0 to 1, got 2"):
         two_ranks.run(scale_by_two)

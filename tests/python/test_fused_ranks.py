@@ -13,7 +13,13 @@ from test_fsdp import Odd as ShardedOdd
 from test_fsdp import batch_of as sharded_batch
 from test_fsdp import shard, whole
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -238,6 +244,30 @@ def go_on_by_torch(rank: int) -> None:
 
 def test_torch_goes_on_with_the_states_of_shards(two_ranks):
     two_ranks.run(go_on_by_torch)
+
+
+def load_flattened(rank: int) -> str:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 64, bias=False))  # a row is no whole number of blocks
+    fully_shard(model)
+    optimizer = AdamW8bit(model.parameters())
+    model(torch.ones(2, 300)).sum().backward()
+    optimizer.step()
+    said = []
+    for flat in (False, True):
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        saved = get_optimizer_state_dict(model, optimizer, options=options)
+        try:
+            set_optimizer_state_dict(model, optimizer, saved, options=options)
+        except ValueError as error:
+            said.append(str(error))
+    return " ".join(said)
+
+
+def test_a_load_that_torch_gives_nothing_says_what_would_work(two_ranks):
+    for said in two_ranks.run(load_flattened):
+        assert said.startswith("[optim.AdamW8bit] torch found no saved exp_avg_codes, exp_avg_scale")
+        assert "flatten_optimizer_state_dict=False" in said
 
 
 def with_summands(rank: int) -> tuple[bool, bool]:

@@ -199,6 +199,29 @@ def test_an_export_that_fails_halfway_leaves_the_file_that_was_there(two_ranks, 
     assert path.read_text() == "the export before"
 
 
+def between_backward_and_step(rank: int, folder: str) -> list[str]:
+    model = net()
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 2})
+    engine.save_checkpoint(folder)
+    engine.backward(engine(torch.ones(2, 4)).square().mean())
+    what = (
+        partial(engine.save_checkpoint, folder),
+        partial(engine.load_checkpoint, folder),
+        partial(engine.export_safetensors, f"{folder}/model.safetensors"),
+    )
+    refusals = [said_by(attempt) for attempt in what]
+    engine.drop_gradients()
+    return [*refusals, said_by(what[1])]
+
+
+def test_the_gradients_of_a_step_are_used_or_dropped_before_a_checkpoint(two_ranks, tmp_path):
+    """After a load they would be those of other parameters."""
+    for *refusals, after in two_ranks.run(between_backward_and_step, str(tmp_path / "saved")):
+        for said, name in zip(refusals, ("save_checkpoint", "load_checkpoint", "export_safetensors"), strict=True):
+            assert said.startswith(f"ValueError: [zero.{name}] backward() has made the gradients of a step")
+        assert after == ""
+
+
 def export_of_complex(rank: int, folder: str) -> str:
     model = nn.Linear(4, 4)
     model.register_buffer("rotations", torch.ones(3, dtype=torch.complex64))

@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_zero import by_ddp
 from torch import Tensor, nn
-from zero_runs import Odd, adamw, loss_of, step_once
+from zero_runs import Odd, adamw, loss_of, net, said_by, step_once
 
 import octavo
 from octavo.zero.compiled import Contract, Setting, ZeroGraph
@@ -597,3 +597,68 @@ def graphs_of_many(rank: int) -> list[int]:
 def test_the_tenth_engine_is_compiled_as_the_first(two_ranks):
     for numbers in two_ranks.run(graphs_of_many):
         assert numbers[0] > 0 and len(set(numbers)) == 1
+
+
+def losses_around(rank: int, compile: bool | str, how: str) -> list[list[float]]:
+    """Returns the losses of steps whose forward passes the engine makes itself, and of steps where the caller has
+    compiled them, or a function around them."""
+    losses = []
+    for compiled_by_caller in (False, True):
+        torch._dynamo.reset()
+        model = net()
+        engine = octavo.initialize(model, adamw(model), {"zero_stage": 3, "compile": compile} | SMALL)
+
+        def loss_of(x: Tensor, engine: Any = engine) -> Tensor:
+            return engine(x).square().mean()
+
+        forward = loss_of
+        if compiled_by_caller and how == "the engine":
+            forward = partial(loss_of, engine=torch.compile(engine, backend="aot_eager"))
+        elif compiled_by_caller:
+            forward = torch.compile(loss_of, backend="aot_eager")
+        losses.append([])
+        for _ in range(4):
+            loss = forward(torch.full((2, 4), 1.0 + rank))
+            engine.backward(loss)
+            engine.step()
+            losses[-1].append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("compile", [False, "aot_eager"])
+@pytest.mark.parametrize("how", ["the engine", "a function"])
+def test_callers_may_compile_what_calls_the_engine(two_ranks, how, compile):
+    for own, callers in two_ranks.run(losses_around, compile, how):
+        assert callers == own and own[-1] < own[0]
+
+
+class OfLists(nn.Module):
+    """Is compiled anew for each length of its list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs: list[Tensor]) -> Tensor:
+        return torch.stack([self.layer(x) for x in inputs])
+
+
+def at_the_limit_alone(rank: int, stage: int) -> str:
+    torch._dynamo.reset()
+    model = OfLists()
+    config = {"zero_stage": stage, "compile": "aot_eager", "timeout_s": 20}
+    engine = octavo.initialize(model, adamw(model), config)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for step in range(4):
+            inputs = [torch.ones(4)] * (1 + step * (rank == 0))
+            if said := said_by(lambda inputs=inputs: engine.backward(engine(inputs).square().mean())):
+                return said
+            engine.step()
+    return ""
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_rank_that_alone_is_no_longer_compiled_is_told_why_the_others_do_not_match(two_ranks, stage):
+    for said in two_ranks.run(at_the_limit_alone, stage):
+        assert "all ranks must make the same calls" in said and "torch._dynamo.config.recompile_limit" in said

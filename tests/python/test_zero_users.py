@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, spectral_norm, vector_to_parameters, weight_norm
-from zero_runs import engine_of, inputs_of, net, said_by, train
+from zero_runs import adamw, engine_of, inputs_of, net, said_by, train
 
 import octavo
 
@@ -346,3 +346,42 @@ def test_a_rank_that_evaluates_by_itself_agrees_with_the_others(two_ranks, rows)
         assert losses == expected
         assert persistent == alone[0][1]
     assert nobody[0][1] and (rows == 64 or alone[0][1])
+
+
+def trained_between_evaluations(rank: int, mode: type) -> list[float]:
+    model = net()
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    losses = []
+    for _ in range(3):
+        with mode(), engine.gathered():
+            losses.append(engine(torch.ones(2, 4)).square().mean().item())
+        with mode():
+            losses.append(engine(torch.ones(2, 4)).square().mean().item())
+        engine.backward(engine(torch.ones(2, 4)).square().mean())
+        engine.step()
+    return losses
+
+
+def test_evaluations_in_inference_mode_leave_nothing_that_training_cannot_write_to(two_ranks):
+    expected = two_ranks.run(trained_between_evaluations, torch.no_grad)
+    assert two_ranks.run(trained_between_evaluations, torch.inference_mode) == expected
+
+
+class TiedByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return nn.functional.linear(self.embedding(tokens), self.embedding.weight)
+
+
+def read_by_hand(rank: int) -> str:
+    model = TiedByHand()
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3, "reuse_mib": 0})
+    return said_by(lambda: engine(torch.arange(4)))
+
+
+def test_a_view_of_what_is_not_whole_is_refused_in_a_sentence(two_ranks):
+    for said in two_ranks.run(read_by_hand):
+        assert "[zero.forward] a parameter was read while its module was not at work" in said

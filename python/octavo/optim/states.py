@@ -76,6 +76,13 @@ class StateMaker:
         state = self.first(group, parameter)
         saved = {name: local(value) for name, value in saved.items()}
         self._require_names(saved)
+        if not_found := [name for name, value in saved.items() if isinstance(value, dict)]:
+            raise ValueError(
+                f"[optim.{self._owner}] torch found no saved {', '.join(not_found)} for a parameter of "
+                f"{tuple(parameter.shape)}: with flatten_optimizer_state_dict=True it asks for the names that "
+                f"optimizer.state has, where this state is codes; load the same files with "
+                f"flatten_optimizer_state_dict=False; nothing has changed"
+            )
         state["step"].fill_(self._step_of(saved))
         for moment in self._moments:
             self._restore_moment(state, saved, moment, local(parameter).shape, (group["optim_bits"], saved_bits))

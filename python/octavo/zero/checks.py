@@ -45,7 +45,8 @@ def require_trainable(parameters: Mapping[str, nn.Parameter], optimizer: Optimiz
         if not parameter.is_contiguous() or parameter.is_complex():
             raise ValueError(
                 f"[zero.initialize] expected {name} real and in row-major order, got {parameter.dtype} with "
-                f"strides {parameter.stride()}: ranks own ranges of its memory"
+                f"strides {parameter.stride()}: ranks own ranges of its memory. Make it so before, for example by "
+                f"model.to(memory_format=torch.contiguous_format), or by view_as_real for complex numbers"
             )
     of_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in parameters.items():

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from octavo.alive import remove_after, while_alive
 from octavo.finite import all_finite
 from octavo.handle import Handle
+from octavo.optim.checks import not_compiled
 from octavo.parameters import exempt_by_name
 from octavo.rendezvous import as_group, broadcast_from_rank_0
 from octavo.zero import export, optimizer_state, set_up
@@ -154,6 +155,12 @@ class ZeroEngine:
     # ---- a step
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        # In stage 3 a parameter is empty between its uses: where a caller has compiled this call, Dynamo must not trace
+        # what it finds.
+        run = self._run_untraced if self.config.zero_stage == 3 else self._run
+        return run(*arguments, **named)
+
+    def _run(self, *arguments: Any, **named: Any) -> Any:
         try:
             return self._forward(*arguments, **named)
         except BaseException as error:
@@ -166,7 +173,15 @@ class ZeroEngine:
                     "(TORCH_LOGS=recompiles says why); a model that returns a view of a parameter. Put the code into a "
                     "method under torch.compiler.disable that calls modules, or use stage 1 or 2"
                 ) from error
+            if self._gathering is not None and "storage of size 0" in str(error):
+                raise RuntimeError(
+                    "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as "
+                    "where a model uses the weight of one layer for another by hand: call the module that has it, read "
+                    "it in engine.gathered(), or use stage 1 or 2"
+                ) from error
             raise
+
+    _run_untraced = not_compiled(_run)
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -201,6 +216,12 @@ class ZeroEngine:
                     "[zero.backward] a module's parameters were not whole in its backward pass, which is found by the "
                     "tensors that the module returns: let forward return what the loss is made of, in lists, dicts or "
                     "dataclasses, and not keep it elsewhere; or use stage 1 or 2"
+                ) from error
+            if self._compiler is not None and "all ranks must make the same calls" in str(error):
+                raise RuntimeError(
+                    f"{error}. In compiled runs this happens where some ranks, but not all, have reached Dynamo's "
+                    f"limit of recompilations, and run without a graph: TORCH_LOGS=recompiles says why a rank compiles "
+                    f"anew, and torch._dynamo.config.recompile_limit is the limit"
                 ) from error
             raise
         finally:
@@ -445,6 +466,11 @@ class ZeroEngine:
 
     def _require_between_steps(self, what: str) -> None:
         self._require_whole_passes(what)
+        if self._has_gradients:
+            raise ValueError(
+                f"[zero.{what}] backward() has made the gradients of a step that step() has not made: call step() or "
+                f"drop_gradients() first"
+            )
         if self._micro_batches % self.config.accumulation_steps != 0:
             raise ValueError(
                 f"[zero.{what}] {self._micro_batches % self.config.accumulation_steps} of "
