@@ -21,6 +21,14 @@ _INERT = _OF_BITSANDBYTES | _OF_TORCH
 _HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
 
 
+def loss_of(closure: Callable[[], Tensor] | None) -> Tensor | None:
+    """Returns what the closure of a step returns; None where there is none. It computes gradients."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class CheckedOptimizer(Optimizer):
     """The base class of all optimizers of Octavo. A parameter group that is refused is not added."""
 

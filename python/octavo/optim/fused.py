@@ -15,7 +15,14 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
-from octavo.optim.checks import CheckedOptimizer, not_compiled, require_dense, require_own_state, require_paged
+from octavo.optim.checks import (
+    CheckedOptimizer,
+    loss_of,
+    not_compiled,
+    require_dense,
+    require_own_state,
+    require_paged,
+)
 from octavo.optim.clipping import GradientClip
 from octavo.optim.overrides import groups_by_name
 from octavo.optim.shards import any_rank, first_element, is_sharded, local, match_placements
@@ -148,10 +155,7 @@ class FusedOptimizer(CheckedOptimizer):
     @not_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._require_all_valid()
         self._require_ready()
         moved = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import not_compiled, require_dense, require_own_state, require_own_states
+from octavo.optim.checks import loss_of, not_compiled, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -133,10 +133,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     @not_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._require_all_valid()
         self._require_joined()
         self._require_momenta("step")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
-from octavo.optim.checks import not_compiled, require_dense, require_own_state, require_own_states
+from octavo.optim.checks import loss_of, not_compiled, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 
@@ -156,10 +156,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     @not_compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._require_all_valid()
         self._require_joined()
         self._restore_parameters()
