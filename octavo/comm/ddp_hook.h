@@ -24,8 +24,8 @@ using AsTorchThrows = std::function<std::exception_ptr(const std::exception_ptr&
 /// Registers `compressor` as the communication hook of a DDP model's reducer. `parameters[i]` is the model's parameter
 /// that the compressor knows as number i. The hook runs on a thread of its own, without the GIL, while backward goes
 /// on. A failure reaches the caller of backward(), translated by `as_torch_throws`, because torch's engine knows no
-/// octavo::Error. After a failure every later bucket fails with the same message. So it does where a bucket holds what
-/// the compressor does not know, such as a parameter that was frozen.
+/// octavo::Error. After a failure every later bucket fails with the same message. A bucket that the compressor does not
+/// know, such as one with a parameter that was frozen, is a failure too.
 ///
 /// DDP accepts a single hook: to change the plan, change it in the compressor. Returns a function that tells, from any
 /// thread, for how many backward passes the averages have been delivered. A backward pass that has returned is counted,

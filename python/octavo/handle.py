@@ -252,7 +252,7 @@ class Handle:
         """
         optimizer = self._optimizer or (None if self._other_optimizer is None else self._other_optimizer())
         own = getattr(optimizer, "clip_grad_norm_", None)
-        strangers = self._parameters_without(optimizer)
+        strangers = [] if own is None else self._parameters_without(optimizer)
         if self._optimizer is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
             if own is None:
                 raise ValueError(
@@ -277,10 +277,9 @@ class Handle:
             self.scaled_by(min(1.0, max_norm / (norm.item() + 1e-6)))
         return norm
 
-    def _parameters_without(self, optimizer: Optimizer | None) -> list[str]:
+    def _parameters_without(self, optimizer: Optimizer) -> list[str]:
         """Returns the names of parameters with a gradient that the optimizer does not have."""
-        groups = () if optimizer is None else optimizer.param_groups
-        own = {parameter for group in groups for parameter in group["params"]}
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         return [name for name, p in self._parameters.items() if p.grad is not None and p not in own]
 
     def scaled_by(self, factor: float) -> None:

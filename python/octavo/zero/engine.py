@@ -165,7 +165,7 @@ class ZeroEngine:
             return self._forward(*arguments, **named)
         except BaseException as error:
             self._engine.give_up_pass()
-            if self._compiler is not None and "storage of size 0" in str(error):
+            if self._compiler is not None and _met_empty_memory(error):
                 raise RuntimeError(
                     "[zero.forward] a parameter was not whole where it was used. Three things do that in compiled "
                     "graphs: code behind a break of a graph that reads a parameter of its own module; a function that "
@@ -173,7 +173,7 @@ class ZeroEngine:
                     "(TORCH_LOGS=recompiles says why); a model that returns a view of a parameter. Put the code into a "
                     "method under torch.compiler.disable that calls modules, or use stage 1 or 2"
                 ) from error
-            if self._gathering is not None and "storage of size 0" in str(error):
+            if self._gathering is not None and _met_empty_memory(error):
                 raise RuntimeError(
                     "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as "
                     "where a model uses the weight of one layer for another by hand: call the module that has it, read "
@@ -211,7 +211,7 @@ class ZeroEngine:
         except BaseException as error:
             self.fail(error)
             self._engine.give_up_pass()
-            if self._gathering is not None and "storage of size 0" in str(error):
+            if self._gathering is not None and _met_empty_memory(error):
                 raise RuntimeError(
                     "[zero.backward] a module's parameters were not whole in its backward pass, which is found by the "
                     "tensors that the module returns: let forward return what the loss is made of, in lists, dicts or "
@@ -486,6 +486,11 @@ class ZeroEngine:
         looked at between a forward pass and its step. Checkpoints, and the optimizer's ``state_dict`` and ``step``, do
         it by themselves."""
         self._engine.restore()
+
+
+def _met_empty_memory(error: BaseException) -> bool:
+    """Whether torch has found no memory where a parameter is that is not whole."""
+    return "storage of size 0" in str(error)
 
 
 def _path(function: str, path: Any) -> Path:
