@@ -17,7 +17,7 @@ import pytest
 
 import octavo
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "cpp"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "cpp"
 PREFIX = Path(octavo.cmake_dir()).parents[2]
 #: A PATH with cmake and ninja, which are beside this Python.
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -17,7 +17,7 @@ from torch import nn
 
 import octavo.sycl
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 #: Sections whose blocks need something that is not everywhere, with a function that says what is missing.

@@ -19,7 +19,7 @@ from train_runs import clean_environment
 import octavo
 from octavo.version import require_built_torch
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PYTHON_TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
 #: Where tools/setup has compiled the libraries: the wheel packs them and compiles nothing again.
 BUILD_DIR = ROOT / "build" / f"{PYTHON_TAG}-{PYTHON_TAG}-{re.sub('[-.]', '_', sysconfig.get_platform())}"

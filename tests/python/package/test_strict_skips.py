@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run_pytest(folder: Path, text: str, *options: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(f"import pytest\n\n{text}\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", folder, "-p", "strict_skips", *options, folder],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

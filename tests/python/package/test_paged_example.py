@@ -12,7 +12,7 @@ from fork_server import run_code
 
 import octavo.sycl
 
-SCRIPT = Path(__file__).parents[2] / "examples/paged/train.py"
+SCRIPT = Path(__file__).parents[3] / "examples/paged/train.py"
 NAMES = ("adamw8bit", "paged-adamw8bit")
 STEPS = 4 * 21  # the bytes of the step numbers, which each of the model's parameters has on the CPU
 

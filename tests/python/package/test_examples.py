@@ -13,7 +13,7 @@ from fork_server import run_ranks
 
 import octavo
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 #: Runs a script with its arguments in a folder.
 RUN = """

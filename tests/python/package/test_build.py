@@ -16,7 +16,7 @@ from fork_server import run_code
 import octavo.sycl
 from octavo import build
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "extension"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "extension"
 missing = octavo.sycl.why_missing()
 needs_sycl = pytest.mark.skipif(bool(missing), reason=missing)
 

@@ -15,8 +15,8 @@ from patience import PATIENCE
 
 from octavo import _C
 
-ROOT = Path(__file__).parents[2]
-SYCL_TESTS = Path(__file__).parent / "sycl"
+ROOT = Path(__file__).parents[3]
+SYCL_TESTS = Path(__file__).parents[1] / "sycl"
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +58,7 @@ def test_the_devices_own_tests(fake_plugin: Path, modules: list[str]) -> None:
     # if the fake device did not load, all tests would be skipped
     plugins = ["-p", "no:cacheprovider", "-p", "strict_skips"]
     files = [SYCL_TESTS / f"test_sycl_{module}.py" for module in modules]
-    run(fake_plugin, "-m", "pytest", "-x", *plugins, *files, PYTHONPATH=str(Path(__file__).parent))
+    run(fake_plugin, "-m", "pytest", "-x", *plugins, *files, PYTHONPATH=str(Path(__file__).parents[1]))
 
 
 def test_the_host_cannot_read_private_memory(fake_plugin: Path) -> None:
