@@ -18,7 +18,7 @@ namespace {
 
 const Codec& codec_of(const Plan& plan) {
   if (!plan.map) return *plan.codec;
-  fail(ErrorCode::unsupported, "codec", "the plan ", plan.text(),
+  fail(ErrorCode::unsupported, "codec.codec_of", "the plan ", plan.text(),
        " maps whole tensors, by their shape, in several rounds: it has no payload; octavo.all_reduce runs it");
 }
 
@@ -53,25 +53,27 @@ PayloadPart payload_of(const Codec& codec, const at::Tensor& values, const at::T
   const auto bytes = codec.payload_bytes(count);
   if (static_cast<std::uint64_t>(payload.numel()) < bytes || !values.is_contiguous() || !payload.is_contiguous() ||
       payload.device() != values.device()) {
-    fail(ErrorCode::invalid_argument, "codec", "expected contiguous values and on their device a contiguous payload ",
-         "of at least ", bytes, " bytes, got ", values.is_contiguous() ? "contiguous" : "strided", " values on ",
-         values.device().str(), " and a ", payload.is_contiguous() ? "contiguous" : "strided", " payload of ",
-         payload.numel(), " on ", payload.device().str());
+    fail(ErrorCode::invalid_argument, "codec.payload_of",
+         "expected contiguous values and on their device a contiguous payload ", "of at least ", bytes, " bytes, got ",
+         values.is_contiguous() ? "contiguous" : "strided", " values on ", values.device().str(), " and a ",
+         payload.is_contiguous() ? "contiguous" : "strided", " payload of ", payload.numel(), " on ",
+         payload.device().str());
   }
   return {payload.mutable_data_ptr<std::uint8_t>(), count, {0, count}};
 }
 
 void require_bytes(const at::Tensor& bytes, std::int64_t least) {
   if (bytes.is_cpu() && bytes.scalar_type() == at::kByte && bytes.is_contiguous() && bytes.numel() >= least) return;
-  fail(ErrorCode::invalid_argument, "codec", "expected a contiguous uint8 tensor of the CPU with at least ", least,
-       " bytes, got ", bytes.numel(), " of ", toString(bytes.scalar_type()), " on ", bytes.device().str());
+  fail(ErrorCode::invalid_argument, "codec.require_bytes",
+       "expected a contiguous uint8 tensor of the CPU with at least ", least, " bytes, got ", bytes.numel(), " of ",
+       toString(bytes.scalar_type()), " on ", bytes.device().str());
 }
 
 rules::Residual* residual_of(const std::optional<at::Tensor>& tensor, const at::Tensor& values) {
   if (!tensor) return nullptr;
   if (tensor->numel() != values.numel() || !tensor->is_contiguous() || tensor->device() != values.device()) {
-    fail(ErrorCode::invalid_argument, "codec", "expected contiguous residuals of ", values.numel(), " values on ",
-         values.device().str(), ", got ", tensor->numel(), " on ", tensor->device().str());
+    fail(ErrorCode::invalid_argument, "codec.residual_of", "expected contiguous residuals of ", values.numel(),
+         " values on ", values.device().str(), ", got ", tensor->numel(), " on ", tensor->device().str());
   }
   return reinterpret_cast<rules::Residual*>(tensor->mutable_data_ptr<at::BFloat16>());
 }
@@ -111,8 +113,8 @@ void bind_coding(py::module_& m) {
         const auto used = codec.unpack({packed.const_data_ptr<std::uint8_t>(), packed.nbytes()}, count,
                                        payload.mutable_data_ptr<std::uint8_t>());
         if (used != packed.nbytes()) {
-          fail(ErrorCode::invalid_argument, "codec", "these ", packed.nbytes(), " bytes are no packed payload of ",
-               count, " values of ", plan.text());
+          fail(ErrorCode::invalid_argument, "codec.unpack", "these ", packed.nbytes(),
+               " bytes are no packed payload of ", count, " values of ", plan.text());
         }
         return payload;
       },

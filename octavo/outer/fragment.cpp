@@ -48,8 +48,8 @@ OuterParameter::OuterParameter(std::string name, at::Tensor tensor, bool exempt)
 
 void OuterParameter::require_as_at_first() const {
   if (tensor.sizes() == layout.sizes() && tensor.strides() == layout.strides()) return;
-  fail(ErrorCode::invalid_argument, "outer", name, " now has the sizes ", tensor.sizes(), " and strides ",
-       tensor.strides(), ", and had ", layout.sizes(), " and ", layout.strides(),
+  fail(ErrorCode::invalid_argument, "outer.require_as_at_first", name, " now has the sizes ", tensor.sizes(),
+       " and strides ", tensor.strides(), ", and had ", layout.sizes(), " and ", layout.strides(),
        ": build Outer after the model has its form, also its memory format");
 }
 
@@ -78,9 +78,10 @@ std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::vector<Oute
   }
   for (const auto& parts : fragments) {
     if (!parts.empty()) continue;
-    if (before == 0) fail(ErrorCode::invalid_argument, "outer", "no parameter that is trained has an element");
-    fail(ErrorCode::invalid_argument, "outer", "the rows of these ", parameters.size(), " parameters make no ", count,
-         " fragments of equal size: ask for fewer");
+    if (before == 0)
+      fail(ErrorCode::invalid_argument, "outer.cut_into_fragments", "no parameter that is trained has an element");
+    fail(ErrorCode::invalid_argument, "outer.cut_into_fragments", "the rows of these ", parameters.size(),
+         " parameters make no ", count, " fragments of equal size: ask for fewer");
   }
   return fragments;
 }
@@ -107,7 +108,7 @@ at::Tensor Fragment::own(const FragmentPart& part) const {
   const OuterParameter& parameter = parameters_[part.parameter];
   parameter.require_as_at_first();
   if (parameter.tensor.device() != anchor_.device()) {
-    fail(ErrorCode::invalid_argument, "outer", parameter.name, " is now on ", parameter.tensor.device().str(),
+    fail(ErrorCode::invalid_argument, "outer.own", parameter.name, " is now on ", parameter.tensor.device().str(),
          ", and was on ", anchor_.device().str(), ": build Outer after the model was moved");
   }
   return elements_of(parameter.tensor, part.range);
@@ -210,7 +211,7 @@ void Fragment::return_to_start() {
     for_pieces(mine.device(), parts_[i].range.count,
                [&](Range piece) { elements_of(mine, piece).copy_(start(i, owed, piece)); });
     if (all_finite(mine)) continue;
-    fail(ErrorCode::invalid_argument, "outer", "the anchor of ", parameters_[parts_[i].parameter].name,
+    fail(ErrorCode::invalid_argument, "outer.return_to_start", "the anchor of ", parameters_[parts_[i].parameter].name,
          " has left the range of ", toString(mine.scalar_type()),
          ", so that no rank can go on from it: train with parameters in bfloat16 or float32, or a smaller learning "
          "rate");

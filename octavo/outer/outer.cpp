@@ -18,7 +18,7 @@ namespace octavo {
 
 namespace {
 
-constexpr const char* kWhere = "outer";
+constexpr const char* kWhere = "outer.Outer";
 
 void require(const OuterOptions& options) {
   const auto refuse = [](auto... why) { fail(ErrorCode::invalid_argument, kWhere, why...); };

@@ -143,8 +143,9 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
                                                     const std::vector<Position>& positions, std::uint64_t steps,
                                                     std::optional<int> rank) {
   if (world.empty() || (rank && (*rank < 0 || static_cast<std::size_t>(*rank) >= world.size()))) {
-    fail(ErrorCode::invalid_argument, "outer", "expected what each rank of a world had, and a rank of it, got ",
-         world.size(), " ranks", rank ? c10::str(" and rank ", *rank) : "");
+    fail(ErrorCode::invalid_argument, "outer.load_world",
+         "expected what each rank of a world had, and a rank of it, got ", world.size(), " ranks",
+         rank ? c10::str(" and rank ", *rank) : "");
   }
   load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor) {
     std::vector<Tensors> residuals;

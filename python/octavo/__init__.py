@@ -49,5 +49,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "sycl":  # not imported here: torch serves one accelerator at a time, which would then be sycl
-        raise AttributeError("[octavo] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl")
+        raise AttributeError(
+            "[octavo.sycl] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl"
+        )
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")

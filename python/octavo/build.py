@@ -114,16 +114,22 @@ def _with_embedded(sources: Sequence[str], folder: Path) -> list[str]:
     """Returns the sources with a generated C++ file in place of each ``.sycl`` file."""
     stems = [Path(source).stem for source in sources if source.endswith(".sycl")]
     if len(set(stems)) < len(stems):
-        raise ValueError(f"[build] two .sycl files have the same name, among {', '.join(sorted(stems))}: rename one")
+        raise ValueError(
+            f"[build.extension] two .sycl files have the same name, among {', '.join(sorted(stems))}: rename one"
+        )
     return [_embed(Path(source), folder) if source.endswith(".sycl") else source for source in sources]
 
 
 def _embed(source: Path, folder: Path) -> str:
     name, text = source.stem, source.read_text()
     if not name.isidentifier():
-        raise ValueError(f"[build] the name of {source} is not a C++ identifier, which its symbol {name}_sycl must be")
+        raise ValueError(
+            f"[build.extension] the name of {source} is not a C++ identifier, which its symbol {name}_sycl must be"
+        )
     if f"){_DELIMITER}" in text:
-        raise ValueError(f"[build] {source} contains '){_DELIMITER}', which ends the string that it is embedded in")
+        raise ValueError(
+            f"[build.extension] {source} contains '){_DELIMITER}', which ends the string that it is embedded in"
+        )
     symbol = f"extern const char* const {name}_sycl;\nconst char* const {name}_sycl = "
     content = f'// From {source.name}.\n{symbol}R"{_DELIMITER}({text}){_DELIMITER}";\n'
     target = folder / f"{name}_sycl.cpp"

@@ -78,9 +78,11 @@ def compress(
     Raises ValueError for arguments that make no sense, and on all ranks where the ranks' arguments differ; TypeError
     for another kind of model; NotImplementedError, with the reason, where the gradients' device has no kernels.
     """
-    require_seed(seed, "compress")
+    require_seed(seed, "compression.compress")
     if page_dir is not None and not is_paged:
-        raise ValueError(f"[compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too")
+        raise ValueError(
+            f"[compression.compress] page_dir is for paged states, got {page_dir!r}: pass is_paged=True, too"
+        )
     paging = StatePaging(is_paged, page_dir or "")
     model = getattr(model, "_orig_mod", model)  # the module that torch.compile has wrapped
     if _is_sharded(model):
@@ -104,13 +106,13 @@ def compress(
         )
     if not isinstance(model, DistributedDataParallel):
         raise TypeError(
-            f"[ddp.compress] expected a DistributedDataParallel model, or one to which "
+            f"[compression.compress] expected a DistributedDataParallel model, or one to which "
             f"torch.distributed.fsdp.fully_shard was applied as a whole, got {type(model).__name__}: wrap it in "
             f"DistributedDataParallel, or call fully_shard(model)"
         )
     if replicas is not None:
         raise ValueError(
-            "[ddp.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a model of "
+            "[compression.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a model of "
             "fully_shard alone"
         )
     return compress_ddp(

@@ -65,7 +65,7 @@ class Handle:
         if self._optimizer is not None:
             if self._optimizer.chooses_plans:
                 raise ValueError(
-                    f"[ddp.set_plan] the plan of this handle follows the phases of its "
+                    f"[handle.set_plan] the plan of this handle follows the phases of its "
                     f"{type(self._optimizer).__name__}: choose them by its warmup_plan and by the plan of "
                     f"octavo.compress"
                 )
@@ -179,7 +179,7 @@ class Handle:
         follows = self._optimizer is not None and self._optimizer.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:  # before any change: a warning may be an error
             warnings.warn(
-                f"[ddp.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
+                f"[handle.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
                 f"{self.plan}, call set_plan() for the other",
                 stacklevel=2,
             )
@@ -190,7 +190,7 @@ class Handle:
             self._load_world([tensors[rank] for rank in range(size)], of_momenta)
         else:
             raise ValueError(
-                f"[ddp.load_state_dict] this is rank {ours[0]} of {ours[1]}, the state is of rank "
+                f"[handle.load_state_dict] this is rank {ours[0]} of {ours[1]}, the state is of rank "
                 f"{next(iter(tensors))} of {size}: load the state that this rank saved, or the list of the states of "
                 f"all {size} ranks"
             )
@@ -218,12 +218,12 @@ class Handle:
             for tensor in pair:
                 if tensor.device != parameter.device:
                     raise ValueError(
-                        f"[ddp.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is on "
+                        f"[handle.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is on "
                         f"{parameter.device}, its momentum on {tensor.device}"
                     )
                 if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
                     raise ValueError(
-                        f"[ddp.set_momentum] a momentum must lie in memory as its parameter does: {name_of[parameter]} "
+                        f"[handle.set_momentum] a momentum must lie in memory as its parameter does: {name_of[parameter]} "
                         f"has strides {parameter.stride()}, its momentum {tensor.stride()}"
                     )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
@@ -256,12 +256,12 @@ class Handle:
         if self._optimizer is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
             if own is None:
                 raise ValueError(
-                    f"[ddp.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm is "
+                    f"[handle.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm is "
                     f"not the gradient's: leave the clip out"
                 )
             if strangers:
                 raise ValueError(
-                    f"[ddp.clip_grad_norm_] {type(self._optimizer).__name__} clips its own gradients, and lacks "
+                    f"[handle.clip_grad_norm_] {type(self._optimizer).__name__} clips its own gradients, and lacks "
                     f"{len(strangers)} parameters that other optimizers step, such as {strangers[0]}: call its "
                     f"clip_grad_norm_, and torch.nn.utils.clip_grad_norm_ for the others"
                 )
@@ -361,7 +361,7 @@ class Handle:
         """
         known = _C.Exchange.__members__
         if exchange not in known:
-            raise ValueError(f"[ddp.set_exchange] expected {', '.join(known)}, got '{exchange}'")
+            raise ValueError(f"[handle.set_exchange] expected {', '.join(known)}, got '{exchange}'")
         self._compressor.set_exchange(known[exchange])
 
     @property
@@ -421,7 +421,7 @@ class Handle:
         unknown = [tuple(p.shape) for p in parameters if p not in all_names]
         if unknown:
             raise ValueError(
-                f"[ddp.{function}] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
+                f"[handle.{function}] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
                 f"not among those of the compressed model that have gradients: pass some of handle.parameters"
             )
         return {parameter: all_names[parameter] for parameter in parameters}
@@ -446,7 +446,7 @@ class Handle:
                 return
             if parameter.grad is not None and parameter.grad.any():
                 raise RuntimeError(
-                    f"[ddp.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
+                    f"[handle.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
                     f"zero_grad() after every step, and accumulate gradients under no_sync(), so that one backward "
                     f"pass in a step is synchronised"
                 )

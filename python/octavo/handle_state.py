@@ -21,18 +21,18 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
     fit."""
     states = [state] if isinstance(state, Mapping) else list(state) if isinstance(state, Iterable) else []
     if not states or not all(isinstance(one, Mapping) for one in states):
-        raise TypeError("[ddp.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
+        raise TypeError("[handle.load_state_dict] pass what state_dict() returned, on this rank or on all ranks")
     schemas = {one.get("schema") for one in states}
     if schemas != {SCHEMA}:
         raise ValueError(
-            f"[ddp.load_state_dict] this version of Octavo reads states of schema {SCHEMA}, this one has "
+            f"[handle.load_state_dict] this version of Octavo reads states of schema {SCHEMA}, this one has "
             f"{', '.join(sorted(map(repr, schemas)))}: start with an empty state"
         )
     layouts = {str(one.get("layout", WHOLE_MODEL)) for one in states}
     states = [one for one in states if one.get("layout", WHOLE_MODEL) == layout]
     if not states:
         raise ValueError(
-            f"[ddp.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps those "
+            f"[handle.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps those "
             f"of {layout}: load the states of a model that was wrapped and sharded as this one is, or start with an "
             f"empty state"
         )
@@ -41,13 +41,13 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
     ranks, size = {int(one["rank"]) for one in states}, int(states[0]["world_size"])
     if any(one["world_size"] != size for one in states) or (len(states) > 1 and ranks != set(range(size))):
         raise ValueError(
-            f"[ddp.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of worlds "
+            f"[handle.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of worlds "
             f"of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
         )
     seeds = {int(one.get("seed", 0)) for one in states}
     if len(seeds) > 1:
         raise ValueError(
-            f"[ddp.load_state_dict] expected the states of one run, got those of runs with the seeds "
+            f"[handle.load_state_dict] expected the states of one run, got those of runs with the seeds "
             f"{', '.join(map(str, sorted(seeds)))}"
         )
     return states
@@ -57,16 +57,16 @@ def _require_complete(state: State) -> None:
     """Raises ValueError where the state lacks something that ``Handle.state_dict`` returned on its rank."""
     for key in ("plan", "rank", "world_size", "step", "of_momenta"):
         if key not in state:
-            raise ValueError(f"[ddp.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
+            raise ValueError(f"[handle.load_state_dict] the state has no {key!r}: pass what state_dict() returned")
     for key in ("rank", "world_size", "step"):
         if not (isinstance(state[key], int) and state[key] >= 0):
             raise ValueError(
-                f"[ddp.load_state_dict] expected {key!r} of the state as a whole number of 0 or more, got "
+                f"[handle.load_state_dict] expected {key!r} of the state as a whole number of 0 or more, got "
                 f"{state[key]!r}: pass what state_dict() returned"
             )
     if len(tensors_of(state)) < state.get("tensors", 0):
         raise ValueError(
-            f"[ddp.load_state_dict] the state of rank {state['rank']} has {len(tensors_of(state))} of its "
+            f"[handle.load_state_dict] the state of rank {state['rank']} has {len(tensors_of(state))} of its "
             f"{state['tensors']} tensors: torch.distributed.checkpoint loads those alone that are there already, and a "
             f"new handle has none; save it by torch.save"
         )
@@ -83,7 +83,7 @@ def require_memory_orders(states: Iterable[State], parameters: Mapping[str, Tens
     for there in (loads(str(one.get("memory_orders", "{}"))) for one in states):
         if moved := sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)):
             raise ValueError(
-                f"[ddp.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
+                f"[handle.load_state_dict] the elements of {moved[0]} lie in memory in another order than where the "
                 f"state was saved, and residuals have that order: give the model the memory format of then before "
                 f"you wrap it, or start with an empty state"
             )

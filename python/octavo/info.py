@@ -59,7 +59,7 @@ def info(
 def _check_wanted(names: list[str]) -> None:
     wanted = os.environ.get("OCTAVO_BACKEND")
     if wanted is not None and wanted not in names:
-        raise ValueError(f"[info] OCTAVO_BACKEND must be one of {', '.join(names)}, not '{wanted}'")
+        raise ValueError(f"[info.backend] OCTAVO_BACKEND must be one of {', '.join(names)}, not '{wanted}'")
 
 
 def _accelerator() -> str:

@@ -13,7 +13,9 @@ def as_plan(plan: str | Plan) -> Plan:
     if isinstance(plan, Plan):
         return plan
     if not isinstance(plan, str):
-        raise TypeError(f"[plan] expected an octavo.Plan or its text, such as 'sign+ef', got {type(plan).__name__}")
+        raise TypeError(
+            f"[plan.as_plan] expected an octavo.Plan or its text, such as 'sign+ef', got {type(plan).__name__}"
+        )
     return Plan(plan)
 
 

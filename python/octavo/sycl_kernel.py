@@ -67,16 +67,16 @@ def _in_memory(argument: Argument) -> tuple[bytes, bool]:
     """Returns the bytes of an argument, and whether they are a pointer."""
     if isinstance(argument, Tensor):
         if not argument.is_contiguous():
-            raise ValueError(f"[sycl_kernel] expected a contiguous tensor, got strides {argument.stride()}")
+            raise ValueError(f"[sycl_kernel.launch] expected a contiguous tensor, got strides {argument.stride()}")
         return struct.pack("P", argument.data_ptr()), True
     if isinstance(argument, float):
         return struct.pack("f", argument), False
     if isinstance(argument, int) and not isinstance(argument, bool):
         if not -(2**63) <= argument < 2**63:
-            raise ValueError(f"[sycl_kernel] expected an int of 64 bits, got {argument}")
+            raise ValueError(f"[sycl_kernel.launch] expected an int of 64 bits, got {argument}")
         return struct.pack("q", argument), False
     if isinstance(argument, ctypes._SimpleCData):
         return bytes(argument), False
     raise TypeError(
-        f"[sycl_kernel] expected a tensor, an int, a float or a value of ctypes, got {type(argument).__name__}"
+        f"[sycl_kernel.launch] expected a tensor, an int, a float or a value of ctypes, got {type(argument).__name__}"
     )

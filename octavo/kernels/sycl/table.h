@@ -3,8 +3,8 @@
 
 #include "octavo/kernels/table.h"
 
-/// The SYCL back end. NAME.sycl is the source of a kernel for devices, compiled at run time by program.cpp for the device
-/// at hand. launch_codecs.cpp, launch_feedback.cpp, launch_steps.cpp and block_codec.cpp enqueue kernels.
+/// The SYCL back end. NAME.sycl is the source of a kernel for devices, compiled at run time by program.cpp for the
+/// device at hand. launch_codecs.cpp, launch_feedback.cpp, launch_steps.cpp and block_codec.cpp enqueue kernels.
 namespace octavo::sycl_backend {
 
 #include "octavo/kernels/declarations.inc"

@@ -38,7 +38,7 @@ def check_place(json_file: Path | None) -> None:
         if is_new:
             json_file.unlink()  # an interrupted bench leaves no empty file
     except OSError as error:
-        raise ValueError(f"[bench] --json {json_file} cannot be written: {error.strerror}") from error
+        raise ValueError(f"[bench.options] --json {json_file} cannot be written: {error.strerror}") from error
 
 
 def write_figures(json_file: Path | None, text: str) -> None:
@@ -49,6 +49,6 @@ def write_figures(json_file: Path | None, text: str) -> None:
         json_file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(
-            f"[bench] --json {json_file} cannot be written: {error.strerror}; the table has the figures, and another "
+            f"[bench.options] --json {json_file} cannot be written: {error.strerror}; the table has the figures, and another "
             f"file may have room for them"
         ) from error

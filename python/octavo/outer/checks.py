@@ -18,33 +18,33 @@ _AVERAGES = ("ranks", "hits")
 
 def require_plain_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"[outer] expected model as a torch.nn.Module, got {type(model).__name__}")
+        raise TypeError(f"[outer.Outer] expected model as a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, DistributedDataParallel):
         raise TypeError(
-            "[outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "
+            "[outer.Outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "
             "wrapped in DistributedDataParallel (ddp.module), and train that"
         )
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise TypeError(
-                f"[outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put the "
+                f"[outer.Outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put the "
                 f"module that it wraps in its place"
             )
         if has_base_named(module, {"fullyshardeddataparallel"}):
             raise NotImplementedError(
-                f"[outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every rank "
+                f"[outer.Outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every rank "
                 f"has all parameters"
             )
     for name, buffer in model.named_buffers():
         if buffer.layout is not torch.strided or _is_expanded(buffer):
             raise ValueError(
-                f"[outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it dense, as "
+                f"[outer.Outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it dense, as "
                 f"by contiguous()"
             )
     sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
     if sharded:
         raise NotImplementedError(
-            f"[outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer takes "
+            f"[outer.Outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer takes "
             f"models of which every rank has all parameters"
         )
 
@@ -52,29 +52,29 @@ def require_plain_model(model: nn.Module) -> None:
 def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(
-            f"[outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
+            f"[outer.Outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
             f"themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
         )
     if has_base_named(optimizer, {"zeroredundancyoptimizer"}):
         raise ValueError(
-            "[outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would be no "
+            "[outer.Outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would be no "
             "local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
         )
     moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
     if moved.isdisjoint(model.parameters()):
         raise ValueError(
-            f"[outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
+            f"[outer.Outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
             f"has none of them: build it from model.parameters()"
         )
     if others := {p for p in moved if p.requires_grad} - set(model.parameters()):
         raise ValueError(
-            f"[outer] the inner optimizer has {len(others)} parameters that are not of this model, the first of shape "
+            f"[outer.Outer] the inner optimizer has {len(others)} parameters that are not of this model, the first of shape "
             f"{tuple(next(iter(others)).shape)}, and nobody would exchange them: put them into one module with it, "
             f"such as a ModuleList, or give them an optimizer of their own"
         )
     if not isinstance(getattr(optimizer, "state", None), Mapping):
         raise ValueError(
-            f"[outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: what it "
+            f"[outer.Outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: what it "
             f"remembers with a NaN in it could not be forgotten"
         )
 
@@ -85,16 +85,16 @@ def require_numbers(whole: Mapping[str, tuple[int | None, int]], others: Mapping
     not given."""
     for name, (number, least) in whole.items():
         if number is not None and not (is_whole_number(number) and least <= number < 2**63):
-            raise ValueError(f"[outer] {name} must be a whole number of {least} or more, got {number!r}")
+            raise ValueError(f"[outer.Outer] {name} must be a whole number of {least} or more, got {number!r}")
     for name, share in others.items():
         if share is not None and not is_finite_number(share):
-            raise ValueError(f"[outer] {name} must be a finite number, got {share!r}")
+            raise ValueError(f"[outer.Outer] {name} must be a finite number, got {share!r}")
 
 
 def plan_of(plan: str | Plan, decay: float, average: str) -> Plan:
     plan = as_plan(plan)
     if average not in _AVERAGES:
-        raise ValueError(f"[outer] average must be 'ranks' or 'hits', got {average!r}")
+        raise ValueError(f"[outer.Outer] average must be 'ranks' or 'hits', got {average!r}")
     if decay != 1.0:
         plan = plan.with_decay(decay)
     return plan.averaged_over_hits() if average == "hits" else plan

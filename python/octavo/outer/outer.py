@@ -99,7 +99,7 @@ class Outer(Optimizer):
         # Optimizer's own __init__ is not called: parameters, groups and state are the inner optimizer's.
         require_plain_model(model)
         require_inner_optimizer(inner_optimizer, model)
-        require_seed(seed, "outer")
+        require_seed(seed, "outer.Outer")
         require_numbers(
             dict(every=(every, 1), delay=(delay, 0), fragments=(fragments, 1), steps=(steps, 0)),
             dict(lr=lr, momentum=momentum, mix=mix, decay=decay),
@@ -108,15 +108,15 @@ class Outer(Optimizer):
         lr, momentum = outer_rates(every, self._plan, lr, momentum, mix)
         whole = dict(every=int(every), delay=int(delay), fragments=int(fragments))
         self._options = whole | dict(lr=float(lr), momentum=float(momentum), mix=float(mix))
-        group = as_group(group, "outer")
+        group = as_group(group, "outer.Outer")
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
-        exempt_of = exempt_by_name(exempt, self._parameters, "outer")
+        exempt_of = exempt_by_name(exempt, self._parameters, "outer.Outer")
         table = [(name, p, exempt_of[name]) for name, p in self._parameters.items()]
-        rendezvous = Rendezvous(group, "outer", timeout_s)
+        rendezvous = Rendezvous(group, "outer.Outer", timeout_s)
         self._require_alike(rendezvous, table)
         options = _C.OuterOptions(**self._options)
         _C.Outer.require(self._plan, table, options)  # before the model changes
@@ -125,7 +125,7 @@ class Outer(Optimizer):
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, seed)
         trouble = None if steps is None or self._rank else warning_of_few_rounds(steps, every)
         if trouble:
-            warnings.warn(f"[outer] {trouble}", stacklevel=2)
+            warnings.warn(f"[outer.Outer] {trouble}", stacklevel=2)
 
     def _require_alike(self, rendezvous: Rendezvous, table: list[tuple[str, Tensor, bool]]) -> None:
         """Raises ValueError where ranks differ in what must be the same on all of them."""
@@ -135,10 +135,10 @@ class Outer(Optimizer):
             "seed": self._seed,
             "model": [(name, p.shape, p.stride(), p.dtype, is_exempt) for name, p, is_exempt in table],
         }
-        require_same_on_all_ranks(rendezvous, self._rank, ours, "outer")
+        require_same_on_all_ranks(rendezvous, self._rank, ours, "outer.Outer")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("[outer] an Outer has connections, which no copy can have: save state_dict()")
+        raise TypeError("[outer.Outer] an Outer has connections, which no copy can have: save state_dict()")
 
     # ---- what it was made with
 
@@ -265,13 +265,17 @@ class Outer(Optimizer):
         return self.inner.register_step_post_hook(hook)
 
     def register_state_dict_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
-        raise ValueError("[outer] its state has another form than an optimizer's: give the hook to the inner optimizer")
+        raise ValueError(
+            "[outer.register_state_dict_pre_hook] its state has another form than an optimizer's: give the hook to the inner optimizer"
+        )
 
     register_state_dict_post_hook = register_state_dict_pre_hook
     register_load_state_dict_pre_hook = register_load_state_dict_post_hook = register_state_dict_pre_hook
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        raise ValueError("[outer] what is exchanged is fixed: build the inner optimizer with all groups, then Outer")
+        raise ValueError(
+            "[outer.add_param_group] what is exchanged is fixed: build the inner optimizer with all groups, then Outer"
+        )
 
     def __repr__(self) -> str:
         return f"Outer(plan='{self.plan}', every={self.every}, lr={self.lr}, momentum={self.momentum}, {self.inner!r})"

@@ -143,7 +143,7 @@ def why_taken() -> str:
     if name in ("privateuseone", "sycl"):
         return ""
     return (
-        f"[sycl] torch's PrivateUse1, its one place for a device from outside, is taken by the device '{name}' of "
+        f"[sycl.why_taken] torch's PrivateUse1, its one place for a device from outside, is taken by the device '{name}' of "
         "another library: use one of the two in a process"
     )
 

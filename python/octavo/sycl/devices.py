@@ -78,5 +78,5 @@ def index_of(device: Device) -> int:
         return device if device >= 0 else current_device()
     device = torch.device(device)
     if device.type != "sycl":
-        raise ValueError(f"[sycl] expected a device sycl, sycl:N or N, got '{device}'")
+        raise ValueError(f"[sycl.index_of] expected a device sycl, sycl:N or N, got '{device}'")
     return current_device() if device.index is None else device.index

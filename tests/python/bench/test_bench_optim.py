@@ -146,7 +146,9 @@ def test_more_elements_than_memory_are_an_error_in_a_sentence(alone):
 def test_figures_that_find_no_room_are_in_the_table(alone):
     done = bench("optim", "lion", "--elements=2048", "--rounds=1", "--json=/dev/full")
     assert done.exit_code == 1 and "octavo Lion8bit" in done.stdout
-    assert done.stderr.startswith("error: [bench] --json /dev/full cannot be written: No space left on device; ")
+    assert done.stderr.startswith(
+        "error: [bench.options] --json /dev/full cannot be written: No space left on device; "
+    )
 
 
 def test_memory_on_the_cpu_has_no_figure_of_a_device():

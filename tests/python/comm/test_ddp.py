@@ -181,7 +181,7 @@ def choose_a_plan_with_a_momentum(rank: int) -> tuple[str, str]:
 
 def test_a_later_plan_with_a_momentum_is_refused_beside_that_of_the_optimizer(two_ranks):
     for said, plan in two_ranks.run(choose_a_plan_with_a_momentum):
-        assert said.startswith("[ddp.set_plan] the plan topk:0.01+dgc keeps the momentum")
+        assert said.startswith("[handle.set_plan] the plan topk:0.01+dgc keeps the momentum")
         assert plan == "topk:0.01+dgc"
 
 

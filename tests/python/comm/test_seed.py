@@ -56,7 +56,7 @@ def refuse(rank: int) -> None:
     with pytest.raises(ValueError, match="all ranks must have the same seed; rank 1 differs from rank 0"):
         make("int4+ef", seed=rank)
     for seed in (-1, 2**64, "1"):
-        with pytest.raises(ValueError, match=r"\[compress\] seed must be an integer from 0 to 2\^64 - 1"):
+        with pytest.raises(ValueError, match=r"\[compression\.compress\] seed must be an integer from 0 to 2\^64 - 1"):
             make("int4+ef", seed=seed)
         with pytest.raises(ValueError, match=r"\[collectives.all_reduce\] seed must be"):
             octavo.all_reduce(torch.ones(4), seed=seed)

@@ -184,7 +184,7 @@ def test_directories_that_are_of_no_use_are_refused(two_ranks, tmp_path):
     two_ranks.run(refuse_a_missing_directory, str(tmp_path / "missing"))
     with pytest.raises(ValueError, match=r"\[zero.initialize\] expected is_paged with a page_dir"):
         octavo.zero.ZeroConfig(2, page_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=r"\[compress\] page_dir is for paged states.*is_paged=True"):
+    with pytest.raises(ValueError, match=r"\[compression\.compress\] page_dir is for paged states.*is_paged=True"):
         octavo.compress(nn.Linear(4, 4), "int4+ef", page_dir=str(tmp_path))
     for build in (OneBitAdamW, OneBitLamb):
         with pytest.raises(ValueError, match="page_dir is for paged states"):

@@ -405,7 +405,7 @@ def send_nothing(rank: int) -> None:
         now = handle.state_dict()
         same = all(torch.equal(state[key], now[key]) for key in state if isinstance(state[key], torch.Tensor))
         assert same == (exchange != "planned"), "what feedback remembers waits"
-    with pytest.raises(ValueError, match=r"\[ddp\.set_exchange\] expected planned, gradients, nothing, got 'never'"):
+    with pytest.raises(ValueError, match=r"\[handle\.set_exchange\] expected planned, gradients, nothing, got 'never'"):
         handle.set_exchange("never")
     handle.set_exchange("nothing")
     model.zero_grad()

@@ -186,7 +186,7 @@ def test_a_model_that_averages_gradients_already_is_refused():
 def test_a_module_inside_that_sends_by_itself_is_refused():
     with solo_world():
         outside = nn.Sequential(nn.Linear(4, 4), nn.parallel.DistributedDataParallel(nn.Linear(4, 4)))
-        with pytest.raises(TypeError, match=r"\[outer\] 1 is a DistributedDataParallel"):
+        with pytest.raises(TypeError, match=r"\[outer\.Outer\] 1 is a DistributedDataParallel"):
             octavo.Outer(outside, torch.optim.SGD(outside.parameters()))
 
 
@@ -331,7 +331,10 @@ def test_an_optimizer_of_another_model_is_refused(optimizer):
 
 
 def test_an_optimizer_that_decides_what_is_sent_is_refused():
-    with solo_world(), pytest.raises(ValueError, match=r"\[outer\] OneBitAdamW decides what ranks send in every step"):
+    with (
+        solo_world(),
+        pytest.raises(ValueError, match=r"\[outer\.Outer\] OneBitAdamW decides what ranks send in every step"),
+    ):
         octavo.Outer(model := Net(), octavo.optim.OneBitAdamW(model.parameters(), warmup_steps=2))
 
 
@@ -488,5 +491,8 @@ def test_numbers_of_numpy_are_numbers():
 
 def test_a_model_without_elements_is_refused():
     model = nn.Linear(0, 4, bias=False)
-    with solo_world(), pytest.raises(ValueError, match=r"^\[outer\] no parameter that is trained has an element"):
+    with (
+        solo_world(),
+        pytest.raises(ValueError, match=r"^\[outer\.cut_into_fragments\] no parameter that is trained has an element"),
+    ):
         octavo.Outer(model, torch.optim.SGD(model.parameters(), lr=0.1), "int4+ef")

@@ -110,7 +110,10 @@ def test_a_wheel_of_another_torch_says_so_before_it_loads_its_libraries(clean_py
     *_, sentence, is_loaded = run(clean_python, "-c", pretend + "\nprint('octavo._C' in sys.modules)").splitlines()
     assert is_loaded == "False"
     built = re.escape(octavo.built_with.TORCH)
-    assert re.match(rf"\[version\] this Octavo was built against torch {built}, and torch 2\.11\.0\+cu126 is", sentence)
+    assert re.match(
+        rf"\[version\.require_built_torch\] this Octavo was built against torch {built}, and torch 2\.11\.0\+cu126 is",
+        sentence,
+    )
     assert f"install torch=={octavo.built_with.TORCH.partition('+')[0]}" in sentence
 
 

@@ -43,7 +43,7 @@ except AttributeError as error:
 import octavo.sycl
 print(octavo.sycl is torch.sycl, torch.accelerator.current_accelerator())
 """
-    sentence = "[octavo] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl"
+    sentence = "[octavo.sycl] octavo.sycl is there after `import octavo.sycl`, which makes the device sycl"
     assert run(code).splitlines() == [sentence, "True sycl"]
 
 
@@ -145,7 +145,7 @@ except RuntimeError as error:
     print(error)
 """
     sentence = (
-        "[sycl] torch's PrivateUse1, its one place for a device from outside, is taken by the device 'other' of "
+        "[sycl.why_taken] torch's PrivateUse1, its one place for a device from outside, is taken by the device 'other' of "
         "another library: use one of the two in a process"
     )
     assert run(code).splitlines() == [f"False {sentence}", sentence]

@@ -157,7 +157,7 @@ def test_plans_that_make_no_rounds_are_refused_before_anything_is_trained(plan, 
         adamw = ["--optimizer", "adamw"]
         result = CliRunner().invoke(app, ["train", *options, *adamw, "--out", str(tmp_path / "out")])
         assert result.exit_code == 2, result.output
-        assert "[outer] the plan" in result.output
+        assert "[outer.Outer] the plan" in result.output
         assert not (tmp_path / "out").exists()
 
 
