@@ -112,8 +112,8 @@ def compress(
         )
     if replicas is not None:
         raise ValueError(
-            "[compression.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a model of "
-            "fully_shard alone"
+            "[compression.compress] all ranks of a DistributedDataParallel model are replicas: pass replicas with a "
+            "model of fully_shard alone"
         )
     return compress_ddp(
         model,

@@ -179,8 +179,8 @@ class Handle:
         follows = self._optimizer is not None and self._optimizer.chooses_plans
         if not follows and str(self.plan) != states[0]["plan"]:  # before any change: a warning may be an error
             warnings.warn(
-                f"[handle.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on with "
-                f"{self.plan}, call set_plan() for the other",
+                f"[handle.load_state_dict] the state was saved under plan {states[0]['plan']}; this handle goes on "
+                f"with {self.plan}, call set_plan() for the other",
                 stacklevel=2,
             )
         of_momenta, step = bool(states[0]["of_momenta"]), max(int(one["step"]) for one in states)
@@ -218,13 +218,13 @@ class Handle:
             for tensor in pair:
                 if tensor.device != parameter.device:
                     raise ValueError(
-                        f"[handle.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is on "
-                        f"{parameter.device}, its momentum on {tensor.device}"
+                        f"[handle.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is "
+                        f"on {parameter.device}, its momentum on {tensor.device}"
                     )
                 if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
                     raise ValueError(
-                        f"[handle.set_momentum] a momentum must lie in memory as its parameter does: {name_of[parameter]} "
-                        f"has strides {parameter.stride()}, its momentum {tensor.stride()}"
+                        f"[handle.set_momentum] a momentum must lie in memory as its parameter does: "
+                        f"{name_of[parameter]} has strides {parameter.stride()}, its momentum {tensor.stride()}"
                     )
         self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
         self._guard_all(name_of)
@@ -256,8 +256,8 @@ class Handle:
         if self._optimizer is not None:  # it has `.grad` of its own kind, and calls scaled_by() itself
             if own is None:
                 raise ValueError(
-                    f"[handle.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm is "
-                    f"not the gradient's: leave the clip out"
+                    f"[handle.clip_grad_norm_] {type(self._optimizer).__name__} sends updates of its own, whose norm "
+                    f"is not the gradient's: leave the clip out"
                 )
             if strangers:
                 raise ValueError(

@@ -32,17 +32,17 @@ def states_of_one_run(state: State | Sequence[State], layout: str) -> list[State
     states = [one for one in states if one.get("layout", WHOLE_MODEL) == layout]
     if not states:
         raise ValueError(
-            f"[handle.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps those "
-            f"of {layout}: load the states of a model that was wrapped and sharded as this one is, or start with an "
-            f"empty state"
+            f"[handle.load_state_dict] these are residuals of {', '.join(sorted(layouts))}, and this handle keeps "
+            f"those of {layout}: load the states of a model that was wrapped and sharded as this one is, or start with "
+            f"an empty state"
         )
     for one in states:
         _require_complete(one)
     ranks, size = {int(one["rank"]) for one in states}, int(states[0]["world_size"])
     if any(one["world_size"] != size for one in states) or (len(states) > 1 and ranks != set(range(size))):
         raise ValueError(
-            f"[handle.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of worlds "
-            f"of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
+            f"[handle.load_state_dict] expected the states of all ranks of one world, got ranks {sorted(ranks)} of "
+            f"worlds of {', '.join(sorted({str(one['world_size']) for one in states}))} ranks"
         )
     seeds = {int(one.get("seed", 0)) for one in states}
     if len(seeds) > 1:

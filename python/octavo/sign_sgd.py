@@ -98,8 +98,8 @@ class ErrorFeedbackSignSGD:
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if gradient.layout is not torch.strided:
             raise ValueError(
-                f"[sign_sgd.step] the gradient of {name} is sparse, and signs are sent of all elements: let the layer have "
-                f"dense gradients (sparse=False)"
+                f"[sign_sgd.step] the gradient of {name} is sparse, and signs are sent of all elements: let the layer "
+                f"have dense gradients (sparse=False)"
             )
         error = self.error_buffer.get(name)
         compensated = gradient if error is None else gradient + error

@@ -18,8 +18,8 @@ def require_built_torch(found: str) -> None:
     if _release(found) == _release(TORCH):
         return
     raise ImportError(
-        f"[version.require_built_torch] this Octavo was built against torch {TORCH}, and torch {found} is installed: install "
-        f"torch=={_release(TORCH)}, or build Octavo again with the torch that is installed, from its sources: "
+        f"[version.require_built_torch] this Octavo was built against torch {TORCH}, and torch {found} is installed: "
+        f"install torch=={_release(TORCH)}, or build Octavo again with the torch that is installed, from its sources: "
         f"pip install --no-build-isolation --no-deps --force-reinstall ."
     )
 

@@ -49,6 +49,6 @@ def write_figures(json_file: Path | None, text: str) -> None:
         json_file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise OSError(
-            f"[bench.options] --json {json_file} cannot be written: {error.strerror}; the table has the figures, and another "
-            f"file may have room for them"
+            f"[bench.options] --json {json_file} cannot be written: {error.strerror}; the table has the figures, and "
+            f"another file may have room for them"
         ) from error

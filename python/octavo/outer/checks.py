@@ -21,61 +21,61 @@ def require_plain_model(model: nn.Module) -> None:
         raise TypeError(f"[outer.Outer] expected model as a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, DistributedDataParallel):
         raise TypeError(
-            "[outer.Outer] this model averages gradients in every step, and Outer is there instead: pass the module that is "
-            "wrapped in DistributedDataParallel (ddp.module), and train that"
+            "[outer.Outer] this model averages gradients in every step, and Outer is there instead: pass the module "
+            "that is wrapped in DistributedDataParallel (ddp.module), and train that"
         )
     for name, module in model.named_modules():
         if isinstance(module, DistributedDataParallel):
             raise TypeError(
-                f"[outer.Outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put the "
-                f"module that it wraps in its place"
+                f"[outer.Outer] {name} is a DistributedDataParallel, which averages its gradients in every step: put "
+                f"the module that it wraps in its place"
             )
         if has_base_named(module, {"fullyshardeddataparallel"}):
             raise NotImplementedError(
-                f"[outer.Outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every rank "
-                f"has all parameters"
+                f"[outer.Outer] {name or 'the model'} is a FullyShardedDataParallel: Outer takes models of which every "
+                f"rank has all parameters"
             )
     for name, buffer in model.named_buffers():
         if buffer.layout is not torch.strided or _is_expanded(buffer):
             raise ValueError(
-                f"[outer.Outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it dense, as "
-                f"by contiguous()"
+                f"[outer.Outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it "
+                f"dense, as by contiguous()"
             )
     sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
     if sharded:
         raise NotImplementedError(
-            f"[outer.Outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer takes "
-            f"models of which every rank has all parameters"
+            f"[outer.Outer] {sharded[0]} is a {type(dict(model.named_parameters())[sharded[0]].data).__name__}: Outer "
+            f"takes models of which every rank has all parameters"
         )
 
 
 def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(
-            f"[outer.Outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step by "
-            f"themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
+            f"[outer.Outer] {type(optimizer).__name__} decides what ranks send in every step, and in rounds they step "
+            f"by themselves: use an optimizer of gradients, such as AdamW, Muon or octavo.optim.AdamW8bit"
         )
     if has_base_named(optimizer, {"zeroredundancyoptimizer"}):
         raise ValueError(
-            "[outer.Outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would be no "
-            "local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
+            "[outer.Outer] a ZeroRedundancyOptimizer sends the model to all ranks in every step, so that there would "
+            "be no local steps: use the optimizer that it wraps, or one such as octavo.optim.AdamW8bit to save memory"
         )
     moved = {p for group in getattr(optimizer, "param_groups", []) for p in group["params"]}
     if moved.isdisjoint(model.parameters()):
         raise ValueError(
-            f"[outer.Outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} that "
-            f"has none of them: build it from model.parameters()"
+            f"[outer.Outer] expected an inner optimizer of this model's parameters, got a {type(optimizer).__name__} "
+            f"that has none of them: build it from model.parameters()"
         )
     if others := {p for p in moved if p.requires_grad} - set(model.parameters()):
         raise ValueError(
-            f"[outer.Outer] the inner optimizer has {len(others)} parameters that are not of this model, the first of shape "
-            f"{tuple(next(iter(others)).shape)}, and nobody would exchange them: put them into one module with it, "
-            f"such as a ModuleList, or give them an optimizer of their own"
+            f"[outer.Outer] the inner optimizer has {len(others)} parameters that are not of this model, the first of "
+            f"shape {tuple(next(iter(others)).shape)}, and nobody would exchange them: put them into one module with "
+            f"it, such as a ModuleList, or give them an optimizer of their own"
         )
     if not isinstance(getattr(optimizer, "state", None), Mapping):
         raise ValueError(
-            f"[outer.Outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: what it "
-            f"remembers with a NaN in it could not be forgotten"
+            f"[outer.Outer] a {type(optimizer).__name__} has no `state` by parameter, as torch.optim.Optimizer has: "
+            f"what it remembers with a NaN in it could not be forgotten"
         )
 
 

@@ -266,7 +266,8 @@ class Outer(Optimizer):
 
     def register_state_dict_pre_hook(self, *_: Any, **__: Any) -> NoReturn:
         raise ValueError(
-            "[outer.register_state_dict_pre_hook] its state has another form than an optimizer's: give the hook to the inner optimizer"
+            "[outer.register_state_dict_pre_hook] its state has another form than an optimizer's: give the hook to the "
+            "inner optimizer"
         )
 
     register_state_dict_post_hook = register_state_dict_pre_hook

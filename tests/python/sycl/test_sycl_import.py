@@ -145,8 +145,8 @@ except RuntimeError as error:
     print(error)
 """
     sentence = (
-        "[sycl.why_taken] torch's PrivateUse1, its one place for a device from outside, is taken by the device 'other' of "
-        "another library: use one of the two in a process"
+        "[sycl.why_taken] torch's PrivateUse1, its one place for a device from outside, is taken by the device 'other' "
+        "of another library: use one of the two in a process"
     )
     assert run(code).splitlines() == [f"False {sentence}", sentence]
 
