@@ -198,9 +198,9 @@ void bind_compressor(py::module_& m) {
       .def("stats", &stats)
       .def("measure_next_step", &Compressor::measure_next_step, no_gil)
       .def("parameter_stats", &parameter_stats)
-      .def("residuals", &Compressor::residuals, no_gil)
-      .def("load_residuals", &Compressor::load_residuals, py::arg("residuals"), py::arg("of_momenta"), no_gil)
-      .def("load_residuals_of", &Compressor::load_residuals_of, py::arg("world"), py::arg("of_momenta"), no_gil)
+      .def("state", &Compressor::state, no_gil)
+      .def("load_state", &Compressor::load_state, py::arg("state"), py::arg("of_momenta"), no_gil)
+      .def("load_state_of", &Compressor::load_state_of, py::arg("world"), py::arg("of_momenta"), no_gil)
       .def(
           "run_step",  // one bucket of all parameters in their order, for benchmarks
           [](Compressor& compressor, const at::Tensor& bucket) {

@@ -247,19 +247,19 @@ class OCTAVO_API Compressor {
   /// Returns all that is remembered, by keys such as "worker/NAME" and "momentum/NAME": "ROLE/NAME" of
   /// feedback_roles(), kResidual, kMapMemory, kOwnMomentum and kOwnUpdate. The tensors are on the device where they
   /// were last used. They are this object's own: copy them before the next step.
-  std::map<std::string, at::Tensor> residuals();
+  std::map<std::string, at::Tensor> state();
   /// Replaces all that is remembered. What the plan in force at the next begin_step() does not use is dropped there.
   /// Throws Error invalid_argument for a key or a size that this model does not have; the state is then unchanged.
-  void load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta = false);
-  /// Loads the residuals of all ranks of another world, indexed by old rank, and redistributes them over this one
-  /// (state/redistribute.h). Throws as load_residuals() does.
-  void load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
+  void load_state(const std::map<std::string, at::Tensor>& state, bool of_momenta = false);
+  /// Loads what all ranks of another world remembered, indexed by old rank, and redistributes them over this one
+  /// (state/redistribute.h). Throws as load_state() does.
+  void load_state_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta = false);
   /// Returns what this rank still owes of a parameter (Feedback::owed), as its next step will add it, for those
   /// elements of which it remembers something. What a step under way leaves out does not count until the step has
   /// ended. Call it before the next step begins.
   OwedByRange owed(std::size_t parameter);
-  /// Returns the same from the residuals() that rank `rank` of a world of `world_size` ranks had.
-  OwedByRange owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
+  /// Returns the same from the state() that rank `rank` of a world of `world_size` ranks had.
+  OwedByRange owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& state, int rank,
                       int world_size) const;
   /// Whether the residuals belong to momenta, not to gradients.
   bool residuals_are_of_momenta() const;
@@ -288,7 +288,7 @@ class OCTAVO_API Compressor {
     ParameterInfo info;
     const ParameterPlan* plan = nullptr;  // of plan_; under `auto` the plan of the current bucket
     std::uint64_t remembered_count = 0;   // elements that this rank remembers something of: its range on a host, or all
-    std::shared_ptr<Memory> memory = {};
+    std::shared_ptr<FeedbackMemory> memory = {};
     std::vector<Role> roles = {};  // what may be kept of it under plan_
     float power = 0;
     PackedFigures packed = {};  // of the last step (Outcome)

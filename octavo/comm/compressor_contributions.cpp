@@ -18,7 +18,7 @@ namespace {
 /// Returns the codec by which a contribution goes up: bfloat16 gradients that would be sent in float32 are sent exactly
 /// in half of its bytes.
 const Codec* without_loss(const Contribution& tensor) {
-  const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == Memory::none();
+  const bool is_bfloat16 = tensor.dtype == at::kBFloat16 && tensor.memory == FeedbackMemory::none();
   return is_bfloat16 && tensor.up == &block_coding(BlockCodec::fp32) ? &exact_coding(tensor.dtype) : tensor.up;
 }
 
@@ -133,7 +133,7 @@ Contribution Compressor::contribution(std::size_t index, void* values, c10::Devi
   tensor.ownership = parameter.info.ownership;
   momenta_.describe(index, device, gradient_scale_, tensor);
   tensor.mapping = mapping(index);
-  tensor.memory = parameter.plan->feedback || owed ? parameter.memory : Memory::none();
+  tensor.memory = parameter.plan->feedback || owed ? parameter.memory : FeedbackMemory::none();
   tensor.over_hits = parameter.over_hits();
   tensor.codes_own = parameter.codes_own();
   tensor.owed_share = owed_share_;

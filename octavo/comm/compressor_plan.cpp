@@ -92,7 +92,7 @@ void Compressor::use(const Plan& plan) {
     const bool is_mapped = now->map != nullptr, same_map = map_text(old) == map_text(now);
     const bool remembers = feedback && (feedback->momentum() || (!is_mapped && !parameter.info.exempt));
     parameter.packed = {};
-    parameter.memory = remembers ? feedback->remember(state_, i) : Memory::none();
+    parameter.memory = remembers ? feedback->remember(state_, i) : FeedbackMemory::none();
     parameter.roles = {kOwnMomentum, kOwnUpdate};
     for (const Role& role : remembers ? feedback->roles() : std::vector<Role>()) {
       const bool is_of_own = is_same(role, kOwnResidual) || is_same(role, kPackedOwedToOwn);

@@ -17,21 +17,21 @@ void Compressor::forget_owed() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) state_.clear(i, {kOwnMomentum, kOwnUpdate});
 }
 
-std::map<std::string, at::Tensor> Compressor::residuals() {
+std::map<std::string, at::Tensor> Compressor::state() {
   const std::lock_guard lock(mutex_);
   settle();
   return state_.save();
 }
 
-void Compressor::load_residuals(const std::map<std::string, at::Tensor>& residuals, bool of_momenta) {
+void Compressor::load_state(const std::map<std::string, at::Tensor>& state, bool of_momenta) {
   const std::lock_guard lock(mutex_);
   settle();
-  state_.load(residuals);
+  state_.load(state);
   was_loaded_ = true;
   residuals_are_of_momenta_ = of_momenta;
 }
 
-void Compressor::load_residuals_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
+void Compressor::load_state_of(const std::vector<std::map<std::string, at::Tensor>>& world, bool of_momenta) {
   const std::lock_guard lock(mutex_);
   settle();
   state_.load_world(world);
@@ -45,12 +45,12 @@ OwedByRange Compressor::owed(std::size_t parameter) {
   return owed_by(parameter, kept, wire_->rank(), wire_->world_size());
 }
 
-OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& residuals, int rank,
+OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::string, at::Tensor>& state, int rank,
                                 int world_size) const {
   const std::lock_guard lock(mutex_);
   const auto kept = [&](const Role& role) {
-    const auto found = residuals.find(key_of(role, parameters_[parameter].info.name));
-    return found == residuals.end() ? at::Tensor() : found->second;
+    const auto found = state.find(key_of(role, parameters_[parameter].info.name));
+    return found == state.end() ? at::Tensor() : found->second;
   };
   return owed_by(parameter, kept, rank, world_size);
 }

@@ -85,7 +85,7 @@ class OCTAVO_API Outer {
 
   /// Return copies of what is kept from step to step, except the parameters themselves. common_state(), the same on all
   /// ranks: "anchor/NAME", "momentum/NAME" and "arrived/NAME" (means that wait for their step), in the parameter's
-  /// shape, float32. own_state(), of each rank its own: "fragment F/worker/NAME" and so on (Compressor::residuals).
+  /// shape, float32. own_state(), of each rank its own: "fragment F/worker/NAME" and so on (Compressor::state).
   /// Both wait for rounds under way.
   std::map<std::string, at::Tensor> common_state();
   std::map<std::string, at::Tensor> own_state();
@@ -138,7 +138,7 @@ class OCTAVO_API Outer {
   void gather(Tensors& into, const std::string& role, const Fragment::Views& views) const;
   void require_fits(const Tensors& own, const std::vector<Position>& positions) const;
   void load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
-                 const std::function<void(std::size_t fragment, Compressor& compressor)>& load_residuals);
+                 const std::function<void(std::size_t fragment, Compressor& compressor)>& load_state);
   void restore(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps);
   void scatter(const Tensors& from, const std::string& role, const Fragment::Views& views) const;
   Tensors owed_in_values(const std::vector<Tensors>& world, const std::vector<Position>& positions, int rank) const;

@@ -75,7 +75,7 @@ std::map<std::string, at::Tensor> Outer::own_state() {
   Tensors all;
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
     wait_for(rounds_[f]);
-    for (const auto& [key, values] : rounds_[f].fragment->compressor().residuals()) {
+    for (const auto& [key, values] : rounds_[f].fragment->compressor().state()) {
       all[prefix_of(f) + key] = values.clone();
     }
   }
@@ -136,7 +136,7 @@ void Outer::restore(const Tensors& own, const std::vector<Position>& positions, 
 void Outer::load(const std::map<std::string, at::Tensor>& own, const std::vector<Position>& positions,
                  std::uint64_t steps) {
   load_with(own, positions, steps,
-            [&](std::size_t f, Compressor& compressor) { compressor.load_residuals(below(prefix_of(f), own)); });
+            [&](std::size_t f, Compressor& compressor) { compressor.load_state(below(prefix_of(f), own)); });
 }
 
 std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<std::string, at::Tensor>>& world,
@@ -150,7 +150,7 @@ std::map<std::string, at::Tensor> Outer::load_world(const std::vector<std::map<s
   load_with(world.front(), positions, steps, [&](std::size_t f, Compressor& compressor) {
     std::vector<Tensors> residuals;
     for (const Tensors& of_rank : world) residuals.push_back(below(prefix_of(f), of_rank));
-    compressor.load_residuals_of(residuals);
+    compressor.load_state_of(residuals);
   });
   const bool keeps_owed = rank && wire_.world_size() == 1;  // it sends nothing: what it owed is its own progress
   for (std::size_t f = 0; f < rounds_.size(); ++f) {
@@ -174,7 +174,7 @@ Outer::Tensors Outer::owed_in_values(const std::vector<Tensors>& world, const st
 
 /// Loads a state. Where a fragment's residuals do not fit, those of the fragments before it are put back.
 void Outer::load_with(const Tensors& own, const std::vector<Position>& positions, std::uint64_t steps,
-                      const std::function<void(std::size_t, Compressor&)>& load_residuals) {
+                      const std::function<void(std::size_t, Compressor&)>& load_state) {
   throw_if_failed();
   require_fits(own, positions);
   std::vector<Tensors> before;
@@ -182,12 +182,12 @@ void Outer::load_with(const Tensors& own, const std::vector<Position>& positions
     for (std::size_t f = 0; f < rounds_.size(); ++f) {
       wait_for(rounds_[f]);
       Compressor& compressor = rounds_[f].fragment->compressor();
-      before.push_back(compressor.residuals());
-      load_residuals(f, compressor);
+      before.push_back(compressor.state());
+      load_state(f, compressor);
     }
   } catch (...) {
     for (std::size_t f = 0; f < before.size(); ++f) {
-      rounds_[f].fragment->compressor().load_residuals(before[f]);
+      rounds_[f].fragment->compressor().load_state(before[f]);
     }
     throw;
   }

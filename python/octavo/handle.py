@@ -144,7 +144,7 @@ class Handle:
 
     def state_dict(self) -> dict[str, Tensor | int | float | str]:
         """Returns this rank's state: a flat dict of tensors, numbers and strings. The tensors are copies."""
-        residuals = {key: values.clone() for key, values in self._compressor.residuals().items()}
+        residuals = {key: values.clone() for key, values in self._compressor.state().items()}
         state: dict[str, Tensor | int | float | str] = {
             "schema": SCHEMA,
             "plan": str(self.plan),
@@ -185,7 +185,7 @@ class Handle:
             )
         of_momenta, step = bool(states[0]["of_momenta"]), max(int(one["step"]) for one in states)
         if size == ours[1] and ours[0] in tensors:
-            self._compressor.load_residuals(tensors[ours[0]], of_momenta)
+            self._compressor.load_state(tensors[ours[0]], of_momenta)
         elif set(tensors) == set(range(size)):
             self._load_world([tensors[rank] for rank in range(size)], of_momenta)
         else:
@@ -202,7 +202,7 @@ class Handle:
 
     def _load_world(self, tensors: list[dict[str, Tensor]], of_momenta: bool) -> None:
         """Loads the states of all ranks of another world. ``tensors``: indexed by the rank that saved them."""
-        self._compressor.load_residuals_of(tensors, of_momenta)
+        self._compressor.load_state_of(tensors, of_momenta)
 
     def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.

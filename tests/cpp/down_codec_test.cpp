@@ -98,7 +98,7 @@ TEST(DownCodec, AResidualIsKeptWhereAWayLeavesAnError) {
         compressor.reduce(bucket, kSlots);
         sums[static_cast<std::size_t>(rank)] += bucket.narrow(0, 0, kCount);
       }
-      world[static_cast<std::size_t>(rank)] = copy(compressor.residuals());
+      world[static_cast<std::size_t>(rank)] = copy(compressor.state());
     });
     EXPECT_TRUE(at::equal(sums[0], sums[1])) << "replicas differ";
     for (auto& kept : world) {
@@ -125,7 +125,7 @@ TEST(DownCodec, WhatAnEarlierPlanLeftIsSentByAWayWithoutErrors) {
       compressor.begin_step();
       compressor.reduce(bucket, kSlots);
       sum += bucket.narrow(0, 0, kCount);
-      const auto kept = compressor.residuals();
+      const auto kept = compressor.state();
       if (step < 2) continue;
       const char* const exact = step < 4 ? "owner/weight" : "worker/weight";
       EXPECT_EQ(kept.at(exact).abs().max().item<float>(), 0.0F);
@@ -146,7 +146,7 @@ TEST(DownCodec, StateSavedAndLoadedGoesOnWithTheSameBits) {
           original.begin_step();
           original.reduce(bucket_of(rank, step), kSlots);
         }
-        resumed.load_residuals(copy(original.residuals()));
+        resumed.load_state(copy(original.state()));
         resumed.set_step(original.step());
         for (int step = 3; step < 6; ++step) {
           at::Tensor a = bucket_of(rank, step), b = bucket_of(rank, step);
@@ -157,7 +157,7 @@ TEST(DownCodec, StateSavedAndLoadedGoesOnWithTheSameBits) {
           EXPECT_TRUE(at::equal(a, b)) << plan;
           results[static_cast<std::size_t>(rank)] = a;
         }
-        expect_equal(original.residuals(), resumed.residuals());
+        expect_equal(original.state(), resumed.state());
       });
       for (const at::Tensor& result : results) EXPECT_TRUE(at::equal(result, results[0])) << plan << " of " << world;
     }

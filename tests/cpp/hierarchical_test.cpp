@@ -103,7 +103,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
           weights.copy_(bucket.narrow(0, 0, weights.numel()));
           norms.copy_(bucket.narrow(0, weights.numel(), norms.numel()));
         }
-        kept[static_cast<std::size_t>(2 * host + place)] = without_empty(copy(compressor.residuals()));
+        kept[static_cast<std::size_t>(2 * host + place)] = without_empty(copy(compressor.state()));
       });
     }
     run_hosts({2, 2}, [&](const MakeCompressor& make, int rank) {
@@ -113,7 +113,7 @@ TEST(Hierarchical, AResultIsThatOfHostMeansBetweenTwoRanksForEachRange) {
         hosts_step(*compressor, bucket);
         EXPECT_TRUE(at::equal(bucket, expected[static_cast<std::size_t>(at_step)])) << plan << ", step " << at_step;
       }
-      expect_equal(without_empty(compressor->residuals()), kept[static_cast<std::size_t>(rank)]);
+      expect_equal(without_empty(compressor->state()), kept[static_cast<std::size_t>(rank)]);
     });
   }
 }
@@ -158,12 +158,12 @@ TEST(Hierarchical, ANaNAnywhereIsToldToAllAndLeavesNoTrace) {
         const auto compressor = make("sign+ef");
         at::Tensor bucket = bucket_of(rank, 0);
         hosts_step(*compressor, bucket);
-        const auto before = copy(compressor->residuals());
+        const auto before = copy(compressor->state());
         at::Tensor bad = bucket_of(rank, 1);
         if (rank == bad_rank) bad[place].fill_(std::numeric_limits<float>::quiet_NaN());
         hosts_step(*compressor, bad);
         EXPECT_FALSE(std::isfinite(bad[place].item<float>()));
-        expect_equal(compressor->residuals(), before);
+        expect_equal(compressor->state(), before);
         EXPECT_EQ(compressor->stats().nonfinite_steps, 1U);
       });
     }
@@ -226,8 +226,8 @@ TEST(Hierarchical, StatesGoOnAndAreRedistributedOverOtherHosts) {
     const auto original = make("sign+ef"), resumed = make("sign+ef");
     at::Tensor first = bucket_of(rank, 0);
     hosts_step(*original, first);
-    saved[static_cast<std::size_t>(rank)] = copy(original->residuals());
-    resumed->load_residuals(saved[static_cast<std::size_t>(rank)]);
+    saved[static_cast<std::size_t>(rank)] = copy(original->state());
+    resumed->load_state(saved[static_cast<std::size_t>(rank)]);
     resumed->set_step(original->step());
     at::Tensor a = bucket_of(rank, 1), b = bucket_of(rank, 1);
     hosts_step(*original, a);
@@ -237,8 +237,8 @@ TEST(Hierarchical, StatesGoOnAndAreRedistributedOverOtherHosts) {
   run_hosts({3, 2}, [&](const MakeCompressor& make, int rank) {
     const auto compressor = make("sign+ef");
     const auto place = static_cast<std::size_t>(rank % 2);
-    compressor->load_residuals_of({saved[place], saved[2 + place]});
-    const auto loaded = compressor->residuals();
+    compressor->load_state_of({saved[place], saved[2 + place]});
+    const auto loaded = compressor->state();
     const Range own = owned_range(kCount / 2, rank / 2, 3);
     EXPECT_EQ(loaded.at("owner/weight").numel(), static_cast<std::int64_t>(own.count));
     EXPECT_EQ(loaded.at("worker/weight").numel(), static_cast<std::int64_t>(kCount / 2 - own.count));

@@ -96,7 +96,7 @@ TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}}, 1.0);
-    const auto residuals = compressor->residuals();
+    const auto residuals = compressor->state();
     EXPECT_EQ(residuals.size(), 1U) << "no owner's, none of what is exempt";
     const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
     at::Tensor all = at::zeros({kWeightRows * kWeightColumns});
@@ -151,7 +151,7 @@ TEST(ReduceScatter, OverHitsWhatWasSentAndWhatIsOwedAddUpOfOwnRowsToo) {
     const at::Tensor bucket = bucket_of(gradients_of(rank), kWorld);
     compressor->begin_step();
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
-    const auto residuals = compressor->residuals();
+    const auto residuals = compressor->state();
     EXPECT_EQ(residuals.size(), 2U) << "worker and own";
     const Sent sent = sent_part(kWeightRows * kWeightColumns, rank, kWorld, Ownership::rows(kWeightColumns));
     const auto first = static_cast<std::int64_t>(sent.own.first), count = static_cast<std::int64_t>(sent.own.count);
@@ -205,7 +205,7 @@ TEST(ReduceScatter, RanksThatSeeFiniteShardsRollBackToo) {
     compressor->reduce(bucket, {{0, 0}, {1, 12 * kWeightColumns}});
     EXPECT_EQ(at::isfinite(bucket.view({3, -1})[rank]).all().item<bool>(), rank != 2);
     EXPECT_EQ(compressor->stats().nonfinite_steps, 1U);
-    EXPECT_TRUE(compressor->residuals().empty());
+    EXPECT_TRUE(compressor->state().empty());
   });
 }
 

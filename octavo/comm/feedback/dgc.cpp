@@ -11,7 +11,7 @@ namespace octavo {
 
 namespace {
 
-class DgcMemory final : public Memory {
+class DgcMemory final : public FeedbackMemory {
  public:
   DgcMemory(StateStore& store, std::size_t parameter, double momentum, double norm)
       : residuals_(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual), store.rank(),
@@ -75,7 +75,7 @@ void Dgc::require_fit(const CodecText& plan, const Codec& codec) const {
   if (codec.traits().learnt_share < 1) plan.refuse("dgc accumulates what is not sent: leave :unbiased out");
 }
 
-std::shared_ptr<Memory> Dgc::remember(StateStore& store, std::size_t parameter) const {
+std::shared_ptr<FeedbackMemory> Dgc::remember(StateStore& store, std::size_t parameter) const {
   return std::make_shared<DgcMemory>(store, parameter, momentum_, norm_);
 }
 

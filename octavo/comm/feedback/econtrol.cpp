@@ -65,7 +65,7 @@ void EControl::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!traits.leaves_error) plan.refuse("this codec leaves no error that could be made up");
 }
 
-std::shared_ptr<Memory> EControl::remember(StateStore& store, std::size_t parameter) const {
+std::shared_ptr<FeedbackMemory> EControl::remember(StateStore& store, std::size_t parameter) const {
   return std::make_shared<EControlMemory>(store, parameter, eta_);
 }
 

@@ -32,7 +32,7 @@ class OCTAVO_API EControl final : public Feedback {
   using Feedback::require_fit;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool keeps_estimates() const override { return true; }
-  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
 
  private:
   double eta_;

@@ -40,7 +40,7 @@ void Ef14::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
 }
 
-std::shared_ptr<Memory> Ef14::remember(StateStore& store, std::size_t parameter) const {
+std::shared_ptr<FeedbackMemory> Ef14::remember(StateStore& store, std::size_t parameter) const {
   const auto decay = static_cast<float>(decay_);
   if (kept_ == Kept::in_8_bits) return std::make_shared<PackedOwed>(store, parameter, Repayment{.decay = decay});
   return std::make_shared<Ef14Memory>(store.at(parameter, kWorkerResidual), store.at(parameter, kOwnerResidual),

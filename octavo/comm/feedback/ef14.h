@@ -35,7 +35,7 @@ class OCTAVO_API Ef14 final : public Feedback {
   void require_fit(const CodecText& plan, const LinearMap& map) const override;
   bool fits_kept_sums() const override { return true; }
   bool fits_hits() const override { return true; }
-  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
   FeedbackPtr with_decay(double decay) const override { return std::make_shared<Ef14>(decay, kept_); }
   bool knows_owed_share() const override { return true; }
   OwedByRange owed(const KeptByRole& kept, const ParameterInfo& parameter, int rank, int world_size) const override;
@@ -79,7 +79,7 @@ extern template class Owed<rules::Residual>;
 extern template class Owed<float>;
 using Residuals = Owed<rules::Residual>;
 
-class OCTAVO_API Ef14Memory final : public Memory {
+class OCTAVO_API Ef14Memory final : public FeedbackMemory {
  public:
   /// `decay`: for what the worker owes. `own`: the state of kOwnResidual; null: a rank's own values are not encoded.
   Ef14Memory(Versioned& worker, Versioned& owner, int rank, int world_size, float decay = 1.0F,

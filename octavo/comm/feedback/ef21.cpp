@@ -71,7 +71,7 @@ void Ef21::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!traits.leaves_error && traits.learnt_share == 1) plan.refuse("this codec leaves no error that could be made up");
 }
 
-std::shared_ptr<Memory> Ef21::remember(StateStore& store, std::size_t parameter) const {
+std::shared_ptr<FeedbackMemory> Ef21::remember(StateStore& store, std::size_t parameter) const {
   return std::make_shared<Ef21Memory>(store, parameter);
 }
 

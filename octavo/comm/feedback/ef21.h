@@ -28,13 +28,13 @@ class OCTAVO_API Ef21 final : public Feedback {
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
   bool keeps_estimates() const override { return true; }
-  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
 };
 
 FeedbackPtr make_ef21(const CodecText& text);
 
 /// The estimates of one tensor, for both ways.
-class OCTAVO_API Ef21Memory : public Memory {
+class OCTAVO_API Ef21Memory : public FeedbackMemory {
  public:
   /// Keeps the estimates of a parameter in `store`, which must outlive this object.
   Ef21Memory(StateStore& store, std::size_t parameter);

@@ -12,13 +12,13 @@
 
 namespace octavo {
 
-void Memory::begin(c10::Device, const Contribution&, float) {}
+void FeedbackMemory::begin(c10::Device, const Contribution&, float) {}
 
-void Memory::encode(const SentPart& part, const EncodeInput& input) {
+void FeedbackMemory::encode(const SentPart& part, const EncodeInput& input) {
   part.codec->encode(part.device, input, part.payload, nullptr);
 }
 
-void Memory::decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) {
+void FeedbackMemory::decode(const SentPart& part, Store store, float* out, std::uint32_t* nonfinite) {
   part.codec->decode(part.device, part.payload, store, out, nonfinite);
 }
 
@@ -28,8 +28,8 @@ void Feedback::require_fit(const CodecText& plan, const LinearMap&) const {
 
 OwedByRange Feedback::owed(const KeptByRole&, const ParameterInfo&, int, int) const { return {}; }
 
-const std::shared_ptr<Memory>& Memory::none() {
-  static const auto memory = std::make_shared<Memory>();
+const std::shared_ptr<FeedbackMemory>& FeedbackMemory::none() {
+  static const auto memory = std::make_shared<FeedbackMemory>();
   return memory;
 }
 

@@ -48,12 +48,12 @@ using OwedByRange = std::function<at::Tensor(Range)>;
 /// threads at once, on the device's current stream. Each part that this rank sends up (to itself, too, where
 /// Contribution::codes_own says so), receives, sends down and gets back comes exactly once. What is written belongs to
 /// the step, and is committed or rolled back with it (StateStore).
-class OCTAVO_API Memory {
+class OCTAVO_API FeedbackMemory {
  public:
-  Memory() = default;
-  virtual ~Memory() = default;
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
+  FeedbackMemory() = default;
+  virtual ~FeedbackMemory() = default;
+  FeedbackMemory(const FeedbackMemory&) = delete;
+  FeedbackMemory& operator=(const FeedbackMemory&) = delete;
 
   /// `power`: the mean square of this rank's gradient; of all of its elements where needs_whole_power().
   virtual void begin(c10::Device device, const Contribution& tensor, float power);
@@ -70,7 +70,7 @@ class OCTAVO_API Memory {
   /// Returns the digest of what the ranks must agree on before a step.
   virtual std::uint64_t digest() const { return 0; }
 
-  static const std::shared_ptr<Memory>& none();
+  static const std::shared_ptr<FeedbackMemory>& none();
 };
 
 /// A kind of memory, as a plan names it. Immutable.
@@ -95,7 +95,7 @@ class OCTAVO_API Feedback {
   /// Whether this kind keeps account of a rank's own values where these are encoded, too (Contribution::codes_own).
   virtual bool fits_hits() const { return false; }
   /// Makes the memory of a parameter of the store, which must outlive it.
-  virtual std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const = 0;
+  virtual std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const = 0;
 
   /// Returns the momentum that is part of this kind. The optimizer must then have none, and exempt parameters need this
   /// momentum, too.

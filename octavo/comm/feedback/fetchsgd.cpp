@@ -19,7 +19,7 @@ void FetchSgd::require_fit(const CodecText& plan, const LinearMap& map) const {
     plan.refuse("fetchsgd keeps its momentum in a sketch of estimates, as in sketch:0.1+fetchsgd");
 }
 
-std::shared_ptr<Memory> FetchSgd::remember(StateStore& store, std::size_t parameter) const {
+std::shared_ptr<FeedbackMemory> FetchSgd::remember(StateStore& store, std::size_t parameter) const {
   return Dgc(momentum_).remember(store, parameter);
 }
 

@@ -23,7 +23,7 @@ class OCTAVO_API FetchSgd final : public Feedback {
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   void require_fit(const CodecText& plan, const LinearMap& map) const override;
   /// Makes the memory for tensors that are sent as they are.
-  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
   std::optional<double> momentum() const override { return momentum_; }
   FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<FetchSgd>(momentum); }
 

@@ -16,7 +16,7 @@ void Loco::require_fit(const CodecText& plan, const Codec& codec) const {
   if (!codec.traits().leaves_error) plan.refuse("this codec leaves no error that could be fed back");
 }
 
-std::shared_ptr<Memory> Loco::remember(StateStore& store, std::size_t parameter) const {
+std::shared_ptr<FeedbackMemory> Loco::remember(StateStore& store, std::size_t parameter) const {
   return std::make_shared<PackedOwed>(store, parameter,
                                       Repayment{.share = static_cast<float>(1.0 - beta_), .period = period_});
 }

@@ -25,7 +25,7 @@ class OCTAVO_API Loco final : public Feedback {
   using Feedback::require_fit;
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_kept_sums() const override { return true; }
-  std::shared_ptr<Memory> remember(StateStore& store, std::size_t parameter) const override;
+  std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
 
  private:
   double beta_;

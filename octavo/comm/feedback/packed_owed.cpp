@@ -64,7 +64,7 @@ const float* PackedOwed::unpacked(const SentPart& part, const Place& place, floa
 void PackedOwed::encode(const SentPart& part, const EncodeInput& input) {
   constexpr std::uint64_t kOfMemory = 3;  // for the random bits of its rounding
   const Place place = of(part);
-  if (!place.next) return Memory::encode(part, input);
+  if (!place.next) return FeedbackMemory::encode(part, input);
   static thread_local at::Tensor owed_memory, sent_memory, next_memory;
   const LaunchScope scope(part.device);
   const ScratchFloats before(part.device, part.count(), owed_memory), sent(part.device, part.count(), sent_memory);

@@ -22,7 +22,7 @@ struct Repayment {
 /// The memory of `+ef:8bit` and `+loco`. With o what is owed and d a rank's contribution, the rank sends a code of
 /// d + share*(decay*o) and then owes d + decay*o less what that decodes to. It is kept in 8 bits; all arithmetic is
 /// float32. For a way whose codec leaves no error nothing is kept.
-class PackedOwed final : public Memory {
+class PackedOwed final : public FeedbackMemory {
  public:
   PackedOwed(StateStore& store, std::size_t parameter, Repayment repayment);
 

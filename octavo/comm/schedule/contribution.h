@@ -39,7 +39,7 @@ struct Contribution {
   const float* preconditioner = nullptr;  // float32[count], equal on all ranks
   float gradient_weight = 1.0F;
   float momentum_weight = 0.0F;
-  std::shared_ptr<Memory> memory = Memory::none();
+  std::shared_ptr<FeedbackMemory> memory = FeedbackMemory::none();
   /// The key of the random bits by which residuals and codes are rounded. It must be another one in every step, for
   /// every parameter and on every rank (rules::derive_key): with equal keys an element is rounded alike each time,
   /// which is biased.
