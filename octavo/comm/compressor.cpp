@@ -168,48 +168,27 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   if (!std::exchange(has_buckets_, true)) ++scaled_together_;
   if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
-  if (host_ && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, kWhere,
-         "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
-         "(sparse=False), or leave ranks_per_host out");
-  }
-  if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
-    fail(ErrorCode::unsupported, kWhere,
-         "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
-  }
-  auto job = std::make_unique<Job>();
-  if (bucket.is_complex()) {
-    bucket = at::view_as_real(bucket).view(-1);
-    for (Slot& slot : slots) slot.offset *= 2;
-  }
-  job->bucket = bucket;
-  if (!bucket.is_sparse()) {
-    job->slots = std::move(slots);
-  }
-  job->plan = plan_;
-  job->divisor = divisor.value_or(all_ranks());
-  job->gradient_scale = gradient_scale_;
-  job->is_planned = exchange_ == Exchange::planned;
+  auto job = job_of(std::move(bucket), std::move(slots), divisor);
   if (exchange_ == Exchange::nothing) {
     keep_gradients(*job);
     return job;
   }
   const AutoPlan::Turn turn = job->is_planned ? choose_plan(*job) : AutoPlan::Turn{0, false};
   job->is_encoded =
-      !bucket.is_sparse() && (host_ || collective_ == Collective::reduce_to_owners ||
-                              (job->is_planned && (momenta_.any() || job->is_owed || has_encoded(job->slots))));
-  if (!bucket.is_sparse()) job->values = takes_as_it_is(*job) ? bucket : bucket.to(at::kFloat);
+      !job->bucket.is_sparse() && (host_ || collective_ == Collective::reduce_to_owners ||
+                                   (job->is_planned && (momenta_.any() || job->is_owed || has_encoded(job->slots))));
+  if (!job->bucket.is_sparse()) job->values = takes_as_it_is(*job) ? job->bucket : job->bucket.to(at::kFloat);
   if (job->is_planned) {
     for (const Slot& slot : job->slots) state_.prefetch(slot.parameter);
     momenta_.replace_gradients(job->values, job->slots, job->gradient_scale);
   }
   expect_any_plan(job->slots);
-  job->schedule = schedules_.take(bucket.device(), job->is_encoded);
+  job->schedule = schedules_.take(job->bucket.device(), job->is_encoded);
   std::vector<Contribution> tensors = contributions(*job);
   const std::uint64_t digest = digest_of(*job, tensors);
   if (measures_ && job->is_encoded) job->contributed.emplace(job->values, tensors, *wire_);
   const PhaseSeconds before = schedules_.seconds();
-  job->schedule->begin({bucket, std::move(tensors), job->divisor, digest});
+  job->schedule->begin({job->bucket, std::move(tensors), job->divisor, digest});
   if (turn.is_alone) {
     for (int next = 1; next < transfers(*job); ++next) job->schedule->advance();
     job->outcome = job->schedule->finish();
@@ -218,11 +197,37 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
   return job;
 }
 
+/// Makes a job of a bucket, of which nothing has been done yet.
+std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vector<Slot> slots,
+                                                    std::optional<double> divisor) const {
+  auto job = std::make_unique<Job>();
+  if (bucket.is_complex()) {
+    bucket = at::view_as_real(bucket).view(-1);
+    for (Slot& slot : slots) slot.offset *= 2;
+  }
+  if (!bucket.is_sparse()) job->slots = std::move(slots);
+  job->bucket = std::move(bucket);
+  job->plan = plan_;
+  job->divisor = divisor.value_or(all_ranks());
+  job->gradient_scale = gradient_scale_;
+  job->is_planned = exchange_ == Exchange::planned;
+  return job;
+}
+
 /// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
 void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
   if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
     fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",
          bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
+  }
+  if (host_ && bucket.is_sparse()) {
+    fail(ErrorCode::unsupported, kWhere,
+         "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
+         "(sparse=False), or leave ranks_per_host out");
+  }
+  if (collective_ == Collective::reduce_to_owners && bucket.is_sparse()) {
+    fail(ErrorCode::unsupported, kWhere,
+         "a sparse gradient is not cut into what ranks own: let the layer have dense gradients (sparse=False)");
   }
   const std::uint64_t reals = bucket.is_complex() ? 2 : 1, ranks = static_cast<std::uint64_t>(wire_->world_size());
   const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;

@@ -310,6 +310,7 @@ class OCTAVO_API Compressor {
   void roll_back();
   void forget_owed();
   void require_not_ended(const char* where) const;
+  std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
   AutoPlan::Turn choose_plan(Job& job);
   void take_rank_0s(std::vector<std::int64_t>& numbers);
