@@ -3,9 +3,11 @@
 
 import os
 import weakref
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -13,7 +15,7 @@ from octavo import _C
 from octavo._C import Plan
 from octavo.handle import Handle
 from octavo.handle_state import WHOLE_MODEL
-from octavo.optim.joined import joined_optimizer, require_no_momentum
+from octavo.optim.joined import JoinedOptimizer, joined_optimizer, require_no_momentum
 from octavo.parameters import Exempt, exempt_by_name, plain_name, real_numbers, rows_of
 from octavo.rendezvous import Rendezvous, require_same_on_all_ranks
 
@@ -31,30 +33,17 @@ def compress_ddp(
     timeout_s: float,
 ) -> Handle:
     """Does what ``octavo.compress`` does, for a DDP model."""
-    if getattr(model, "_use_python_reducer", False):
-        raise ValueError(
-            "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
-            "choose another optimize_ddp"
-        )
-    if getattr(model, "_delay_all_reduce_params", None):
-        raise ValueError(
-            "[ddp.compress] this model delays gradients (delay_all_reduce_named_params), which DDP sends by itself "
-            "and does not wait for: leave the option out"
-        )
+    _require_hookable(model)
     parameters = {plain_name(name): p for name, p in model.module.named_parameters() if p.requires_grad}
     joined = joined_optimizer(optimizer)
+    host_size = _host_size(ranks_per_host, model.process_group)
     if joined is None:
         require_no_momentum(optimizer, plan)
-    first_plan = plan
-    if joined is not None:
+        first_plan = plan
+    else:
         joined.require_joinable(plan, parameters.values())
+        _require_no_hosts(joined, host_size)
         first_plan = joined.first_plan(plan)
-    host_size = _host_size(ranks_per_host, model.process_group)
-    if host_size > 1 and joined is not None and joined.keeps_own_momenta:
-        raise ValueError(
-            f"[ddp.compress] {type(joined).__name__} sends the update that each rank's own momentum makes, and with "
-            f"ranks_per_host the means of hosts are sent: leave ranks_per_host out, or use OneBitAdamW with sign+ef"
-        )
     exempt_of = exempt_by_name(exempt, parameters)
     table = [(name, real_numbers(p), exempt_of[name], rows_of(p)) for name, p in parameters.items()]
     plan.require_rules_fit([name for name, _, is_exempt, _ in table if not is_exempt])
@@ -77,14 +66,7 @@ def compress_ddp(
     handle = Handle(compressor, parameters, model)
     handle._layout = layout
     handle._require_kernels()
-    try:
-        handle._delivered = _C.register_ddp_hook(model.reducer, compressor, list(parameters.values()))
-    except RuntimeError as error:
-        raise ValueError(
-            "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: keep the "
-            "first handle and call its set_plan(); or wrap the model anew, without register_comm_hook() and "
-            "mixed_precision=, which registers one, too"
-        ) from error
+    handle._delivered = _register_hook(model, compressor, list(parameters.values()))
     handle._follow_scaler(model, scaler)
     if joined is not None:
         handle._joined = weakref.ref(joined)
@@ -92,6 +74,42 @@ def compress_ddp(
     elif optimizer is not None:
         handle._other_optimizer = weakref.ref(optimizer)
     return handle
+
+
+def _require_hookable(model: DistributedDataParallel) -> None:
+    if getattr(model, "_use_python_reducer", False):
+        raise ValueError(
+            "[ddp.compress] this model uses DDP's Python reducer (optimize_ddp='python_reducer'), which calls no hook: "
+            "choose another optimize_ddp"
+        )
+    if getattr(model, "_delay_all_reduce_params", None):
+        raise ValueError(
+            "[ddp.compress] this model delays gradients (delay_all_reduce_named_params), which DDP sends by itself "
+            "and does not wait for: leave the option out"
+        )
+
+
+def _require_no_hosts(joined: JoinedOptimizer, host_size: int) -> None:
+    if host_size > 1 and joined.keeps_own_momenta:
+        raise ValueError(
+            f"[ddp.compress] {type(joined).__name__} sends the update that each rank's own momentum makes, and with "
+            f"ranks_per_host the means of hosts are sent: leave ranks_per_host out, or use OneBitAdamW with sign+ef"
+        )
+
+
+def _register_hook(
+    model: DistributedDataParallel, compressor: "_C.Compressor", parameters: list[nn.Parameter]
+) -> Callable[[], int]:
+    """Lets the model exchange its buckets through the compressor. Returns what counts the backward passes that were
+    delivered."""
+    try:
+        return _C.register_ddp_hook(model.reducer, compressor, parameters)
+    except RuntimeError as error:
+        raise ValueError(
+            "[ddp.compress] this DDP model has a communication hook already, and DDP takes one in its life: keep the "
+            "first handle and call its set_plan(); or wrap the model anew, without register_comm_hook() and "
+            "mixed_precision=, which registers one, too"
+        ) from error
 
 
 def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> int:

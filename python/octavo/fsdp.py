@@ -8,7 +8,7 @@ the reduce-scatter stays dense, and the all-reduce between replicas, which FSDP2
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -176,14 +176,7 @@ def compress_fsdp(
     }
     for group, meeting in meetings.items():
         require_same_on_all_ranks(meeting, group.rank(), agreed, "fsdp.compress")
-    if replicas is None:
-        rows = [_row(p) for p in parameters.values()]
-        compressor = _C.shard_compressor(meetings[shards].connect(), plan, table, rows, timeout_s, paging)
-        layout = "shards"
-    else:
-        backends = meetings[replicas].connect(), meetings[shards].connect()
-        compressor = _C.replica_compressor(*backends, plan, table, timeout_s, paging)
-        layout = f"replicas of shard {shards.rank()} of {shards.size()}"
+    compressor, layout = _compressor(meetings, replicas, shards, plan, table, parameters.values(), timeout_s, paging)
     compressor.seed = seed
     unmovable = [name for name, p in parameters.items() if _shard_dim(p) != 0 and replicas is None]
     handle = ShardedHandle(compressor, parameters, model, layout, unmovable)
@@ -193,6 +186,25 @@ def compress_fsdp(
     handle._follow_scaler(model, scaler)
     _compressed.add(model)
     return handle
+
+
+def _compressor(
+    meetings: Mapping[dist.ProcessGroup, Rendezvous],
+    replicas: dist.ProcessGroup | None,
+    shards: dist.ProcessGroup,
+    plan: Plan,
+    table: list[tuple[str, int, bool, int]],
+    parameters: Iterable[DTensor],
+    timeout_s: float,
+    paging: "_C.StatePaging",
+) -> tuple["_C.Compressor", str]:
+    """Returns this rank's compressor, and the layout of its states (``Handle._layout``)."""
+    if replicas is None:
+        rows = [_row(p) for p in parameters]
+        return _C.shard_compressor(meetings[shards].connect(), plan, table, rows, timeout_s, paging), "shards"
+    backends = meetings[replicas].connect(), meetings[shards].connect()
+    layout = f"replicas of shard {shards.rank()} of {shards.size()}"
+    return _C.replica_compressor(*backends, plan, table, timeout_s, paging), layout
 
 
 def _attach(
