@@ -23,7 +23,7 @@ from octavo.handle import Handle
 from octavo.optim.checks import not_compiled
 from octavo.parameters import exempt_by_name
 from octavo.rendezvous import as_group, broadcast_from_rank_0
-from octavo.zero import export, optimizer_state, set_up
+from octavo.zero import explained, export, optimizer_state, set_up
 from octavo.zero.checks import (
     memory_of,
     require_gatherable,
@@ -165,23 +165,15 @@ class ZeroEngine:
             return self._forward(*arguments, **named)
         except BaseException as error:
             self._engine.give_up_pass()
-            if self._compiler is not None and _met_empty_memory(error):
-                raise RuntimeError(
-                    "[zero.forward] a parameter was not whole where it was used. Three things do that in compiled "
-                    "graphs: code behind a break of a graph that reads a parameter of its own module; a function that "
-                    "Dynamo no longer compiles, because it has reached its limit of recompilations "
-                    "(TORCH_LOGS=recompiles says why); a model that returns a view of a parameter. Put the code into a "
-                    "method under torch.compiler.disable that calls modules, or use stage 1 or 2"
-                ) from error
-            if self._gathering is not None and _met_empty_memory(error):
-                raise RuntimeError(
-                    "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as "
-                    "where a model uses the weight of one layer for another by hand: call the module that has it, read "
-                    "it in engine.gathered(), or use stage 1 or 2"
-                ) from error
+            self._raise_explained(explained.in_forward, error)
             raise
 
     _run_untraced = not_compiled(_run)
+
+    def _raise_explained(self, explain: Callable[..., RuntimeError | None], error: BaseException) -> None:
+        explanation = explain(error, is_compiled=self._compiler is not None, is_gathered=self._gathering is not None)
+        if explanation is not None:
+            raise explanation from error
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -211,18 +203,7 @@ class ZeroEngine:
         except BaseException as error:
             self.fail(error)
             self._engine.give_up_pass()
-            if self._gathering is not None and _met_empty_memory(error):
-                raise RuntimeError(
-                    "[zero.backward] a module's parameters were not whole in its backward pass, which is found by the "
-                    "tensors that the module returns: let forward return what the loss is made of, in lists, dicts or "
-                    "dataclasses, and not keep it elsewhere; or use stage 1 or 2"
-                ) from error
-            if self._compiler is not None and "all ranks must make the same calls" in str(error):
-                raise RuntimeError(
-                    f"{error}. In compiled runs this happens where some ranks, but not all, have reached Dynamo's "
-                    f"limit of recompilations, and run without a graph: TORCH_LOGS=recompiles says why a rank compiles "
-                    f"anew, and torch._dynamo.config.recompile_limit is the limit"
-                ) from error
+            self._raise_explained(explained.in_backward, error)
             raise
         finally:
             self._engine.ignore_gradients(True)
@@ -256,15 +237,11 @@ class ZeroEngine:
         try:
             self.optimizer.step()
         except (NotImplementedError, RuntimeError) as error:
-            if "aten." not in str(error):  # so do torch's errors of operators that DTensors do not have
+            explanation = explained.in_step(error, self.optimizer)
+            if explanation is None:
                 raise
             self.fail(error)
-            is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
-            raise RuntimeError(
-                f"[zero.step] {type(self.optimizer).__name__} works with operators that torch does not have for the "
-                f"parts of parameters, which are DTensors ({str(error).splitlines()[0].rstrip('.')}): "
-                f"{'make it without fused=True, or ' if is_fused else ''}take another optimizer"
-            ) from error
+            raise explanation from error
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
@@ -486,11 +463,6 @@ class ZeroEngine:
         looked at between a forward pass and its step. Checkpoints, and the optimizer's ``state_dict`` and ``step``, do
         it by themselves."""
         self._engine.restore()
-
-
-def _met_empty_memory(error: BaseException) -> bool:
-    """Whether torch has found no memory where a parameter is that is not whole."""
-    return "storage of size 0" in str(error)
 
 
 def _path(function: str, path: Any) -> Path:

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What torch's errors mean in a ZeRO engine, whose parameters are empty between their uses, or are parts. Each function
+returns the error to raise in their place, or None where there is nothing to explain."""
+
+from torch.optim import Optimizer
+
+
+def in_forward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -> RuntimeError | None:
+    """`is_gathered`: modules gather their parameters, as in stage 3 without graphs."""
+    if not _met_empty_memory(error):
+        return None
+    if is_compiled:
+        return RuntimeError(
+            "[zero.forward] a parameter was not whole where it was used. Three things do that in compiled graphs: code "
+            "behind a break of a graph that reads a parameter of its own module; a function that Dynamo no longer "
+            "compiles, because it has reached its limit of recompilations (TORCH_LOGS=recompiles says why); a model "
+            "that returns a view of a parameter. Put the code into a method under torch.compiler.disable that calls "
+            "modules, or use stage 1 or 2"
+        )
+    if is_gathered:
+        return RuntimeError(
+            "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as where a "
+            "model uses the weight of one layer for another by hand: call the module that has it, read it in "
+            "engine.gathered(), or use stage 1 or 2"
+        )
+    return None
+
+
+def in_backward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -> RuntimeError | None:
+    if is_gathered and _met_empty_memory(error):
+        return RuntimeError(
+            "[zero.backward] a module's parameters were not whole in its backward pass, which is found by the tensors "
+            "that the module returns: let forward return what the loss is made of, in lists, dicts or dataclasses, and "
+            "not keep it elsewhere; or use stage 1 or 2"
+        )
+    if is_compiled and "all ranks must make the same calls" in str(error):
+        return RuntimeError(
+            f"{error}. In compiled runs this happens where some ranks, but not all, have reached Dynamo's limit of "
+            f"recompilations, and run without a graph: TORCH_LOGS=recompiles says why a rank compiles anew, and "
+            f"torch._dynamo.config.recompile_limit is the limit"
+        )
+    return None
+
+
+def in_step(error: BaseException, optimizer: Optimizer) -> RuntimeError | None:
+    if "aten." not in str(error):  # so do torch's errors of operators that DTensors do not have
+        return None
+    is_fused = any(group.get("fused") for group in optimizer.param_groups)
+    return RuntimeError(
+        f"[zero.step] {type(optimizer).__name__} works with operators that torch does not have for the parts of "
+        f"parameters, which are DTensors ({str(error).splitlines()[0].rstrip('.')}): "
+        f"{'make it without fused=True, or ' if is_fused else ''}take another optimizer"
+    )
+
+
+def _met_empty_memory(error: BaseException) -> bool:
+    """Whether torch has found no memory where a parameter is that is not whole."""
+    return "storage of size 0" in str(error)
