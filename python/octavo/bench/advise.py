@@ -15,7 +15,7 @@ import torch.distributed as dist
 from octavo.bench import ddp, ddp_jobs, torch_hooks
 from octavo.bench.ddp import ALONE, TORCH, Row, Size
 from octavo.outer import FEWEST_ROUNDS
-from octavo.train.config import split_rounds
+from octavo.train.plan_text import split_rounds
 
 DEFAULT_PLANS = ["dense", "bf16", "int8+ef", "int4+ef", "sign+ef", "topk:0.01+ef", "outer:20/sign+ef"]
 WORTH_IT = 1.03

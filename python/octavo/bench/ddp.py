@@ -27,7 +27,7 @@ import octavo
 from octavo.bench.hosts import UNSHAPED
 from octavo.bench.timing import Seconds, ratio, take_turns, typical
 from octavo.bench.torch_hooks import FP16, HOOKS
-from octavo.train.config import Rounds, split_rounds
+from octavo.train.plan_text import Rounds, split_rounds
 
 DEFAULT_PLANS = ["dense", "bf16", "int4+ef", "sign+ef"]
 ALONE, TORCH = "alone", "torch"  # alone: without communication

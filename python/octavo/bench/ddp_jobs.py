@@ -17,7 +17,7 @@ from octavo.bench import ddp
 from octavo.bench.ddp import Row, Size
 from octavo.bench.hosts import RATES, UNSHAPED, Hosts, why_no_hosts
 from octavo.bench.torch_hooks import DOUBTFUL
-from octavo.train.config import split_rounds
+from octavo.train.plan_text import split_rounds
 
 DEADLINE_S = 3600.0
 PORT = 29511

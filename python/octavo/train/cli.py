@@ -10,8 +10,10 @@ import typer
 
 import octavo
 from octavo.startup import quick_imports
-from octavo.train.config import FUSED, TrainConfig, parse_compare
+from octavo.train.config import TrainConfig
 from octavo.train.errors import EXIT_JOB, EXIT_USAGE, sentence, show_traceback
+from octavo.train.optimizer_names import FUSED
+from octavo.train.plan_text import parse_compare
 
 _DEFAULT = TrainConfig()
 

@@ -7,6 +7,7 @@ import os
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from safetensors import SafetensorError
 
@@ -38,6 +39,11 @@ class JobError(Exception):
 
 class PeerLost(Exception):
     """A collective failed because another rank, or the way to it, is gone."""
+
+
+def refuse(sentence: str) -> NoReturn:
+    """Refuses an option. Raises ValueError."""
+    raise ValueError(f"[train.config] {sentence}")
 
 
 def sentence(error: BaseException) -> str:

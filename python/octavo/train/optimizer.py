@@ -11,7 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 import octavo
-from octavo.train.config import BETA1, FUSED, TrainConfig, keeps_momentum
+from octavo.train.config import TrainConfig
+from octavo.train.optimizer_names import BETA1, FUSED
+from octavo.train.plan_text import keeps_momentum
 
 ADAM_EPS = 1e-8
 

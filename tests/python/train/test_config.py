@@ -7,8 +7,11 @@ import dataclasses
 
 import pytest
 
-from octavo.train.config import ADAMS, LIONS, TrainConfig, check_local_ranks, parse_compare
+from octavo.train.config import TrainConfig
+from octavo.train.cores import check_local_ranks
 from octavo.train.optimizer import learning_rate
+from octavo.train.optimizer_names import ADAMS, LIONS
+from octavo.train.plan_text import parse_compare
 
 pytestmark = pytest.mark.timeout(30)
 

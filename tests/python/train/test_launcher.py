@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from train_runs import clean_environment
 
-from octavo.train.config import TrainConfig, usable_cores
+from octavo.train.config import TrainConfig
+from octavo.train.cores import usable_cores
 from octavo.train.errors import EXIT_JOB, EXIT_PEER, EXIT_RANK, exit_code
 from octavo.train.launch import launcher, world
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from octavo.train.config import BETA2, FUSED, OPTIMIZERS, SIGN_STEPPED, TrainConfig
+from octavo.train.config import TrainConfig
 from octavo.train.optimizer import build_optimizer, clip_gradient, set_learning_rate
+from octavo.train.optimizer_names import BETA2, FUSED, OPTIMIZERS, SIGN_STEPPED
 
 pytestmark = pytest.mark.timeout(30)
 

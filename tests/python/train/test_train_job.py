@@ -22,7 +22,7 @@ from octavo.train import evaluate, job, trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
 from octavo.train.compare import run_comparison
-from octavo.train.config import BETA2, OPTIMIZERS, TrainConfig
+from octavo.train.config import TrainConfig
 from octavo.train.data.batches import IGNORE
 from octavo.train.data.training_data import Data, load_data
 from octavo.train.engine.build import build_engine, build_replica
@@ -30,6 +30,7 @@ from octavo.train.engine.ddp import DdpEngine
 from octavo.train.errors import JobError
 from octavo.train.job import run_job
 from octavo.train.launch.world import World
+from octavo.train.optimizer_names import BETA2, OPTIMIZERS
 from octavo.train.report.metrics import Totals, read_metrics
 from octavo.train.trainer import Trainer
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.durable_files import write_json
-from octavo.train.config import usable_cores
+from octavo.train.cores import usable_cores
 from octavo.train.errors import DIVERGED
 from octavo.train.launch import die_with_parent
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is refused of the options of `octavo train`, in one sentence each.
+
+What is not supported yet (`--compile` without `--zero`, devices other than the CPU and sycl) is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from octavo.train.errors import refuse
+from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
+from octavo.train.plan_text import is_sign_plan, keeps_momentum, split_rounds
+
+if TYPE_CHECKING:
+    from octavo.train.config import TrainConfig
+
+OUTER_OPTIONS = ("outer_delay", "outer_fragments", "outer_lr", "outer_momentum")
+"""The options of --outer besides the steps of a round."""
+MODELS = ("tiny", "small", "220m")
+DEVICES = ("auto", "cpu", "cuda", "xpu", "sycl")
+PRECISIONS = ("auto", "fp32", "bf16")
+MOST_TIMEOUT_S = 365 * 24 * 3600
+"""The largest --timeout-s: much larger ones do not fit into the type in which torch counts them."""
+_HINTS = {"clip_norm": "; leave it out for no clipping"}
+
+
+def check(config: TrainConfig) -> None:
+    """Raises ValueError for options that make no sense, exclude each other or are not supported."""
+    _check_ranges(config)
+    _check_names(config)
+    _check_compare(config)
+    _refuse_what_is_not_supported(config)
+    _check_outer(config)
+    _check_zero(config)
+    _check_optimizer(config)
+
+
+def _check_ranges(config: TrainConfig) -> None:
+    for name in ("nproc", "steps", "batch_size", "grad_accum", "eval_every", "checkpoint_every", "outer_fragments"):
+        if getattr(config, name) < 1:
+            refuse(f"--{name.replace('_', '-')} must be at least 1, not {getattr(config, name)}")
+    for name in ("outer", "outer_delay"):
+        if getattr(config, name) < 0:
+            refuse(f"--{name.replace('_', '-')} must be at least 0 steps, not {getattr(config, name)}")
+    if config.seq_len < 8:
+        refuse(f"--seq-len must be at least 8 tokens, not {config.seq_len}")
+    if not 0 <= config.seed < 2**63:
+        refuse(f"--seed must be between 0 and 2^63-1, not {config.seed}")
+    if config.port is not None and not 1 <= config.port <= 65535:
+        refuse(f"--port must be between 1 and 65535, not {config.port}")
+    for name in ("lr", "outer_lr", "timeout_s", "clip_norm"):
+        value = getattr(config, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            refuse(f"--{name.replace('_', '-')} must be finite and above 0, not {value}{_HINTS.get(name, '')}")
+    if config.timeout_s > MOST_TIMEOUT_S:
+        refuse(f"--timeout-s must be at most {MOST_TIMEOUT_S}, which is a year, not {config.timeout_s}")
+    for name in ("beta1", "beta2", "outer_momentum"):
+        value = getattr(config, name)
+        if value is not None and not 0 <= value < 1:
+            refuse(f"--{name.replace('_', '-')} must be at least 0 and below 1, not {value}; 0.9 or 0.99 are usual")
+    if not (math.isfinite(config.weight_decay) and config.weight_decay >= 0):
+        refuse(f"--weight-decay must be finite and at least 0, not {config.weight_decay}")
+
+
+def _check_names(config: TrainConfig) -> None:
+    _check_name("optimizer", config.optimizer, ("auto", *OPTIMIZERS))
+    _check_name("device", config.device, DEVICES)
+    _check_name("precision", config.precision, PRECISIONS)
+    if config.model not in MODELS and not config.model.endswith(".json"):
+        refuse(f"--model must be {', '.join(MODELS)} or a CONFIG.json, not '{config.model}'")
+    if config.plan is not None and config.plan.startswith("outer:"):
+        rounds, plan = split_rounds(config.plan)
+        refuse(
+            f"--plan {config.plan} names rounds, as --compare takes them: here they are --outer {rounds.every} "
+            f"--plan {plan}"
+        )
+    if config.data == "":
+        refuse("--data is empty; leave it out for the bundled tasks")
+    if config.plan == "":
+        refuse("--plan is empty; dense, int4+ef and sign+ef are plans")
+    if not config.out:
+        refuse("--out is empty; it must name a directory")
+
+
+def _check_name(option: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        refuse(f"--{option} must be {', '.join(known[:-1])} or {known[-1]}, not '{name}'")
+
+
+def _check_compare(config: TrainConfig) -> None:
+    if config.compare and config.outer:
+        refuse(f"--outer {config.outer} and --compare exclude each other: name rounds as outer:{config.outer}/PLAN")
+    if config.compare and config.plan is not None:
+        refuse(f"--plan {config.plan} and --compare exclude each other: --compare names the plans itself")
+
+
+def _refuse_what_is_not_supported(config: TrainConfig) -> None:
+    if config.zero not in (0, 1, 2, 3):
+        refuse(f"--zero must be 0, 1, 2 or 3, not {config.zero}")
+    if config.compile and not config.zero:
+        refuse("--compile is not supported without --zero yet: leave it out, or take --zero 1, 2 or 3")
+    if config.device not in ("auto", "cpu", "sycl"):
+        refuse(f"--device {config.device} is not supported yet; auto, cpu and sycl are")
+
+
+def _check_outer(config: TrainConfig) -> None:
+    for run in config.runs:
+        if run.outer and run.optimizer_name not in STEPPED_ALONE:
+            refuse(
+                f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
+                f"themselves: use adamw or muon, or one such as paged-adamw8bit"
+            )
+        if run.outer and not (run.outer_delay < run.outer and run.outer_fragments <= run.outer):
+            refuse(
+                f"with --outer {run.outer}, --outer-delay must be below {run.outer} and --outer-fragments at most "
+                f"{run.outer}, not {run.outer_delay} and {run.outer_fragments}"
+            )
+    if config.outer or any(split_rounds(plan)[0] for plan in config.compare):
+        return
+    for name in OUTER_OPTIONS:
+        if getattr(config, name) != getattr(type(config), name):
+            refuse(f"--{name.replace('_', '-')} needs --outer, the steps of a round")
+
+
+def _check_zero(config: TrainConfig) -> None:
+    if not config.zero:
+        if config.gather is not None:
+            refuse(f"--gather {config.gather} needs --zero, whose parameters it sends: --zero 1, 2 or 3")
+        return
+    for run in config.runs:
+        if run.outer:
+            refuse(
+                f"--zero {config.zero} and rounds of local steps exclude each other, because a rank that steps by "
+                f"itself needs the whole model: leave --zero out, or the rounds, with a plan such as int4+ef"
+            )
+        if run.optimizer_name not in ELEMENTWISE:
+            refuse(
+                f"--optimizer {run.optimizer_name} steps whole parameters, or decides what is sent, and with --zero a "
+                f"rank has parts of them: use adamw, or one such as paged-adamw8bit or lion8bit"
+            )
+        if run.resolved_plan.split(":")[0] == "auto":
+            refuse(
+                f"--plan {run.resolved_plan} measures the exchanges of replicas: with --zero name a plan, such as "
+                f"int4+ef, or what `octavo advise` says"
+            )
+
+
+def _check_optimizer(config: TrainConfig) -> None:
+    for run in config.runs:
+        name, plan = run.optimizer_name, run.resolved_plan
+        if keeps_momentum(plan) and name not in ("adamw", *ADAMS):
+            refuse(
+                f"the plan {plan} keeps the momentum, and --optimizer {name} has one of its own; adamw goes without one"
+            )
+        if name in ONEBIT and not is_sign_plan(plan):
+            refuse(
+                f"--optimizer {name} needs a sign plan such as sign or sign+ef, not '{plan}'; "
+                f"adamw and muon work with every plan"
+            )
+        if name == "zero-one-adam" and config.clip_norm is not None:
+            refuse(
+                "--clip-norm has no meaning for zero-one-adam, which sends updates of several steps, not gradients: "
+                "leave it out, or take onebit-adamw"
+            )
+        if name == "zero-one-adam" and plan.split(":")[0] in ("sign-vote", "auto"):
+            refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{plan}'")
+        if name not in SIGN_STEPPED:
+            continue
+        if plan.startswith(("topk", "threshold", "randomk")):
+            refuse(
+                f"--optimizer {name} steps by the sign of every value, and {plan} leaves most values unsent: use "
+                f"sign-vote, or adamw, which works with every plan"
+            )
+        if config.clip_norm is not None:
+            refuse(f"--clip-norm has no meaning for {name}, whose steps have the size of --lr: leave it out")
+        if config.beta2 is not None and name not in BETA2:
+            refuse(f"--beta2 has no meaning for {name}, which has one momentum, --beta1: leave it out")

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cores of this machine, and how many ranks they can take."""
+
+import os
+
+from octavo.train.errors import refuse
+
+RANKS_PER_CORE = 4
+"""More local ranks per core than this only wait for one another."""
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def check_local_ranks(nproc: int, cores: int) -> None:
+    """Raises ValueError for more ranks on one machine than make sense."""
+    if nproc > RANKS_PER_CORE * cores:
+        refuse(
+            f"--nproc must be at most {RANKS_PER_CORE * cores} here ({RANKS_PER_CORE} ranks per core, {cores} cores), "
+            f"not {nproc}"
+        )

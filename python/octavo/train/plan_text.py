@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the text of a plan says to `octavo train`, and the rounds that it may name."""
+
+import re
+from dataclasses import dataclass
+
+from octavo.train.errors import refuse
+
+
+def is_sign_plan(plan: str) -> bool:
+    """Whether `plan` sends signs with magnitudes, of any block size and feedback: these suit 1-bit optimizers."""
+    codec = plan.removeprefix("delta+")  # another spelling of +ef21
+    return re.split("[;+:]", codec)[0] == "sign"
+
+
+def keeps_momentum(plan: str) -> bool:
+    """Whether `plan` has dgc or fetchsgd, which keep the momentum: the optimizer must then have none."""
+    return any(piece.split(":")[0] in ("dgc", "fetchsgd") for piece in re.split("[+;=]", plan))
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of `octavo.Outer` as a text names them: "outer:EVERY/PLAN" or "outer:EVERY:DELAY:FRAGMENTS/PLAN". None:
+    the text does not name it."""
+
+    every: int
+    delay: int | None = None
+    fragments: int | None = None
+
+
+def split_rounds(text: str) -> tuple[Rounds | None, str]:
+    """Returns the rounds and the plan of "outer:20/sign+ef"; None and the plan where the text is a plan alone. Raises
+    ValueError."""
+    if not text.startswith("outer:"):
+        return None, text
+    numbers, slash, plan = text.removeprefix("outer:").partition("/")
+    parts = numbers.split(":")
+    if not (slash and plan and len(parts) <= 3 and all(part.isdecimal() for part in parts) and int(parts[0]) > 0):
+        refuse(
+            f"'{text}' must be outer:H/PLAN, such as outer:20/sign+ef for rounds of 20 steps, or "
+            f"outer:H:DELAY:FRAGMENTS/PLAN"
+        )
+    return Rounds(*map(int, parts)), plan
+
+
+def parse_compare(text: str | None) -> tuple[str, ...]:
+    """Returns `"dense,sign+ef"` as a tuple of plans. Raises ValueError where a plan is empty or named twice."""
+    if text is None:
+        return ()
+    plans = tuple(part.strip() for part in text.split(","))
+    if not all(plans) or len(set(plans)) != len(plans):
+        refuse(
+            f"--compare must be different plans separated by commas, such as dense,sign+ef,outer:20/sign+ef, "
+            f"not '{text}'"
+        )
+    return plans
