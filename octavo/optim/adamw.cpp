@@ -66,11 +66,10 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);
   float *pd = p.data(), *gd = g.data(), *md = m.data(), *vd = v.data();
-  const LaunchScope scope(parameter.device());
-  for_parts(parameter.device(), parameter.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+  for_elements(parameter, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
     const StepOperands operands = {
         .parameter = pd + first, .gradient = gd + first, .mean = {md + first}, .square = {vd + first}};
-    scope.kernels().adamw(scope.queue(), rule, static_cast<std::uint64_t>(last - first), operands);
+    scope.kernels().adamw(scope.queue(), rule, size, operands);
   });
   p.write_back();
   m.write_back();
@@ -102,10 +101,9 @@ void frozen_adamw_(at::Tensor& parameter, const at::Tensor& update, at::Tensor& 
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), m(mean, order);
   float *pd = p.data(), *md = m.data();
-  const LaunchScope scope(parameter.device());
-  for_parts(parameter.device(), parameter.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().frozen_adamw(scope.queue(), static_cast<float>(1 - decay), static_cast<float>(step_size),
-                                 static_cast<std::uint64_t>(last - first), md + first, pd + first);
+  for_elements(parameter, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().frozen_adamw(scope.queue(), static_cast<float>(1 - decay), static_cast<float>(step_size), size,
+                                 md + first, pd + first);
   });
   p.write_back();
 }

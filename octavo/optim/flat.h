@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 
+#include "octavo/device/dispatch.h"
+
 /// Tensors as the flat float32 memory that fused steps work on.
 namespace octavo {
 
@@ -44,5 +46,20 @@ class Flat {
  private:
   at::Tensor tensor_, values_;
 };
+
+/// Calls `launch(scope, first, size)` for parts of `count` elements, several at a time where there are more threads.
+template <class Launch>
+void for_elements(c10::Device device, std::uint64_t count, Launch launch) {
+  const LaunchScope scope(device);
+  for_parts(device, static_cast<std::int64_t>(count), kGrainElements, [&](std::int64_t first, std::int64_t last) {
+    launch(scope, static_cast<std::uint64_t>(first), static_cast<std::uint64_t>(last - first));
+  });
+}
+
+/// The same for the elements of a tensor, on its device.
+template <class Launch>
+void for_elements(const at::Tensor& tensor, Launch launch) {
+  for_elements(tensor.device(), static_cast<std::uint64_t>(tensor.numel()), launch);
+}
 
 }  // namespace octavo

@@ -51,31 +51,27 @@ void sum_squares(c10::Device device, std::uint64_t count, const float* values, f
   });
 }
 
-void find_direction(c10::Device device, Lamb& lamb, float* direction) {
+void find_direction(Lamb& lamb, float* direction) {
   float *pd = lamb.parameter.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
-  const LaunchScope scope(device);
-  for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().lamb_direction(scope.queue(), lamb.step, static_cast<std::uint64_t>(last - first), pd + first,
-                                   md + first, vd + first, direction + first);
+  for_elements(lamb.order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().lamb_direction(scope.queue(), lamb.step, size, pd + first, md + first, vd + first,
+                                   direction + first);
   });
 }
 
-void update_moments(c10::Device device, Lamb& lamb, const at::Tensor& gradient) {
+void update_moments(Lamb& lamb, const at::Tensor& gradient) {
   Flat g(gradient, lamb.order);
   float *gd = g.data(), *md = lamb.mean.data(), *vd = lamb.square.data();
-  const LaunchScope scope(device);
-  for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().lamb_moments(scope.queue(), lamb.step, static_cast<std::uint64_t>(last - first), gd + first,
-                                 md + first, vd + first);
+  for_elements(lamb.order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().lamb_moments(scope.queue(), lamb.step, size, gd + first, md + first, vd + first);
   });
 }
 
-void apply(c10::Device device, Lamb& lamb, const float* direction, double step_size) {
+void apply(Lamb& lamb, const float* direction, double step_size) {
   float* pd = lamb.parameter.data();
-  const LaunchScope scope(device);
-  for_parts(device, lamb.order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().frozen_adamw(scope.queue(), 1.0F, static_cast<float>(step_size),
-                                 static_cast<std::uint64_t>(last - first), direction + first, pd + first);
+  for_elements(lamb.order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().frozen_adamw(scope.queue(), 1.0F, static_cast<float>(step_size), size, direction + first,
+                                 pd + first);
   });
 }
 
@@ -85,10 +81,8 @@ double norm_of(std::span<const float> sums) {
   return std::sqrt(total);
 }
 
-}  // namespace
-
-void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
-           at::IntArrayRef steps, at::Tensor& coefficients, const LambOptions& options) {
+void require_valid(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
+                   at::IntArrayRef steps, const at::Tensor& coefficients) {
   constexpr const char* kWhere = "optim.lamb";
   require_length(gradients.size(), parameters.size(), kWhere, "gradients");
   require_length(means.size(), parameters.size(), kWhere, "means");
@@ -111,7 +105,14 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
          " elements on the CPU, got ", toString(coefficients.scalar_type()), coefficients.sizes(), " on ",
          coefficients.device().str());
   }
-  if (number == 0) return;
+}
+
+}  // namespace
+
+void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
+           at::IntArrayRef steps, at::Tensor& coefficients, const LambOptions& options) {
+  require_valid(parameters, gradients, means, squares, steps, coefficients);
+  if (parameters.empty()) return;
 
   const c10::Device device = parameters[0].device();
   const SettledAtEnd buffers_are_free(device);
@@ -128,8 +129,8 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
 
   float* next = sums;  // for each tensor the sums of the parameter, then of its direction
   for (std::size_t i = 0; i < lambs.size(); ++i) {
-    update_moments(device, lambs[i], gradients[i]);
-    find_direction(device, lambs[i], direction);
+    update_moments(lambs[i], gradients[i]);
+    find_direction(lambs[i], direction);
     sum_squares(device, lambs[i].count(), lambs[i].parameter.data(), next);
     sum_squares(device, lambs[i].count(), direction, next + lambs[i].chunks());
     next += 2 * lambs[i].chunks();
@@ -145,8 +146,8 @@ void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList m
     coefficient = size > 0 && length > 0
                       ? std::clamp(size / length, options.least_coefficient, options.greatest_coefficient)
                       : 1.0;
-    find_direction(device, lambs[i], direction);
-    apply(device, lambs[i], direction, options.lr * coefficient);
+    find_direction(lambs[i], direction);
+    apply(lambs[i], direction, options.lr * coefficient);
     lambs[i].parameter.write_back();
     lambs[i].mean.write_back();
     lambs[i].square.write_back();

@@ -38,10 +38,8 @@ void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, do
     const at::Tensor order = order_of(parameters[i]);
     Flat p(parameters[i], order), u(updates[i], order);
     float *pd = p.data(), *ud = u.data();
-    const LaunchScope scope(order.device());
-    for_parts(order.device(), order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-      scope.kernels().sign_step(scope.queue(), decay, step_size, static_cast<std::uint64_t>(last - first), ud + first,
-                                pd + first);
+    for_elements(order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+      scope.kernels().sign_step(scope.queue(), decay, step_size, size, ud + first, pd + first);
     });
     p.write_back();
   }
@@ -49,10 +47,8 @@ void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, do
 
 void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,
                   const float* momentum, float* next) {
-  const LaunchScope scope(device);
-  for_parts(device, static_cast<std::int64_t>(count), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().mix_momentum(scope.queue(), mix, static_cast<std::uint64_t>(last - first), values + first,
-                                 momentum + first, next + first);
+  for_elements(device, count, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().mix_momentum(scope.queue(), mix, size, values + first, momentum + first, next + first);
   });
 }
 

@@ -103,10 +103,9 @@ void zero_one_local_(at::TensorList parameters, at::TensorList gradients, at::Te
     Flat p(parameters[i], order), g(gradients[i], order), c(preconditioners[i], order), a(anchors[i], order);
     Flat m(momenta[i], order), u(updates[i], order);
     float *pd = p.data(), *gd = g.data(), *cd = c.data(), *ad = a.data(), *md = m.data(), *ud = u.data();
-    const LaunchScope scope(order.device());
-    for_parts(order.device(), order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-      scope.kernels().zero_one_local(scope.queue(), step, static_cast<std::uint64_t>(last - first), gd + first,
-                                     cd + first, ad + first, pd + first, md + first, ud + first);
+    for_elements(order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+      scope.kernels().zero_one_local(scope.queue(), step, size, gd + first, cd + first, ad + first, pd + first,
+                                     md + first, ud + first);
     });
     for (Flat* flat : {&p, &m, &u}) flat->write_back();
   }
@@ -129,10 +128,8 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
     std::optional<Flat> a;
     if (!anchors.empty()) a.emplace(anchors[i], order);
     float *pd = p.data(), *md = m.data(), *ud = u.data(), *ad = a ? a->data() : pd;
-    const LaunchScope scope(order.device());
-    for_parts(order.device(), order.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-      scope.kernels().zero_one_sync(scope.queue(), decay, share, static_cast<std::uint64_t>(last - first), ad + first,
-                                    pd + first, md + first, ud + first);
+    for_elements(order, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+      scope.kernels().zero_one_sync(scope.queue(), decay, share, size, ad + first, pd + first, md + first, ud + first);
     });
     for (Flat* flat : {&p, &m, &u}) flat->write_back();
     if (a) a->write_back();
@@ -142,10 +139,9 @@ void zero_one_sync_(at::TensorList parameters, at::TensorList anchors, at::Tenso
 
 void zero_one_send(c10::Device device, const rules::ZeroOneStep& step, std::uint64_t count, float* values,
                    const float* preconditioner, const float* momentum, const float* update) {
-  const LaunchScope scope(device);
-  for_parts(device, static_cast<std::int64_t>(count), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().zero_one_send(scope.queue(), step, static_cast<std::uint64_t>(last - first), values + first,
-                                  preconditioner + first, momentum + first, update + first);
+  for_elements(device, count, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().zero_one_send(scope.queue(), step, size, values + first, preconditioner + first, momentum + first,
+                                  update + first);
   });
 }
 

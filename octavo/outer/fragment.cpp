@@ -196,10 +196,9 @@ void Fragment::move_anchor(const rules::OuterStep& step, std::size_t part, Range
   // without a momentum the step writes the difference to the momentum's place, which may be where it is
   float* const momentum = floats_of(momentum_.defined() ? momentum_ : difference_);
   float *const anchor = floats_of(anchor_), *const own = parameter.data();
-  const LaunchScope scope(values.device());
-  for_parts(values.device(), values.numel(), kGrainElements, [&](std::int64_t first, std::int64_t last) {
-    scope.kernels().outer_step(scope.queue(), step, static_cast<std::uint64_t>(last - first), difference + first,
-                               momentum + first, anchor + first, own + first);
+  for_elements(values, [&](const LaunchScope& scope, std::uint64_t first, std::uint64_t size) {
+    scope.kernels().outer_step(scope.queue(), step, size, difference + first, momentum + first, anchor + first,
+                               own + first);
   });
   parameter.write_back();
 }
