@@ -216,7 +216,7 @@ class OCTAVO_API Engine {
   /// change them. Must be called before the optimizer's step, and before anyone else looks at them.
   void restore();
   /// The bytes of the device's memory that parameters and states have given up.
-  std::int64_t offloaded_bytes() const { return param_registry->offloadedBytes() + states_.awayBytes(); }
+  std::int64_t offloaded_bytes() const { return param_registry->offloadedBytes() + states_.away_bytes(); }
 
   /// Returns why ranks do not send by memory that they share; empty where they do. Known from the first graph on.
   const std::string& why_no_symmetric_memory() const { return why_no_symmetric_memory_; }

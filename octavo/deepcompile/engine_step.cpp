@@ -232,7 +232,7 @@ void Engine::reload_states(long graph_id, const std::vector<long>& ds_ids) {
 }
 
 void Engine::wait_offloads() const {
-  states_.waitOffloads();
+  states_.wait_offloads();
   param_registry->waitOffloads();
 }
 

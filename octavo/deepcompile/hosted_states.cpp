@@ -30,7 +30,7 @@ void HostedStates::reload(long ds_id) {
   for (HostedTensor& state : found->second) state.reload(reload_streams_);
 }
 
-void HostedStates::waitOffloads() const {
+void HostedStates::wait_offloads() const {
   for (const auto& [id, states] : states_) {
     for (const HostedTensor& state : states) state.waitOffload();
   }
@@ -49,7 +49,7 @@ void HostedStates::restore() {
   }
 }
 
-std::int64_t HostedStates::awayBytes() const {
+std::int64_t HostedStates::away_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [id, states] : states_) {
     for (const HostedTensor& state : states) bytes += state.isAway() ? state.bytes() : 0;

@@ -23,12 +23,12 @@ class OCTAVO_API HostedStates {
   void offload(long ds_id);
   void reload(long ds_id);
   /// Waits, on the calling thread, until all that was sent is on the host and the device's memory can be used again.
-  void waitOffloads() const;
+  void wait_offloads() const;
   /// Brings back what is away. What the device's current stream gets from now on waits for it, and may change it.
   void restore();
 
   /// The bytes of the device's memory that are given up now.
-  std::int64_t awayBytes() const;
+  std::int64_t away_bytes() const;
 
  private:
   std::unordered_map<long, std::vector<HostedTensor>> states_;

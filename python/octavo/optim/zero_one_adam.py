@@ -387,9 +387,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         return True
 
     def require_plan(self, plan: Plan) -> None:
-        self._require(not plan.votes, "a plan that keeps magnitudes, such as sign+ef", plan)
-        self._require(plan.momentum is None, "a plan that keeps no momentum, such as sign+ef", plan)
-        self._require(not plan.is_auto, "a plan that stays the same, such as sign+ef", plan)
+        self._require_magnitudes(plan)
 
     def _enter_phase(self) -> None:
         if self._handle is None:
