@@ -16,19 +16,31 @@ namespace {
 
 constexpr const char* kOfStep = "deepcompile.engine";
 
+/// Throws Error invalid_argument for a null among the executors, where a program may put its own.
+template <class Executors>
+void require_executors(const Executors& executors) {
+  for (const auto& [id, executor] : executors) {
+    if (executor) continue;
+    fail(ErrorCode::invalid_argument, kOfStep, "the executor of graph ", id, " is null: set one, or erase its entry");
+  }
+}
+
 }  // namespace
 
 // ---- a step
 
 void Engine::start_forward() {
+  require_executors(executors);
   for (auto& [id, executor] : executors) executor->startForward();
 }
 
 void Engine::end_forward() {
+  require_executors(executors);
   for (auto& [id, executor] : executors) executor->endForward();
 }
 
 void Engine::start_backward(bool update) {
+  require_executors(executors);
   if (executors.empty()) {
     fail(ErrorCode::invalid_argument, kOfStep, "a backward pass needs a graph: register one first");
   }
@@ -101,7 +113,9 @@ void Engine::end_reductions(long graph_id) {
 
 void Engine::give_up_pass() {
   if (fresh_) fresh_->clear();
-  for (auto& [id, executor] : executors) executor->giveUpPass();
+  for (auto& [id, executor] : executors) {
+    if (executor) executor->giveUpPass();
+  }
   if (reduce_buckets) reduce_buckets->clear();  // also of graphs that are gone
   open_graphs_.clear();
   handed_over_.clear();

@@ -122,6 +122,15 @@ TEST_F(DefaultEngineTest, AnExecutorOfTheProgramsOwnNeedsNoRegisteredGraph) {
   EXPECT_TRUE(dc::executors.empty());
 }
 
+TEST_F(DefaultEngineTest, ANullExecutorIsRefusedByTheNumberOfItsGraph) {
+  dc::executors[7] = nullptr;
+  for (const std::string& said : {refusal_of([] { dc::start_forward(); }), refusal_of([] { dc::end_forward(); }),
+                                  refusal_of([] { dc::start_backward(true); })}) {
+    EXPECT_NE(said.find("the executor of graph 7 is null"), std::string::npos) << said;
+  }
+  dc::default_engine().give_up_pass();
+}
+
 TEST_F(DefaultEngineTest, AStepOfStage3) {
   constexpr long graph = 3;
   register_z3_graph(graph);

@@ -4,8 +4,6 @@ training."""
 
 from __future__ import annotations
 
-import itertools
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,7 +15,6 @@ from torch import Tensor, nn
 from zero_runs import Odd, adamw, loss_of, net, said_by, step_once
 
 import octavo
-from octavo.zero.compiled import Contract, Setting, ZeroGraph
 
 SMALL = {"bucket_mib": 0.02, "gather_mib": 0.02}
 
@@ -130,172 +127,11 @@ def test_the_graph_of_one_layer_is_none_of_the_next(two_ranks, make, stage, back
     assert got == [pytest.approx(of_ddp, rel=1e-5) for of_ddp in expected]
 
 
-def sent_by_step(rank: int, config: dict[str, Any], autocast: bool, steps: int) -> tuple[list[int], list[float]]:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
-    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
-    sent, losses = [0], []
-    for step in range(steps):
-        torch.manual_seed(step)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            loss = engine(torch.randn(4, 64)).float().square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-        sent.append(engine.sent_bytes())
-    return [after - before for before, after in itertools.pairwise(sent)], losses
-
-
-def test_what_is_cast_first_travels_in_few_bytes(two_ranks):
-    config = {"zero_stage": 3, "compile": "aot_eager"}
-    wide, narrow = (two_ranks.run(sent_by_step, config, autocast, 2)[0][0][-1] for autocast in (False, True))
-    # in elements; no gradient needs the other parameters
-    forward, backward = 2 * (64 * 64 + 64) + 64 * 8 + 8, 64 * 64 + 64 * 8
-    assert wide - narrow == (forward + backward) // 2 * 2  # each rank sends half of them, with 2 bytes less per element
-
-
-def test_memory_to_spare_keeps_parameters_whole(two_ranks):
-    tight = {"zero_stage": 3, "compile": {"backend": "aot_eager"}} | SMALL
-    roomy = tight | {"compile": {"backend": "aot_eager", "memory_mib": 2.0**20}}
-    (sent, losses), _ = two_ranks.run(sent_by_step, tight, False, 6)
-    (less, same), _ = two_ranks.run(sent_by_step, roomy, False, 6)
-    assert same == losses
-    assert less[0] == sent[0]
-    assert less[-1] < 0.8 * sent[-1] == 0.8 * sent[0]  # one gather instead of two
-
-
-def transfers_of_schedules(rank: int, memory_mib: float | None) -> tuple[int, list[list[str]]]:
-    """Returns how often Dynamo has called the backend, and after each step the forward graph's own operators, in
-    order."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
-    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "memory_mib": memory_mib}, "gather_mib": 0.01}
-    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
-    calls: list[list[str]] = []
-
-    def see(graph: ZeroGraph) -> None:
-        if not graph.is_backward:
-            calls.append([node.target.__name__ for node in graph.nodes if node.op == "call_function"])
-
-    engine.register_compile_pass("see", see, Contract(requires=frozenset({"gathered"})))
-    engine.set_compile_schedule([(0, ["gather", "reduce", "see"]), (2, ["gather", "reduce", "prefetch", "see"])])
-    for _ in range(3):
-        engine.backward(engine(torch.randn(4, 64)).square().mean())
-        engine.step()
-    return len(engine._compiler._graphs), calls
-
-
-def test_a_step_of_the_schedule_lowers_the_graphs_again_and_traces_nothing(two_ranks):
-    graphs, calls = two_ranks.run(transfers_of_schedules, 2.0**20)[0]
-    assert graphs == 2
-    assert len(calls) == 2
-    assert sorted(calls[0]) == sorted(calls[1])
-    assert sum(name.startswith("allgather_params_fused") for name in calls[0]) > 3
-
-
-def failing_on_one_rank(rank: int) -> str:
-    torch._dynamo.reset()
-    model = nn.Linear(8, 8)
-    engine = octavo.initialize(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": "aot_eager", "timeout_s": 20}
-    )
-
-    def fail(graph: ZeroGraph) -> None:
-        if rank == 1:
-            raise MemoryError("no room")
-
-    engine.register_compile_pass("fail", fail, Contract())
-    engine.set_compile_schedule([(0, ["gather", "reduce"]), (1, ["gather", "fail"])])
-    engine.backward(engine(torch.randn(4, 8)).square().mean())
-    try:
-        engine.step()
-    except RuntimeError as error:
-        return str(error)
-    return ""
-
-
-def test_a_pass_that_fails_on_one_rank_fails_on_all(two_ranks):
-    words = "[zero.compiled] rank 1 cannot lower the graphs for step 1: MemoryError: no room"
-    assert two_ranks.run(failing_on_one_rank) == [words, words]
-
-
 @pytest.mark.parametrize("stage", [2, 3])
 def test_compressed_both_ways(two_ranks, stage):
     config = {"zero_stage": stage, "plan": "int4+ef", "gather": "int8"} | SMALL
     eager = two_ranks.run(by_compiled, 12, config)
     assert two_ranks.run(by_compiled, 12, config | {"compile": "aot_eager"}) == eager
-
-
-def refused(rank: int, compile: Any, schedule: Any = None) -> str:
-    model = nn.Linear(4, 4)
-    try:
-        engine = octavo.initialize(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": compile}
-        )
-        engine.set_compile_schedule(schedule)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.parametrize(
-    ("compile", "schedule", "words"),
-    [
-        ("tensorrt", None, "expected compile's backend to be one of ('inductor', 'aot_eager'), got 'tensorrt'"),
-        (None, None, "expected compile to be True, False, a backend's name or a dict, got None"),
-        ({"bakend": "inductor"}, None, "compile has no bakend"),
-        ({"memory_mib": 0}, None, "expected a memory_mib above 0"),
-        ({"memory_mib": "much"}, None, "expected a memory_mib above 0, got 'much'"),
-        ({"memory_mib": float("nan")}, None, "expected a memory_mib above 0, got nan"),
-        ({"dynamic": "yes"}, None, "expected dynamic to be True, False or None, got 'yes'"),
-        ({1: 2}, None, "compile has no 1; known are"),
-        (False, [(0, ["gather"])], 'give "compile": True'),
-        (True, [(1, ["gather"])], "whose steps begin with 0"),
-        (True, [(0, ["gather", "fly"])], "there is no pass 'fly'"),
-        (True, [(0, ["reduce"])], "stage 3 needs the pass gather"),
-        (True, [(0, ["gather"]), (2, ["prefetch", "gather"])], "step 2: prefetch comes after one of ['gather']"),
-        (True, [(0, ["gather", "prefetch"])], "prefetch needs a step that was measured"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(two_ranks, compile, schedule, words):
-    for message in two_ranks.run(refused, compile, schedule):
-        assert words in message
-
-
-def test_contracts_name_what_excludes_each_other():
-    from octavo.zero.compiled.passes import BUILT_IN, Pass, require_sound
-
-    passes = dict(BUILT_IN) | {"mine": Pass(lambda graph: None, Contract(conflicts=frozenset({"reduce"})))}
-    with pytest.raises(ValueError, match="mine and reduce exclude each other"):
-        require_sound([(0, ["reduce", "mine"])], passes, Setting(1, "inductor"))
-    with pytest.raises(ValueError, match="gather is of stage"):
-        require_sound([(0, ["gather"])], passes, Setting(2, "inductor"))
-
-
-def refused_schedule(rank: int) -> tuple[str, int, float]:
-    """Returns the error, and figures of a training after it."""
-    torch._dynamo.reset()
-    model = nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "schedule": [(0, ["reduce"])]}}
-    with pytest.raises(ValueError) as caught:
-        octavo.initialize(model, optimizer, config)
-    elements = model.weight.untyped_storage().nbytes() // 4
-    engine = octavo.initialize(model, optimizer, {"zero_stage": 3, "compile": "aot_eager"})
-    engine.backward(engine(torch.ones(1, 8)).sum())
-    engine.step()
-    with pytest.raises(ValueError, match="graphs are compiled already"):
-        engine.set_compile_schedule([(0, ["gather", "reduce"])])
-    return str(caught.value), elements, engine(torch.ones(1, 8)).sum().item()
-
-
-def test_nothing_has_changed_where_a_schedule_is_refused(two_ranks):
-    for said, elements, loss in two_ranks.run(refused_schedule):
-        assert "stage 3 needs the pass gather" in said
-        assert elements == 64
-        assert loss == loss
 
 
 def read_after_steps(rank: int, how: str) -> list[float]:
@@ -341,26 +177,6 @@ def test_persistent_parameters_may_be_used_outside_of_graphs(two_ranks, how):
         assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0]
 
 
-def test_what_a_structure_costs_is_the_most_of_its_graphs():
-    import torch.distributed as dist
-
-    from octavo.zero.compiled.graph import Profile
-    from octavo.zero.compiled.measure import agree
-
-    class Alone:
-        def size(self) -> int:
-            return 1
-
-    def gather(into: list[Any], value: Any, group: Any) -> None:
-        into[0] = value
-
-    measured = [("a", Profile({"x": 2.0}, {}, {})), ("a", Profile({"x": 1.0, "y": 3.0}, {}, {}))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dist, "all_gather_object", gather)
-        agreed, shared, _ = agree(measured, {}, Alone())
-    assert agreed["a"].seconds == {"x": 2.0, "y": 3.0} and shared == {"a"}
-
-
 def evaluated(rank: int) -> list[float]:
     torch._dynamo.reset()
     engine = octavo.initialize(model := Odd(), adamw(model), {"zero_stage": 3, "compile": "aot_eager"} | SMALL)
@@ -375,129 +191,6 @@ def evaluated(rank: int) -> list[float]:
 def test_passes_without_gradients_gather_too(two_ranks):
     for losses in two_ranks.run(evaluated):
         assert losses[-1] < losses[0]
-
-
-def with_values_copied(rank: int, backend: str, copied: bool) -> tuple[list[float], list[int]]:
-    """Trains as if the CPU were a device. Returns the losses and the operators that send values away and bring them
-    back."""
-    from octavo.zero.compiled.passes.offload_activations import offload_activations
-
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))))
-    config = {"zero_stage": 2, "compile": backend}
-    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
-    engine._compiler._memory.min_offload_bytes = 2**10
-    moved = []
-
-    def see(graph: ZeroGraph) -> None:
-        for name in ("offload_tensor", "finish_offload", "reload_tensor", "finish_reload"):
-            moved.extend([name] * len(graph.calls(getattr(torch.ops.dc, name).default)))
-
-    engine.register_compile_pass("copy", offload_activations if copied else lambda graph: None, Contract())
-    engine.register_compile_pass("see", see, Contract())
-    engine.set_compile_schedule([(0, ["reduce", "copy", "see"])])
-    losses = []
-    for step in range(4):
-        x = torch.randn(32, 64, generator=torch.Generator().manual_seed(10 * step + rank))
-        loss = engine(x).square().mean()
-        engine.backward(loss)
-        engine.step()
-        losses.append(loss.item())
-    return losses, moved
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_values_for_the_backward_pass_are_those_that_were_sent(two_ranks, backend):
-    plain = two_ranks.run(with_values_copied, backend, False, timeout_s=200)
-    for (losses, moved), (expected, nothing) in zip(
-        two_ranks.run(with_values_copied, backend, True, timeout_s=200), plain, strict=True
-    ):
-        assert losses == expected
-        assert nothing == [] and len(moved) >= 4 * 5
-        assert len({moved.count(name) for name in moved}) == 1
-
-
-def without_a_wait(rank: int, backend: str) -> list[str]:
-    """Returns the error of each of two steps."""
-    torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
-    engine = octavo.initialize(
-        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": backend, "timeout_s": 20}
-    )
-
-    def drop_waits(graph: ZeroGraph) -> None:
-        for wait in graph.calls(torch.ops.dc.wait_params.default):
-            graph.module.graph.erase_node(wait)
-
-    engine.register_compile_pass("drop_waits", drop_waits, Contract(after=frozenset({"gather"})))
-    engine.set_compile_schedule([(0, ["gather", "reduce", "drop_waits"])])
-    said = []
-    for _ in range(2):
-        try:
-            engine.backward(engine(torch.ones(4, 8)).sum())
-            said.append("")
-        except (ValueError, RuntimeError) as error:
-            said.append(str(error))
-    return said
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_pass_that_loses_a_wait_is_found_before_the_step(two_ranks, backend):
-    for said in two_ranks.run(without_a_wait, backend, timeout_s=200):
-        for words in said:
-            assert "the gather of 0.weight, 0.bias was not waited for" in words
-            assert "graph" in words
-
-
-def test_a_graph_lets_go_of_an_input_after_its_last_use():
-    from octavo.zero.compiled.lowering import run_as_is
-
-    graph, alive = torch.fx.Graph(), []
-    first, second = graph.placeholder("first"), graph.placeholder("second")
-    used = graph.call_function(torch.sin, (first,))
-    seen = graph.call_function(lambda value: alive.append(of_first()) or value, (used,))
-    graph.output((graph.call_function(torch.add, (seen, second)),))
-    run = run_as_is(torch.fx.GraphModule({}, graph))
-    for _ in range(2):
-        inputs = [torch.ones(3), torch.zeros(3)]
-        of_first = weakref.ref(inputs[0])
-        (result,) = run(inputs)
-        assert torch.equal(result, torch.ones(3).sin())
-        assert inputs == []
-    assert alive == [None, None]
-
-
-def run_beside(rank: int, backend: str, names: list[str]) -> list[str]:
-    """Returns the error for each of these operators where a pass puts it beside a graph, under another graph's
-    number."""
-    said = []
-    for name in names:
-        torch._dynamo.reset()
-        engine = octavo.initialize(
-            model := nn.Linear(8, 8), torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 2, "compile": backend}
-        )
-
-        def beside(graph: ZeroGraph, name: str = name) -> None:
-            token = graph.token()
-            arguments = (token, 5) if name == "wait_offloads" else (token, 5, [0])
-            graph.insert(token.next, getattr(torch.ops.dc, name).default, arguments)
-
-        engine.register_compile_pass("beside", beside, Contract())
-        engine.set_compile_schedule([(0, ["reduce", "beside"])])
-        try:
-            engine(torch.randn(4, 8))
-        except ValueError as error:
-            said.append(str(error))
-    return said
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_what_moves_memory_beside_a_graph_is_not_dropped(one_rank, backend):
-    names = ["offload_params", "reload_params", "offload_states", "reload_states", "wait_offloads"]
-    (said,) = one_rank.run(run_beside, backend, names, timeout_s=200)
-    assert len(said) == len(names)
-    assert all("no engine of this process has graph 5" in words for words in said)
 
 
 class Recomputed(nn.Module):

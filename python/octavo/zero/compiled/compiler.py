@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -256,7 +257,9 @@ class ZeroCompiler:
             view.later_bytes = self._later_bytes(graph)
         for name in self._names:  # each pass on all graphs before the next pass: they share the memory to spare
             for view in views:
+                before = view.reductions()
                 self._passes[name].edit(view)
+                _require_reductions(name, before, view)
         for id in sorted(self._memory.persistent):
             self._engine.set_persistent(id)
         if any(self._memory.sent.values()):
@@ -273,6 +276,18 @@ class ZeroCompiler:
 
 
 _Part = Callable[..., tuple[GraphModule, GraphModule]]
+
+
+def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> None:
+    """Raises ValueError where a pass has taken from a graph what hands over gradients, or has put more of it there:
+    training would go on with wrong gradients."""
+    now = graph.reductions()
+    for what in [*(before - now), *(now - before)]:
+        raise ValueError(
+            f"[zero.passes] the pass {name} has changed which gradients a graph reduces: {what} was there "
+            f"{before[what]} times and is there {now[what]} times; a pass may move calls of dc.reduce_grads and "
+            f"dc.finish_backward, and put several in the place of one, of the same parameters"
+        )
 
 
 def _has_hooks(parameter: nn.Parameter) -> bool:

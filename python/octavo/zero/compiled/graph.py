@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,6 +81,13 @@ class ZeroGraph:
 
     def calls(self, target: torch._ops.OpOverload) -> list[Node]:
         return list(self.module.graph.find_nodes(op="call_function", target=target))
+
+    def reductions(self) -> Counter[str]:
+        """Returns what the graph does with gradients: how often it hands over that of each parameter, and how often it
+        ends the pass."""
+        ids = [id for call in self.calls(torch.ops.dc.reduce_grads.default) for id in call.args[3]]
+        ends = len(self.calls(torch.ops.dc.finish_backward.default))
+        return Counter([f"the gradient of parameter {id}" for id in ids] + ["the end of the pass"] * ends)
 
     def insert(self, before: Node, target: Callable[..., Any], arguments: tuple[Any, ...], value: Any = None) -> Node:
         """Inserts a call of ``target`` before a node, and returns it. ``value``: a fake tensor, or several, like what
