@@ -49,6 +49,20 @@ def require_plain_model(model: nn.Module) -> None:
         )
 
 
+def require_unwrapped(model: nn.Module, _: object) -> None:
+    """Is called before each forward pass of a model that ``Outer`` trains. Raises TypeError where it runs inside a
+    ``DistributedDataParallel`` that was put around it later, as HF Trainer and Accelerate do. Graphs of torch.compile
+    do without this check."""
+    if torch.compiler.is_compiling():
+        return
+    wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if wrapper is not None and any(module is model for module in wrapper.modules()):
+        raise TypeError(
+            "[outer.forward] this model was wrapped in DistributedDataParallel after octavo.Outer was built, and would "
+            "send dense gradients in every step: call the module itself, and let no framework wrap it"
+        )
+
+
 def require_inner_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
     if isinstance(optimizer, JoinedOptimizer):
         raise ValueError(

@@ -16,7 +16,14 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo import _C
 from octavo._C import Plan
-from octavo.outer.checks import plan_of, require_inner_optimizer, require_numbers, require_plain_model
+from octavo.alive import OwnHook, remove_after
+from octavo.outer.checks import (
+    plan_of,
+    require_inner_optimizer,
+    require_numbers,
+    require_plain_model,
+    require_unwrapped,
+)
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
 from octavo.parameters import Exempt, exempt_by_name, plain_name
@@ -123,6 +130,7 @@ class Outer(Optimizer):
         broadcast_from_rank_0([*model.parameters(), *model.buffers()], group)  # as DistributedDataParallel does
         self._last_buffers = [buffer.clone() for buffer in self._buffers]
         self._outer = _C.Outer(rendezvous.connect(), timeout_s, self._plan, table, options, seed)
+        remove_after(self, [model.register_forward_pre_hook(OwnHook(require_unwrapped))])
         trouble = None if steps is None or self._rank else warning_of_few_rounds(steps, every)
         if trouble:
             warnings.warn(f"[outer.Outer] {trouble}", stacklevel=2)

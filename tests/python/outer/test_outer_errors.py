@@ -190,6 +190,20 @@ def test_a_module_inside_that_sends_by_itself_is_refused():
             octavo.Outer(outside, torch.optim.SGD(outside.parameters()))
 
 
+def test_a_model_that_is_wrapped_later_is_refused_until_outer_is_gone():
+    with solo_world():
+        model = nn.Sequential(nn.Linear(4, 4))
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters()))
+        wrapped, of_copy = (nn.parallel.DistributedDataParallel(one) for one in (model, copy.deepcopy(model)))
+        words = r"\[outer\.forward\] this model was wrapped in DistributedDataParallel after"
+        with pytest.raises(TypeError, match=words):
+            wrapped(torch.ones(2, 4))
+        for allowed in (model, of_copy, torch.compile(model, backend="eager", fullgraph=True)):
+            allowed(torch.ones(2, 4))
+        del outer
+        wrapped(torch.ones(2, 4))
+
+
 @pytest.mark.parametrize("keeps_parameters", [False, True])
 def test_shards_of_fsdp1_are_refused(keeps_parameters):
     from torch.distributed.fsdp import FullyShardedDataParallel
