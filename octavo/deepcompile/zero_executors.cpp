@@ -145,6 +145,7 @@ at::Tensor ReducingExecutor::buffer_of(long ds_id, std::int64_t count) const {
 
 at::Tensor Z1CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
   if (!grad_tensor.defined()) return {};
+  requireGradient(grad_tensor, ds_id);
   auto& local = param_registry_->accumulation().local;
   if (!param_updated_) {
     // a copy: autograd may go on to use the gradient
@@ -156,6 +157,7 @@ at::Tensor Z1CustomOpExecutor::reduceGrad(at::Tensor grad_tensor, long ds_id) {
 
 void Z1CustomOpExecutor::takeGrad(at::Tensor grad_tensor, long ds_id) {
   if (!grad_tensor.defined()) return;
+  requireGradient(grad_tensor, ds_id);
   at::Tensor sum = with_earlier(std::move(grad_tensor), ds_id);
   if (param_updated_) return ReducingExecutor::takeGrad(std::move(sum), ds_id);
   param_registry_->accumulation().local.insert_or_assign(ds_id, std::move(sum));

@@ -71,7 +71,7 @@ class Handle:
                 )
             self._optimizer.require_plan(plan)
         if self._other_optimizer is not None:
-            require_no_momentum(self._other_optimizer(), plan, "ddp.set_plan")
+            require_no_momentum(self._other_optimizer(), plan, "handle.set_plan")
         self._require_kernels()
         self._compressor.set_plan(plan)
 

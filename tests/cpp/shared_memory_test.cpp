@@ -158,6 +158,9 @@ TEST(SharedBackend, SizesAndDtypesThatDoNotFitAreRefused) {
     refused(other, halves, less);
     refused(other, negative, halves);
     refused(other, one, halves);
+    std::vector<std::int64_t> more = {3, 1}, fewer = {1, 3};
+    const std::string said = refusal_of([&] { shared->alltoall_base(other, four, more, fewer, {}); });
+    EXPECT_NE(said.find("bytes for itself"), std::string::npos) << said;
     shared->alltoall_base(other, four, halves, none, {})->wait();
     EXPECT_TRUE(other.equal(four)) << rank;
   });

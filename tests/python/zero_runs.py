@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from test_fsdp import Block, batch_of
+from fsdp_runs import Block, batch_of
 from torch import Tensor, nn
 
 import octavo
@@ -85,3 +85,16 @@ def said_by(attempt: Callable[[], object]) -> str:
     except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[list[float], int, list[Tensor]]:
+    """Returns the losses, the bytes that were sent, and the whole parameters in the end."""
+    model = Odd()
+    engine = octavo.initialize(model, make(model.parameters()), config)
+    losses = []
+    for batch in range(steps):
+        losses.append(step_once(engine, rank, batch))
+    sent = engine.sent_bytes()
+    engine.step()  # this step has nothing left to do
+    with engine.gathered():
+        return losses, sent, [p.detach().clone() for p in model.parameters()]

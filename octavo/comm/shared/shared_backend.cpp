@@ -167,6 +167,11 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
   require_cut("the output", output, output_sizes, getSize());
   const auto parcels = one_after_another(bytes_by_rank(input, input_sizes, getSize()));
   const auto expected = bytes_by_rank(output, output_sizes, getSize());
+  const auto own = static_cast<std::size_t>(getRank());
+  if (parcels[own].bytes != expected[own]) {
+    fail(ErrorCode::invalid_argument, "comm.shared_backend", "rank ", own, " has ", parcels[own].bytes,
+         " bytes for itself in the input, and expects ", expected[own], " in the output");
+  }
   const auto finish = [output, input, parcels, expected](const Posting& posting) {
     std::uint8_t* to = bytes_of(output);
     for (int peer = 0; peer < posting.world_size(); ++peer) {

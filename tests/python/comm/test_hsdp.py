@@ -4,8 +4,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from test_fsdp import Odd as Model
-from test_fsdp import backward, batch_of, digest, shard, step_once, tensors_of, whole
+from fsdp_runs import Odd as Model
+from fsdp_runs import backward, batch_of, digest, shard, step_once, tensors_of, whole
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard

@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 from fork_server import run_ranks
 from rank_pool import RankPool
-from test_zero import trained
 from torch import Tensor
-from zero_runs import Odd, adamw, step_once
+from zero_runs import Odd, adamw, step_once, trained
 
 import octavo
 from octavo import _C

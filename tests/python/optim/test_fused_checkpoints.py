@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from fsdp_runs import whole
 from fused_rules import decoded as by_tables
 from rank_pool import RankPool
-from test_fsdp import whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

@@ -9,9 +9,9 @@ import gc
 import pytest
 import torch
 from ddp_runs import batch_of, digest
-from test_fsdp import Odd as ShardedOdd
-from test_fsdp import batch_of as sharded_batch
-from test_fsdp import shard, whole
+from fsdp_runs import Odd as ShardedOdd
+from fsdp_runs import batch_of as sharded_batch
+from fsdp_runs import shard, whole
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,

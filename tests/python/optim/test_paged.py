@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from test_arena import run_code
+from fork_server import run_code
 
 TRAIN = """
 import resource, sys, torch

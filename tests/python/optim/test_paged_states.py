@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from ddp_runs import Odd, digest, step_once
-from test_fsdp import Odd as ShardedOdd
-from test_fsdp import digest as sharded_digest
-from test_fsdp import shard
-from test_fsdp import step_once as step_sharded
+from fsdp_runs import Odd as ShardedOdd
+from fsdp_runs import digest as sharded_digest
+from fsdp_runs import shard
+from fsdp_runs import step_once as step_sharded
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from zero_runs import Odd as ZeroOdd

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
-from zero_runs import Odd, adamw, loss_of, paged, step_once
+from zero_runs import Odd, adamw, loss_of, paged, step_once, trained
 
 import octavo
 
@@ -64,19 +64,6 @@ def test_the_losses_are_those_of_ddp(two_ranks, stage, accumulation):
 def test_two_ranks_add_up_to_the_bits_of_ddp(two_ranks, stage):
     expected = two_ranks.run(by_ddp, 1, None, 20)
     assert two_ranks.run(by_engine, 20, {"zero_stage": stage, "bucket_mib": 0.02, "gather_mib": 0.02}) == expected
-
-
-def trained(rank: int, make: Any, config: dict[str, Any], steps: int) -> tuple[list[float], int, list[Tensor]]:
-    """Returns the losses, the bytes that were sent, and the whole parameters in the end."""
-    model = Odd()
-    engine = octavo.initialize(model, make(model.parameters()), config)
-    losses = []
-    for batch in range(steps):
-        losses.append(step_once(engine, rank, batch))
-    sent = engine.sent_bytes()
-    engine.step()  # this step has nothing left to do
-    with engine.gathered():
-        return losses, sent, [p.detach().clone() for p in model.parameters()]
 
 
 @pytest.mark.parametrize("stage", [2, 3])

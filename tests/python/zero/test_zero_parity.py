@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp_runs import Block, batch_of
 from rank_pool import RankPool
-from test_fsdp import Block, batch_of
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
