@@ -3,6 +3,7 @@
 #include "octavo/comm/compressor.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <set>
@@ -99,7 +100,7 @@ void Compressor::begin_step() {
   }
   momenta_.forget_sample();
   verdict_.begin_step();
-  has_buckets_ = has_ended_ = false;
+  has_buckets_ = is_counted_ = has_ended_ = false;
   ++steps_;
   ++step_;
 }
@@ -114,13 +115,14 @@ bool Compressor::end_step() {
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   roll_back();
+  forget_step();
   verdict_.abandon_step();
 }
 
 void Compressor::drop_step() {
   const std::lock_guard lock(mutex_);
   require_not_ended("comm.drop_step");
-  scaled_together_ = 0;
+  begin_counting();
   roll_back();
 }
 
@@ -133,7 +135,8 @@ void Compressor::scale_step(double share) {
   const bool is_burst = share < kOfBurst * usual_share_;
   if (is_burst) require_not_ended("comm.scale_step");
   usual_share_ = std::max(share, kFading * usual_share_);
-  const bool were_several = std::exchange(scaled_together_, 0) > 1;
+  const bool were_several = scaled_together_ > 1;
+  begin_counting();
   if (is_burst) roll_back();
   if (is_burst && were_several) forget_owed();
 }
@@ -150,8 +153,20 @@ void Compressor::roll_back() {
   for (Parameter& parameter : parameters_) parameter.sends_owed = false;
 }
 
+/// Begins to count the steps whose results are scaled together.
+void Compressor::begin_counting() {
+  scaled_together_ = 0;
+  is_counted_ = false;
+}
+
+/// Takes a step of which nothing was used out of that count.
+void Compressor::forget_step() {
+  if (std::exchange(is_counted_, false)) --scaled_together_;
+}
+
 void Compressor::settle() {
   const bool finite = verdict_.end_step();
+  if (!finite) forget_step();
   state_.settle(finite);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];
@@ -165,7 +180,10 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
                                                    std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
   require_fits(bucket, slots);
-  if (!std::exchange(has_buckets_, true)) ++scaled_together_;
+  if (!std::exchange(has_buckets_, true)) {
+    ++scaled_together_;
+    is_counted_ = true;
+  }
   if (exchange_ == Exchange::planned) first_ready_ = std::min(first_ready_, ready);
   dense_bytes_ += ring_bytes(bucket.is_sparse() ? bucket._values().nbytes() : bucket.nbytes());
   auto job = job_of(std::move(bucket), std::move(slots), divisor);
@@ -323,17 +341,15 @@ bool Compressor::exchange_updates() {
     bucket = where_kernels_run(at::zeros({static_cast<std::int64_t>(count)}, like.options()));
     of_gradients = std::exchange(exchange_, Exchange::planned);
   }
+  const auto restored = c10::make_scope_exit([&] { set_exchange(of_gradients); });
   begin_step();
   try {
     reduce(bucket, std::move(slots));
   } catch (...) {
     abandon_step();
-    set_exchange(of_gradients);
     throw;
   }
-  const bool is_finite = end_step();
-  set_exchange(of_gradients);
-  return is_finite;
+  return end_step();
 }
 
 /// Makes the outcome of a bucket that is not sent. Powers are 0, because ranks would have to agree on them.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "octavo/comm/auto_plan.h"
+#include "octavo/comm/compressor_stats.h"
 #include "octavo/comm/measured_loss.h"
 #include "octavo/comm/plan.h"
 #include "octavo/comm/schedule/schedule_pool.h"
@@ -38,39 +39,6 @@ enum class Exchange {
   planned,    // what the plan and the phase say
   gradients,  // the gradients as they are; the plan, and what it remembers, are not used
   nothing,    // every rank keeps its own gradients
-};
-
-struct CompressorStats {
-  std::uint64_t wire_bytes;   // sent by this rank to others; with ranks_per_host to those of other hosts
-  std::uint64_t host_bytes;   // sent to others of this rank's host, with ranks_per_host
-  std::uint64_t dense_bytes;  // what a ring would have sent for the same gradients in their own dtype
-  std::uint64_t steps;
-  std::uint64_t nonfinite_steps;  // steps that were rolled back
-  PhaseSeconds seconds;           // of all buckets, on the thread that works on them
-  /// The share of values that others were told to reuse, among those sent by codecs that compare values with what was
-  /// sent before (CodecTraits::needs_estimate); none where there were no such values.
-  std::optional<double> reused_share;
-};
-
-/// What `auto` has measured and chosen, with the names of its numbers.
-struct AutoStats {
-  AutoPlan::Report report;
-  std::vector<std::string> plans, parameters;
-};
-
-/// What a plan does to one parameter.
-struct ParameterStats {
-  std::string name;
-  std::string plan;     // in force; dense for an exempt parameter
-  std::uint64_t count;  // real numbers
-  // What this rank sends of it in a step, approximately: for a dense gradient its bytes in float32; where that depends
-  // on the values, what it sent in the last step.
-  std::uint64_t wire_bytes;
-  std::uint64_t dense_bytes;           // what a ring sends for it in float32
-  float gradient_rms;                  // in the last step, over all ranks
-  float residual_rms;                  // of what this rank still owes, as a sender and as an owner; 0 without feedback
-  std::optional<double> reused_share;  // in the last step, as in CompressorStats
-  MeasuredLoss loss;                   // of the last step that was measured (Compressor::measure_next_step)
 };
 
 /// Averages gradients over the ranks by a plan, and keeps what must be remembered from step to step, by parameter.
@@ -108,9 +76,9 @@ class OCTAVO_API Compressor {
   /// before the last one has ended. What a step leaves out would come back in later steps in full: where the share is
   /// less than a half of the usual one, which a burst of the gradient makes it, the residuals are rolled back. After
   /// several steps, of which one may have sent a part of what another had left out, they are dropped. The usual share
-  /// is the largest of the shares so far, the one k calls ago counting as 0.9^k of itself. All ranks must call it, with
-  /// the same share: a first share is no burst. Throws Error invalid_argument for a share outside [0, 1], and for a
-  /// burst after end_step().
+  /// is the largest of the shares so far, where a share from k calls ago is multiplied by 0.9^k. All ranks must call
+  /// it, with the same share: a first share is no burst. Throws Error invalid_argument for a share outside [0, 1], and
+  /// for a burst after end_step().
   void scale_step(double share);
 
   /// Sets what ranks exchange from the next step on. It must be the same on all ranks: ranks that differ wait for one
@@ -293,10 +261,11 @@ class OCTAVO_API Compressor {
     float power = 0;
     PackedFigures packed = {};  // of the last step (Outcome)
     MeasuredLoss loss = {};
+    bool sends_owed = false;  // in this step
+
     bool over_hits() const { return plan->over_hits && !info.exempt; }
     bool codes_own() const { return (plan->over_hits || plan->codes_own) && !info.exempt; }
     bool compares() const { return !info.exempt && plan->compares(); }
-    bool sends_owed = false;  // in this step
   };
 
   bool scatters() const { return collective_ != Collective::all_reduce; }
@@ -308,6 +277,8 @@ class OCTAVO_API Compressor {
   // compressor.cpp
   void settle();
   void roll_back();
+  void begin_counting();
+  void forget_step();
   void forget_owed();
   void require_not_ended(const char* where) const;
   std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
@@ -365,8 +336,9 @@ class OCTAVO_API Compressor {
   std::uint64_t step_ = 0;                         // saved and restored
   std::uint64_t seed_ = 0;
   double usual_share_ = 0;
-  std::uint64_t scaled_together_ = 0;             // steps with buckets since the last scale_step()
-  bool has_buckets_ = false, has_ended_ = false;  // the current step
+  std::uint64_t scaled_together_ = 0;              // steps with buckets since the last scale_step()
+  bool has_ended_ = false;                         // the current step
+  bool has_buckets_ = false, is_counted_ = false;  // the current step; whether scaled_together_ counts it
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps
 };

@@ -52,8 +52,8 @@ void Compressor::require_magnitudes(const Plan& plan, const char* where) {
        " keeps no magnitudes: momenta need one that does (sign+ef, int4+ef)");
 }
 
-/// Throws for a plan with a momentum of its own, because a momentum of a momentum is none, and for `auto`, because what
-/// is sent of momenta says nothing of gradients.
+/// Throws for a plan with a momentum of its own, because a momentum must be computed from gradients, not from another
+/// momentum, and for `auto`, because what is sent of momenta says nothing of gradients.
 void Compressor::require_fits_momenta(const Plan& plan, const char* where) {
   if (plan.choices) {
     fail(ErrorCode::invalid_argument, where, "the plan ", plan.text(),
@@ -117,7 +117,6 @@ void Compressor::forget_unused() {
 /// Throws for plans that need whole tensors, or one rank's gradients: between hosts ranks exchange ranges of their
 /// hosts' means.
 void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::string>& parameters) const {
-  StateStore unused(remembered({{"", 0, false}}), feedback_roles(), wire_->rank(), wire_->world_size());
   for (const std::string& parameter : parameters) {
     const ParameterPlan& of_one = plan.of(parameter);
     if (of_one.map) {
@@ -126,7 +125,7 @@ void Compressor::require_fits_hosts(const Plan& plan, const std::vector<std::str
            ", which needs the whole tensor, and with ranks_per_host each rank exchanges a range of it: use a ",
            "codec of values, such as int4+ef or topk:0.01+ef, or leave ranks_per_host out");
     }
-    if (of_one.feedback && of_one.feedback->remember(unused, 0)->needs_whole_power()) {
+    if (of_one.feedback && of_one.feedback->needs_whole_power()) {
       fail(
           ErrorCode::invalid_argument, "comm.compressor", "the plan ", plan.text(),
           " clips each rank's gradient, and with ranks_per_host the mean of a host is sent: leave +clip out, or leave ",

@@ -6,9 +6,6 @@
 #include <cmath>
 
 #include "octavo/comm/compressor.h"
-#include "octavo/comm/feedback/econtrol.h"
-#include "octavo/comm/feedback/ef14.h"
-#include "octavo/comm/feedback/packed_owed.h"
 #include "octavo/comm/state/packed.h"
 
 namespace octavo {
@@ -96,15 +93,12 @@ std::vector<ParameterStats> Compressor::parameter_stats() {
     const Parameter& parameter = parameters_[i];
     const ParameterInfo& info = parameter.info;
     double owed = 0;
-    for (const Role& role : {kWorkerResidual, kOwnerResidual, kOwnResidual, kResidual, kOwed, kOwedToAll}) {
-      const at::Tensor& residual = state_.at(i, role).tensor();
-      if (residual.defined()) owed += residual.to(at::kFloat).square().sum(at::kDouble).item<double>();
-    }
-    for (const Role& role : {kPackedOwed, kPackedOwedToAll, kPackedOwedToOwn}) {
-      const at::Tensor& packed = state_.at(i, role).tensor();
-      if (!packed.defined()) continue;
-      const at::Tensor residual =
-          unpack(packed, role.extent, parameter.remembered_count, wire_->rank(), wire_->world_size(), info.ownership);
+    for (const Role& role : state_.roles()) {
+      const at::Tensor& kept = state_.at(i, role).tensor();
+      if (!role.is_owed || !kept.defined()) continue;
+      const at::Tensor residual = role.dtype != at::kByte ? kept.to(at::kFloat)
+                                                          : unpack(kept, role.extent, parameter.remembered_count,
+                                                                   wire_->rank(), wire_->world_size(), info.ownership);
       owed += residual.square().sum(at::kDouble).item<double>();
     }
     const auto rms = std::sqrt(owed / static_cast<double>(std::max<std::uint64_t>(1, parameter.remembered_count)));

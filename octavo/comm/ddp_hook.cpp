@@ -48,7 +48,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
     std::exception_ptr refused;
     try {
       slots = slots_of(bucket);
-    } catch (const Error&) {
+    } catch (...) {
       refused = std::current_exception();  // thrown in its turn: the buckets before this one are still under way
     }
     // by now, what fills the bucket has been enqueued on backward's stream
@@ -122,12 +122,12 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
       // the ranks no longer agree on which collective is next: nothing may be sent any more
       failure_ = std::current_exception();
       if (as_torch_throws_) failure_ = as_torch_throws_(failure_);
+      in_flight_.push_back({future, {}, nullptr});
       for (InFlight& bucket : in_flight_) {
         if (!bucket.future->completed()) bucket.future->setError(failure_);
       }
       in_flight_.clear();
-      state_->abandon_step();
-      if (!future->completed()) future->setError(failure_);
+      state_->abandon_step();  // last: backward is told even where this throws
     }
   }
 

@@ -78,7 +78,8 @@ std::vector<Slot> FsdpHook::slots_of(std::size_t group, std::uint64_t shard) {
   }
   if (offset == shard) return slots;
   fail(ErrorCode::invalid_argument, "comm.fsdp_hook", "FSDP2 reduces ", shard, " elements of a parameter group, and ",
-       "its parameters that have a gradient have ", offset, ": let the model's parameters, and which of them need ",
+       "the parameters with a gradient have ", offset,
+       " elements together: let the model's parameters, and which of them need ",
        "gradients, be those at octavo.compress; where another method than forward() uses parameters, let it use all ",
        "of a group");
 }

@@ -109,8 +109,8 @@ void ParameterPlan::require_legal(const CodecText& text) const {
   }
   if (down && up_traits.draws_places && down_traits.draws_places) {
     text.refuse(
-        "each of the two ways draws other places, and little of what goes up would go down: leave +down out, by which "
-        "both ways draw alike, or name a codec that draws none, as in randomk:0.01+down:int8");
+        "each of the two ways draws other places, so that most values that are sent up would not be sent down: leave "
+        "+down out, and both ways draw the same places, or name a codec that draws none, as in randomk:0.01+down:int8");
   }
   if (feedback && !map) feedback->require_ways_fit(text, *codec, down ? *down : *codec);
   if (over_hits) require_fits_hits(text);

@@ -125,7 +125,8 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
                             at::Tensor grad_buffer, std::int64_t offset, ParamOptions options) {
   require_registering(ds_id, options);
   require_defined(ds_id, ds_tensor);
-  const Range own = owned(static_cast<std::uint64_t>(element_count(ds_id, ds_shape)));
+  const std::int64_t whole = element_count(ds_id, ds_shape);
+  const Range own = owned(static_cast<std::uint64_t>(whole));
   const auto first = static_cast<std::int64_t>(own.first);
   if (own.count > 0 && offset != first) {
     fail(ErrorCode::invalid_argument, kOfEngine, "expected offset ", first, " of parameter ", ds_id,
@@ -136,6 +137,11 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
          "own ranges, got strides ", ds_tensor.strides());
   }
   const bool has_own = options.own_part.defined();
+  const c10::Device device = has_own ? options.own_part.device() : ds_tensor.device();
+  if (ds_tensor.numel() < whole || ds_tensor.device() != device) {  // before anything is registered
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected memory for ", whole, " elements of parameter ", ds_id,
+         " on ", device.str(), ", got ", ds_tensor.numel(), " on ", ds_tensor.device().str());
+  }
   if (options_.gather_codec && !has_own) {
     fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " travels by ", options_.gather_codec->text(),
          ", which leaves something out: keep what this rank owns in memory of its own, ParamOptions::own_part");
@@ -202,15 +208,19 @@ void Engine::make_shared_parts() {
   auto reached = reach_by_shared_memory(backend_, wanted, options_.deadline);
   auto sum = std::make_shared<GradientSum>(new_wire(of_gradients ? of_gradients : reached.backend), options_.plan,
                                            params_, options_.paging);
+  auto gather = std::make_shared<ParamGather>(new_wire(reached.backend), param_registry, options_.gather_codec, flags);
+  auto fresh = std::make_shared<FreshGather>(gather, param_registry);
+  auto buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
+  const c10::Stream reducing = stream_beside(device), copying = stream_beside(device);
   options_.gradient_backend = std::move(of_gradients);
   backend_ = std::move(reached.backend);
   why_no_symmetric_memory_ = std::move(reached.why_not);
   use_symm_mem = why_no_symmetric_memory_.empty();
-  gather_ = std::make_shared<ParamGather>(new_wire(backend_), param_registry, options_.gather_codec, flags);
-  fresh_ = std::make_shared<FreshGather>(gather_, param_registry);
-  reduce_buckets = std::make_shared<DoubleBufferedReduceBucket>(bucket_size_, options_.double_buffer, device);
-  rs_stream_ = stream_beside(device);
-  copy_stream_ = stream_beside(device);
+  gather_ = std::move(gather);
+  fresh_ = std::move(fresh);
+  reduce_buckets = std::move(buckets);
+  rs_stream_ = reducing;
+  copy_stream_ = copying;
   sum_ = std::move(sum);
 }
 
@@ -248,8 +258,8 @@ void Engine::register_graph_z3(long graph_id, const std::vector<long>& ds_ids) {
 
 void Engine::order_gradients(long graph_id, const std::vector<long>& expected, bool learns) {
   auto& reducing = *getExecutor<ReducingExecutor>(graph_id, executors);
-  // The connection is that of the gathers, whose order is the same on all ranks. A rank that makes one gather more is
-  // found at the end of a pass.
+  // The connection is that of the gathers, whose order is the same on all ranks. If a rank has made an extra gather,
+  // this is detected at the end of the pass.
   reducing.useOrder(
       std::make_unique<GradientOrder>(new_wire(backend_), graph_id, reducing.getParamIds(), expected, learns));
 }

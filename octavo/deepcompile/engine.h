@@ -143,9 +143,9 @@ class OCTAVO_API Engine {
   /// Must be called after an error in a forward or backward pass. Forgets what its graphs have gathered and not waited
   /// for, and their gradients, also those that are under way. Waits for no other rank: one that does not give up the
   /// same pass finds out by the deadline. A backward pass that has not ended has perhaps added a part of its gradients
-  /// to what earlier passes have added up. It therefore takes them with it, as drop_gradients() does, which otherwise
-  /// stay. A pass of several graphs counts as ended while none of them has gradients that were not ended: after an
-  /// error between two graphs call drop_gradients().
+  /// to what earlier passes have added up. Those sums are therefore dropped, too, as by drop_gradients(). If no
+  /// backward pass was under way, they stay. A pass of several graphs counts as ended while none of them has gradients
+  /// that were not ended: after an error between two graphs call drop_gradients().
   void give_up_pass();
   /// Drops what the backward passes of this step have added up: the next pass begins a step. What is remembered of
   /// gradients is again what it was before; where several passes have sent, it is dropped. A pass that has not ended is
@@ -203,8 +203,8 @@ class OCTAVO_API Engine {
 
   // ---- what the optimizer keeps, which waits on the host between its steps: HostedStates
 
-  /// Sets what the optimizer keeps of a parameter, before a step in which it is to wait; called again where that is
-  /// other tensors.
+  /// Sets what the optimizer keeps of a parameter. Call it before the first step in which these states may move to the
+  /// host, and again after the optimizer has replaced them.
   void set_states(long ds_id, std::vector<at::Tensor> states);
   /// Move states; do nothing for parameters without any. States come back only in the last backward pass of a step.
   void offload_states(long graph_id, const std::vector<long>& ds_ids);

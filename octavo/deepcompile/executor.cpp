@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/text.h"
+#include "octavo/device/stream_event.h"
 
 namespace octavo::dc {
 

@@ -17,9 +17,7 @@ namespace {
 std::vector<ParameterInfo> infos_of(const std::vector<SummedParam>& params) {
   std::vector<ParameterInfo> infos;
   for (const SummedParam& param : params) {
-    const bool is_matrix = param.shape.size() > 1 && param.shape.front() > 0;
-    const auto rows = is_matrix ? static_cast<std::uint64_t>(param.shape.front()) : 1;
-    infos.push_back({param.name, productDim(param.shape), param.exempt, rows, Ownership::shares()});
+    infos.push_back({param.name, productDim(param.shape), param.exempt, rows_of(param.shape), Ownership::shares()});
   }
   return infos;
 }

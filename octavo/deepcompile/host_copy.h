@@ -10,7 +10,6 @@
 
 namespace octavo::dc {
 
-c10::Stream current_stream_of(c10::Device device);
 /// Waits for all work of the device; does nothing on the CPU.
 void synchronize(c10::Device device);
 

@@ -8,6 +8,7 @@
 #include "octavo/deepcompile/host_copy.h"
 #include "octavo/deepcompile/released.h"
 #include "octavo/device/pinned.h"
+#include "octavo/device/stream_event.h"
 
 namespace octavo::dc {
 

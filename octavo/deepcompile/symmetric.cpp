@@ -34,7 +34,7 @@ SymmetricMemoryPtr workspace_of_torch(const std::string& group_name, c10::Device
 /// Returns the ranks that share the host's memory. One rank alone shares it with itself.
 HostRanks::Met ranks_of(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline) {
   if (auto* const shared = dynamic_cast<SharedBackend*>(backend.get())) return {shared->ranks(), ""};
-  if (backend->getSize() > 1) return {nullptr, "they are on several hosts, or have symmetric_memory as False"};
+  if (backend->getSize() > 1) return {nullptr, "they are on several hosts, or symmetric_memory=False was set"};
   Wire wire(backend, deadline);
   return HostRanks::meet(wire, deadline);
 }

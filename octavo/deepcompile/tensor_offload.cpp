@@ -7,6 +7,7 @@
 
 #include "octavo/deepcompile/host_copy.h"
 #include "octavo/device/pinned.h"
+#include "octavo/device/stream_event.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo::dc {

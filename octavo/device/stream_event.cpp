@@ -2,6 +2,7 @@
 #include "octavo/device/stream_event.h"
 
 #include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
 #include <optional>
@@ -69,6 +70,10 @@ class DeviceEvent final : public StreamEvent {
 };
 
 }  // namespace
+
+c10::Stream current_stream_of(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
 
 std::unique_ptr<StreamEvent> make_event(c10::DeviceType type, bool timing) {
   if (type == c10::DeviceType::CPU) return std::make_unique<HostEvent>(timing);

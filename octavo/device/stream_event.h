@@ -10,6 +10,9 @@
 
 namespace octavo {
 
+/// Returns the stream of the device that torch submits to now.
+OCTAVO_API c10::Stream current_stream_of(c10::Device device);
+
 /// A point in a stream's work. It exists also on the CPU, where torch has none. Not thread-safe, like torch's own.
 class OCTAVO_API StreamEvent {
  public:

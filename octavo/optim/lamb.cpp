@@ -18,6 +18,8 @@ namespace octavo {
 
 namespace {
 
+std::uint64_t chunks_of(std::uint64_t count) { return (count + rules::kPowerChunk - 1) / rules::kPowerChunk; }
+
 /// A parameter and its state as the kernels see them.
 struct Lamb {
   at::Tensor order;
@@ -26,7 +28,7 @@ struct Lamb {
   Lamb(const at::Tensor& p, const at::Tensor& m, const at::Tensor& v, const rules::LambStep& rule)
       : order(order_of(p)), parameter(p, order), mean(m, order), square(v, order), step(rule) {}
   std::uint64_t count() const { return static_cast<std::uint64_t>(order.numel()); }
-  std::uint64_t chunks() const { return (count() + rules::kPowerChunk - 1) / rules::kPowerChunk; }
+  std::uint64_t chunks() const { return chunks_of(count()); }
 };
 
 rules::LambStep rule_of(const LambOptions& options, std::int64_t step) {
@@ -42,7 +44,7 @@ rules::LambStep rule_of(const LambOptions& options, std::int64_t step) {
 /// Writes the sum of squares of every chunk.
 void sum_squares(c10::Device device, std::uint64_t count, const float* values, float* sums) {
   const LaunchScope scope(device);
-  const std::uint64_t chunks = (count + rules::kPowerChunk - 1) / rules::kPowerChunk;
+  const std::uint64_t chunks = chunks_of(count);
   constexpr auto kGrainChunks = kGrainElements / static_cast<std::int64_t>(rules::kPowerChunk);
   for_parts(device, static_cast<std::int64_t>(chunks), kGrainChunks, [&](std::int64_t from, std::int64_t to) {
     const std::uint64_t first = static_cast<std::uint64_t>(from) * rules::kPowerChunk;

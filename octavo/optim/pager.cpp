@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/optim/pager.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <utility>
 
 #include "octavo/device/arena.h"
 #include "octavo/device/side_streams.h"
+#include "octavo/device/stream_event.h"
 
 namespace octavo {
 
@@ -18,8 +17,6 @@ SideStreams& paging_streams() {
   thread_local SideStreams streams;
   return streams;
 }
-
-c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
 }  // namespace
 
@@ -46,7 +43,7 @@ void Pager::cut_windows(std::vector<std::vector<at::Tensor>> states, std::uint64
 void Pager::before(std::size_t parameter) {
   while (entered_ < windows_.size() && windows_[entered_].first <= parameter) {
     move_pages(entered_);
-    windows_[entered_].arrived->block(current_stream(device_));
+    windows_[entered_].arrived->block(current_stream_of(device_));
     ++entered_;
   }
 }
@@ -65,7 +62,7 @@ void Pager::move_pages(std::size_t entered) {
   for (std::size_t i = entered == 0 ? 0 : entered + 1; i <= entered + 1 && i < windows_.size(); ++i) {
     for (const at::Tensor& state : windows_[i].states) prefetch(state);
     windows_[i].arrived = make_event(device_.type(), /*timing=*/false);
-    windows_[i].arrived->record(current_stream(device_));
+    windows_[i].arrived->record(current_stream_of(device_));
   }
 }
 

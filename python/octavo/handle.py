@@ -40,9 +40,8 @@ class Handle:
         self._parameters = dict(parameters)
         self._ddp = ddp
         self._joined: weakref.ref[JoinedOptimizer] | None = None  # the optimizer refers to the handle, too
-        self._other_optimizer: weakref.ref[Optimizer] | None = (
-            None  # the optimizer that was passed, where it is not joined
-        )
+        # the optimizer that was passed, where it is not joined
+        self._other_optimizer: weakref.ref[Optimizer] | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._guards: list[Any] = []
         #: Returns how many backward passes' averages have been delivered, where a hook of DDP delivers them.
@@ -103,8 +102,8 @@ class Handle:
         return self._compressor.stats()
 
     def measure_next_step(self) -> None:
-        """Has the next step measure how far the averages are from the exact ones; ``parameter_stats`` then returns the
-        figures.
+        """Makes the next step measure how far the averages are from the exact ones; ``parameter_stats`` then returns
+        the figures.
 
         Call it on all ranks, or the step fails on all of them. In that step gradients are sent a second time, in
         float32 and by the process group's own all-reduce, and ``wire_bytes`` counts them. Other steps cost nothing
@@ -184,6 +183,7 @@ class Handle:
                 stacklevel=2,
             )
         of_momenta, step = bool(states[0]["of_momenta"]), max(int(one["step"]) for one in states)
+        seed, usual_share = int(states[0].get("seed", 0)), float(states[0].get("usual_share", 0.0))
         if size == ours[1] and ours[0] in tensors:
             self._compressor.load_state(tensors[ours[0]], of_momenta)
         elif set(tensors) == set(range(size)):
@@ -195,8 +195,8 @@ class Handle:
                 f"all {size} ranks"
             )
         self._compressor.step = step
-        self._compressor.seed = int(states[0].get("seed", 0))
-        self._compressor.usual_share = float(states[0].get("usual_share", 0.0))
+        self._compressor.seed = seed
+        self._compressor.usual_share = usual_share
         if self._optimizer is not None:
             self._optimizer._after_load_of_handle()
 
@@ -283,12 +283,12 @@ class Handle:
         return [name for name, p in self._parameters.items() if p.grad is not None and p not in own]
 
     def scaled_by(self, factor: float) -> None:
-        """Says that the gradients have been multiplied by ``factor``, as a clip does, where not ``clip_grad_norm_`` of
-        this handle has done it. Call it on all ranks, in every step, with 1 where nothing was clipped, before
+        """Says that the gradients have been multiplied by ``factor``, as a clip does, unless ``clip_grad_norm_`` of
+        this handle did it. Call it on all ranks, in every step, with 1 where nothing was clipped, before
         ``end_step`` and the optimizer's step.
 
-        Error feedback adds what it has left out of a gradient to later ones, in full. After a burst that was clipped,
-        the burst itself would so come back, step by step, as large as a clip lets it. Where ``factor`` is less than
+        Error feedback adds what it has left out of a gradient to later ones, in full. Without this call, a burst
+        that was clipped would come back, step by step, as large as a clip lets it. Where ``factor`` is less than
         half of the usual one, what this backward pass has left out is therefore forgotten; where several passes since
         the last call have sent gradients, all that is owed. The usual factor is the largest of the factors so far,
         which fade by a tenth in every step. Raises ValueError for a factor outside [0, 1], and for a burst after
@@ -433,7 +433,7 @@ class Handle:
         self._guards = [self._guard(*pair) for pair in name_of.items() if pair[0].requires_grad]
 
     def _guard(self, parameter: nn.Parameter, name: str) -> Any:
-        """Has a backward pass raise RuntimeError that would add a gradient to a momentum: the sum could not be
+        """Makes a backward pass raise RuntimeError if it would add a gradient to a momentum: the sum could not be
         separated again."""
         # A hook must not refer to what refers to its parameter: the garbage collector does not see through C++.
         delivered, guarded = self._delivered, weakref.ref(parameter)

@@ -7,6 +7,7 @@ from json import loads
 from torch import Tensor
 
 from octavo.parameters import memory_orders
+from octavo.plan import require_seed
 
 State = Mapping[str, Tensor | int | float | str]
 
@@ -64,6 +65,13 @@ def _require_complete(state: State) -> None:
                 f"[handle.load_state_dict] expected {key!r} of the state as a whole number of 0 or more, got "
                 f"{state[key]!r}: pass what state_dict() returned"
             )
+    require_seed(state.get("seed", 0), "handle.load_state_dict")
+    share = state.get("usual_share", 0.0)
+    if not (isinstance(share, int | float) and 0 <= share <= 1):
+        raise ValueError(
+            f"[handle.load_state_dict] expected 'usual_share' of the state as a number from 0 to 1, got {share!r}: "
+            f"pass what state_dict() returned"
+        )
     if len(tensors_of(state)) < state.get("tensors", 0):
         raise ValueError(
             f"[handle.load_state_dict] the state of rank {state['rank']} has {len(tensors_of(state))} of its "

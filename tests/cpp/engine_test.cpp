@@ -187,6 +187,10 @@ TEST(EngineTest, ARefusedGraphOrParameterChangesNothing) {
               std::string::npos);
     EXPECT_NE(refusal_of([&] { engine.register_param(1, {-8}, at::zeros({8}), {}, 0); }).find("got [-8]"),
               std::string::npos);
+    EXPECT_NE(refusal_of([&] {
+                engine.register_param(1, {8}, at::zeros({7}), {}, 4 * rank, {.own_part = at::zeros({4})});
+              }).find("memory for 8 elements of parameter 1"),
+              std::string::npos);
     EXPECT_FALSE(engine.param_registry->hasParam(1));
     add(1, {8}, at::zeros({4}), "none");  // no graph has come before
     engine.register_graph_z3(1, {0, 1});

@@ -64,7 +64,7 @@ TEST(MemoryFile, IsFoundByItsNameAlone) {
 TEST(MemoryFile, CannotGrowBeyondItsAddresses) {
   const auto file = MemoryFile::create();
   const std::string said = said_with(ErrorCode::out_of_memory, [&] { file->grow(file->name().capacity + 1); });
-  EXPECT_NE(said.find("choose smaller buckets, or symmetric_memory as False"), std::string::npos) << said;
+  EXPECT_NE(said.find("choose smaller buckets, or set symmetric_memory=False"), std::string::npos) << said;
 }
 
 TEST(SharedBlocks, TakesMemoryAgainAndJoinsWhatIsFree) {

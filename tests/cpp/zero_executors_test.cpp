@@ -12,6 +12,7 @@
 
 #include "octavo/kernels/error.h"
 #include "tests/cpp/ranks.h"
+#include "tests/cpp/refusal.h"
 
 namespace octavo {
 
@@ -257,6 +258,20 @@ TYPED_TEST(ZeroExecutorsTest, ErrorFeedbackBelongsToTheOwnersShards) {
       errors.push_back(error);
     }
     EXPECT_LT(errors[1], 0.25 * errors[0]);
+  });
+}
+
+TYPED_TEST(ZeroExecutorsTest, AGradientThatDoesNotFitIsRefusedInEachMicroBatch) {
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    ZeroRank<TypeParam> own(backend, "dense", true);
+    for (auto& graph : own.graphs) graph->startBackward(/*update=*/false);
+    own.graphs[0]->takeGrad(gradient_of(0, 0, 0, 0, at::kFloat), 0);
+    for (const long id : {0L, 1L}) {
+      EXPECT_NE(refusal_of([&] { own.graphs[0]->takeGrad(at::ones({1}), id); }).find("got Float[1]"),
+                std::string::npos);
+      EXPECT_NE(refusal_of([&] { own.graphs[0]->reduceGrad(at::ones({1}), id); }).find("got Float[1]"),
+                std::string::npos);
+    }
   });
 }
 

@@ -28,6 +28,7 @@ class OCTAVO_API Dgc final : public Feedback {
   void require_fit(const CodecText& plan, const Codec& codec) const override;
   bool fits_exact_way() const override { return true; }
   std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const override;
+  bool needs_whole_power() const override { return norm_ > 0; }
   std::optional<double> momentum() const override { return momentum_; }
   FeedbackPtr with_momentum(double momentum) const override { return std::make_shared<Dgc>(momentum, norm_); }
   FeedbackPtr clipped(double norm) const override {

@@ -6,8 +6,9 @@
 namespace octavo {
 
 // What a rank owes in float32: to the averages of what it sent to owners, and of the sums that it owns.
-inline constexpr Role kOwed = {"owed", Extent::sent, at::kFloat};
-inline constexpr Role kOwedToAll = {"owed_to_all", Extent::owned, at::kFloat};
+inline constexpr Role kOwed = {.name = "owed", .extent = Extent::sent, .dtype = at::kFloat, .is_owed = true};
+inline constexpr Role kOwedToAll = {
+    .name = "owed_to_all", .extent = Extent::owned, .dtype = at::kFloat, .is_owed = true};
 
 /// `+econtrol[:ETA]`: estimates as in `+ef21`, and error feedback beside them (EControl: Gao, Islamov and Stich 2024).
 /// Let h be what the receivers believe of a value g, and e what they were not told so far. A rank sends

@@ -7,10 +7,13 @@
 namespace octavo {
 
 // What a rank could not send of its contributions, and of the sums that it owns.
-inline constexpr Role kWorkerResidual = {"worker", Extent::sent, at::kBFloat16};
-inline constexpr Role kOwnerResidual = {"owner", Extent::owned, at::kBFloat16};
+inline constexpr Role kWorkerResidual = {
+    .name = "worker", .extent = Extent::sent, .dtype = at::kBFloat16, .is_owed = true};
+inline constexpr Role kOwnerResidual = {
+    .name = "owner", .extent = Extent::owned, .dtype = at::kBFloat16, .is_owed = true};
 // What codes left out of its contributions to the sums that it owns, where these contributions are encoded, too.
-inline constexpr Role kOwnResidual = {"own", Extent::own_contribution, at::kBFloat16};
+inline constexpr Role kOwnResidual = {
+    .name = "own", .extent = Extent::own_contribution, .dtype = at::kBFloat16, .is_owed = true};
 
 /// `+ef`, error feedback (EF14: Seide et al. 2014, Karimireddy et al. 2019) on both ways: what codes leave out of a
 /// value is kept, and added to the next step's value. Encoders do it in the same pass (EncodeInput::residual). For a

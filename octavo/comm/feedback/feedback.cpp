@@ -23,7 +23,7 @@ void FeedbackMemory::decode(const SentPart& part, Store store, float* out, std::
 }
 
 void Feedback::require_fit(const CodecText& plan, const LinearMap&) const {
-  plan.refuse("of a linear map's error there is +ef alone, and of a sketch's +fetchsgd");
+  plan.refuse("a linear map takes only +ef, and a sketch also +fetchsgd");
 }
 
 OwedByRange Feedback::owed(const KeptByRole&, const ParameterInfo&, int, int) const { return {}; }

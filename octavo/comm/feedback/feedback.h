@@ -82,7 +82,7 @@ class OCTAVO_API Feedback {
   virtual std::vector<Role> roles() const = 0;
   /// Refuses a codec with which this kind makes no sense.
   virtual void require_fit(const CodecText& plan, const Codec& codec) const = 0;
-  /// Whether one of the two ways may lose nothing, so that this kind has nothing to make up for there.
+  /// Whether the codec of one way may be exact. This kind then does nothing on that way.
   virtual bool fits_exact_way() const { return false; }
   /// Refuses the codecs of the two ways where they make no sense together with this kind.
   void require_ways_fit(const CodecText& plan, const Codec& up, const Codec& down) const;
@@ -94,6 +94,8 @@ class OCTAVO_API Feedback {
   virtual bool fits_kept_sums() const { return false; }
   /// Whether this kind keeps account of a rank's own values where these are encoded, too (Contribution::codes_own).
   virtual bool fits_hits() const { return false; }
+  /// Whether this kind's memory needs the power of all of a rank's gradient (FeedbackMemory::needs_whole_power).
+  virtual bool needs_whole_power() const { return false; }
   /// Makes the memory of a parameter of the store, which must outlive it.
   virtual std::shared_ptr<FeedbackMemory> remember(StateStore& store, std::size_t parameter) const = 0;
 

@@ -7,9 +7,12 @@ namespace octavo {
 
 // What a rank owes in 8 bits (state/packed.h): to the averages of what it sent to owners, and of the sums that it owns;
 // over hits, also of its contributions to these.
-inline constexpr Role kPackedOwed = {"packed_owed", Extent::sent, at::kByte};
-inline constexpr Role kPackedOwedToAll = {"packed_owed_to_all", Extent::owned, at::kByte};
-inline constexpr Role kPackedOwedToOwn = {"packed_owed_to_own", Extent::own_contribution, at::kByte};
+inline constexpr Role kPackedOwed = {
+    .name = "packed_owed", .extent = Extent::sent, .dtype = at::kByte, .is_owed = true};
+inline constexpr Role kPackedOwedToAll = {
+    .name = "packed_owed_to_all", .extent = Extent::owned, .dtype = at::kByte, .is_owed = true};
+inline constexpr Role kPackedOwedToOwn = {
+    .name = "packed_owed_to_own", .extent = Extent::own_contribution, .dtype = at::kByte, .is_owed = true};
 
 /// How what is owed is paid back.
 struct Repayment {

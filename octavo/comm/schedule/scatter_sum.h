@@ -17,7 +17,7 @@ namespace octavo {
 
 /// Compressed reduce-scatter: each rank sends every owner the codes of the range that it owns. The owner adds them up
 /// in float32, in rank order, its own values last and as they are, and encodes the sum. For a tensor that codes_own it
-/// takes codes of its own values, too; for one that is averaged over hits it adds them in their place by rank. Not
+/// takes codes of its own values, too; for a tensor that is averaged over hits it adds its own codes in rank order. Not
 /// thread-safe, like a Schedule.
 class ScatterSum {
  public:

@@ -128,7 +128,7 @@ void MemoryFile::grow(std::uint64_t bytes) {
   if (!fits || refused != 0) {
     fail(ErrorCode::out_of_memory, "comm.memory_file", "memory that ranks share cannot grow from ", size_, " to ",
          wanted, " bytes: ", fits ? std::strerror(refused) : "it has no address space for more",
-         "; choose smaller buckets, or symmetric_memory as False");
+         "; choose smaller buckets, or set symmetric_memory=False");
   }
   size_ = wanted;
 }

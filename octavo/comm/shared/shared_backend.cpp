@@ -169,7 +169,7 @@ SharedBackend::WorkPtr SharedBackend::alltoall_base(at::Tensor& output, at::Tens
   const auto expected = bytes_by_rank(output, output_sizes, getSize());
   const auto own = static_cast<std::size_t>(getRank());
   if (parcels[own].bytes != expected[own]) {
-    fail(ErrorCode::invalid_argument, "comm.shared_backend", "rank ", own, " has ", parcels[own].bytes,
+    fail(ErrorCode::invalid_argument, kOfSharedBackend, "rank ", own, " has ", parcels[own].bytes,
          " bytes for itself in the input, and expects ", expected[own], " in the output");
   }
   const auto finish = [output, input, parcels, expected](const Posting& posting) {

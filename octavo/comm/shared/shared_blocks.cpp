@@ -30,7 +30,7 @@ at::Tensor SharedBlocks::allocate(std::uint64_t bytes) {
       .make_tensor();
 }
 
-/// Takes the first free block that is large enough: what was used last is at the front, and in the caches.
+/// Takes the first free block that is large enough, in the order of offsets, so that the file stays short.
 std::uint64_t SharedBlocks::take(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(free_, [&](const auto& block) { return block.second >= bytes; });

@@ -19,6 +19,7 @@ StateStore::StateStore(std::vector<ParameterInfo> parameters, std::vector<Role> 
       rank_(rank),
       world_size_(world_size),
       memory_(std::make_shared<StateMemory>(std::move(paging))) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) index_.emplace(parameters_[i].name, i);
   std::vector<Versioned> of_one;
   for (const Role& role : roles_) of_one.emplace_back(role.dtype, memory_);
   tensors_.assign(parameters_.size(), of_one);
@@ -43,8 +44,11 @@ void StateStore::evict(std::size_t parameter) const {
 void StateStore::settle(bool commit) {
   for (std::size_t p = 0; p < tensors_.size(); ++p) {
     for (std::size_t r = 0; r < roles_.size(); ++r) {
-      const bool counts = commit && (kept_[p] || roles_[r].is_kept_unsent);
-      counts ? tensors_[p][r].commit() : tensors_[p][r].roll_back();
+      if (commit && (kept_[p] || roles_[r].is_kept_unsent)) {
+        tensors_[p][r].commit();
+      } else {
+        tensors_[p][r].roll_back();
+      }
     }
     kept_[p] = false;
   }
@@ -110,9 +114,8 @@ void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>
 }
 
 std::size_t StateStore::find(const std::string& name, const char* where) const {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].name == name) return i;
-  }
+  const auto found = index_.find(name);
+  if (found != index_.end()) return found->second;
   fail(ErrorCode::invalid_argument, where, "this model has no parameter '", name,
        "' with a gradient: pass names of its own parameters");
 }

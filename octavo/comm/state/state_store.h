@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "octavo/comm/layout.h"
@@ -35,6 +36,7 @@ struct Role {
   Extent extent;
   at::ScalarType dtype;         // kByte: in 8 bits (packed.h)
   bool is_kept_unsent = false;  // it is committed even where the step sent nothing of the parameter
+  bool is_owed = false;         // it is what codes have left out, to be sent later
 };
 
 /// Roles are told apart by their names.
@@ -47,7 +49,8 @@ inline std::string key_of(const Role& role, const std::string& parameter = {}) {
 
 // For a linear map with error feedback: what its images leave over, for all elements, and what the map itself
 // remembers.
-inline constexpr Role kResidual = {"residual", Extent::whole, at::kBFloat16};
+inline constexpr Role kResidual = {
+    .name = "residual", .extent = Extent::whole, .dtype = at::kBFloat16, .is_owed = true};
 inline constexpr Role kMapMemory = {"memory", Extent::shared, at::kFloat};
 // The momentum that a rank keeps of its own gradients (Compressor::keep_own_momenta,
 // keep_own_updates).
@@ -64,6 +67,7 @@ class OCTAVO_API StateStore {
              StatePaging paging = {});
 
   Versioned& at(std::size_t parameter, const Role& role);
+  const std::vector<Role>& roles() const { return roles_; }
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
@@ -103,6 +107,7 @@ class OCTAVO_API StateStore {
   void require(const at::Tensor& values, const std::string& key, Place place, int rank, int world_size) const;
 
   std::vector<ParameterInfo> parameters_;
+  std::unordered_map<std::string, std::size_t> index_;  // of parameters, by name
   std::vector<Role> roles_;
   int rank_, world_size_;
   std::shared_ptr<StateMemory> memory_;

@@ -166,7 +166,7 @@ class DistributedLion(JoinedOptimizer, Lion):
         self._require_joined()
         self._require_delivered(
             "step",
-            ".grad holds what the ranks voted on, and it is not what came from the wire any more. Leave out "
+            ".grad holds what the ranks voted on, and it was changed after the ranks delivered it. Leave out "
             "torch.nn.utils.clip_grad_norm_: every step has the size of the learning rate; a GradScaler must be given "
             "to octavo.compress(..., scaler=scaler) and must unscale before",
         )

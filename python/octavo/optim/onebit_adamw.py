@@ -321,7 +321,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
             return
         self._require_delivered(
             function,
-            "after the freeze .grad holds the averaged momentum, and it is not what came from the wire any more. Clip "
+            "after the freeze .grad holds the averaged momentum, and it was changed after the ranks delivered it. Clip "
             "by optimizer.clip_grad_norm_(max_norm) instead of torch.nn.utils.clip_grad_norm_; a GradScaler must be "
             "given to octavo.compress(..., scaler=scaler) and must unscale before",
         )

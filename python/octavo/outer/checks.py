@@ -38,8 +38,8 @@ def require_plain_model(model: nn.Module) -> None:
     for name, buffer in model.named_buffers():
         if buffer.layout is not torch.strided or _is_expanded(buffer):
             raise ValueError(
-                f"[outer.Outer] the buffer {name} is sparse or expanded: rank 0's cannot be written to it; make it "
-                f"dense, as by contiguous()"
+                f"[outer.Outer] the buffer {name} is sparse or expanded: the values of rank 0 cannot be copied to "
+                f"it; make it dense, as by contiguous()"
             )
     sharded = [name for name, p in model.named_parameters() if type(p.data) is not Tensor]
     if sharded:
@@ -51,8 +51,8 @@ def require_plain_model(model: nn.Module) -> None:
 
 def require_unwrapped(model: nn.Module, _: object) -> None:
     """Is called before each forward pass of a model that ``Outer`` trains. Raises TypeError where it runs inside a
-    ``DistributedDataParallel`` that was put around it later, as HF Trainer and Accelerate do. Graphs of torch.compile
-    do without this check."""
+    ``DistributedDataParallel`` that was put around it later, as HF Trainer and Accelerate do. This check is
+    skipped in graphs of torch.compile."""
     if torch.compiler.is_compiling():
         return
     wrapper = getattr(DistributedDataParallel, "_active_ddp_module", None)

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch.distributed as dist
 
+Result = TypeVar("Result")
 
-def on_all_ranks(work: Callable[[], None], where: str, what: str, group: dist.ProcessGroup) -> None:
-    """Calls ``work`` on this rank. All ranks call it. Where ``work`` fails on a rank, all ranks raise RuntimeError, or
-    OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could not be done."""
+
+def on_all_ranks(work: Callable[[], Result], where: str, what: str, group: dist.ProcessGroup) -> Result:
+    """Calls ``work`` on this rank, and returns its result. All ranks call it. Where ``work`` fails on a rank, all ranks
+    raise RuntimeError, or OSError where all failures were OSErrors. Errors begin with `[where]`; ``what`` is what could
+    not be done. Where all ranks fail with the same sentence, which begins so, they raise it as it is."""
     failure: Exception | None = None
     try:
-        work()
+        result = work()
     except Exception as error:
         failure = error
     require_none_failed(failure, where, what, group)
+    return result
 
 
 def by_first_rank(work: Callable[[], None], where: str, what: str, group: dist.ProcessGroup) -> None:
@@ -26,15 +31,26 @@ def by_first_rank(work: Callable[[], None], where: str, what: str, group: dist.P
 
 def require_none_failed(failure: Exception | None, where: str, what: str, group: dist.ProcessGroup) -> None:
     """Raises on all ranks where a rank has failed. All ranks call it, each with the error that it has met, or None."""
-    own = None if failure is None else (isinstance(failure, OSError), _said_by(failure))
+    own = None if failure is None else described(failure)
     of_all: list[tuple[bool, str] | None] = [None] * group.size()
     dist.all_gather_object(of_all, own, group=group)
     failed = {rank: said for rank, said in enumerate(of_all) if said is not None}
-    if failed:
-        kind = OSError if all(is_of_system for is_of_system, _ in failed.values()) else RuntimeError
-        words = "; ".join(f"rank {rank} cannot {what}: {text}" for rank, (_, text) in failed.items())
-        raise kind(f"[{where}] {words}") from failure
+    if not failed:
+        return
+    if failure is not None and str(failure).startswith(f"[{where}]") and all(said == own for said in of_all):
+        raise failure
+    raise error_of(failed, where, what) from failure
 
 
-def _said_by(error: Exception) -> str:
-    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+def described(error: BaseException) -> tuple[bool, str]:
+    """Returns whether an error is an OSError, and what it says."""
+    said = str(error)
+    text = said if said.startswith("[") else f"{type(error).__name__}: {said}"
+    return isinstance(error, OSError), getattr(error, "strerror", None) or text
+
+
+def error_of(failed: Mapping[int, tuple[bool, str]], where: str, what: str) -> OSError | RuntimeError:
+    """Returns the error that all ranks raise. ``failed``: by rank, what ``described`` returns of its error."""
+    kind = OSError if all(is_of_system for is_of_system, _ in failed.values()) else RuntimeError
+    words = "; ".join(f"rank {rank} cannot {what}: {text}" for rank, (_, text) in sorted(failed.items()))
+    return kind(f"[{where}] {words}")

@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 
 from octavo import durable_files
 from octavo.rendezvous import broadcast_from_rank_0
-from octavo.zero.all_or_none import by_first_rank
+from octavo.zero.all_or_none import by_first_rank, described, error_of, on_all_ranks
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
 
 if TYPE_CHECKING:
@@ -47,22 +49,19 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     broadcast_from_rank_0(_saved_buffers(engine.module).values(), group)
     where = "zero.save_checkpoint"
     by_first_rank(lambda: _prepare(directory, aside), where, f"write to {directory}", group)
-    dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
+    with _errors_of_all(where, f"write to {directory}"):
+        dcp.save(_state_of(engine, group.rank()), checkpoint_id=aside, process_group=group)  # syncs its files
     by_first_rank(lambda: _publish(directory, aside), where, f"give the checkpoint in {directory} its name", group)
 
 
 def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     newest = directory / LATEST
-    if not newest.is_dir():
-        raise FileNotFoundError(
-            f"[zero.load_checkpoint] there is no checkpoint in {directory}: expected a folder to which save_checkpoint "
-            f"has written, with a link '{LATEST}' to the newest one"
-        )
-    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
-    _require_this_model(engine, saved)
+    where, what = "zero.load_checkpoint", f"read the checkpoint in {directory}"
+    saved = on_all_ranks(lambda: _saved_of_this_model(engine, newest, group), where, what, group)
     is_text = {key: isinstance(what, BytesStorageMetadata) for key, what in saved.items()}
     texts = {key: None for key in saved if is_text[key]}
-    dcp.load(texts, checkpoint_id=newest, process_group=group)
+    with _errors_of_all(where, what):
+        dcp.load(texts, checkpoint_id=newest, process_group=group)
     options = json.loads(texts["groups"])
     require_groups(engine, options)
     parts = parts_by_name(engine)
@@ -70,13 +69,34 @@ def load(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
         engine.optimizer.state.clear()  # otherwise old and new states are in memory at once
         tensors = _in_place(engine, parts)
         tensors |= {key: _room_for(parts, key, saved[key]) for key in saved if not is_text[key] and key not in tensors}
-        with torch.no_grad():
+        with torch.no_grad(), _errors_of_all(where, what):
             dcp.load(tensors, checkpoint_id=newest, process_group=group)
         load_states(engine, _states_in(texts | tensors), options)
         engine.handle.load_state_dict(_exchanges_in(texts, tensors))
     except BaseException as error:
         engine.fail(error)
         raise
+
+
+@contextmanager
+def _errors_of_all(where: str, what: str) -> Iterator[None]:
+    """A context for calls of torch.distributed.checkpoint, which tells all ranks of an error of one of them. Its own
+    exception is none that `except Exception` catches."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        raise error_of({rank: described(one) for rank, (one, _) in error.failures.items()}, where, what) from error
+
+
+def _saved_of_this_model(engine: ZeroEngine, newest: Path, group: dist.ProcessGroup) -> dict[str, Any]:
+    if not newest.is_dir():
+        raise FileNotFoundError(
+            f"[zero.load_checkpoint] there is no checkpoint in {newest.parent}: expected a folder to which "
+            f"save_checkpoint has written, with a link '{LATEST}' to the newest one"
+        )
+    saved = _for_this_rank(dcp.FileSystemReader(newest).read_metadata().state_dict_metadata, group)
+    _require_this_model(engine, saved)
+    return saved
 
 
 def _for_this_rank(saved: dict[str, Any], group: dist.ProcessGroup) -> dict[str, Any]:

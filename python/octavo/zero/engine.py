@@ -187,8 +187,8 @@ class ZeroEngine:
         self._require_whole_passes("backward")
         if self._has_gradients:
             raise RuntimeError(
-                "[zero.backward] the last micro-batch of a step has been there: call step() or drop_gradients() before "
-                "the next one, or give octavo.initialize accumulation_steps"
+                "[zero.backward] the last micro-batch of this step was already processed: call step() or "
+                "drop_gradients() before the next one, or give octavo.initialize accumulation_steps"
             )
         _require_differentiable(loss)
         self._engine.start_backward(self.is_last_micro_batch)
@@ -398,7 +398,7 @@ class ZeroEngine:
 
         They are written to a folder, to which ``directory/latest`` points once all is written and on the disk. The
         checkpoint before is then removed. On all ranks buffers become those of rank 0; buffers that ``state_dict()``
-        leaves out are not saved.
+        leaves out are not saved. Where a rank cannot write, all ranks raise OSError or RuntimeError, which names it.
         """
         self._require_between_steps("save_checkpoint")
         self.bring_back()
@@ -410,8 +410,9 @@ class ZeroEngine:
         """Restores what an engine of the same model and kind of optimizer has saved, on any number of ranks and with
         any stage; on the same number of ranks to the bit. All ranks call it, between steps.
 
-        Raises ValueError for the checkpoint of another model or kind of optimizer; nothing has changed then. Where a
-        file cannot be read on the way, the engine refuses to go on.
+        Raises ValueError for the checkpoint of another model or kind of optimizer, and FileNotFoundError where there is
+        none; nothing has changed then. Where a rank alone cannot read it, all ranks raise OSError or RuntimeError,
+        which names that rank. Where this happens on the way, the engine refuses to go on.
         """
         self._require_between_steps("load_checkpoint")
         self.bring_back()

@@ -95,6 +95,23 @@ def test_gradients_that_are_dropped_are_owed_no_longer(two_ranks, plan):
     assert max(norms[BURST + 1 :]) < 8 * ORDINARY, norms
 
 
+def burst_after_a_nan(rank: int) -> bool:
+    """Returns whether the clip of the burst left what was owed as it was."""
+    model, handle = wrapped("int4+ef")
+    for bad in (1.0, 1.0, float("nan") if rank == 0 else 1.0):
+        backward(model, gradient(rank, 0) * bad)
+        handle.clip_grad_norm_(ORDINARY)
+    before = residuals(handle)
+    backward(model, gradient(rank, BURST))
+    handle.clip_grad_norm_(ORDINARY)
+    after = residuals(handle)
+    return bool(before) and before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in after)
+
+
+def test_a_burst_after_a_nan_is_rolled_back_alone(two_ranks):
+    assert two_ranks.run(burst_after_a_nan) == [True, True]
+
+
 def burst_after_a_resume(rank: int) -> list[float]:
     model, handle = wrapped("sign+ef")
     for _ in range(BURST):

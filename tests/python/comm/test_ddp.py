@@ -281,19 +281,25 @@ def test_arguments_that_make_no_sense_are_refused(two_ranks):
     two_ranks.run(refuse_arguments)
 
 
-def plan_change(rank: int) -> list[str]:
+def plan_change(rank: int) -> tuple[list[str], list[int]]:
+    """Returns a digest of the model and the bytes that were sent, after each step."""
     model, handle, optimizer = make("int4+ef")
-    digests = []
+    digests, sent = [], []
     for step, plan in enumerate(["int4+ef", "sign+ef", "dense", "sign-vote", "bf16"]):
         handle.set_plan(plan)
+        before = handle.stats()["wire_bytes"]
         step_once(model, optimizer, rank, step)
+        assert str(handle.plan) == plan
         digests.append(digest(model))
-    return digests
+        sent.append(handle.stats()["wire_bytes"] - before)
+    return digests, sent
 
 
 def test_the_plan_can_change_between_steps(two_ranks):
-    first, second = two_ranks.run(plan_change)
+    (first, sent), (second, _) = two_ranks.run(plan_change)
     assert first == second
+    int4, sign, dense, vote, bf16 = sent
+    assert vote < sign < int4 / 3 and int4 < bf16 / 3 < dense / 5
 
 
 def bytes_of(rank: int) -> tuple[int, int]:

@@ -61,6 +61,8 @@ def refuse_states(rank: int) -> None:
         ({**good, "rank": 7}, "the state is of rank 7"),
         ({**good, "schema": 99}, "schema"),
         ({**good, "step": -1}, "expected 'step' of the state as a whole number of 0 or more, got -1"),
+        ({**good, "seed": -1}, r"seed must be an integer from 0 to 2\^64 - 1"),
+        ({**good, "usual_share": "all"}, "expected 'usual_share' of the state as a number from 0 to 1, got 'all'"),
         ({**good, "worker/nobody": torch.zeros(1)}, "nobody"),
         ({k: v for k, v in good.items() if "/" not in k}, "has 0 of its . tensors: torch.distributed.checkpoint loads"),
         *lacking,

@@ -218,7 +218,7 @@ def refusal(rank: int, what: str) -> str:
         ("shapes", "ValueError: [zero.initialize] Adafactor makes its steps of whole matrices"),
         ("seed", "ValueError: [zero.initialize] seed must be an integer from 0"),
         ("half", "ValueError: [zero.initialize] expected accumulation_steps as an integer of at least 1, got 2.5"),
-        ("twice", "RuntimeError: [zero.backward] the last micro-batch of a step has been there"),
+        ("twice", "RuntimeError: [zero.backward] the last micro-batch of this step was already processed"),
         ("gather=int8+ef", "ValueError: [zero.initialize] parameters are gathered by a codec alone, such as int8"),
         ("gather=powersgd:4", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),
         ("gather=auto", "ValueError: [zero.initialize] parameters are gathered by a codec alone"),

@@ -372,14 +372,40 @@ def load_what_does_not_fit(rank: int, folder: str, how: str) -> list[str]:
         for file in (Path(folder) / "latest").glob("*.distcp"):
             file.write_bytes(file.read_bytes()[:-200])
     torch.distributed.barrier()
-    with pytest.raises(torch.distributed.checkpoint.CheckpointException):
-        engine.load_checkpoint(folder)
-    return [said_by(lambda: engine.backward(engine(inputs_of(rank)).mean()))]
+    said = said_by(lambda: engine.load_checkpoint(folder))
+    return [said, said_by(lambda: engine.backward(engine(inputs_of(rank)).mean()))]
 
 
 def test_a_checkpoint_that_breaks_off_ends_the_engine(two_ranks, tmp_path):
-    for (said,) in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "cut"):
+    for of_load, said in two_ranks.run(load_what_does_not_fit, str(tmp_path / "one"), "cut"):
+        assert f" cannot read the checkpoint in {tmp_path / 'one'}: " in of_load
+        assert of_load.startswith("RuntimeError: [zero.load_checkpoint] rank ")
         assert said.startswith("RuntimeError: [zero.backward] this engine has ended with an error before")
+
+
+def load_where_one_rank_has_none(rank: int, folder: str) -> list[str]:
+    engine = engine_of(net(), 1)
+    said = []
+    for directory in (folder, f"{folder}-of-rank-{rank}"):
+        try:
+            engine.load_checkpoint(directory)
+        except OSError as error:
+            said.append(f"{type(error).__name__}: {error}")
+        if not said:
+            raise AssertionError("expected an error")
+        engine.save_checkpoint(folder)
+        if rank == 0:
+            Path(f"{folder}-of-rank-0").symlink_to(folder)
+        torch.distributed.barrier()
+    return said
+
+
+def test_a_rank_that_has_no_checkpoint_is_named_on_all(two_ranks, tmp_path):
+    folder = tmp_path / "one"
+    for of_all, of_one in two_ranks.run(load_where_one_rank_has_none, str(folder)):
+        assert of_all.startswith(f"FileNotFoundError: [zero.load_checkpoint] there is no checkpoint in {folder}: ")
+        assert of_one.startswith("OSError: [zero.load_checkpoint] rank 1 cannot read the checkpoint in ")
+        assert "rank 0" not in of_one and f"there is no checkpoint in {folder}-of-rank-1" in of_one
 
 
 def test_the_checkpoint_of_another_optimizer_changes_nothing(two_ranks, tmp_path):

@@ -26,8 +26,17 @@ LOCK = "run.lock"
 _SCHEMA = 5
 # These change how often a run reports, where its files are or how fast it is, not what it learns.
 _NOT_IDENTITY = (
-    *("nproc", "zero", "compile", "device", "eval_every", "checkpoint_every"),
-    *("out", "fresh", "compare", "port", "timeout_s"),
+    "nproc",
+    "zero",
+    "compile",
+    "device",
+    "eval_every",
+    "checkpoint_every",
+    "out",
+    "fresh",
+    "compare",
+    "port",
+    "timeout_s",
 )
 
 _ZERO_ONLY = "gather"
