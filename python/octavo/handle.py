@@ -4,7 +4,7 @@
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from json import dumps
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from octavo import _C
 from octavo._C import Plan
 from octavo.alive import OwnHook
+from octavo.handle_momenta import SendsMomenta
 from octavo.handle_state import SCHEMA, WHOLE_MODEL, State, require_memory_orders, states_of_one_run, tensors_of
 from octavo.optim.joined import JoinedOptimizer, require_no_momentum
 from octavo.optim.shards import gathered
@@ -24,7 +25,7 @@ from octavo.plan import as_plan
 _log = logging.getLogger("octavo")
 
 
-class Handle:
+class Handle(SendsMomenta):
     """The handle that ``octavo.compress`` returns: the plan in force, the state to save and statistics. Its methods may
     be called between steps, from any thread.
 
@@ -36,16 +37,11 @@ class Handle:
     _layout = WHOLE_MODEL
 
     def __init__(self, compressor: "_C.Compressor", parameters: Mapping[str, nn.Parameter], ddp: nn.Module):
-        self._compressor = compressor
-        self._parameters = dict(parameters)
+        super().__init__(compressor, parameters)
         self._ddp = ddp
         self._joined: weakref.ref[JoinedOptimizer] | None = None  # the optimizer refers to the handle, too
         # the optimizer that was passed, where it is not joined
         self._other_optimizer: weakref.ref[Optimizer] | None = None
-        self._scaler: torch.amp.GradScaler | None = None
-        self._guards: list[Any] = []
-        #: Returns how many backward passes' averages have been delivered, where a hook of DDP delivers them.
-        self._delivered: Callable[[], int] = lambda: 0
 
     @property
     def _optimizer(self) -> JoinedOptimizer | None:
@@ -204,31 +200,6 @@ class Handle:
         """Loads the states of all ranks of another world. ``tensors``: indexed by the rank that saved them."""
         self._compressor.load_state_of(tensors, of_momenta)
 
-    def set_momentum(self, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
-        """From now on averages ``beta * m + (1 - beta) * P * gradient`` of these parameters instead of gradients.
-
-        ``momenta``: for each parameter the pair ``(m, P)``, both float32, equal on all ranks, on the parameter's device
-        and in its memory order. The tensors are shared with the hook, which reads them during backward; their owner
-        updates them between steps. An empty mapping ends this: gradients are averaged again. ``OneBitAdamW`` is built
-        on this. Afterwards ``.grad`` of these parameters holds a momentum: a backward pass that would add a gradient to
-        it raises RuntimeError. Raises ValueError for tensors that do not fit.
-        """
-        name_of = self._names_of("set_momentum", momenta)
-        for parameter, pair in momenta.items():
-            for tensor in pair:
-                if tensor.device != parameter.device:
-                    raise ValueError(
-                        f"[handle.set_momentum] a momentum must be on its parameter's device: {name_of[parameter]} is "
-                        f"on {parameter.device}, its momentum on {tensor.device}"
-                    )
-                if tensor.stride() != torch.empty_like(parameter, device="meta").stride():
-                    raise ValueError(
-                        f"[handle.set_momentum] a momentum must lie in memory as its parameter does: "
-                        f"{name_of[parameter]} has strides {parameter.stride()}, its momentum {tensor.stride()}"
-                    )
-        self._compressor.set_momentum({name_of[p]: pair for p, pair in momenta.items()}, beta)
-        self._guard_all(name_of)
-
     def gradient_powers(self) -> dict[nn.Parameter, float]:
         """Returns the mean square of each parameter's gradient in the last step, averaged over ranks: the same on all
         ranks.
@@ -309,33 +280,6 @@ class Handle:
         """
         self._compressor.drop_residuals()
 
-    def holds_momenta(self) -> bool:
-        """Whether ``.grad`` is, bit by bit, what the hook delivered (after ``scaler.unscale_``, where there is a
-        scaler). It is False where gradients have been clipped, scaled or added to since. It looks only at some elements
-        of the largest parameter with a momentum, and does not see changes of other gradients alone."""
-        index, stride, sent = self._compressor.momentum_sample()
-        gradient = self.parameters[index].grad
-        if sent is None or gradient is None or self._compressor.gradient_powers()[index] == 0:
-            return True  # DDP may deliver nothing where no rank has a gradient
-        if self._scaler is not None:
-            scale = torch.tensor(self._scaler.get_scale(), dtype=torch.float64, device=sent.device)
-            sent = sent * (1.0 / scale).float()
-        found = gradient.detach().as_strided((sent.numel(),), (stride,)).cpu()
-        return torch.allclose(found, sent, rtol=0.0, atol=0.0, equal_nan=True)
-
-    def keep_own_momenta(self, parameters: Iterable[nn.Parameter], update_beta: float, kept_beta: float) -> None:
-        """From now on each rank sends ``update_beta * m + (1 - update_beta) * gradient`` of these parameters instead of
-        its gradient. ``m`` is a momentum of the rank's own gradients. It becomes
-        ``kept_beta * m + (1 - kept_beta) * gradient``.
-
-        The momenta are kept by this handle, in float32, are zero at first and are saved in ``state_dict``. A step with
-        a NaN on any rank leaves them as they were. No parameters end this. ``Signum`` and ``DistributedLion`` are built
-        on it. What comes back in ``.grad`` is guarded as ``set_momentum`` says.
-        """
-        name_of = self._names_of("keep_own_momenta", parameters)
-        self._compressor.keep_own_momenta(list(name_of.values()), update_beta, kept_beta)
-        self._guard_all(name_of)
-
     @property
     def step(self) -> int:
         """The number of steps that the ranks have made: backward passes that were not under ``no_sync``, and calls of
@@ -369,37 +313,6 @@ class Handle:
         """What the next backward pass sends, as ``set_exchange`` says; after the pass, what it has sent."""
         return self._compressor.exchange.name
 
-    def keep_own_updates(self, preconditioners: Mapping[nn.Parameter, Tensor], beta: float) -> None:
-        """From now on ranks make updates of their own of these parameters,
-        ``update + size * (beta * m + (1 - beta) * preconditioner * gradient)``, and average them in steps whose
-        exchange is planned. ``preconditioners``: by parameter, as ``P`` of ``set_momentum``. ``ZeroOneAdam`` is built
-        on it.
-
-        The momenta ``m`` and the updates (``own_updates``) are kept by this handle, in float32, are zero at first and
-        are saved in ``state_dict``. After a finite step with a planned exchange the updates are their averages over
-        ranks, with the same bits on all of them. Then the caller makes parameters of the updates, and sets the updates
-        to zero. No preconditioners end this. What comes back in ``.grad`` is guarded as ``set_momentum`` says.
-        """
-        name_of = self._names_of("keep_own_updates", preconditioners)
-        self._compressor.keep_own_updates({name_of[p]: tensor for p, tensor in preconditioners.items()}, beta)
-        self._guard_all(name_of)
-
-    def set_step_sizes(self, sizes: Mapping[nn.Parameter, float]) -> None:
-        """Sets ``size`` of ``keep_own_updates`` for the next steps. Parameters that are not named keep theirs."""
-        name_of = self._names_of("set_step_sizes", sizes)
-        self._compressor.set_step_sizes({name_of[parameter]: size for parameter, size in sizes.items()})
-
-    def own_updates(self) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
-        """Returns the momenta and the updates of ``keep_own_updates`` by parameter. They are flat, in the memory order
-        of the preconditioners, and may be changed in place, between steps. Call it again after every step that was
-        sent, and after a load."""
-        return {self._parameters[name]: pair for name, pair in self._compressor.own_updates().items()}
-
-    def exchange_updates(self) -> bool:
-        """Averages the updates of ``keep_own_updates`` now, outside of backward: a step with a planned exchange and
-        without gradients. Returns whether it was finite. Call it on all ranks."""
-        return self._compressor.exchange_updates()
-
     def _follow(self, plan: Plan, momenta: Mapping[nn.Parameter, tuple[Tensor, Tensor]], beta: float) -> None:
         """Begins a phase of the joined optimizer. ``plan`` is the plan of the momenta, or of gradients where there are
         no momenta."""
@@ -412,47 +325,6 @@ class Handle:
         self._compressor.set_plan(plan)
         if momenta:
             self.set_momentum(momenta, beta)
-
-    def _names_of(self, function: str, parameters: Iterable[nn.Parameter]) -> dict[nn.Parameter, str]:
-        """Returns the names of these parameters. Raises ValueError, with `function` in its text, for parameters that
-        the model does not have."""
-        all_names = {parameter: name for name, parameter in self._parameters.items()}
-        parameters = list(parameters)
-        unknown = [tuple(p.shape) for p in parameters if p not in all_names]
-        if unknown:
-            raise ValueError(
-                f"[handle.{function}] {len(unknown)} of the parameters, of shapes {', '.join(map(str, unknown))}, are "
-                f"not among those of the compressed model that have gradients: pass some of handle.parameters"
-            )
-        return {parameter: all_names[parameter] for parameter in parameters}
-
-    def _guard_all(self, name_of: Mapping[nn.Parameter, str]) -> None:
-        """Guards these parameters and no others."""
-        for guard in self._guards:
-            guard.remove()
-        self._guards = [self._guard(*pair) for pair in name_of.items() if pair[0].requires_grad]
-
-    def _guard(self, parameter: nn.Parameter, name: str) -> Any:
-        """Makes a backward pass raise RuntimeError if it would add a gradient to a momentum: the sum could not be
-        separated again."""
-        # A hook must not refer to what refers to its parameter: the garbage collector does not see through C++.
-        delivered, guarded = self._delivered, weakref.ref(parameter)
-        delivered_before = delivered()  # the count when .grad last was empty or a gradient
-
-        def check(_: Tensor) -> None:
-            nonlocal delivered_before
-            parameter = guarded()
-            if parameter is None or delivered() == delivered_before:
-                return
-            if parameter.grad is not None and parameter.grad.any():
-                raise RuntimeError(
-                    f"[handle.momentum] .grad of {name} holds the averaged momentum of an earlier backward pass: call "
-                    f"zero_grad() after every step, and accumulate gradients under no_sync(), so that one backward "
-                    f"pass in a step is synchronised"
-                )
-            delivered_before = delivered()
-
-        return parameter.register_hook(check)
 
     def _follow_scaler(self, model: nn.Module, scaler: "torch.amp.GradScaler | None") -> None:
         if scaler is None:
