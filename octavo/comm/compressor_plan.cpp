@@ -80,8 +80,9 @@ void Compressor::use(const Plan& plan) {
   // kept here, because the parameters still point to it
   const std::shared_ptr<const Plan> before = std::exchange(plan_, std::make_shared<const Plan>(plan));
   const auto map_text = [](const ParameterPlan* of_one) {
-    if (!of_one || !of_one->map) return std::string();
-    return of_one->map->text() + (of_one->feedback ? "+" + of_one->feedback->text() : "");
+    std::string text = of_one && of_one->map ? of_one->map->text() : "";
+    if (!text.empty() && of_one->feedback) text.append("+").append(of_one->feedback->text());
+    return text;
   };
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& parameter = parameters_[i];

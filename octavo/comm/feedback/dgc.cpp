@@ -66,8 +66,9 @@ void DgcMemory::encode(const SentPart& part, const EncodeInput& input) {
 
 std::string Dgc::text() const {
   std::string text = "dgc";
-  if (momentum_ != kMomentum) text += ":" + shortest(momentum_);
-  return norm_ > 0 ? text + "+clip:" + shortest(norm_) : text;
+  if (momentum_ != kMomentum) text.append(":").append(shortest(momentum_));
+  if (norm_ > 0) text.append("+clip:").append(shortest(norm_));
+  return text;
 }
 
 void Dgc::require_fit(const CodecText& plan, const Codec& codec) const {
