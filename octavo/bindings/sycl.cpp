@@ -62,7 +62,12 @@ void bind_sycl(py::module_& parent) {
       .def_readonly("reads_ordinary_memory", &DeviceFacts::reads_ordinary_memory)
       .def_readonly("total_memory", &DeviceFacts::total_bytes)
       .def_readonly("compute_units", &DeviceFacts::compute_units)
-      .def_readonly("largest_group", &DeviceFacts::largest_group);
+      .def_readonly("largest_group", &DeviceFacts::largest_group)
+      .def("__repr__", [](const DeviceFacts& facts) {
+        return c10::str("DeviceFacts(name='", facts.name, "', vendor='", facts.vendor, "', driver='", facts.driver,
+                        "', platform='", facts.platform, "', is_cpu=", facts.is_cpu ? "True" : "False",
+                        ", total_memory=", facts.total_bytes, ", compute_units=", facts.compute_units, ")");
+      });
 }
 
 }  // namespace octavo

@@ -127,7 +127,7 @@ def _host_size(ranks_per_host: int | str | None, group: dist.ProcessGroup) -> in
             )
         # 0 is refused once the ranks have compared what they found
         return _members_per_host(max(1, int(size)), dist.get_process_group_ranks(group))
-    if isinstance(size, int) and size >= 1:
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 1:
         return size
     raise ValueError(
         f"[ddp.compress] ranks_per_host must be 'auto' or the number of ranks that each host has, got {size!r}"

@@ -28,6 +28,17 @@ def as_group(group: dist.ProcessGroup | None, where: str) -> dist.ProcessGroup:
     return group
 
 
+def require_backend(group: dist.ProcessGroup, device: torch.device, where: str) -> None:
+    """Raises ValueError where ``group`` cannot send tensors of ``device``."""
+    try:
+        group._get_backend(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"[{where}] the process group has no back end for tensors on {device.type}: name one in "
+            f"init_process_group(), as octavo.sycl.COLLECTIVES does for sycl and 'cpu:gloo,cuda:nccl' for cuda"
+        ) from error
+
+
 def _require_member(group: dist.ProcessGroup, where: str) -> None:
     if group == dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError(f"[{where}] this process is no rank of the group: call it on those alone that are")

@@ -33,6 +33,8 @@ class SyclKernel:
     """
 
     def __init__(self, source: str, function: str) -> None:
+        if not isinstance(source, str) or not isinstance(function, str):
+            raise TypeError(f"[sycl_kernel.SyclKernel] expected two texts, got {source!r} and {function!r}")
         self._function = function
         self._kernel = _C.sycl.Kernel(source, function)
 

@@ -55,6 +55,7 @@ class Call {
         stack_(stack),
         first_(stack->size() - traits.arguments),
         device_(device_of_call()),
+        names_device_(names_device()),
         twins_(device_) {}
 
   void run() {
@@ -84,6 +85,13 @@ class Call {
     return current_device();
   }
 
+  /// Whether the device is named by an argument, or has a tensor among them. Called before those become the CPU's.
+  bool names_device() const {
+    return std::any_of(stack_->begin() + static_cast<std::ptrdiff_t>(first_), stack_->end(), [](const auto& value) {
+      return (value.isDevice() && value.toDevice().type() == kType) || device_of(value);
+    });
+  }
+
   std::vector<at::Tensor> written_tensors() const {
     std::vector<at::Tensor> written;
     for (const std::size_t position : traits_.written) {
@@ -110,7 +118,12 @@ class Call {
     } else if (value.isDevice()) {
       value = c10::Device(c10::kCPU);
     } else if (value.isGenerator()) {
-      value = cpu_generator_of(value.toGenerator(), device_);
+      const at::Generator generator = value.toGenerator();
+      if (!names_device_) {  // torch calls this device's kernel for its generator alone
+        fail(ErrorCode::invalid_argument, "device.fallback", "expected a generator of cpu, got one of ",
+             generator.device().str());
+      }
+      value = cpu_generator_of(generator, device_);
     } else if (value.isNone() && traits_.generator == position) {
       value = cpu_generator_of(default_generator(device_), device_);
     }
@@ -131,6 +144,7 @@ class Call {
   Stack* stack_;
   std::size_t first_;
   c10::DeviceIndex device_;
+  bool names_device_;
   Twins twins_;
 };
 

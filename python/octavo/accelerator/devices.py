@@ -270,6 +270,7 @@ class SYCL_Accelerator(Accelerator):
 
     def __init__(self) -> None:
         super().__init__("sycl")
+        self._compile_backend = "aot_eager"  # Inductor generates no code for it
 
     def make_present(self) -> None:
         from octavo import sycl

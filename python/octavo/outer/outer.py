@@ -28,7 +28,13 @@ from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
 from octavo.parameters import Exempt, exempt_by_name, plain_name
 from octavo.plan import require_seed
-from octavo.rendezvous import Rendezvous, as_group, broadcast_from_rank_0, require_same_on_all_ranks
+from octavo.rendezvous import (
+    Rendezvous,
+    as_group,
+    broadcast_from_rank_0,
+    require_backend,
+    require_same_on_all_ranks,
+)
 
 
 class Outer(Optimizer):
@@ -105,6 +111,11 @@ class Outer(Optimizer):
     ):
         # Optimizer's own __init__ is not called: parameters, groups and state are the inner optimizer's.
         require_plain_model(model)
+        if isinstance(inner_optimizer, Outer):
+            raise ValueError(
+                "[outer.Outer] the inner optimizer is an Outer, whose steps have rounds of their own: pass the "
+                "optimizer inside of it, `outer.inner`"
+            )
         require_inner_optimizer(inner_optimizer, model)
         require_seed(seed, "outer.Outer")
         require_numbers(
@@ -119,8 +130,11 @@ class Outer(Optimizer):
         self._rank, self._size = group.rank(), group.size()
         self._parameters = {plain_name(name): p for name, p in model.named_parameters() if p.requires_grad}
         self._exchanged = set(self._parameters.values())
+        self._model = model
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
+        for parameter in self._parameters.values():
+            require_backend(group, parameter.device, "outer.Outer")
         exempt_of = exempt_by_name(exempt, self._parameters, "outer.Outer")
         table = [(name, p, exempt_of[name]) for name, p in self._parameters.items()]
         rendezvous = Rendezvous(group, "outer.Outer", timeout_s)
@@ -363,8 +377,8 @@ class Outer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Returns all that this rank needs to go on exactly where it is, also inside a round: save one state per rank.
         ``shared`` (the anchor, the momentum and what has arrived) is the same on all ranks. ``own`` has this rank's
-        residuals and parameters, and ``inner`` the state of its inner optimizer. The tensors are copies, except those
-        of ``inner``."""
+        residuals and parameters, ``buffers`` those of its buffers that ``model.state_dict()`` has, and ``inner`` the
+        state of its inner optimizer. The tensors are copies, except those of ``inner``."""
         return {**self.own_state(), "shared": self.shared_state()}
 
     def shared_state(self) -> dict[str, Tensor]:
@@ -384,8 +398,13 @@ class Outer(Optimizer):
             "step": self._outer.steps,
             "positions": [list(position) for position in self._outer.positions()],
             "own": own,
+            "buffers": {name: buffer.detach().clone() for name, buffer in self._saved_buffers().items()},
             "inner": self.inner.state_dict(),
         }
+
+    def _saved_buffers(self) -> dict[str, Tensor]:
+        saved = self._model.state_dict(keep_vars=True)
+        return {plain_name(name): buffer for name, buffer in self._model.named_buffers() if name in saved}
 
     def _saved_options(self) -> dict[str, Any]:
         """Returns the options that a state belongs to. The rates of the outer optimizer may change, and are not among
@@ -400,7 +419,7 @@ class Outer(Optimizer):
         - With its own state, or with all states of a world of as many ranks, a rank goes on to the last digit.
         - Otherwise what the ranks still owed is redistributed, and is removed from their parameters. A rank that goes
           on alone sends nothing, and keeps it there. A rank beyond those that saved begins at the anchor, with the
-          state of one of their inner optimizers.
+          state of one of their inner optimizers and the buffers of that rank.
         - States may be missing, such as those of a host that was lost. What their ranks owed is then lost, too.
 
         Raises ValueError where a state does not fit; nothing has changed then.
@@ -409,13 +428,15 @@ class Outer(Optimizer):
         is_own = isinstance(state_dict, Mapping)
         states = [state_dict] if is_own else list(state_dict)
         groups = [len(group["params"]) for group in self.param_groups]
-        by_rank = states_by_rank(states, self._saved_options(), self._parameters, groups)
+        buffers = self._saved_buffers()
+        by_rank = states_by_rank(states, self._saved_options(), self._parameters, buffers, groups)
         if is_own:
             require_of_rank(state_dict, self._rank, self._size)
         size, first = int(states[0]["world_size"]), states[0]
         place = (first["positions"], int(first["step"]))
         own, added, before = by_rank.get(self._rank), {}, self.inner.state_dict()
-        self.inner.load_state_dict((own or states[self._rank % len(states)])["inner"])
+        like = own or states[self._rank % len(states)]
+        self.inner.load_state_dict(like["inner"])
         try:
             if size == self._size and (is_own or len(by_rank) == size):
                 self._outer.load({**own["shared"], **own["own"]}, *place)
@@ -430,6 +451,10 @@ class Outer(Optimizer):
         self._set_parameters(
             values | {name: values[name] + more.to(values[name].device) for name, more in added.items()}
         )
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(like["buffers"][name])
+        self._remember_buffers()
 
     def _saved_parameters(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: own[f"parameter/{name}"] for name in self._parameters}

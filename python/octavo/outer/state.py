@@ -8,16 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def states_by_rank(
-    states: Sequence[Mapping[str, Any]], options: Mapping[str, Any], parameters: Iterable[str], groups: Sequence[int]
+    states: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
+    parameters: Iterable[str],
+    buffers: Mapping[str, Tensor],
+    groups: Sequence[int],
 ) -> dict[int, Mapping[str, Any]]:
     """Returns the states, which ``Outer.state_dict`` returned on some ranks of one world, by rank.
 
     - ``options``: what the states must have been saved with.
     - ``parameters``: the names of the model's parameters.
+    - ``buffers``: the buffers of the model that are saved, by name.
     - ``groups``: how many parameters each group of the inner optimizer has.
 
     Raises ValueError where a state does not fit.
@@ -45,6 +50,11 @@ def states_by_rank(
     missing = [name for name in parameters if any(f"parameter/{name}" not in one["own"] for one in states)]
     if missing:
         raise ValueError(f"{where} the state is of another model: it has no {missing[0]}")
+    for name, buffer in buffers.items():
+        shapes = [one["buffers"][name].shape if name in one["buffers"] else None for one in states]
+        if other := [shape for shape in shapes if shape != buffer.shape]:
+            found = "no buffer" if other[0] is None else f"a buffer of {tuple(other[0])}"
+            raise ValueError(f"{where} the state is of another model: it has {found} {name}, not {tuple(buffer.shape)}")
     for one in states:
         theirs = [len(group["params"]) for group in one["inner"].get("param_groups", [])]
         if "param_groups" in one["inner"] and theirs != list(groups):

@@ -59,6 +59,8 @@ def set_memory_limit(bytes: int | None, device: Device = None) -> None:
     Beyond the limit ``torch.OutOfMemoryError`` is raised. ``OCTAVO_SYCL_MEMORY_BYTES`` sets it from outside, for every
     device. Raises ValueError for a negative number.
     """
+    if bytes is not None and not isinstance(bytes, int):
+        raise TypeError(f"[sycl.set_memory_limit] expected a number of bytes or None, got {bytes!r}")
     if bytes is not None and bytes < 0:
         raise ValueError(f"[sycl.set_memory_limit] expected a number of bytes or None, got {bytes}")
     _C.sycl.set_memory_limit(index_of(device), bytes)

@@ -40,7 +40,14 @@ def split_rounds(text: str) -> tuple[Rounds | None, str]:
             f"'{text}' must be outer:H/PLAN, such as outer:20/sign+ef for rounds of 20 steps, or "
             f"outer:H:DELAY:FRAGMENTS/PLAN"
         )
-    return Rounds(*map(int, parts)), plan
+    rounds = Rounds(*map(int, parts))
+    fragments = 1 if rounds.fragments is None else rounds.fragments
+    if (rounds.delay or 0) >= rounds.every or not 1 <= fragments <= rounds.every:
+        refuse(
+            f"'{text}' must have a delay below {rounds.every} and 1 to {rounds.every} fragments, as rounds of "
+            f"{rounds.every} steps can have"
+        )
+    return rounds, plan
 
 
 def parse_compare(text: str | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from octavo.finite import all_finite
 from octavo.handle import Handle
 from octavo.optim.checks import not_compiled
 from octavo.parameters import exempt_by_name
-from octavo.rendezvous import as_group, broadcast_from_rank_0
+from octavo.rendezvous import as_group, broadcast_from_rank_0, require_backend
 from octavo.zero import explained, export, optimizer_state, set_up
 from octavo.zero.checks import (
     memory_of,
@@ -94,6 +94,7 @@ class ZeroEngine:
             require_uncompiled(model)
             require_gatherable(model)
         device_type = next(iter(self._parameters.values())).device.type
+        require_backend(group, torch.device(device_type), "zero.initialize")
         setting = None if compiled is None else set_up.compilable(config, compiled, device_type, optimizer)
         if group.size() > 1:
             warn_of_rounding(self._parameters)

@@ -190,6 +190,21 @@ def test_a_module_inside_that_sends_by_itself_is_refused():
             octavo.Outer(outside, torch.optim.SGD(outside.parameters()))
 
 
+def test_an_outer_inside_of_another_is_refused():
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, torch.optim.SGD(model.parameters()))
+        with pytest.raises(ValueError, match=r"\[outer\.Outer\] the inner optimizer is an Outer, .*`outer\.inner`"):
+            octavo.Outer(model, outer)
+
+
+def test_a_device_that_the_group_cannot_send_from_is_named():
+    with solo_world():
+        model = nn.Linear(4, 4, device="meta")
+        with pytest.raises(ValueError, match=r"\[outer\.Outer\] the process group has no back end for tensors on meta"):
+            octavo.Outer(model, torch.optim.SGD(model.parameters()))
+
+
 def test_a_model_that_is_wrapped_later_is_refused_until_outer_is_gone():
     with solo_world():
         model = nn.Sequential(nn.Linear(4, 4))

@@ -32,6 +32,32 @@ def test_a_state_that_is_saved_at_the_anchor_has_the_ranks_own_parameters(two_ra
     assert two_ranks.run(inside_of_anchor) == [True, True]
 
 
+def with_buffers(rank: int) -> tuple[dict, list[float]]:
+    """Returns this rank's state, and what the buffer is in an object that has loaded it, before and after the load."""
+    model, outer = train(rank, 3, plan="int4+ef", every=4)
+    model.count.fill_(5.0 + rank)
+    state = copy.deepcopy(outer.state_dict())
+    again = Net()
+    other = octavo.Outer(again, torch.optim.AdamW(again.parameters(), lr=0.01), plan="int4+ef", every=4, timeout_s=30)
+    counts = [again.count[0].item()]
+    of_three = {"count": torch.ones(3)}
+    for buffers, words in (({}, "no buffer count"), (of_three, r"a buffer of \(3,\) count, not \(2,\)")):
+        with pytest.raises(ValueError, match=f"the state is of another model: it has {words}"):
+            other.load_state_dict({**state, "buffers": buffers})
+    other.load_state_dict(state)
+    return state, [*counts, again.count[0].item()]
+
+
+def test_each_rank_gets_back_its_buffers(two_ranks):
+    results = two_ranks.run(with_buffers)
+    assert [counts for _, counts in results] == [[1.0, 5.0], [1.0, 6.0]]
+    with solo_world():
+        model = Net()
+        outer = octavo.Outer(model, torch.optim.AdamW(model.parameters(), lr=0.01), plan="int4+ef", every=4)
+        outer.load_state_dict([state for state, _ in results])
+        assert model.count[0].item() == 5.0
+
+
 def replaced(rank: int, folder: str) -> list[float]:
     """Loses the state of rank 1; both ranks load the state that is left."""
     model = Net()

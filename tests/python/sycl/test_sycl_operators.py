@@ -188,6 +188,11 @@ def test_generators_and_their_states() -> None:
     )
     with pytest.raises(RuntimeError, match="expected a generator of sycl:0, got one of cpu"):
         torch.rand(3, device="sycl", generator=torch.Generator())
+    for draw in (torch.randn, torch.rand, torch.randperm):
+        with pytest.raises(RuntimeError, match="expected a generator of cpu, got one of sycl:0"):
+            draw(3, generator=own)
+    with pytest.raises(RuntimeError, match="expected a generator of cpu, got one of sycl:0"):
+        torch.zeros(3).normal_(generator=own)
     with torch.random.fork_rng(device_type="sycl"):
         inside = torch.rand(3, device="sycl")
     assert torch.equal(inside.cpu(), torch.rand(3, device="sycl").cpu())

@@ -74,6 +74,8 @@ pytestmark = pytest.mark.timeout(30)
         (dict(optimizer="zero-one-adam", clip_norm=1.0), "--clip-norm has no meaning for zero-one-adam, which sends"),
         (dict(optimizer="zero-one-adam", plan="auto"), "--optimizer zero-one-adam needs a plan that keeps magnitudes"),
         (dict(optimizer="signum", clip_norm=1.0), "--clip-norm has no meaning for signum, whose steps have the size"),
+        (dict(plan="sign-vote", optimizer="adamw"), "--plan sign-vote sends the majority's signs without magnitudes"),
+        (dict(plan="sign-vote", zero=3), "use sign+ef or int4+ef with --optimizer adamw"),
         (dict(plan="sign-vote", beta2=0.99), "--beta2 has no meaning for signum, which has one momentum, --beta1"),
     ],
 )
