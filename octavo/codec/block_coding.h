@@ -57,6 +57,6 @@ OCTAVO_API const Codec& exact_coding(at::ScalarType dtype);
 BlockCodec values_codec(const CodecText& text, std::string_view name);
 
 /// Makes what a plan's text asks for: NAME[:BLOCK][:stochastic], or NAME:lossless (lossless.h).
-CodecPtr make_block_coding(BlockCodec codec, const CodecText& text);
+OCTAVO_API CodecPtr make_block_coding(BlockCodec codec, const CodecText& text);
 
 }  // namespace octavo

@@ -34,7 +34,7 @@ struct OCTAVO_API CodecText {
 };
 
 /// Returns a number in the fewest digits that are read back as the same number.
-std::string shortest(double number);
+OCTAVO_API std::string shortest(double number);
 
 /// Makes the codec that a text asks for, or refuses it.
 using CodecFactory = std::function<CodecPtr(const CodecText& text)>;

@@ -89,6 +89,7 @@ std::uint64_t Threshold::sent_bytes(std::uint64_t kept, std::uint64_t count) con
 std::uint64_t Threshold::payload_bytes(std::uint64_t count) const { return sent_bytes(most(count), count) + kWord; }
 
 std::uint64_t Threshold::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {
+  if (count == 0) return 0;
   const std::uint64_t bytes = sent_bytes(std::min<std::uint64_t>(read_word(payload, c10::kCPU), most(count)), count);
   std::memcpy(packed, payload, bytes);
   return bytes;
@@ -96,6 +97,7 @@ std::uint64_t Threshold::pack(const std::uint8_t* payload, std::uint64_t count, 
 
 std::optional<std::uint64_t> Threshold::unpack(std::span<const std::uint8_t> packed, std::uint64_t count,
                                                std::uint8_t* payload) const {
+  if (count == 0) return 0;
   if (packed.size() < kWord) return std::nullopt;
   const std::uint64_t kept = read_word(packed.data(), c10::kCPU);
   if ((kept == 0 && count > 0) || kept > most(count) || packed.size() < sent_bytes(kept, count)) return std::nullopt;

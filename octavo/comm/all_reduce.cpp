@@ -22,6 +22,8 @@ namespace {
 constexpr std::uint64_t kOnlyStep = 1;
 
 void require_reducible(const at::Tensor& tensor, const Plan& plan, ReduceOp op) {
+  if (!tensor.defined())
+    fail(ErrorCode::invalid_argument, "comm.all_reduce", "expected a tensor, got an undefined one");
   if (plan.choices) {
     fail(ErrorCode::invalid_argument, "comm.all_reduce", "the plan ", plan.text(),
          " measures over many steps, and a single call has none: name the plan, such as ",
@@ -103,6 +105,7 @@ void require_same(Wire& wire, std::uint64_t digest) {
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
                 std::chrono::milliseconds deadline, std::uint64_t call, std::uint64_t seed) {
   require_reducible(result, plan, op);
+  const at::NoGradGuard not_differentiated;
   const at::Tensor tensor = where_kernels_run(result);
   Wire wire(std::move(backend), deadline);
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;

@@ -89,6 +89,7 @@ std::uint64_t Compressor::digest_of(const Job& job, const std::vector<Contributi
     if (tensors[i].over_hits) digest = rules::derive_key(digest, 1);
     digest = rules::derive_key(digest, mapping_digest(tensors[i].mapping));
     digest = rules::derive_key(digest, job.slots[i].parameter);
+    digest = rules::derive_key(digest, tensors[i].count);
     digest = rules::derive_key(digest, tensors[i].memory->digest());
   }
   return digest;

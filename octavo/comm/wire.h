@@ -35,9 +35,9 @@ struct Parcel {
 };
 
 /// Returns a view of the parcel's bytes. `buffer`: uint8, of one dimension.
-at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel);
+OCTAVO_API at::Tensor part_of(const at::Tensor& buffer, const Parcel& parcel);
 /// Returns the error's message, without the backtrace that torch adds.
-std::string said_by(const std::exception& error);
+OCTAVO_API std::string said_by(const std::exception& error);
 
 /// Returns parcels of so many bytes, indexed by receiver. Each parcel begins where the one before it ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);

@@ -65,6 +65,7 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
     registry_->registerGatheredParam(needed[i], whole);
     tensors.push_back(contribution(whole));
     digest = rules::derive_key(digest, static_cast<std::uint64_t>(needed[i]));
+    digest = rules::derive_key(digest, static_cast<std::uint64_t>(whole.numel()));
     digest = rules::derive_key(digest, tensors.back().up->fingerprint());
   }
   if (flags_->sync_before_allgather) synchronize(device);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <exception>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
@@ -53,14 +54,14 @@ class DefaultDevice {
 
   void prefetch(void* memory, std::size_t bytes, int device) {
     require_device(device);
-    if (bytes > 0) require_memory(memory);
+    if (bytes > 0) require_memory(memory, bytes);
     managed_.prefetch(queue_, memory, bytes, /*to_device=*/device >= 0);
   }
 
   void fill(void* memory, std::uint32_t pattern, unsigned width, long count) {
     if (count < 0) fail(ErrorCode::invalid_argument, kWhere, "expected a count of at least 0, got ", count);
     if (count == 0) return;
-    require_memory(memory);
+    require_memory(memory, static_cast<std::uint64_t>(count) * width);
     managed_.fill(queue_, memory, pattern, width, static_cast<std::uint64_t>(count));
     wait();
   }
@@ -83,8 +84,16 @@ class DefaultDevice {
          "host, got ", device);
   }
 
-  static void require_memory(const void* memory) {
+  /// Throws for null, and for bytes that begin in memory of cget_managed_ptr and do not end there.
+  void require_memory(const void* memory, std::uint64_t bytes) {
     if (memory == nullptr) fail(ErrorCode::invalid_argument, kWhere, "expected memory of cget_managed_ptr, got null");
+    const std::lock_guard lock(mutex_);
+    const auto after = bytes_.upper_bound(memory);
+    if (after == bytes_.begin()) return;
+    const auto& [begin, size] = *std::prev(after);
+    const auto offset = static_cast<std::uint64_t>(static_cast<const char*>(memory) - static_cast<const char*>(begin));
+    if (offset >= size || bytes <= size - offset) return;
+    fail(ErrorCode::invalid_argument, kWhere, "expected at most ", size - offset, " bytes from there on, got ", bytes);
   }
 
   std::size_t take(void* memory) {
@@ -98,7 +107,7 @@ class DefaultDevice {
   const ManagedMemory& managed_;
   const Queue queue_;
   std::mutex mutex_;
-  std::map<void*, std::size_t> bytes_;
+  std::map<const void*, std::size_t> bytes_;
 };
 
 /// Runs `body` with the default device; what it throws becomes the thread's last error.

@@ -84,7 +84,7 @@ double norm_of(std::span<const float> sums) {
 }
 
 void require_valid(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
-                   at::IntArrayRef steps, const at::Tensor& coefficients) {
+                   at::IntArrayRef steps, const at::Tensor& coefficients, const LambOptions& options) {
   constexpr const char* kWhere = "optim.lamb";
   require_length(gradients.size(), parameters.size(), kWhere, "gradients");
   require_length(means.size(), parameters.size(), kWhere, "means");
@@ -101,6 +101,14 @@ void require_valid(at::TensorList parameters, at::TensorList gradients, at::Tens
     }
   }
   const auto number = static_cast<std::int64_t>(parameters.size());
+  if (!(options.least_coefficient <= options.greatest_coefficient)) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a least coefficient up to the greatest, got ",
+         options.least_coefficient, " and ", options.greatest_coefficient);
+  }
+  if (!coefficients.defined()) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected coefficients for ", number,
+         " parameters, got an undefined tensor");
+  }
   if (coefficients.scalar_type() != at::kDouble || coefficients.numel() != number || !coefficients.is_cpu() ||
       !coefficients.is_contiguous()) {
     fail(ErrorCode::invalid_argument, kWhere, "expected coefficients as contiguous float64 of ", number,
@@ -113,7 +121,7 @@ void require_valid(at::TensorList parameters, at::TensorList gradients, at::Tens
 
 void lamb_(at::TensorList parameters, at::TensorList gradients, at::TensorList means, at::TensorList squares,
            at::IntArrayRef steps, at::Tensor& coefficients, const LambOptions& options) {
-  require_valid(parameters, gradients, means, squares, steps, coefficients);
+  require_valid(parameters, gradients, means, squares, steps, coefficients, options);
   if (parameters.empty()) return;
 
   const c10::Device device = parameters[0].device();

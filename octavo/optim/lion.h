@@ -32,7 +32,7 @@ OCTAVO_API void sign_step_(at::TensorList parameters, at::TensorList updates, do
 
 /// Applies rules::mix_momentum to `count` elements in memory of `device`: gradients in `values` become updates, and
 /// `next` becomes the momentum that is kept. Enqueued on the device's current stream; on the CPU done by all threads.
-void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,
-                  const float* momentum, float* next);
+OCTAVO_API void mix_momentum(c10::Device device, const rules::MomentumMix& mix, std::uint64_t count, float* values,
+                             const float* momentum, float* next);
 
 }  // namespace octavo

@@ -18,6 +18,6 @@ using MakeStep = std::function<void(const LaunchScope& scope, std::size_t parame
 /// Calls `make` for parts that together are all elements of all parameters: on CPU from all threads at once, elsewhere
 /// once for each parameter, with states in managed memory brought to the device in time (pager.h). Tensors in a memory
 /// order that kernels cannot use are copied, and what has changed is copied back at the end.
-void make_step(const StepTensors& tensors, const MakeStep& make);
+OCTAVO_API void make_step(const StepTensors& tensors, const MakeStep& make);
 
 }  // namespace octavo

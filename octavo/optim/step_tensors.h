@@ -42,7 +42,7 @@ struct StepTensors {
 OCTAVO_API void require_valid(const StepTensors& tensors, bool has_square, const char* where);
 
 /// Whether a list has a tensor with elements for parameter `i`.
-bool is_given(at::TensorList list, std::size_t i);
+OCTAVO_API bool is_given(at::TensorList list, std::size_t i);
 
 /// Returns how a state's values are kept; `code_bits` as in StepTensors.
 StateFormat format_of_state(const at::Tensor& values, int code_bits);

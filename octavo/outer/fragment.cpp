@@ -44,7 +44,9 @@ OuterParameter::OuterParameter(std::string name, at::Tensor tensor, bool exempt)
     : name(std::move(name)),
       tensor(std::move(tensor)),
       exempt(exempt),
-      layout(at::empty_strided(this->tensor.sizes(), this->tensor.strides(), at::device(at::kMeta))) {}
+      layout(this->tensor.defined()
+                 ? at::empty_strided(this->tensor.sizes(), this->tensor.strides(), at::device(at::kMeta))
+                 : at::Tensor()) {}
 
 void OuterParameter::require_as_at_first() const {
   if (tensor.sizes() == layout.sizes() && tensor.strides() == layout.strides()) return;
@@ -183,7 +185,17 @@ void Fragment::end_round(const rules::OuterStep& step) {
       if (owed) values.copy_(start(i, owed, piece));  // otherwise they are at their start already
     });
     mine[i].unsafeGetTensorImpl()->bump_version();
+    if (mine[i].scalar_type() == at::kHalf) require_in_range(i, mine[i]);
   }
+}
+
+/// Throws where this rank's values of a part, which were made of the anchor, are not finite: all ranks then throw.
+void Fragment::require_in_range(std::size_t part, const at::Tensor& mine) const {
+  if (all_finite(mine)) return;
+  fail(ErrorCode::invalid_argument, "outer.require_in_range", "the anchor of ",
+       parameters_[parts_[part].parameter].name, " has left the range of ", toString(mine.scalar_type()),
+       ", so that no rank can go on from it: train with parameters in bfloat16 or float32, or a smaller learning "
+       "rate");
 }
 
 /// Moves the anchor and `values`, this rank's own, for one piece of a part.
@@ -209,11 +221,7 @@ void Fragment::return_to_start() {
     const OwedByRange owed = this->owed(i);
     for_pieces(mine.device(), parts_[i].range.count,
                [&](Range piece) { elements_of(mine, piece).copy_(start(i, owed, piece)); });
-    if (all_finite(mine)) continue;
-    fail(ErrorCode::invalid_argument, "outer.return_to_start", "the anchor of ", parameters_[parts_[i].parameter].name,
-         " has left the range of ", toString(mine.scalar_type()),
-         ", so that no rank can go on from it: train with parameters in bfloat16 or float32, or a smaller learning "
-         "rate");
+    require_in_range(i, mine);
   }
 }
 

@@ -50,7 +50,7 @@ OCTAVO_API std::vector<std::vector<FragmentPart>> cut_into_fragments(const std::
 /// A rank begins a round at its start: the anchor, less what it still owes (Compressor::owed). What codes have left out
 /// of its progress stays in its own values, so that its next gradients know of it. If it began at the anchor itself, it
 /// would make the same progress once more, and send it beside what it owes (docs/quality.md has the losses of both).
-class Fragment {
+class OCTAVO_API Fragment {
  public:
   /// `parameters` must outlive this object. Their current values become the anchor.
   Fragment(const std::vector<OuterParameter>& parameters, std::vector<FragmentPart> parts, std::unique_ptr<Wire> wire,
@@ -95,6 +95,7 @@ class Fragment {
   at::Tensor own(const FragmentPart& part) const;
   std::vector<at::Tensor> all_own() const;
   OwedByRange owed(std::size_t part) const;
+  void require_in_range(std::size_t part, const at::Tensor& mine) const;
   at::Tensor start(std::size_t part, const OwedByRange& owed, Range piece) const;
   void move_anchor(const rules::OuterStep& step, std::size_t part, Range piece, const at::Tensor& values);
   at::Tensor& difference();
@@ -111,6 +112,6 @@ class Fragment {
 };
 
 /// Returns a view of consecutive elements of a dense tensor, in its memory order, as one dimension.
-at::Tensor elements_of(const at::Tensor& tensor, Range range);
+OCTAVO_API at::Tensor elements_of(const at::Tensor& tensor, Range range);
 
 }  // namespace octavo

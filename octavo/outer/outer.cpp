@@ -5,10 +5,13 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string_view>
 #include <utility>
 
+#include "octavo/codec/registry.h"
+#include "octavo/comm/exchange_with_all.h"
 #include "octavo/comm/schedule/stopwatch.h"
 #include "octavo/device/dispatch.h"
 #include "octavo/kernels/error.h"
@@ -30,13 +33,17 @@ void require(const OuterOptions& options) {
   if (options.fragments == 0 || options.fragments > options.every) {
     refuse("fragments must be between 1 and every, ", options.every, ", got ", options.fragments);
   }
-  if (!(options.lr > 0)) refuse("lr must be above 0, got ", options.lr);
+  if (!(options.lr > 0 && std::isfinite(options.lr))) refuse("lr must be finite and above 0, got ", options.lr);
   if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum must be in [0, 1), got ", options.momentum);
   if (!(options.mix >= 0 && options.mix < 1)) refuse("mix must be in [0, 1), got ", options.mix);
 }
 
 void require(const std::vector<OuterParameter>& parameters) {
   if (parameters.empty()) fail(ErrorCode::invalid_argument, kWhere, "the model has no parameters that are trained");
+  for (const OuterParameter& parameter : parameters) {
+    if (parameter.tensor.defined()) continue;
+    fail(ErrorCode::invalid_argument, kWhere, "expected a tensor for ", parameter.name, ", got an undefined one");
+  }
   const c10::Device device = parameters[0].tensor.device();
   kernels_for(device);
   std::set<std::string_view> names;
@@ -76,6 +83,26 @@ void require(const Plan& plan, double mix) {
   }
 }
 
+/// Returns a digest of all that the ranks must agree on, except the values of the parameters.
+std::uint64_t digest_of(const Plan& plan, const std::vector<OuterParameter>& parameters, const OuterOptions& options,
+                        std::uint64_t seed) {
+  std::string text = c10::str(plan.text(), ' ', seed, ' ', options.every, ' ', options.delay, ' ', options.fragments,
+                              ' ', shortest(options.lr), ' ', shortest(options.momentum), ' ', shortest(options.mix));
+  for (const OuterParameter& parameter : parameters) {
+    text += c10::str(' ', parameter.name, ' ', parameter.tensor.sizes(), ' ', parameter.tensor.strides(), ' ',
+                     parameter.tensor.scalar_type(), ' ', parameter.exempt);
+  }
+  return fingerprint_of(text);
+}
+
+void require_same(Wire& wire, std::uint64_t digest) {
+  const std::vector<std::uint64_t> told = exchange_with_all(wire, digest);
+  const auto other = std::ranges::find_if(told, [&](std::uint64_t one) { return one != digest; });
+  if (other == told.end()) return;
+  fail(ErrorCode::communication, kWhere, "rank ", wire.rank(), " and rank ", other - told.begin(),
+       " have other options, another plan, seed or model: give all ranks the same");
+}
+
 /// Returns the plan with those rules that fit a parameter of a fragment.
 Plan of_fragment(Plan plan, const std::vector<OuterParameter>& parameters, const std::vector<FragmentPart>& parts) {
   std::erase_if(plan.rules, [&](const Plan::Rule& rule) {
@@ -92,6 +119,7 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
              std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed)
     : parameters_(std::move(parameters)), options_(options), wire_(backend, deadline) {
   require(plan, parameters_, options_);
+  require_same(wire_, digest_of(plan, parameters_, options_, seed));
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     // each fragment draws other bits; those of a model in one piece are those of the seed

@@ -51,9 +51,10 @@ struct OuterStats {
 /// returns to the starts of all fragments (Fragment). Not thread-safe. All ranks make the same calls in the same order.
 class OCTAVO_API Outer {
  public:
-  /// `backend`: for this object alone, of the ranks. Parameters must be the same on all ranks: they are the first
-  /// anchor. Throws Error invalid_argument for options, parameters or a plan that make no sense, and Error unsupported
-  /// for a device without kernels.
+  /// `backend`: for this object alone, of the ranks, all of which make their object together. The values of parameters
+  /// must be the same on all ranks: they are the first anchor. Throws Error communication where ranks differ in the
+  /// options, the plan, the seed or the parameters' names and sizes, Error invalid_argument for options, parameters or
+  /// a plan that make no sense, and Error unsupported for a device without kernels.
   Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::milliseconds deadline, const Plan& plan,
         std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed = 0);
   ~Outer();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of ZeRO that differ: some lack gradients, or use other parameters, or make other calls.
+// Ranks that differ: some lack gradients, have other parameters or options, or make other calls.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "octavo/comm/all_reduce.h"
+#include "octavo/comm/compressor.h"
 #include "octavo/kernels/error.h"
+#include "octavo/outer/outer.h"
 #include "tests/cpp/refusal.h"
 #include "tests/cpp/zero_rank.h"
 
@@ -98,6 +101,58 @@ TEST(UnlikeRanksTest, AnOrderIsOfParametersOfTheGraph) {
   run_ranks(1, [](const BackendPtr& backend, int) {
     ZeroOneGraph mine(backend, 2, kUnlikeShapes);
     EXPECT_THROW(mine.engine.order_gradients(ZeroOneGraph::kGraph, {0, 9}, true), Error);
+  });
+}
+
+// ---- other parameters and options
+
+/// Returns what Error communication says that `body` throws.
+std::string disagreement_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::communication);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(UnlikeRanksTest, AParameterOfAnotherSizeIsFoundInMessagesOfTheSameSize) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    const std::int64_t count = 10 + rank;
+    Compressor compressor(std::make_unique<Wire>(backend, std::chrono::seconds(20)), Plan::parse("sign+ef"),
+                          {{"w", static_cast<std::uint64_t>(count), false}});
+    compressor.begin_step();
+    EXPECT_NE(disagreement_of([&] { compressor.reduce(at::ones({count}), {{0, 0}}); }), "");
+  });
+}
+
+TEST(UnlikeRanksTest, OuterLoopsAgreeOnOptionsAndModel) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    const auto make = [&](double lr, std::int64_t count) {
+      const std::vector<OuterParameter> parameters = {{"w", at::zeros({count}), false}};
+      Outer(backend, std::chrono::seconds(20), Plan::parse("int4"), parameters, {.every = 2, .lr = lr});
+    };
+    for (const std::string& said :
+         {disagreement_of([&] { make(1.0 / (1 + rank), 8); }), disagreement_of([&] { make(1, 8 + rank); })}) {
+      EXPECT_NE(said.find("have other options, another plan, seed or model"), std::string::npos) << said;
+    }
+    make(1, 8);
+  });
+}
+
+TEST(UnlikeRanksTest, AllReduceTakesALeafThatRequiresAGradient) {
+  run_ranks(2, [](const BackendPtr& backend, int rank) {
+    for (const char* plan : {"dense", "int8"}) {
+      at::Tensor values = at::full({4}, 1.0 + rank).requires_grad_();
+      all_reduce(values, Plan::parse(plan), backend, ReduceOp::sum, std::chrono::seconds(20));
+      EXPECT_TRUE(at::allclose(values, at::full({4}, 3.0), 0.02)) << plan;
+    }
+    at::Tensor none;
+    EXPECT_NE(refusal_of([&] {
+                all_reduce(none, Plan::parse("int8"), backend, ReduceOp::sum, std::chrono::seconds(20));
+              }).find("got an undefined one"),
+              std::string::npos);
   });
 }
 

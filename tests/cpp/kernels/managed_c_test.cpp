@@ -27,6 +27,10 @@ TEST(ManagedC, MemoryIsFilledMovedAndGivenBack) {
     EXPECT_EQ(std::count(bytes, bytes + 4097, 200), 4097);
     EXPECT_EQ(std::count(values + 1025, values + kCFloats, -1.25F), kCFloats - 1025);
   }
+  cfill_fp32(values + 1, nullptr, 0, kCFloats);
+  EXPECT_TRUE(managed_error_says("bytes from there on")) << octavo_last_error();
+  cprefetch(values, kCFloats * sizeof(float) + 1, 0);
+  EXPECT_TRUE(managed_error_says("bytes from there on")) << octavo_last_error();
   cfree_managed_ptr(values);
   EXPECT_STREQ(octavo_last_error(), "");
 }
