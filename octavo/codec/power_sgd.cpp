@@ -48,7 +48,7 @@ void for_lines(c10::Device device, std::uint64_t lines, std::uint64_t elements_o
 }  // namespace
 
 PowerSgd::PowerSgd(std::uint64_t rank, bool is_alternating)
-    : LinearMap("powersgd:" + std::to_string(rank) + (is_alternating ? ":" + std::string(kAlternating) : "")),
+    : LinearMap("powersgd:" + std::to_string(rank) + (is_alternating ? std::string(":").append(kAlternating) : "")),
       rank_(rank),
       is_alternating_(is_alternating) {}
 
