@@ -89,17 +89,6 @@ std::uint64_t digest_of(std::uint64_t key, const Plan& plan, const at::Tensor& t
   return rules::derive_key(digest, rows_of(tensor.sizes()));
 }
 
-/// Throws where the ranks disagree. It is called before anything is sent: messages of other sizes than they expect
-/// would end the ranks' processes (Wire::room_for), and the sizes alone do not tell an average from a sum.
-void require_same(Wire& wire, std::uint64_t digest) {
-  const std::vector<std::uint64_t> told = exchange_with_all(wire, digest);
-  const auto other = std::ranges::find_if(told, [&](std::uint64_t one) { return one != digest; });
-  if (other == told.end()) return;
-  fail(ErrorCode::communication, "comm.all_reduce", "rank ", wire.rank(), " and rank ", other - told.begin(),
-       " call it with tensors of other sizes, or with another plan, operation, seed or number of the call: let all ",
-       "ranks make the same calls in the same order");
-}
-
 }  // namespace
 
 void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::Backend> backend, ReduceOp op,
@@ -110,7 +99,11 @@ void all_reduce(at::Tensor& result, const Plan& plan, c10::intrusive_ptr<c10d::B
   Wire wire(std::move(backend), deadline);
   const double divisor = op == ReduceOp::average ? wire.world_size() : 1;
   const std::uint64_t key = key_of(plan, call, seed), digest = digest_of(key, plan, tensor, op);
-  require_same(wire, digest);
+  // before anything else is sent: messages of other sizes than a rank expects would end its process (Wire::room_for),
+  // and sizes alone do not tell an average from a sum
+  require_same_on_all(wire, digest, "comm.all_reduce",
+                      "call it with tensors of other sizes, or with another plan, operation, seed or number of the "
+                      "call: let all ranks make the same calls in the same order");
   if (plan.dense()) {
     at::Tensor values = tensor.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).contiguous();
     wire.all_reduce(values);

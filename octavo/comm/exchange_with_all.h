@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "octavo/comm/wire.h"
+#include "octavo/kernels/error.h"
 
 namespace octavo {
 
@@ -33,6 +35,15 @@ std::vector<Value> exchange_with_all(Wire& wire, const Value& own) {
     std::memcpy(&all[rank], transfer.from(static_cast<int>(rank)), sizeof(Value));
   }
   return all;
+}
+
+/// Throws Error communication where ranks have other digests: "[where] rank R and rank S `differ`". All ranks call it
+/// together. Throws what Wire throws, too.
+inline void require_same_on_all(Wire& wire, std::uint64_t digest, const char* where, const char* differ) {
+  const std::vector<std::uint64_t> told = exchange_with_all(wire, digest);
+  const auto other = std::find_if(told.begin(), told.end(), [&](std::uint64_t one) { return one != digest; });
+  if (other == told.end()) return;
+  fail(ErrorCode::communication, where, "rank ", wire.rank(), " and rank ", other - told.begin(), " ", differ);
 }
 
 }  // namespace octavo

@@ -95,14 +95,6 @@ std::uint64_t digest_of(const Plan& plan, const std::vector<OuterParameter>& par
   return fingerprint_of(text);
 }
 
-void require_same(Wire& wire, std::uint64_t digest) {
-  const std::vector<std::uint64_t> told = exchange_with_all(wire, digest);
-  const auto other = std::ranges::find_if(told, [&](std::uint64_t one) { return one != digest; });
-  if (other == told.end()) return;
-  fail(ErrorCode::communication, kWhere, "rank ", wire.rank(), " and rank ", other - told.begin(),
-       " have other options, another plan, seed or model: give all ranks the same");
-}
-
 /// Returns the plan with those rules that fit a parameter of a fragment.
 Plan of_fragment(Plan plan, const std::vector<OuterParameter>& parameters, const std::vector<FragmentPart>& parts) {
   std::erase_if(plan.rules, [&](const Plan::Rule& rule) {
@@ -119,7 +111,8 @@ Outer::Outer(const c10::intrusive_ptr<c10d::Backend>& backend, std::chrono::mill
              std::vector<OuterParameter> parameters, const OuterOptions& options, std::uint64_t seed)
     : parameters_(std::move(parameters)), options_(options), wire_(backend, deadline) {
   require(plan, parameters_, options_);
-  require_same(wire_, digest_of(plan, parameters_, options_, seed));
+  require_same_on_all(wire_, digest_of(plan, parameters_, options_, seed), kWhere,
+                      "have other options, another plan, seed or model: give all ranks the same");
   auto fragments = cut_into_fragments(parameters_, options_.fragments);
   for (std::size_t f = 0; f < fragments.size(); ++f) {
     // each fragment draws other bits; those of a model in one piece are those of the seed
