@@ -33,7 +33,7 @@ void require(const OuterOptions& options) {
   if (options.fragments == 0 || options.fragments > options.every) {
     refuse("fragments must be between 1 and every, ", options.every, ", got ", options.fragments);
   }
-  if (!(options.lr > 0 && std::isfinite(options.lr))) refuse("lr must be finite and above 0, got ", options.lr);
+  if (!(options.lr > 0 && std::isfinite(options.lr))) refuse("lr must be above 0 and finite, got ", options.lr);
   if (!(options.momentum >= 0 && options.momentum < 1)) refuse("momentum must be in [0, 1), got ", options.momentum);
   if (!(options.mix >= 0 && options.mix < 1)) refuse("mix must be in [0, 1), got ", options.mix);
 }
