@@ -243,7 +243,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
         strange["shared"]["anchor/last.weight"].zero_()
         for wrong, words in (
             (strange, "anchor/first.weight with the shape"),
-            ({**before, "schema": 0}, "schema 2"),
+            ({**before, "schema": 0}, "schema 3"),
             ({**before, "options": {**before["options"], "plan": "int4+ef"}}, "saved with plan int4"),
             (
                 {**before, "options": {**before["options"], "delay": 1}},
