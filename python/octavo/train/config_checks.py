@@ -167,7 +167,7 @@ def _check_optimizer(config: TrainConfig) -> None:
         if name == "zero-one-adam" and plan.split(":")[0] in ("sign-vote", "auto"):
             refuse(f"--optimizer zero-one-adam needs a plan that keeps magnitudes, such as sign+ef, not '{plan}'")
         if name not in SIGN_STEPPED:
-            if plan.split(":")[0] == "sign-vote":
+            if plan.split(":")[0] == "sign-vote" and not run.outer:  # Outer says it of rounds
                 refuse(
                     f"--plan {plan} sends the majority's signs without magnitudes, for signum and lion: use sign+ef or "
                     f"int4+ef with --optimizer {name}"
