@@ -299,7 +299,7 @@ def test_the_plan_can_change_between_steps(two_ranks):
     (first, sent), (second, _) = two_ranks.run(plan_change)
     assert first == second
     int4, sign, dense, vote, bf16 = sent
-    assert vote < sign < int4 < bf16 < dense
+    assert sign < vote < int4 < bf16 < dense
 
 
 def bytes_of(rank: int) -> tuple[int, int]:
