@@ -138,10 +138,7 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
   }
   const bool has_own = options.own_part.defined();
   const c10::Device device = has_own ? options.own_part.device() : ds_tensor.device();
-  if (ds_tensor.numel() < whole || ds_tensor.device() != device) {  // before anything is registered
-    fail(ErrorCode::invalid_argument, kOfEngine, "expected memory for ", whole, " elements of parameter ", ds_id,
-         " on ", device.str(), ", got ", ds_tensor.numel(), " on ", ds_tensor.device().str());
-  }
+  DSParamRegistry::requireWhole(ds_id, whole, device, ds_tensor);  // before anything is registered
   if (options_.gather_codec && !has_own) {
     fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " travels by ", options_.gather_codec->text(),
          ", which leaves something out: keep what this rank owns in memory of its own, ParamOptions::own_part");

@@ -84,18 +84,23 @@ std::int64_t DSParamRegistry::offloadedBytes() const {
 void DSParamRegistry::registerGatheredParam(long ds_id, at::Tensor ds_tensor) {
   Entry& entry = at(ds_id);
   if (entry.state == Gathered::in_flight) refuse(ds_id, entry.state, "wait for it before its memory is replaced");
-  const auto whole = static_cast<std::int64_t>(productDim(entry.param.getShape()));
+  const auto elements = static_cast<std::int64_t>(productDim(entry.param.getShape()));
+  requireWhole(ds_id, elements, entry.param.getDevice(), ds_tensor);
+  entry.gathered = std::move(ds_tensor);
+  entry.state = Gathered::available;
+  entry.valid = false;
+}
+
+void DSParamRegistry::requireWhole(long ds_id, std::int64_t elements, c10::Device device, const at::Tensor& ds_tensor) {
   if (!ds_tensor.defined()) {
     fail(ErrorCode::invalid_argument, "deepcompile.registry", "expected memory for the whole values of parameter ",
          ds_id, ", got an undefined tensor");
   }
-  if (ds_tensor.numel() < whole || ds_tensor.device() != entry.param.getDevice()) {
-    fail(ErrorCode::invalid_argument, "deepcompile.registry", "expected memory for ", whole, " elements of parameter ",
-         ds_id, " on ", entry.param.getDevice().str(), ", got ", ds_tensor.numel(), " on ", ds_tensor.device().str());
+  if (ds_tensor.numel() < elements || ds_tensor.device() != device) {
+    fail(ErrorCode::invalid_argument, "deepcompile.registry", "expected memory for ", elements,
+         " elements of parameter ", ds_id, " on ", device.str(), ", got ", ds_tensor.numel(), " on ",
+         ds_tensor.device().str());
   }
-  entry.gathered = std::move(ds_tensor);
-  entry.state = Gathered::available;
-  entry.valid = false;
 }
 
 void DSParamRegistry::unregisterGatheredParam(long ds_id) {

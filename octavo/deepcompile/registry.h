@@ -70,6 +70,9 @@ class OCTAVO_API DSParamRegistry {
   /// Registers memory for the whole values, in place of what was registered before. `ds_tensor` has at least the
   /// parameter's elements, in any shape. Refused while a collective writes the memory of before.
   void registerGatheredParam(long ds_id, at::Tensor ds_tensor);
+  /// Throws Error invalid_argument unless `ds_tensor` is on the device and has at least so many elements.
+  /// registerGatheredParam() checks this, too; it is for a caller that must know before it registers anything.
+  static void requireWhole(long ds_id, std::int64_t elements, c10::Device device, const at::Tensor& ds_tensor);
   /// Releases the whole values, which are then no longer valid. Where the parameter is `sharded`, nothing else happens.
   /// Refused while a collective writes them (wait for it first), and where they were released before.
   void unregisterGatheredParam(long ds_id);

@@ -7,7 +7,7 @@ from json import loads
 from torch import Tensor
 
 from octavo.parameters import memory_orders
-from octavo.plan import require_seed
+from octavo.plan import is_finite_number, require_seed
 
 State = Mapping[str, Tensor | int | float | str]
 
@@ -67,7 +67,7 @@ def _require_complete(state: State) -> None:
             )
     require_seed(state.get("seed", 0), "handle.load_state_dict")
     share = state.get("usual_share", 0.0)
-    if not (isinstance(share, int | float) and 0 <= share <= 1):
+    if not (is_finite_number(share) and 0 <= share <= 1):
         raise ValueError(
             f"[handle.load_state_dict] expected 'usual_share' of the state as a number from 0 to 1, got {share!r}: "
             f"pass what state_dict() returned"

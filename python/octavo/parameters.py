@@ -55,6 +55,13 @@ def _matcher(
     return lambda name, parameter: parameter.numel() == 0 or any(fnmatchcase(name, p) for p in patterns)
 
 
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Returns the buffers that ``model.state_dict()`` has, by name. Others are what a module can compute again, and may
+    have any shape."""
+    saved = model.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+
+
 def plain_name(name: str) -> str:
     """Returns the name that a parameter has in the module itself, where ``name`` is that in a module wrapped by
     torch.compile."""

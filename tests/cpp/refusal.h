@@ -9,13 +9,13 @@
 
 namespace octavo {
 
-/// Returns the sentence with which `body` is refused. The error must be of the category invalid_argument.
+/// Returns the sentence with which `body` is refused. The error must be of the category `code`.
 template <class Body>
-std::string refusal_of(Body body) {
+std::string refusal_of(Body body, ErrorCode code = ErrorCode::invalid_argument) {
   try {
     body();
   } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(error.code(), code);
     return error.what();
   }
   return "it did not throw";

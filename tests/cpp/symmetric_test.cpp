@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,16 +34,6 @@ std::unique_ptr<dc::Engine> engine_of(const BackendPtr& backend, std::optional<b
     engine->register_z3_param(id, {count}, at::ones({own}, dtype), at::zeros({own}, dtype), false);
   }
   return engine;
-}
-
-std::string unsupported(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unsupported);
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 TEST(EngineSymmetricMemory, TheWorkspaceIsThatOfTheLargestShard) {
@@ -91,10 +80,11 @@ TEST(EngineSymmetricMemory, IsRefusedWhereThereIsNone) {
     EXPECT_EQ(engine->why_no_symmetric_memory(), "it was not wanted");
     engine->lazy_init_symm_memory();
     EXPECT_FALSE(engine->symm_mem);
-    const std::string said = unsupported([&] { engine->getSymmMemWorkspace(8); });
+    const std::string said = refusal_of([&] { engine->getSymmMemWorkspace(8); }, ErrorCode::unsupported);
     EXPECT_NE(said.find("the ranks share no memory"), std::string::npos) << said;
     const std::string of_device =
-        unsupported([&] { dc::make_symmetric_memory(backend, "", c10::kMeta, 8, std::chrono::seconds(1)); });
+        refusal_of([&] { dc::make_symmetric_memory(backend, "", c10::kMeta, 8, std::chrono::seconds(1)); },
+                   ErrorCode::unsupported);
     EXPECT_NE(of_device.find("this build of torch has no symmetric memory on meta"), std::string::npos) << of_device;
   });
 }

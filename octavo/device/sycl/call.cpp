@@ -55,12 +55,12 @@ class Call {
         stack_(stack),
         first_(stack->size() - traits.arguments),
         device_(device_of_call()),
-        names_device_(names_device()),
         twins_(device_) {}
 
   void run() {
     const c10::ArrayRef<c10::IValue> arguments(stack_->data() + first_, traits_.arguments);
     require_same_device(op_, traits_.cpu_tensors, arguments, traits_.written);
+    require_of_device(arguments);
     settle(device_);
     const OnDeviceMemory scope(device_);
     const auto written = written_tensors();
@@ -85,11 +85,17 @@ class Call {
     return current_device();
   }
 
-  /// Whether the device is named by an argument, or has a tensor among them. Called before those become the CPU's.
-  bool names_device() const {
-    return std::any_of(stack_->begin() + static_cast<std::ptrdiff_t>(first_), stack_->end(), [](const auto& value) {
+  /// Throws where the device has nothing in the call but a generator, for which alone torch calls its kernel.
+  static void require_of_device(c10::ArrayRef<c10::IValue> arguments) {
+    const auto generator =
+        std::find_if(arguments.begin(), arguments.end(), [](const c10::IValue& value) { return value.isGenerator(); });
+    if (generator == arguments.end()) return;
+    const bool is_of_device = std::any_of(arguments.begin(), arguments.end(), [](const c10::IValue& value) {
       return (value.isDevice() && value.toDevice().type() == kType) || device_of(value);
     });
+    if (is_of_device) return;
+    fail(ErrorCode::invalid_argument, "device.fallback", "expected a generator of cpu, got one of ",
+         generator->toGenerator().device().str());
   }
 
   std::vector<at::Tensor> written_tensors() const {
@@ -118,12 +124,7 @@ class Call {
     } else if (value.isDevice()) {
       value = c10::Device(c10::kCPU);
     } else if (value.isGenerator()) {
-      const at::Generator generator = value.toGenerator();
-      if (!names_device_) {  // torch calls this device's kernel for its generator alone
-        fail(ErrorCode::invalid_argument, "device.fallback", "expected a generator of cpu, got one of ",
-             generator.device().str());
-      }
-      value = cpu_generator_of(generator, device_);
+      value = cpu_generator_of(value.toGenerator(), device_);
     } else if (value.isNone() && traits_.generator == position) {
       value = cpu_generator_of(default_generator(device_), device_);
     }
@@ -144,7 +145,6 @@ class Call {
   Stack* stack_;
   std::size_t first_;
   c10::DeviceIndex device_;
-  bool names_device_;
   Twins twins_;
 };
 

@@ -26,7 +26,7 @@ from octavo.outer.checks import (
 )
 from octavo.outer.rates import outer_rates, warning_of_few_rounds
 from octavo.outer.state import SCHEMA, is_finite, require_of_rank, states_by_rank
-from octavo.parameters import Exempt, exempt_by_name, plain_name
+from octavo.parameters import Exempt, exempt_by_name, plain_name, saved_buffers
 from octavo.plan import require_seed
 from octavo.rendezvous import (
     Rendezvous,
@@ -133,8 +133,8 @@ class Outer(Optimizer):
         self._model = model
         self._buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.numel()]
         self._own: dict[str, Tensor] | None = None  # this rank's parameters, while the model has the anchor's values
-        for parameter in self._parameters.values():
-            require_backend(group, parameter.device, "outer.Outer")
+        for device in {parameter.device for parameter in self._parameters.values()}:
+            require_backend(group, device, "outer.Outer")
         exempt_of = exempt_by_name(exempt, self._parameters, "outer.Outer")
         table = [(name, p, exempt_of[name]) for name, p in self._parameters.items()]
         rendezvous = Rendezvous(group, "outer.Outer", timeout_s)
@@ -403,8 +403,7 @@ class Outer(Optimizer):
         }
 
     def _saved_buffers(self) -> dict[str, Tensor]:
-        saved = self._model.state_dict(keep_vars=True)
-        return {plain_name(name): buffer for name, buffer in self._model.named_buffers() if name in saved}
+        return {plain_name(name): buffer for name, buffer in saved_buffers(self._model).items()}
 
     def _saved_options(self) -> dict[str, Any]:
         """Returns the options that a state belongs to. The rates of the outer optimizer may change, and are not among

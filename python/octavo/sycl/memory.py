@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo import _C
+from octavo.plan import is_whole_number
 from octavo.sycl.devices import Device, index_of
 
 
@@ -59,7 +60,7 @@ def set_memory_limit(bytes: int | None, device: Device = None) -> None:
     Beyond the limit ``torch.OutOfMemoryError`` is raised. ``OCTAVO_SYCL_MEMORY_BYTES`` sets it from outside, for every
     device. Raises ValueError for a negative number.
     """
-    if bytes is not None and not isinstance(bytes, int):
+    if bytes is not None and not is_whole_number(bytes):
         raise TypeError(f"[sycl.set_memory_limit] expected a number of bytes or None, got {bytes!r}")
     if bytes is not None and bytes < 0:
         raise ValueError(f"[sycl.set_memory_limit] expected a number of bytes or None, got {bytes}")

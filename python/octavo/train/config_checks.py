@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from octavo.train.errors import refuse
 from octavo.train.optimizer_names import ADAMS, BETA2, ELEMENTWISE, ONEBIT, OPTIMIZERS, SIGN_STEPPED, STEPPED_ALONE
-from octavo.train.plan_text import is_sign_plan, keeps_momentum, split_rounds
+from octavo.train.plan_text import are_possible, is_sign_plan, keeps_momentum, split_rounds
 
 if TYPE_CHECKING:
     from octavo.train.config import TrainConfig
@@ -112,7 +112,7 @@ def _check_outer(config: TrainConfig) -> None:
                 f"--optimizer {run.optimizer_name} decides what is sent in every step, and with --outer ranks step by "
                 f"themselves: use adamw or muon, or one such as paged-adamw8bit"
             )
-        if run.outer and not (run.outer_delay < run.outer and run.outer_fragments <= run.outer):
+        if run.outer and not are_possible(run.outer, run.outer_delay, run.outer_fragments):
             refuse(
                 f"with --outer {run.outer}, --outer-delay must be below {run.outer} and --outer-fragments at most "
                 f"{run.outer}, not {run.outer_delay} and {run.outer_fragments}"

@@ -28,6 +28,11 @@ class Rounds:
     fragments: int | None = None
 
 
+def are_possible(every: int, delay: int, fragments: int) -> bool:
+    """Whether rounds of ``every`` steps can have this delay and so many fragments."""
+    return delay < every and 1 <= fragments <= every
+
+
 def split_rounds(text: str) -> tuple[Rounds | None, str]:
     """Returns the rounds and the plan of "outer:20/sign+ef"; None and the plan where the text is a plan alone. Raises
     ValueError."""
@@ -42,7 +47,7 @@ def split_rounds(text: str) -> tuple[Rounds | None, str]:
         )
     rounds = Rounds(*map(int, parts))
     fragments = 1 if rounds.fragments is None else rounds.fragments
-    if (rounds.delay or 0) >= rounds.every or not 1 <= fragments <= rounds.every:
+    if not are_possible(rounds.every, rounds.delay or 0, fragments):
         refuse(
             f"'{text}' must have a delay below {rounds.every} and 1 to {rounds.every} fragments, as rounds of "
             f"{rounds.every} steps can have"

@@ -22,10 +22,11 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 
 from octavo import durable_files
+from octavo.parameters import saved_buffers
 from octavo.rendezvous import broadcast_from_rank_0
 from octavo.zero.all_or_none import by_first_rank, described, error_of, on_all_ranks
 from octavo.zero.optimizer_state import load_states, options_of, parts_by_name, require_groups, states_by_name
@@ -46,7 +47,7 @@ def save(engine: ZeroEngine, directory: Path, group: dist.ProcessGroup) -> None:
     """Does what ``ZeroEngine.save_checkpoint`` does. Each rank has buffers of its own; they become those of the first
     rank, on all ranks, so that a resumed run goes on as this one does."""
     aside = directory / _ASIDE
-    broadcast_from_rank_0(_saved_buffers(engine.module).values(), group)
+    broadcast_from_rank_0(saved_buffers(engine.module).values(), group)
     where = "zero.save_checkpoint"
     by_first_rank(lambda: _prepare(directory, aside), where, f"write to {directory}", group)
     with _errors_of_all(where, f"write to {directory}"):
@@ -131,14 +132,7 @@ def _publish(directory: Path, aside: Path) -> None:
 
 def _others(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Tensor]:
     frozen = {name: p.data for name, p in engine.module.named_parameters() if name not in parts}
-    return frozen | _saved_buffers(engine.module)
-
-
-def _saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Returns the buffers that `model.state_dict()` has. Others are what a module can compute again, and may have any
-    shape."""
-    saved = model.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
+    return frozen | saved_buffers(engine.module)
 
 
 def _in_place(engine: ZeroEngine, parts: dict[str, OwnPart]) -> dict[str, Any]:

@@ -255,11 +255,11 @@ class ZeroCompiler:
             view.memory = self._memory if together and graph.structure in self._shared else own
             view.profile = self._profiles.get(graph.structure)
             view.later_bytes = self._later_bytes(graph)
+        reductions = [view.reductions() for view in views]
         for name in self._names:  # each pass on all graphs before the next pass: they share the memory to spare
-            for view in views:
-                before = view.reductions()
+            for view, expected in zip(views, reductions, strict=True):
                 self._passes[name].edit(view)
-                _require_reductions(name, before, view)
+                _require_reductions(name, expected, view)
         for id in sorted(self._memory.persistent):
             self._engine.set_persistent(id)
         if any(self._memory.sent.values()):
@@ -282,7 +282,8 @@ def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> No
     """Raises ValueError where a pass has taken from a graph what hands over gradients, or has put more of it there:
     training would go on with wrong gradients."""
     now = graph.reductions()
-    for what in [*(before - now), *(now - before)]:
+    if now != before:
+        what = next(iter((before - now) or (now - before)))
         raise ValueError(
             f"[zero.passes] the pass {name} has changed which gradients a graph reduces: {what} was there "
             f"{before[what]} times and is there {now[what]} times; a pass may move calls of dc.reduce_grads and "
