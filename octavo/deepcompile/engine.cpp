@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "octavo/comm/shared/shared_backend.h"
@@ -183,13 +184,19 @@ std::unique_ptr<Wire> Engine::new_wire(const c10::intrusive_ptr<c10d::Backend>& 
   return std::make_unique<Wire>(backend, options_.deadline, longest_message());
 }
 
-void Engine::require_params(long graph_id, const std::vector<long>& ds_ids) const {
+void Engine::require_params(long graph_id, const std::vector<long>& ds_ids, bool are_whole) const {
   if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
   for (const long id : ds_ids) {
     param_registry->getParam(id);  // throws for an unknown one
-    if (std::ranges::find(params_, id, &SummedParam::id) != params_.end()) continue;
-    fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is in the ",
-         "registry alone: register it by the engine's register_param() or register_z3_param()");
+    const char* const registers = are_whole ? "register_param()" : "register_z3_param()";
+    if (std::ranges::find(params_, id, &SummedParam::id) == params_.end()) {
+      fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is in the ",
+           "registry alone: register it by the engine's ", registers);
+    }
+    if (are_whole != (std::ranges::find(whole_, id) != whole_.end())) {
+      fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, " of another stage of ",
+           "ZeRO: register it by ", registers);
+    }
   }
 }
 
@@ -230,7 +237,7 @@ void Engine::register_graph(long graph_id, const std::vector<long>& ds_ids, cons
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " is another engine's: number graphs by ",
          "new_graph_id() of the engine that registers them");
   }
-  require_params(graph_id, ds_ids);
+  require_params(graph_id, ds_ids, !std::is_same_v<Executor, Z3CustomOpExecutor>);
   if (!executors.empty() && divides_first_ != flags->pre_div_reduce) {
     fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " comes after pre_div_reduce was changed, and ",
          "shares its buckets with ", executors.size(), " other graphs: set it before the first one");

@@ -101,6 +101,8 @@ class OCTAVO_API Engine {
   /// Returns a number for a graph. The operators `torch.ops.dc` find this engine by it; no other engine of the process
   /// has it.
   long new_graph_id() { return graph_ids_.next(); }
+  /// Register a graph of one stage. Its parameters were registered by register_param(), or in stage 3 by
+  /// register_z3_param().
   void register_graph_z1(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z2(long graph_id, const std::vector<long>& ds_ids);
   void register_graph_z3(long graph_id, const std::vector<long>& ds_ids);
@@ -255,7 +257,7 @@ class OCTAVO_API Engine {
   const c10d::Backend& backend() const;
   void require_registering(long ds_id, const ParamOptions& options) const;
   void add(long ds_id, const std::vector<std::int64_t>& shape, ParamOptions options);
-  void require_params(long graph_id, const std::vector<long>& ds_ids) const;
+  void require_params(long graph_id, const std::vector<long>& ds_ids, bool are_whole) const;
   void make_shared_parts();
   template <class Executor, class... More>
   void register_graph(long graph_id, const std::vector<long>& ds_ids, const More&... more);

@@ -17,20 +17,13 @@ namespace {
 
 constexpr const char* kOfFreshGather = "deepcompile.fresh_gather";
 
-void require_as_many(std::size_t got, std::size_t ids, const char* what) {
-  if (got == ids) return;
-  fail(ErrorCode::invalid_argument, kOfFreshGather, "expected ", ids, ' ', what, ", one for each parameter, got ", got);
-}
-
 }  // namespace
 
 std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
-  if (!dtypes.empty()) require_as_many(dtypes.size(), ids.size(), "dtypes");
+  const std::vector<at::ScalarType> wanted = gather_->dtypes_of(ids, dtypes);
   std::vector<at::Tensor> fresh;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    fresh.push_back(make_room(ids[i], dtypes.empty() ? registry_->getParam(ids[i]).getDtype() : dtypes[i]));
-  }
-  gather_->start(ids, dtypes);
+  for (std::size_t i = 0; i < ids.size(); ++i) fresh.push_back(make_room(ids[i], wanted[i]));
+  gather_->start(ids, wanted);
   for (const long id : ids) ++awaited_[id];
   for (const at::Tensor& room : fresh) allow_access(room);  // compilers copy the memory that wait() then writes to
   return fresh;
@@ -51,7 +44,10 @@ at::Tensor FreshGather::make_room(long id, at::ScalarType dtype) {
 }
 
 void FreshGather::wait(at::TensorList gathered, std::span<const long> ids) {
-  require_as_many(gathered.size(), ids.size(), "gathered tensors");
+  if (gathered.size() != ids.size()) {
+    fail(ErrorCode::invalid_argument, kOfFreshGather, "expected ", ids.size(),
+         " gathered tensors, one for each parameter, got ", gathered.size());
+  }
   for (std::size_t i = 0; i < ids.size(); ++i) wait_one(gathered[i], ids[i]);
 }
 

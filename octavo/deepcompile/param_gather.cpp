@@ -27,6 +27,8 @@ struct ParamGather::Flight {
 
 namespace {
 
+constexpr const char* kOfGather = "deepcompile.param_gather";
+
 /// Gathers doubles as floats that hold their bits: an owner has both halves of its elements.
 Contribution halves_of_doubles(const at::Tensor& whole) {
   static const BitsCoding kBits;
@@ -42,18 +44,32 @@ ParamGather::ParamGather(std::unique_ptr<Wire> wire, std::shared_ptr<DSParamRegi
 
 ParamGather::~ParamGather() = default;
 
-void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
+std::vector<at::ScalarType> ParamGather::dtypes_of(std::span<const long> ids,
+                                                   std::span<const at::ScalarType> dtypes) const {
   if (!dtypes.empty() && dtypes.size() != ids.size()) {
-    fail(ErrorCode::invalid_argument, "deepcompile.param_gather", "expected a dtype for each of ", ids.size(),
+    fail(ErrorCode::invalid_argument, kOfGather, "expected a dtype for each of ", ids.size(),
          " parameters, or none, got ", dtypes.size());
   }
+  std::vector<at::ScalarType> wanted;
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const at::ScalarType own = registry_->getParam(ids[i]).getDtype();
+    wanted.push_back(dtypes.empty() ? own : dtypes[i]);
+    if (wanted.back() == own || at::isFloatingType(wanted.back())) continue;
+    fail(ErrorCode::invalid_argument, kOfGather, "expected a floating-point dtype for the whole values of ",
+         registry_->nameOf(ids[i]), ", or its own, ", own, ", got ", wanted.back());
+  }
+  return wanted;
+}
+
+void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
+  const std::vector<at::ScalarType> all = dtypes_of(ids, dtypes);
   std::vector<long> needed;
   std::vector<at::ScalarType> wanted;
   for (std::size_t i = 0; i < ids.size(); ++i) {
     const bool is_there = registry_->isThereOrComing(ids[i]);
     if (is_there || std::ranges::find(needed, ids[i]) != needed.end()) continue;
     needed.push_back(ids[i]);
-    wanted.push_back(dtypes.empty() ? registry_->getParam(ids[i]).getDtype() : dtypes[i]);
+    wanted.push_back(all[i]);
   }
   if (needed.empty()) return;
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation
@@ -90,8 +106,8 @@ at::Tensor ParamGather::make_room(const DSParam& param, at::ScalarType dtype) co
   const auto count = static_cast<std::uint64_t>(whole.numel());
   const Range own = owned_range(count, wire_->rank(), wire_->world_size(), Ownership::shares());
   if (static_cast<std::uint64_t>(shard.numel()) < own.count) {
-    fail(ErrorCode::invalid_argument, "deepcompile.param_gather", "expected a shard of parameter ", id, " with ",
-         own.count, " elements, which rank ", wire_->rank(), " of ", wire_->world_size(), " owns of [",
+    fail(ErrorCode::invalid_argument, kOfGather, "expected a shard of parameter ", id, " with ", own.count,
+         " elements, which rank ", wire_->rank(), " of ", wire_->world_size(), " owns of [",
          join_as_str(param.getShape(), ", "), "], got ", shard.numel());
   }
   const auto first = static_cast<std::int64_t>(own.first), size = static_cast<std::int64_t>(own.count);
@@ -121,7 +137,7 @@ void ParamGather::wait(long id) {
   const auto found =
       std::ranges::find_if(flights_, [&](const auto& flight) { return std::ranges::count(flight->ids, id) > 0; });
   if (found == flights_.end()) {
-    fail(ErrorCode::communication, "deepcompile.param_gather", "the transfer of parameter ", id, " has failed before; ",
+    fail(ErrorCode::communication, kOfGather, "the transfer of parameter ", id, " has failed before; ",
          "the process group and the engine must be rebuilt");
   }
   const std::unique_ptr<Flight> flight = std::move(*found);

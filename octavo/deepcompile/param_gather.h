@@ -28,9 +28,12 @@ class OCTAVO_API ParamGather {
               std::shared_ptr<const Flags> flags = std::make_shared<Flags>());
   ~ParamGather();
 
+  /// Returns the dtype of each parameter's whole values: the one in `dtypes`, or its own where `dtypes` is empty.
+  /// Throws Error invalid_argument for another number of dtypes, and for one that is not a floating-point dtype where
+  /// it differs from the parameter's own.
+  std::vector<at::ScalarType> dtypes_of(std::span<const long> ids, std::span<const at::ScalarType> dtypes) const;
   /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`
-  /// has the dtype of the whole values of each; empty: the parameters' own dtypes. Throws Error invalid_argument for
-  /// another number of dtypes.
+  /// and errors are those of dtypes_of().
   void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
   /// Waits until the parameter's whole values, and those of the same transfer, are there. Does nothing where they are.
   void wait(long id);

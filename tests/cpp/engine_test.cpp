@@ -216,10 +216,15 @@ TEST(EngineTest, WhatDoesNotFitIsRefused) {
     engine.register_param(0, {8}, at::zeros({8}), at::zeros({4}), 4 * rank);
     EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0, 5}); }).find("no parameter 5 is registered"),
               std::string::npos);
+    engine.register_z3_param(1, {8}, at::zeros({4}), {}, false);
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0, 1}); }).find("graph 0 has parameter 1 of another stage"),
+              std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.register_graph_z3(0, {1, 0}); }).find("graph 0 has parameter 0 of another stage"),
+              std::string::npos);
     engine.register_graph_z1(0, {0});
     EXPECT_NE(refusal_of([&] { engine.register_graph_z2(0, {0}); }).find("graph 0 is registered already"),
               std::string::npos);
-    EXPECT_NE(refusal_of([&] { engine.register_param(1, {8}, at::zeros({8}), {}, 4 * rank); }).find("after the first"),
+    EXPECT_NE(refusal_of([&] { engine.register_param(2, {8}, at::zeros({8}), {}, 4 * rank); }).find("after the first"),
               std::string::npos);
     EXPECT_NE(refusal_of([&] { engine.end_backward(3); }).find("graph 3 is not registered; 1 others are"),
               std::string::npos);

@@ -150,6 +150,11 @@ TEST(Z3ExecutorTest, WholeValuesHaveTheDtypeThatTheGraphAsksFor) {
     own.graph->prefetchParamsFused({0});
     const at::Tensor cast = own.graph->allgatherParam(0, at::kBFloat16);
     EXPECT_TRUE(at::equal(own.graph->waitAllgather(cast, 0), whole_of(0).to(at::kBFloat16)));
+    const std::string refusal = refusal_of([&] { own.graph->allgatherParam(1, at::kInt); });  // it would truncate
+    EXPECT_NE(refusal.find("dtype for the whole values of parameter 1, or its own, Float, got Int"), std::string::npos)
+        << refusal;
+    EXPECT_EQ(refusal_of([&] { own.graph->allgatherParamsFused({1}, {at::kInt}); }), refusal);
+    EXPECT_TRUE(at::equal(own.gathered(1), whole_of(1)));
   });
 }
 
