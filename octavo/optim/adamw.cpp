@@ -14,6 +14,14 @@ namespace {
 
 constexpr std::int64_t kFloorBlock = 256;
 
+void require_valid(const AdamWOptions& options, const char* where) {
+  require_finite(options.lr, where, "lr");
+  require_beta(options.beta1, where, "beta1");
+  require_beta(options.beta2, where, "beta2");
+  require_finite(options.eps, where, "eps");
+  require_finite(options.weight_decay, where, "weight_decay");
+}
+
 rules::AdamWStep rule_of(const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {
   const double bias1 = 1 - std::pow(options.beta1, step), bias2 = 1 - std::pow(options.beta2, square_step);
   return {.decay = static_cast<float>(1 - options.lr * options.weight_decay),
@@ -39,6 +47,7 @@ void adam_(const StepTensors& tensors, at::IntArrayRef steps, const AdamWOptions
   constexpr const char* kWhere = "optim.adam";
   require_valid(tensors, /*has_square=*/true, kWhere);
   require_length(steps.size(), tensors.parameters.size(), kWhere, "steps");
+  require_valid(options, kWhere);
   std::vector<rules::AdamWStep> rules;
   for (const std::int64_t step : steps) {
     require_step(step, kWhere, "a step");
@@ -62,6 +71,7 @@ void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean,
   require_like(gradient, parameter, kWhere, "gradient");
   require_step(step, kWhere, "a step");
   require_step(square_step, kWhere, "a step of the square");
+  require_valid(options, kWhere);
   const rules::AdamWStep rule = rule_of(options, step, square_step);
   const at::Tensor order = order_of(parameter);
   Flat p(parameter, order), g(gradient, order), m(mean, order), v(square, order);

@@ -10,10 +10,11 @@
 
 namespace octavo {
 
+/// Steps throw Error invalid_argument unless all are finite.
 struct AdamWOptions {
   double lr;
-  double beta1;
-  double beta2;
+  double beta1;  // at least 0, below 1
+  double beta2;  // the same
   double eps;
   double weight_decay;
 };
@@ -25,7 +26,8 @@ OCTAVO_API void adam_(const StepTensors& tensors, at::IntArrayRef steps, const A
 
 /// Makes one step of AdamW, in place, in one pass. All tensors have one shape and are float32; `parameter` and
 /// `gradient` may be of another floating dtype and are then converted. `step` counts from 1. Elements with a gradient
-/// that is not finite, or has no finite square, stay as they are. Throws Error invalid_argument for other tensors.
+/// that is not finite, or has no finite square, stay as they are. Throws Error invalid_argument for other tensors or
+/// options.
 OCTAVO_API void adamw_(at::Tensor& parameter, const at::Tensor& gradient, at::Tensor& mean, at::Tensor& square,
                        const AdamWOptions& options, std::int64_t step);
 /// Makes the same step where the square has made fewer steps than the mean: `square_step`, counted from 1.

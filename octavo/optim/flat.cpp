@@ -5,6 +5,8 @@
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>
 
+#include <cmath>
+
 #include "octavo/device/own_values.h"
 #include "octavo/kernels/error.h"
 
@@ -43,6 +45,15 @@ void require_writable(const at::Tensor& tensor, const char* where, const char* w
 
 void require_step(std::int64_t step, const char* where, const char* what) {
   if (step < 1) fail(ErrorCode::invalid_argument, where, "expected ", what, " counted from 1, got ", step);
+}
+
+void require_finite(double value, const char* where, const char* what) {
+  if (!std::isfinite(value)) fail(ErrorCode::invalid_argument, where, "expected a finite ", what, ", got ", value);
+}
+
+void require_beta(double beta, const char* where, const char* what) {
+  if (beta >= 0 && beta < 1) return;
+  fail(ErrorCode::invalid_argument, where, "expected a ", what, " of at least 0 and below 1, got ", beta);
 }
 
 void require_state(const at::Tensor& state, const at::Tensor& parameter, const char* where, const char* what) {

@@ -27,6 +27,10 @@ void require_like(const at::Tensor& tensor, const at::Tensor& parameter, const c
 void require_writable(const at::Tensor& tensor, const char* where, const char* what);
 /// Throws the same unless `step` is at least 1: the bias of a step before the first cannot be divided out.
 void require_step(std::int64_t step, const char* where, const char* what);
+/// Throws the same unless `value` is finite. A schedule may make a learning rate a little less than 0.
+void require_finite(double value, const char* where, const char* what);
+/// Throws the same unless `beta` is at least 0 and below 1.
+void require_beta(double beta, const char* where, const char* what);
 
 /// Returns a tensor's description for messages; it may be undefined.
 std::string described(const at::Tensor& tensor);

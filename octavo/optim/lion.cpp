@@ -20,7 +20,12 @@ rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gra
 }
 
 void lion_(const StepTensors& tensors, const LionOptions& options) {
-  require_valid(tensors, /*has_square=*/false, "optim.lion");
+  constexpr const char* kWhere = "optim.lion";
+  require_valid(tensors, /*has_square=*/false, kWhere);
+  require_finite(options.lr, kWhere, "lr");
+  require_beta(options.beta1, kWhere, "beta1");
+  require_beta(options.beta2, kWhere, "beta2");
+  require_finite(options.weight_decay, kWhere, "weight_decay");
   const rules::LionStep rule = {.decay = kept_by(options.lr, options.weight_decay),
                                 .step_size = static_cast<float>(options.lr),
                                 .mix = momentum_mix(options.beta1, options.beta2)};
@@ -33,6 +38,8 @@ void sign_step_(at::TensorList parameters, at::TensorList updates, double lr, do
   constexpr const char* kWhere = "optim.sign_step";
   require_length(updates.size(), parameters.size(), kWhere, "updates");
   for (std::size_t i = 0; i < parameters.size(); ++i) require_like(updates[i], parameters[i], kWhere, "an update");
+  require_finite(lr, kWhere, "lr");
+  require_finite(weight_decay, kWhere, "weight_decay");
   const float decay = kept_by(lr, weight_decay), step_size = static_cast<float>(lr);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor order = order_of(parameters[i]);

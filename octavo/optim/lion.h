@@ -11,6 +11,7 @@
 
 namespace octavo {
 
+/// Steps throw Error invalid_argument unless all are finite, and the betas at least 0 and below 1.
 struct LionOptions {
   double lr;
   double beta1;  // of the update whose sign is the step

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -94,6 +95,30 @@ TEST(StepArguments, StepsAreCountedFromOne) {
   EXPECT_TRUE(has(refusal_of([] { zero_one_kind(10, {0, 0, 0, 0}); }), "at least 1 step"));
   EXPECT_TRUE(has(refusal_of([] { decode_state(at::zeros({8}, at::kByte), at::zeros({1}), -1, {8, true}); }),
                   "a count of at least 0"));
+}
+
+TEST(StepArguments, RatesThatAreNotFiniteAndBetasOfOneAreRefused) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<std::int64_t> steps = {1};
+  at::Tensor p = at::ones({8}), mean = at::zeros({8}), square = at::zeros({8}),
+             coefficient = at::zeros({1}, at::kDouble);
+  const StepTensors tensors = {.parameters = p, .gradients = p, .means = mean, .squares = square};
+  for (const AdamWOptions& bad : {AdamWOptions{kNaN, 0.9, 0.999, 1e-8, 0}, AdamWOptions{0.1, 1, 0.999, 1e-8, 0},
+                                  AdamWOptions{0.1, 0.9, 1, 1e-8, 0}, AdamWOptions{0.1, 0.9, kNaN, 1e-8, 0},
+                                  AdamWOptions{0.1, 0.9, 0.999, INFINITY, 0}, AdamWOptions{0.1, 0.9, 0.999, 0, kNaN}}) {
+    EXPECT_TRUE(has(refusal_of([&] { adam_(tensors, steps, bad, true); }), "[optim.adam] expected a "));
+    EXPECT_TRUE(has(refusal_of([&] { adamw_(p, p, mean, square, bad, 1); }), "[optim.adamw] expected a "));
+    const LambOptions lamb = {bad.lr, bad.beta1, bad.beta2, bad.eps, bad.weight_decay, 0, 10};
+    EXPECT_TRUE(
+        has(refusal_of([&] { lamb_(p, p, mean, square, steps, coefficient, lamb); }), "[optim.lamb] expected a "));
+  }
+  const StepTensors of_lion = {.parameters = p, .gradients = p, .means = mean};
+  for (const LionOptions& bad : {LionOptions{kNaN, 0.9, 0.99, 0}, LionOptions{0.1, 1, 0.99, 0},
+                                 LionOptions{0.1, 0.9, -0.1, 0}, LionOptions{0.1, 0.9, 0.99, INFINITY}}) {
+    EXPECT_TRUE(has(refusal_of([&] { lion_(of_lion, bad); }), "[optim.lion] expected a "));
+  }
+  EXPECT_TRUE(has(refusal_of([&] { sign_step_(p, p, kNaN, 0); }), "[optim.sign_step] expected a finite lr, got nan"));
+  EXPECT_TRUE(at::equal(p, at::ones({8})) && at::equal(mean, at::zeros({8})));
 }
 
 TEST(StepArguments, MayBeLeavesInAnyMemoryOrder) {
