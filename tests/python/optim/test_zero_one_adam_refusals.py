@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0/1 Adam: what it refuses, and gradients of which it makes no step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_runs import digest
+from lion_runs import Given, gradients_of
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from zero_one_runs import KINDS, build, published_of, require_close, run_step, step_published, wrap
+
+import octavo
+from octavo.optim import OneBitAdamW
+
+
+def test_a_nan_in_one_process_is_not_a_step():
+    module = Given()
+    optimizer = build(module.parameters())
+    for step, kind in enumerate(KINDS):
+        before = digest(module)
+        gradients = gradients_of(0, step)
+        if step in (2, 5, 16):
+            gradients[0][3, 3] = math.nan
+        run_step(module, optimizer, gradients)
+        assert (digest(module) == before) == (step in (2, 5, 16)), f"step {step}, {kind}"
+
+
+def poison(rank: int, at: int, bad: float) -> list[str]:
+    """Makes rank 1's gradient of one step not finite. Compares every step with the published rule without what is left
+    out."""
+    model, handle, optimizer = wrap()
+    published, digests, made_up = published_of(model.module, 2), [], False
+    for step, kind in enumerate(KINDS):
+        before = digest(model)
+        gradients = gradients_of(rank, step)
+        if step == at and rank == 1:
+            gradients[0][5, 7] = bad
+        made_up, now = False, "s" if made_up and kind == "l" else kind
+        assert optimizer.next_kind[0] == now
+        run_step(model, optimizer, gradients)
+        if step != at:
+            step_published(published, now, step, 2)
+        elif kind == "l":
+            step_published(published, kind, step, 2, without={1})
+            assert (digest(model) == before) == (rank == 1)
+        else:
+            assert digest(model) == before
+            made_up = kind == "s"
+        require_close(model.module, published, rank, f"step {step}, {now}")
+        is_common = now != "l" and (
+            step != at or KINDS[at - 1] != "l"
+        )  # a sync that failed leaves the ranks' parameters as they were
+        digests.append(digest(model) if is_common else "")
+    nonfinite = handle.stats()["nonfinite_steps"]
+    assert nonfinite == (0 if KINDS[at] == "l" and rank == 0 else 1)
+    return digests
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("at", [1, 3, 12, 13, 19, 22])
+def test_a_nan_on_one_rank_costs_its_step_and_nothing_else(two_ranks, at, bad):
+    first, second = two_ranks.run(poison, at, bad)
+    assert first == second
+
+
+def poison_under_scaler(rank: int, at: int) -> tuple[list[str], float]:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    model, _, optimizer = wrap("sign+ef", scaler=scaler)
+    digests = []
+    for step, kind in enumerate(KINDS):
+        gradients = gradients_of(rank, step)
+        if step == at and rank == 1:
+            gradients[0][5, 7] = math.inf
+        optimizer.zero_grad()
+        scaler.scale(model(*gradients)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        is_common = kind != "l" and (step != at or KINDS[at - 1] != "l")
+        digests.append(digest(model) if is_common else "")
+    return digests, scaler.get_scale()
+
+
+@pytest.mark.parametrize("at", [3, 12, 13])
+def test_a_scaler_may_skip_a_step_on_one_rank_alone(two_ranks, at):
+    (first, first_scale), (second, second_scale) = two_ranks.run(poison_under_scaler, at)
+    assert first == second
+    assert second_scale == 512
+    assert first_scale == (1024 if KINDS[at] == "l" else 512)
+
+
+def disagree(rank: int) -> str:
+    model = DistributedDataParallel(Given())
+    handle = octavo.compress(model, "int4+ef", timeout_s=1.0)
+    handle.set_exchange("nothing" if rank == 1 else "planned")
+    try:
+        model(*gradients_of(rank, 0)).backward()
+        dist.barrier()
+    except TimeoutError as error:
+        dist.barrier()
+        return str(error)
+    return ""
+
+
+def test_ranks_that_disagree_do_not_hang(two_ranks):
+    alone, silent = two_ranks.run(disagree)
+    assert "[comm.wire]" in alone and silent == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (dict(lr=-1.0), "expected lr of at least 0, got -1.0"),
+        (dict(betas=(0.9, 1.0)), "expected two betas from 0 to below 1, got (0.9, 1.0)"),
+        (dict(eps=-1e-8), "expected eps of at least 0"),
+        (dict(weight_decay=-0.1), "expected weight_decay of at least 0"),
+        (dict(variance_floor=-1), "expected variance_floor of at least 0"),
+        (dict(var_freeze_step=0), "expected var_freeze_step of at least 1, got 0"),
+        (dict(var_update_scaler=0), "expected var_update_scaler of at least 1"),
+        (dict(local_step_scaler=0.5), "expected local_step_scaler of at least 1"),
+        (dict(local_step_clipper=0), "expected local_step_clipper of at least 1"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(ValueError) as caught:
+        build([nn.Parameter(torch.zeros(2))], **options)
+    assert f"[optim.ZeroOneAdam] {words}" in str(caught.value)
+
+
+def test_groups_states_and_tensors_that_make_no_sense_are_refused():
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+    groups = [{"params": [p], "local_step_clipper": n} for p, n in zip(parameters, (4, 8), strict=True)]
+    with pytest.raises(ValueError, match=r"the same local_step_clipper in all parameter groups, got 4 and 8"):
+        build(groups)
+    with pytest.raises(ValueError, match=r"this is the state of another optimizer, not of a ZeroOneAdam"):
+        build(parameters).load_state_dict(OneBitAdamW(parameters, warmup_steps=1).state_dict())
+    without_states = build(parameters).state_dict()
+    without_states["param_groups"][0]["steps"] = 100
+    with pytest.raises(ValueError, match=r"a run of 100 steps, and has nothing of any parameter"):
+        build(parameters).load_state_dict(without_states)
+    with pytest.raises(TypeError, match=r"\[optim\.ZeroOneAdam\] complex parameters"):
+        build([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
+    parameters[0].grad = torch.sparse_coo_tensor([[1]], torch.ones(1), (2,), check_invariants=True)
+    with pytest.raises(RuntimeError, match=r"\[optim\.ZeroOneAdam\] sparse gradients are not supported"):
+        build(parameters).step()
+
+
+def refuse(rank: int) -> None:
+    for plan in ("sign-vote", "dgc:0.01", "auto"):
+        with pytest.raises(ValueError, match=r"\[optim\.ZeroOneAdam\] expected a plan that"):
+            wrap(plan)
+    different = build(Given().parameters(), local_step_clipper=4 if rank == 0 else 8)
+    with pytest.raises(RuntimeError, match=r"pass it as octavo\.compress\(ddp, plan, optimizer=optimizer\)"):
+        different.step()
+    module = Given()
+    different = build(module.parameters(), local_step_clipper=4 if rank == 0 else 8)
+    with pytest.raises(ValueError, match="all ranks must have the same phase of the optimizer"):
+        octavo.compress(DistributedDataParallel(module), "sign+ef", optimizer=different)
+
+    model, handle, optimizer = wrap("sign+ef")
+    with pytest.raises(ValueError, match="a plan that keeps magnitudes"):
+        handle.set_plan("sign-vote")
+    for step, kind in enumerate(KINDS[:13]):
+        optimizer.zero_grad()
+        model(*gradients_of(rank, step)).backward()
+        before = digest(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if kind == "s":
+            with pytest.raises(RuntimeError, match=r"\[optim\.ZeroOneAdam\] step: .*averaged their updates"):
+                optimizer.step()
+            assert digest(model) == before
+        else:
+            optimizer.step()
+            assert digest(model) != before
+    with pytest.raises(RuntimeError, match=r"\.grad of bias holds .* no_sync"):
+        model(*gradients_of(rank, 1)).backward()
+
+
+def test_what_cannot_be_done_right_is_refused(two_ranks):
+    two_ranks.run(refuse)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""0/1 Adam: its state between syncs, saved, resumed and taken to another number of ranks."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from ddp_runs import Odd, batch_of, digest
+from lion_runs import Given, gradients_of
+from torch import nn
+from zero_one_runs import KINDS, build, run_step, wrap
+
+
+def test_the_state_goes_round_and_a_copy_is_whole():
+    module = Given()
+    optimizer = build(module.parameters())
+    for step in range(18):
+        run_step(module, optimizer, gradients_of(0, step))
+    resumed = copy.deepcopy(module)
+    resumed_optimizer = build(resumed.parameters(), lr=1.0)
+    for _ in range(2):
+        resumed_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    twin, twin_optimizer = copy.deepcopy((module, optimizer))
+    for step in range(18, 24):
+        for one in ((module, optimizer), (resumed, resumed_optimizer), (twin, twin_optimizer)):
+            run_step(*one, gradients_of(0, step))
+    assert digest(module) == digest(resumed) == digest(twin)
+
+
+def resume(rank: int, plan: str, stop: int | None) -> list[str]:
+    """Returns digests of all steps. At `stop` everything is saved as a checkpoint does it, parameters and optimizer
+    only of rank 0, and a new model goes on."""
+    torch.manual_seed(0)
+    model, handle, optimizer = wrap(plan, Odd(), {"bucket_cap_mb": 0.02}, lr=3e-3)
+    digests = []
+    for step in range(len(KINDS)):
+        if step == stop:
+            shared = [model.module.state_dict(), optimizer.state_dict()] if rank == 0 else [None, None]
+            dist.broadcast_object_list(shared, src=0)
+            own = handle.state_dict()
+            model, handle, optimizer = wrap(plan, Odd(), {"bucket_cap_mb": 0.02}, lr=3e-3)
+            model.module.load_state_dict(shared[0])
+            saved = [(handle, own), (optimizer, shared[1])]
+            for one, state in saved if stop % 2 else reversed(saved):
+                one.load_state_dict(state)
+        tokens = batch_of(rank, step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(tokens).flatten(0, 1), (7 * tokens.flatten() + 3) % 50).backward()
+        optimizer.step()
+        digests.append(digest(model))
+    return digests
+
+
+@pytest.mark.parametrize("stop", [1, 4, 8, 13, 18, 23])
+def test_resuming_between_two_syncs_gives_the_same_bits(two_ranks, stop):
+    ends = [of_rank[-1] for of_rank in two_ranks.run(resume, "sign+ef", stop)]
+    assert ends == [of_rank[-1] for of_rank in two_ranks.run(resume, "sign+ef", None)]
+    assert two_ranks.run(resume, "int4+ef", stop) == two_ranks.run(resume, "int4+ef", None)
+
+
+def save(rank: int, steps: int) -> tuple[dict, dict, dict]:
+    model, handle, optimizer = wrap("sign+ef")
+    for step in range(steps):
+        run_step(model, optimizer, gradients_of(rank, step))
+    return handle.state_dict(), optimizer.state_dict(), model.module.state_dict()
+
+
+def go_on_in_another_world(rank: int, saved: list[tuple[dict, dict, dict]]) -> str:
+    model, handle, optimizer = wrap("sign+ef")
+    model.module.load_state_dict(saved[0][2])
+    optimizer.load_state_dict(copy.deepcopy(saved[0][1]))
+    handle.load_state_dict([state for state, *_ in saved])
+    with torch.no_grad():
+        model(*gradients_of(rank, 23))  # the parameters are set at the next forward pass
+    for name, parameter in model.module.named_parameters():
+        mean = sum(state[f"update/{name}"] for state, *_ in saved) / len(saved)
+        assert mean.abs().max() > 0
+        anchor = optimizer.state[parameter]["anchor"]
+        torch.testing.assert_close(parameter.detach(), anchor - mean.view_as(anchor))
+    for step in range(23, 32):
+        run_step(model, optimizer, gradients_of(rank, step))
+    return digest(model)
+
+
+def roll_back(rank: int) -> None:
+    model, handle, optimizer = wrap("sign+ef")
+    for step in range(3):
+        run_step(model, optimizer, gradients_of(rank, step))
+    saved = copy.deepcopy((model.module.state_dict(), handle.state_dict(), optimizer.state_dict()))
+    for step in range(3, 15):
+        run_step(model, optimizer, gradients_of(rank, step))
+    for one, state in zip((model.module, handle, optimizer), saved, strict=True):
+        one.load_state_dict(state)
+    with torch.no_grad():
+        model(*gradients_of(rank, 3))
+    for name, parameter in model.module.named_parameters():
+        assert torch.equal(parameter, saved[0][name])
+
+
+def test_a_state_of_before_the_local_steps_brings_its_parameters_back(two_ranks):
+    two_ranks.run(roll_back)
+
+
+def test_a_single_process_goes_on_from_the_last_sync_of_several_ranks(two_ranks):
+    _, of_optimizer, of_model = two_ranks.run(save, 15)[0]
+    module = Given()
+    module.load_state_dict(of_model)
+    optimizer = build(module.parameters())
+    optimizer.load_state_dict(copy.deepcopy(of_optimizer))
+    for parameter in module.parameters():
+        assert torch.equal(parameter, optimizer.state[parameter]["anchor"])
+    run_step(module, optimizer, gradients_of(0, 15))
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+
+
+def test_another_number_of_ranks_goes_on_with_the_mean_of_the_updates(two_ranks, three_ranks):
+    assert len(set(three_ranks.run(go_on_in_another_world, two_ranks.run(save, 23)))) == 1
+    assert len(set(two_ranks.run(go_on_in_another_world, three_ranks.run(save, 23)))) == 1
