@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of what optimizers are given: options, parameters, gradients and saved states."""
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from numbers import Real
+from functools import wraps
+from numbers import Integral, Real
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +21,18 @@ _OF_BITSANDBYTES = {"args": None, "percentile_clipping": 100, "block_wise": True
 _OF_TORCH = {"amsgrad": False, "maximize": False, "capturable": False, "differentiable": False}
 _INERT = _OF_BITSANDBYTES | _OF_TORCH
 _HOW_TORCH_STEPS = ("foreach", "fused")  # options of torch's that do not change the result
+
+
+def eager_step(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a step: it is neither traced nor differentiated, and it is made outside of inference mode. A state that
+    was made in inference mode could not be changed by the steps after it."""
+
+    @wraps(step)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.no_grad():
+            return step(*args, **kwargs)
+
+    return not_compiled(eager)
 
 
 def loss_of(closure: Callable[[], Tensor] | None) -> Tensor | None:
@@ -47,9 +61,11 @@ class CheckedOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
-    def _require_parameters(self, parameters: Iterable[Tensor]) -> None:
+    def _require_parameters(self, parameters: Sequence[Tensor]) -> None:
         """Raises TypeError or ValueError for parameters that a new group cannot have."""
         require_real(self, parameters)
+        twice = len(parameters) - len(set(parameters))  # torch refuses those of another group
+        self._require(twice == 0, "each parameter once in a group", f"{twice} of them again")
 
     def _require_all_valid(self) -> None:
         """Raises ValueError where the options of a group have been changed to what is out of range."""
@@ -61,9 +77,9 @@ class CheckedOptimizer(Optimizer):
         require_inert(self, group)
         for name in ("lr", "eps", "weight_decay", "variance_floor"):
             value = group.get(name, 0)
-            self._require(_is_number(value) and value >= 0, f"{name} of at least 0", repr(value))
+            self._require(is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
         betas = self._betas(group)
-        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(_is_number(b) and 0 <= b < 1 for b in betas)
+        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
         self._require(are_two, "two betas from 0 to below 1", betas)
 
     def _load_checked(
@@ -92,8 +108,15 @@ class CheckedOptimizer(Optimizer):
             raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real | Tensor)  # a learning rate may be a tensor, which a schedule changes in place
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite number of a type that operators take. It may be a tensor of one element: a learning
+    rate that a schedule changes in place."""
+    is_of_numpy = isinstance(value, Real) and hasattr(value, "dtype")
+    is_one = value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, float | Integral) or is_of_numpy
+    try:
+        return is_one and math.isfinite(float(value))
+    except (OverflowError, RuntimeError):  # a whole number beyond float64, a complex tensor
+        return False
 
 
 def has_base_named(value: object, names: Set[str]) -> bool:

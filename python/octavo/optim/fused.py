@@ -17,8 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from octavo.optim.checks import (
     CheckedOptimizer,
+    eager_step,
     loss_of,
-    not_compiled,
     require_dense,
     require_own_state,
     require_paged,
@@ -29,6 +29,7 @@ from octavo.optim.shards import any_rank, first_element, is_sharded, local, matc
 from octavo.optim.state_formats import has_codes, is_fitting
 from octavo.optim.states import StateMaker
 from octavo.optim.steps_in_backward import are_registered, require_unawaited, step_in_backward
+from octavo.plan import is_whole_number
 
 STEP_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NONFINITE = ("skip_element", "skip_step", "raise")
@@ -143,17 +144,18 @@ class FusedOptimizer(CheckedOptimizer):
 
     def _require_valid(self, group: dict[str, Any]) -> None:
         super()._require_valid(group)
-        self._require(group["optim_bits"] in (4, 8, 32), "optim_bits of 32, 8 or 4", group["optim_bits"])
+        bits, seed = group["optim_bits"], group["seed"]
+        self._require(is_whole_number(bits) and bits in (4, 8, 32), "optim_bits of 32, 8 or 4", repr(bits))
+        self._require(is_whole_number(seed), "seed as a whole number", repr(seed))
         for name in ("min_8bit_size", "min_paged_size"):
-            is_size = isinstance(group[name], int) and group[name] >= 0
+            is_size = is_whole_number(group[name]) and group[name] >= 0
             self._require(is_size, f"{name} as a whole number of 0 or more", repr(group[name]))
         for name, known in (("nonfinite", NONFINITE), ("bf16_rounding", BF16_ROUNDING)):
             self._require(group[name] in known, f"{name} as one of {known}", repr(group[name]))
 
     # ---- steps
 
-    @not_compiled
-    @torch.no_grad()
+    @eager_step
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = loss_of(closure)
         self._require_all_valid()
@@ -237,7 +239,7 @@ class FusedOptimizer(CheckedOptimizer):
         self._backward_hooks = tuple(step_in_backward(self))
         return list(self._backward_hooks)
 
-    @torch.no_grad()
+    @eager_step
     def _step_one(self, group: dict[str, Any], parameter: Tensor) -> None:
         """Makes the step of one parameter, which is in ``group`` and has a ``grad``."""
         self._require_valid(group)
@@ -275,7 +277,7 @@ class FusedOptimizer(CheckedOptimizer):
                 code_bits=group["optim_bits"] if group["optim_bits"] != 32 else 8,
                 gradient_factor=None if factor is None else factor.to(device),
                 nonfinite=self._flag_on(device),
-                rounding_seed=group["seed"] % 2**63 if is_random else None,
+                rounding_seed=int(group["seed"]) % 2**63 if is_random else None,
                 numbers=self._numbers(here) if is_random else [],
                 first_elements=[first_element(p) for p in here] if is_random else [],
             )

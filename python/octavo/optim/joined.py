@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -83,7 +83,7 @@ class JoinedOptimizer(CheckedOptimizer):
         self.require_plan(plan)
         self._require_known(self._parameters(), parameters)
 
-    def _require_parameters(self, parameters: Iterable[Tensor]) -> None:
+    def _require_parameters(self, parameters: Sequence[Tensor]) -> None:
         super()._require_parameters(parameters)
         if self._handle is not None:
             self._require_known(parameters, self._sent)

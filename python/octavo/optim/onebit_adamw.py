@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan
-from octavo.optim.checks import loss_of, not_compiled, require_dense, require_own_state, require_own_states
+from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 from octavo.plan import as_plan
@@ -130,8 +130,7 @@ class OneBitAdamW(ManagedStates, JoinedOptimizer):
     def warmup_plan(self) -> str:
         return self.param_groups[0]["warmup_plan"]
 
-    @not_compiled
-    @torch.no_grad()
+    @eager_step
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = loss_of(closure)
         self._require_all_valid()

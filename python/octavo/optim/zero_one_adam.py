@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo._C import Plan, ZeroOneKind, zero_one_kind
-from octavo.optim.checks import loss_of, not_compiled, require_dense, require_own_state, require_own_states
+from octavo.optim.checks import eager_step, loss_of, require_dense, require_own_state, require_own_states
 from octavo.optim.joined import JoinedOptimizer
 from octavo.optim.managed import ManagedStates
 
@@ -126,6 +126,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 # the position in the schedule; it is the same in all groups
                 "steps": 0,
                 "overdue": False,  # whether the last sync failed
+                "learnt": False,  # whether a parameter has a state
             },
         )
 
@@ -153,8 +154,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._note_last_step()
         return self._next_kind().name
 
-    @not_compiled
-    @torch.no_grad()
+    @eager_step
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
         loss = loss_of(closure)
         self._require_all_valid()
@@ -244,7 +244,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         kind = self._kind
         self._made = kind if finite else None
         self._set_position(steps=self._position["steps"] + 1, overdue=kind == _SYNC and not finite)
-        if kind == _VARIANCE or (kind == _SYNC and not finite):
+        is_made_by_others = kind == _LOCAL and self._handle is not None
+        if kind == _VARIANCE or not (finite or is_made_by_others):
             return
         for parameter, state, lr, weight_decay in self._known():
             if "anchor" not in state and (kind == _LOCAL or self._handle is None):
@@ -292,6 +293,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             for parameter, *_ in moved:
                 if "preconditioner" not in self.state[parameter]:
                     self._first_state(parameter)
+            self._set_position(learnt=True)
             self._register()
         own = self._own()
         for parameter, group, lr, weight_decay in moved:
@@ -352,6 +354,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 if not state:
                     state = self.state[parameter]
                     state.update(step=0, exp_avg=self._zeros_like(parameter), exp_avg_sq=self._zeros_like(parameter))
+                    self._set_position(learnt=True)
                 state["step"] += 1
                 moments, options = (state["exp_avg"], state["exp_avg_sq"]), (*group["betas"], group["eps"])
                 torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, state["step"], lr, *options, weight_decay)
@@ -428,6 +431,17 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     # ---- state
 
+    def __getstate__(self) -> dict[str, Any]:
+        self._note_last_step()
+        return super().__getstate__()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "defaults" in state:  # a copy, which has no handle; otherwise a load, which does this after its checks
+            for parameter in self._parameters():
+                if "preconditioner" in self.state.get(parameter, {}):
+                    self._begin_round_alone(parameter)
+
     def state_dict(self) -> dict[str, Any]:
         self._note_last_step()
         return super().state_dict()
@@ -453,8 +467,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     @torch.no_grad()
     def _begin_round_alone(self, parameter: Tensor) -> None:
-        """Begins a round in a single process that has loaded the state of a run on several ranks. The momenta and
-        updates were kept by their handles, so it begins at their last sync."""
+        """Begins a round in a single process that has the state of an optimizer with a handle, loaded or copied. The
+        handle kept momenta and updates, so it begins at the last sync."""
         state = self.state[parameter]
         if "update" in state:
             return
@@ -464,7 +478,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
 
 def _require_any_state(state_dict: dict[str, Any]) -> None:
-    steps = max((group.get("steps", 0) for group in state_dict["param_groups"]), default=0)
+    groups = state_dict["param_groups"]
+    steps = max((group.get("steps", 0) for group in groups if group.get("learnt", True)), default=0)
     if steps > 0 and not any(state_dict["state"].values()):
         raise ValueError(
             f"[optim.ZeroOneAdam] this state is of a run of {steps} steps, and has nothing of any parameter: steps "

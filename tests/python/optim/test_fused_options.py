@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+from fractions import Fraction
 
 import pytest
 import torch
@@ -35,6 +36,14 @@ from octavo.optim import (
         ("lr", -1.0),
         ("lr", "1e-3"),
         ("lr", float("nan")),
+        ("lr", float("inf")),
+        ("lr", 10**400),
+        ("lr", torch.tensor([1e-3, 1e-3])),
+        ("lr", Fraction(1, 1000)),
+        ("betas", (Fraction(9, 10), 0.99)),
+        ("optim_bits", 8.0),
+        ("seed", 1.5),
+        ("seed", None),
         ("weight_decay", -0.1),
         ("weight_decay", None),
         ("betas", (1.0, 0.9)),
@@ -50,6 +59,29 @@ def test_options_out_of_range_are_refused_and_leave_no_group(option, value):
     with pytest.raises(ValueError, match=option):
         optimizer.add_param_group({"params": parameters_of(), option: value})
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_parameter_that_is_twice_in_a_group_is_refused():
+    """Its two steps would be made at the same time."""
+    (first, *others) = parameters_of()
+    with pytest.raises(ValueError, match="each parameter once in a group, got 1 of them again"):
+        AdamW8bit([first, *others, first])
+
+
+def test_a_step_in_inference_mode_is_followed_by_others():
+    results = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        parameters = parameters_of()
+        optimizer = AdamW8bit(parameters)
+        for step in range(3):
+            give_gradients(parameters, step)
+            with mode():
+                optimizer.step()
+            give_gradients(parameters, step)
+            optimizer.step()
+        results.append([parameter.detach() for parameter in parameters])
+    assert all(map(torch.equal, *results))
 
 
 def test_distributed_lion_refuses_a_group_of_other_betas_and_stays_as_it_was():

@@ -387,12 +387,12 @@ def test_accumulated_gradients_are_voted_on_once(two_ranks):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda p: Signum(p, lr=-1.0), "[optim.Signum] expected lr of at least 0, got -1.0"),
+        (lambda p: Signum(p, lr=-1.0), "[optim.Signum] expected a finite lr of at least 0, got -1.0"),
         (lambda p: Signum(p, momentum=1.0), "[optim.Signum] expected two betas from 0 to below 1, got (1.0, 1.0)"),
         (lambda p: Lion(p, betas=(0.9, -0.1)), "[optim.Lion] expected two betas from 0 to below 1, got (0.9, -0.1)"),
         (
             lambda p: DistributedLion(p, weight_decay=-1),
-            "[optim.DistributedLion] expected weight_decay of at least 0",
+            "[optim.DistributedLion] expected a finite weight_decay of at least 0",
         ),
         (
             lambda p: Signum([{"params": [q], "momentum": m} for q, m in zip(p, (0.5, 0.9), strict=True)]),

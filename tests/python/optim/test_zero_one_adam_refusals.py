@@ -30,6 +30,22 @@ def test_a_nan_in_one_process_is_not_a_step():
         assert (digest(module) == before) == (step in (2, 5, 16)), f"step {step}, {kind}"
 
 
+def test_a_local_step_that_is_not_made_counts_for_nothing():
+    """A sync makes the momentum from the updates and the sizes of the steps, of those alone that were made."""
+    parameter = nn.Parameter(torch.ones(8))
+    optimizer = build([parameter], weight_decay=0.0, var_freeze_step=2, local_step_scaler=1, local_step_clipper=4)
+    kinds, momenta = [], []
+    for step in range(14):
+        kinds.append(optimizer.next_kind)
+        parameter.grad = torch.full((8,), math.nan if step in (6, 7, 8) else 1.0)
+        optimizer.step()
+        if kinds[-1] == "sync":
+            state = optimizer.state[parameter]
+            momenta.append((state["exp_avg"] / state["preconditioner"])[0].item())
+    assert kinds[6:10] == ["local", "local", "local", "sync"]
+    assert state["step"] == 11 and momenta == sorted(momenta)  # of a constant gradient it grows
+
+
 def poison(rank: int, at: int, bad: float) -> list[str]:
     """Makes rank 1's gradient of one step not finite. Compares every step with the published rule without what is left
     out."""
@@ -114,11 +130,11 @@ def test_ranks_that_disagree_do_not_hang(two_ranks):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (dict(lr=-1.0), "expected lr of at least 0, got -1.0"),
+        (dict(lr=-1.0), "expected a finite lr of at least 0, got -1.0"),
         (dict(betas=(0.9, 1.0)), "expected two betas from 0 to below 1, got (0.9, 1.0)"),
-        (dict(eps=-1e-8), "expected eps of at least 0"),
-        (dict(weight_decay=-0.1), "expected weight_decay of at least 0"),
-        (dict(variance_floor=-1), "expected variance_floor of at least 0"),
+        (dict(eps=-1e-8), "expected a finite eps of at least 0"),
+        (dict(weight_decay=-0.1), "expected a finite weight_decay of at least 0"),
+        (dict(variance_floor=-1), "expected a finite variance_floor of at least 0"),
         (dict(var_freeze_step=0), "expected var_freeze_step of at least 1, got 0"),
         (dict(var_update_scaler=0), "expected var_update_scaler of at least 1"),
         (dict(local_step_scaler=0.5), "expected local_step_scaler of at least 1"),
@@ -139,7 +155,7 @@ def test_groups_states_and_tensors_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match=r"this is the state of another optimizer, not of a ZeroOneAdam"):
         build(parameters).load_state_dict(OneBitAdamW(parameters, warmup_steps=1).state_dict())
     without_states = build(parameters).state_dict()
-    without_states["param_groups"][0]["steps"] = 100
+    without_states["param_groups"][0].update(steps=100, learnt=True)
     with pytest.raises(ValueError, match=r"a run of 100 steps, and has nothing of any parameter"):
         build(parameters).load_state_dict(without_states)
     with pytest.raises(TypeError, match=r"\[optim\.ZeroOneAdam\] complex parameters"):

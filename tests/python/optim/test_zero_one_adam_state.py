@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import math
+import pickle
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch.distributed as dist
 from ddp_runs import Odd, batch_of, digest
 from lion_runs import Given, gradients_of
 from torch import nn
+from train_runs import solo_world
 from zero_one_runs import KINDS, build, run_step, wrap
 
 
@@ -28,6 +31,37 @@ def test_the_state_goes_round_and_a_copy_is_whole():
         for one in ((module, optimizer), (resumed, resumed_optimizer), (twin, twin_optimizer)):
             run_step(*one, gradients_of(0, step))
     assert digest(module) == digest(resumed) == digest(twin)
+
+
+def test_a_copy_of_a_joined_optimizer_begins_at_the_last_sync():
+    with solo_world():
+        model, _, optimizer = wrap()
+        for step in range(17):
+            run_step(model, optimizer, gradients_of(0, step))
+        assert KINDS[16] == "l"
+        states = (optimizer.state[parameter] for parameter in optimizer._parameters())
+        at_sync = [state["anchor"].clone() for state in states]
+        for copied, copied_optimizer in (
+            copy.deepcopy((model.module, optimizer)),
+            pickle.loads(pickle.dumps((model.module, optimizer))),
+        ):
+            assert all(map(torch.equal, copied.parameters(), at_sync))
+            before = digest(copied)
+            run_step(copied, copied_optimizer, gradients_of(0, 17))
+            assert digest(copied) != before
+
+
+def test_a_run_whose_gradients_were_all_bad_resumes():
+    module = Given()
+    optimizer = build(module.parameters())
+    bad = [torch.full_like(gradient, math.inf) for gradient in gradients_of(0, 0)]
+    run_step(module, optimizer, bad)
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for step in range(1, 20):
+        run_step(module, optimizer, gradients_of(0, step))
+    lost = copy.deepcopy(optimizer.state_dict()) | {"state": {}}
+    with pytest.raises(ValueError, match="has nothing of any parameter"):
+        build(Given().parameters()).load_state_dict(lost)
 
 
 def resume(rank: int, plan: str, stop: int | None) -> list[str]:
