@@ -30,7 +30,10 @@ namespace dc = octavo::dc;
 using octavo::dc::ncclDataType_t;
 #endif
 
-/// Seed 003 spells the dtype so; torch has the name in the namespace torch alone.
+/// Seed 003 spells the dtype so; torch has the name in the namespace torch alone. Define the macro in a program that is
+/// `using namespace torch` and says kFloat16, which would have two meanings.
+#if !defined(OCTAVO_NO_KFLOAT16)
 namespace at {
 inline constexpr ScalarType kFloat16 = kHalf;
 }  // namespace at
+#endif

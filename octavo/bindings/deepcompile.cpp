@@ -105,7 +105,7 @@ void bind_engine(py::module_& m) {
       .def("unregister_graph", &Engine::unregister_graph, py::arg("graph_id"))
       .def("reset", &Engine::reset, no_gil)
       .def("update_param_grad_buffer", &Engine::update_param_grad_buffer, py::arg("ds_id"), py::arg("grad_buffer"))
-      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"))
+      .def("set_persistent", &Engine::set_persistent, py::arg("ds_id"), py::arg("is_persistent") = true)
       .def("register_graph_z1", &Engine::register_graph_z1, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z2", &Engine::register_graph_z2, py::arg("graph_id"), py::arg("ds_ids"), no_gil)
       .def("register_graph_z3", &Engine::register_graph_z3, py::arg("graph_id"), py::arg("ds_ids"), no_gil)

@@ -65,7 +65,9 @@ inline void register_z3_param(long ds_id, const std::vector<std::int64_t>& ds_sh
 inline void update_param_grad_buffer(long ds_id, at::Tensor grad_buffer) {
   default_engine().update_param_grad_buffer(ds_id, std::move(grad_buffer));
 }
-inline void set_persistent(long ds_id) { default_engine().set_persistent(ds_id); }
+inline void set_persistent(long ds_id, bool is_persistent = true) {
+  default_engine().set_persistent(ds_id, is_persistent);
+}
 inline void register_graph_z1(long graph_id, const std::vector<long>& ds_ids) {
   default_engine().register_graph_z1(graph_id, ds_ids);
 }

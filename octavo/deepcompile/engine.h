@@ -176,8 +176,9 @@ class OCTAVO_API Engine {
   /// For stages 1 and 2.
   void gather_updated();
   /// Keeps the parameter's whole values from the next gather on, until the end of a backward pass after which
-  /// parameters change. The values of the next step are written to the same memory.
-  void set_persistent(long ds_id) { param_registry->setPersistent(ds_id, true); }
+  /// parameters change. The values of the next step are written to the same memory. `is_persistent` false ends this,
+  /// and gives the memory up.
+  void set_persistent(long ds_id, bool is_persistent = true);
   /// Marks all whole values as stale, because shards were changed outside of a step.
   void invalidate_gathered_params() { param_registry->invalidateAll(); }
   /// Marks the whole values of a parameter as stale, and gives up their memory where the parameter is not persistent.

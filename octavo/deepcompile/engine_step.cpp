@@ -133,8 +133,8 @@ void Engine::drop_gradients() {
 void Engine::forget_sums() {
   param_registry->accumulation() = {};
   begins_step_ = true;
-  // an earlier pass may have left out what the last one has sent in part
-  if (std::exchange(has_sent_before_, false) && sum_) sum_->compressor().drop_residuals();
+  const bool were_several = std::exchange(has_sent_before_, false) || (sum_ && sum_->is_split());
+  if (were_several && sum_) sum_->compressor().drop_residuals();  // the first may have left out what the last has sent
 }
 
 CustomOpExecutor& Engine::executor(long graph_id) const { return *getExecutor<CustomOpExecutor>(graph_id, executors); }
@@ -169,6 +169,11 @@ at::Tensor Engine::wait_allgather(at::Tensor v, long graph_id, long ds_id) {
 
 void Engine::release_param(long graph_id, long ds_id, long n_users) {
   z3_executor(graph_id).releaseParam(ds_id, n_users);
+}
+
+void Engine::set_persistent(long ds_id, bool is_persistent) {
+  param_registry->setPersistent(ds_id, is_persistent);
+  if (!is_persistent) invalidate_gathered_param(ds_id);
 }
 
 void Engine::invalidate_gathered_param(long ds_id) {

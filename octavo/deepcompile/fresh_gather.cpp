@@ -2,6 +2,7 @@
 #include "octavo/deepcompile/fresh_gather.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include <cstddef>
 #include <string>
@@ -20,6 +21,7 @@ constexpr const char* kOfFreshGather = "deepcompile.fresh_gather";
 }  // namespace
 
 std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
+  const c10::InferenceMode kept_for_training(false);  // what is allocated here may outlive an evaluation
   const std::vector<at::ScalarType> wanted = gather_->dtypes_of(ids, dtypes);
   std::vector<at::Tensor> fresh;
   for (std::size_t i = 0; i < ids.size(); ++i) fresh.push_back(make_room(ids[i], wanted[i]));
@@ -33,11 +35,12 @@ std::vector<at::Tensor> FreshGather::start(std::span<const long> ids, std::span<
 /// of what was fetched ahead is handed over.
 at::Tensor FreshGather::make_room(long id, at::ScalarType dtype) {
   const DSParam& param = registry_->getParam(id);
-  const bool is_kept = param.isPersistent(), comes = registry_->isThereOrComing(id);
+  const bool is_kept = param.isPersistent(), comes = gather_->has(id, dtype);
   const bool was_ahead = !is_kept && comes && awaited_[id] == 0 && is_kept_by_registry_alone(id);
   if (was_ahead && registry_->getGatheredParam(id).scalar_type() == dtype) {
     return registry_->getGatheredParam(id);
   }
+  if (!comes) gather_->wait(id);  // a transfer in another dtype writes to what is registered
   at::Tensor room = at::empty(param.getShape(), at::dtype(dtype).device(param.getDevice()));
   if (!is_kept && !comes) registry_->registerGatheredParam(id, room);
   return room;
@@ -52,6 +55,7 @@ void FreshGather::wait(at::TensorList gathered, std::span<const long> ids) {
 }
 
 void FreshGather::wait_one(const at::Tensor& gathered, long id) {
+  const c10::InferenceMode kept_for_training(false);
   const DSParam& param = registry_->getParam(id);
   int& awaited = awaited_[id];
   if (awaited == 0) {

@@ -45,6 +45,11 @@ Range GradientSum::owned(long id) const {
 }
 
 void GradientSum::begin_pass() {
+  is_split_ = false;
+  begin_step();
+}
+
+void GradientSum::begin_step() {
   compressor_->begin_step();
   in_step_.clear();
 }
@@ -72,7 +77,10 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
   }
   // What is remembered of a parameter is read and written once a step. A parameter of several graphs needs several
   // steps.
-  if (comes_again) begin_pass();
+  if (comes_again) {
+    begin_step();
+    is_split_ = true;
+  }
   for (const ReduceTask& task : tasks) in_step_.insert(task.getDSId());
   sent_ = std::move(tasks);
   while_doing([&] { return doing(); }, [&] { job_ = compressor_->begin(bucket, std::move(slots)); });

@@ -38,8 +38,10 @@ class OCTAVO_API GradientSum {
   /// these.
   Range owned(long id) const;
 
-  /// Begins a backward pass, which is one step for what the plan remembers.
+  /// Begins a backward pass, which is one step for what the plan remembers, or several where a parameter is sent again.
   void begin_pass();
+  /// Whether the last pass was several steps: what was left out in its first ones is kept already.
+  bool is_split() const { return is_split_; }
   /// Forgets a pass that was broken off, also what is under way, which nobody waits for. What the plan remembers is
   /// again what it was before the pass.
   void give_up_pass();
@@ -55,6 +57,7 @@ class OCTAVO_API GradientSum {
   Compressor& compressor() { return *compressor_; }
 
  private:
+  void begin_step();
   std::size_t index_of(long id) const;
   std::string doing() const;
 
@@ -62,6 +65,7 @@ class OCTAVO_API GradientSum {
   std::unordered_map<long, std::size_t> indices_;
   std::unique_ptr<Compressor> compressor_;
   std::unordered_set<long> in_step_;
+  bool is_split_ = false;
   std::vector<ReduceTask> sent_;
   std::unique_ptr<Compressor::Job> job_;
 };

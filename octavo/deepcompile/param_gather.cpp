@@ -50,15 +50,17 @@ std::vector<at::ScalarType> ParamGather::dtypes_of(std::span<const long> ids,
     fail(ErrorCode::invalid_argument, kOfGather, "expected a dtype for each of ", ids.size(),
          " parameters, or none, got ", dtypes.size());
   }
-  std::vector<at::ScalarType> wanted;
-  for (std::size_t i = 0; i < ids.size(); ++i) {
-    const at::ScalarType own = registry_->getParam(ids[i]).getDtype();
-    wanted.push_back(dtypes.empty() ? own : dtypes[i]);
-    if (wanted.back() == own || at::isFloatingType(wanted.back())) continue;
-    fail(ErrorCode::invalid_argument, kOfGather, "expected a floating-point dtype for the whole values of ",
-         registry_->nameOf(ids[i]), ", or its own, ", own, ", got ", wanted.back());
+  std::vector<at::ScalarType> wanted(dtypes.begin(), dtypes.end());
+  if (dtypes.empty()) {
+    for (const long id : ids) wanted.push_back(registry_->getParam(id).getDtype());
   }
   return wanted;
+}
+
+bool ParamGather::has(long id, at::ScalarType dtype) const {
+  if (!registry_->isThereOrComing(id)) return false;
+  const at::ScalarType gathered = registry_->getGatheredParam(id).scalar_type();
+  return gathered == dtype || gathered == registry_->getParam(id).getDtype();
 }
 
 void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarType> dtypes) {
@@ -66,10 +68,11 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   std::vector<long> needed;
   std::vector<at::ScalarType> wanted;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    const bool is_there = registry_->isThereOrComing(ids[i]);
-    if (is_there || std::ranges::find(needed, ids[i]) != needed.end()) continue;
+    if (has(ids[i], all[i]) || std::ranges::find(needed, ids[i]) != needed.end()) continue;
+    wait(ids[i]);  // it may be on its way in another dtype
+    const DSParam& param = registry_->getParam(ids[i]);
     needed.push_back(ids[i]);
-    wanted.push_back(all[i]);
+    wanted.push_back(param.isPersistent() ? param.getDtype() : all[i]);
   }
   if (needed.empty()) return;
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation

@@ -29,11 +29,14 @@ class OCTAVO_API ParamGather {
   ~ParamGather();
 
   /// Returns the dtype of each parameter's whole values: the one in `dtypes`, or its own where `dtypes` is empty.
-  /// Throws Error invalid_argument for another number of dtypes, and for one that is not a floating-point dtype where
-  /// it differs from the parameter's own.
+  /// Throws Error invalid_argument for another number of dtypes.
   std::vector<at::ScalarType> dtypes_of(std::span<const long> ids, std::span<const at::ScalarType> dtypes) const;
-  /// Starts one transfer for those of the parameters whose whole values are neither valid nor on their way. `dtypes`
-  /// and errors are those of dtypes_of().
+  /// Whether the parameter's whole values are valid or on their way, in a dtype that can be converted to `dtype` as the
+  /// shards can: `dtype` itself, or the parameter's own.
+  bool has(long id, at::ScalarType dtype) const;
+  /// Starts one transfer for those of the parameters of which it does not have the whole values. `dtypes` and errors
+  /// are those of dtypes_of(). Those of a persistent parameter are gathered in its own dtype, since graphs that want
+  /// others share them. Waits where values are on their way in a dtype that has not enough of them.
   void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
   /// Waits until the parameter's whole values, and those of the same transfer, are there. Does nothing where they are.
   void wait(long id);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO-3: gathers whole parameters from shards, and reduces gradients to shards.
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -146,15 +147,51 @@ TEST(Z3ExecutorTest, WholeValuesHaveTheDtypeThatTheGraphAsksFor) {
     EXPECT_LT(sent, 2U * 64 * 64 / 2 + 100);
     EXPECT_TRUE(at::equal(own.graph->waitAllgather(narrow, 3), whole_of(3).to(at::kBFloat16)));
     // the values are valid in another dtype than the next call asks for; below they are still being gathered
-    EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3).to(at::kBFloat16).to(at::kFloat)));
+    EXPECT_TRUE(at::equal(own.gathered(3), whole_of(3)));
     own.graph->prefetchParamsFused({0});
     const at::Tensor cast = own.graph->allgatherParam(0, at::kBFloat16);
     EXPECT_TRUE(at::equal(own.graph->waitAllgather(cast, 0), whole_of(0).to(at::kBFloat16)));
-    const std::string refusal = refusal_of([&] { own.graph->allgatherParam(1, at::kInt); });  // it would truncate
-    EXPECT_NE(refusal.find("dtype for the whole values of parameter 1, or its own, Float, got Int"), std::string::npos)
-        << refusal;
-    EXPECT_EQ(refusal_of([&] { own.graph->allgatherParamsFused({1}, {at::kInt}); }), refusal);
-    EXPECT_TRUE(at::equal(own.gathered(1), whole_of(1)));
+  });
+}
+
+/// Graphs may want a parameter in bfloat16 and in float32. None gets values that another one's dtype has rounded.
+TEST(Z3ExecutorTest, NoGraphGetsWhatAnotherOnesDtypeHasRounded) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    const auto fresh = [&](at::ScalarType dtype, long id) {
+      const std::vector<at::Tensor> gathered = own.graph->allgatherParamsFused({id}, {dtype});
+      own.graph->waitParams(gathered, {id});
+      return gathered[0];
+    };
+    for (const bool is_persistent : {false, true}) {
+      own.registry->setPersistent(0, is_persistent);
+      own.registry->setPersistent(3, is_persistent);
+      own.registry->invalidateAll();
+      EXPECT_TRUE(at::equal(fresh(at::kBFloat16, 0), whole_of(0).to(at::kBFloat16)));
+      EXPECT_TRUE(at::equal(fresh(at::kFloat, 0), whole_of(0)));
+      EXPECT_TRUE(at::equal(fresh(at::kBFloat16, 0), whole_of(0).to(at::kBFloat16)));
+      const std::vector<at::Tensor> narrow = own.graph->allgatherParamsFused({3}, {at::kBFloat16});
+      const std::vector<at::Tensor> wide = own.graph->allgatherParamsFused({3}, {at::kFloat});  // while it is on its way
+      own.graph->waitParams(narrow, {3});
+      own.graph->waitParams(wide, {3});
+      EXPECT_TRUE(at::equal(wide[0], whole_of(3)));
+      EXPECT_TRUE(at::equal(narrow[0], whole_of(3).to(at::kBFloat16)));
+      EXPECT_TRUE(at::equal(own.graph->waitAllgather(own.graph->allgatherParam(1, at::kBFloat16), 1),
+                            whole_of(1).to(at::kBFloat16)));
+      EXPECT_TRUE(at::equal(own.gathered(1), whole_of(1)));
+    }
+  });
+}
+
+TEST(Z3ExecutorTest, GathersOfAnEvaluationLeaveNothingThatCannotBeWrittenTo) {
+  run_ranks(2, [](const BackendPtr& backend, int) {
+    Z3Rank own(backend);
+    for (int pass = 0; pass < 3; ++pass) {
+      const c10::InferenceMode evaluates(pass < 2);
+      const std::vector<at::Tensor> gathered = own.graph->allgatherParamsFused({0, 3}, {});
+      own.graph->waitParams(gathered, {0, 3});
+      EXPECT_TRUE(at::equal(gathered[1], whole_of(3)));
+    }
   });
 }
 

@@ -330,8 +330,9 @@ class ZeroEngine:
         self._of_compiled("register_compile_pass").register_pass(name, edit, contract)
 
     def set_compile_schedule(self, schedule: Schedule) -> None:
-        """Replaces the schedule of the config. Call it before the first forward pass. Raises ValueError where the
-        schedule breaks a contract."""
+        """Replaces the schedule of the config. Call it on all ranks, with the same schedule, before the first forward
+        pass. Raises ValueError where the schedule breaks a contract; the first ``step()`` raises it where ranks have
+        other schedules."""
         self._of_compiled("set_compile_schedule").set_schedule(schedule)
 
     def _of_compiled(self, what: str) -> ZeroCompiler:

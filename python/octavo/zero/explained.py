@@ -7,17 +7,15 @@ from torch.optim import Optimizer
 
 def in_forward(error: BaseException, *, is_compiled: bool, is_gathered: bool) -> RuntimeError | None:
     """`is_gathered`: modules gather their parameters, as in stage 3 without graphs."""
-    if not _met_empty_memory(error):
-        return None
-    if is_compiled:
+    if is_compiled and (_met_empty_memory(error) or "is not whole on rank" in str(error)):
         return RuntimeError(
-            "[zero.forward] a parameter was not whole where it was used. Three things do that in compiled graphs: code "
-            "behind a break of a graph that reads a parameter of its own module; a function that Dynamo no longer "
-            "compiles, because it has reached its limit of recompilations (TORCH_LOGS=recompiles says why); a model "
-            "that returns a view of a parameter. Put the code into a method under torch.compiler.disable that calls "
-            "modules, or use stage 1 or 2"
+            "[zero.forward] a parameter was not whole where it was used. Four things do that in compiled graphs: code "
+            "behind a break of a graph that reads a parameter of its own module; a function that Dynamo does not "
+            "compile, because it raises an error or has reached the limit of recompilations (TORCH_LOGS=recompiles "
+            "says why); a model that returns a view of a parameter; a parameter that is read outside of the model. Put "
+            "the code into a method under torch.compiler.disable that calls modules, or use stage 1 or 2"
         )
-    if is_gathered:
+    if is_gathered and _met_empty_memory(error):
         return RuntimeError(
             "[zero.forward] a parameter was read while its module was not at work, and is not whole then, as where a "
             "model uses the weight of one layer for another by hand: call the module that has it, read it in "

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from octavo import _C
 from octavo.alive import OwnHook, remove_after, while_alive
+from octavo.optim.checks import not_compiled
 
 GRAPH = 0  # without torch.compile all parameters belong to one graph
 
@@ -225,12 +226,17 @@ class Gathering:
 def _own_hook(method: Callable[..., None], *given: Any) -> OwnHook:
     """Returns the hook of a module that calls ``method``, unless Dynamo traces the module, as long as the method's
     object is alive."""
-    call = while_alive(method)
+    from torch._dynamo.eval_frame import skip_code  # takes a second, which other uses of this file need not wait for
+
+    call = not_compiled(while_alive(method))
 
     def hook(*arguments: Any) -> None:
         if not torch.compiler.is_compiling():  # first, since Dynamo does not see through a weak reference
             call(*given, *arguments)
 
+    # Where Dynamo runs a module without a graph, it would compile this function by itself, which then finds itself
+    # being compiled.
+    skip_code(hook.__code__)
     return OwnHook(hook)
 
 

@@ -36,10 +36,11 @@ def test_generated_code_gives_them_too(two_ranks, stage):
 class Broken(nn.Module):
     """A model of two graphs, both of which use ``shared``, around a module that Dynamo does not compile."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.shared, self.alone, self.skipped = nn.Linear(8, 8), nn.Linear(8, 7), nn.Linear(8, 8)
+        self.shared, self.alone = nn.Linear(width, width), nn.Linear(width, 7)
+        self.skipped = nn.Linear(width, width)
 
     @torch.compiler.disable
     def between(self, x: Tensor) -> Tensor:
@@ -125,6 +126,72 @@ def test_the_graph_of_one_layer_is_none_of_the_next(two_ranks, make, stage, back
     expected = two_ranks.run(of_broken, None, False, make)
     got = two_ranks.run(of_broken, stage, backend, make)
     assert got == [pytest.approx(of_ddp, rel=1e-5) for of_ddp in expected]
+
+
+class LoopedLinears(Looped):
+    """Its layers are Linears, whose frames Dynamo may skip."""
+
+    def __init__(self) -> None:
+        super().__init__(partial(nn.Linear, 8, 8))
+
+
+def partly_frozen(
+    rank: int, backend: str | bool, make: type[Looped], frozen: tuple[int, ...], later: tuple[int, ...]
+) -> list[float]:
+    torch._dynamo.reset()
+    model = make()
+    for number in frozen:
+        model.layers[number].requires_grad_(False)
+    engine = octavo.initialize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": backend, "timeout_s": 30}
+    )
+    for number in later:
+        model.layers[number].requires_grad_(False)
+    losses = []
+    for step in range(3):
+        torch.manual_seed(10 * step + rank)
+        loss = engine(torch.randn(3, 8)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("make", [Looped, LoopedLinears])
+@pytest.mark.parametrize(("frozen", "later"), [((0,), ()), ((0,), (1,)), ((), (0,))])
+def test_layers_may_be_frozen_before_and_after(two_ranks, make, frozen, later):
+    expected = two_ranks.run(partly_frozen, False, make, frozen, later)
+    got = two_ranks.run(partly_frozen, "aot_eager", make, frozen, later)
+    assert got == [pytest.approx(of_rank, rel=1e-6) for of_rank in expected]
+
+
+def dropped_with_a_shared_layer(rank: int, stage: int) -> tuple[bool, bool]:
+    """Returns whether residuals were there before a dropped pass, and whether after it they are as before or gone."""
+    torch._dynamo.reset()
+    model = Broken(64)
+    config = {"zero_stage": stage, "compile": "aot_eager", "plan": "int4+ef"}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+
+    def residuals() -> dict[str, Tensor]:
+        state = engine.handle.state_dict()
+        return {key: v.clone() for key, v in state.items() if isinstance(v, Tensor) and v.is_floating_point()}
+
+    for step in range(4):
+        torch.manual_seed(10 * step + rank)
+        engine.backward(engine(torch.randn(3, 64)).square().mean())
+        if step < 3:
+            engine.step()
+            before = residuals()
+    engine.drop_gradients()
+    after = residuals()
+    return any(v.any() for v in before.values()), all(
+        torch.equal(v, before[key]) or not v.any() for key, v in after.items()
+    )
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_dropped_gradients_of_a_layer_in_two_graphs_leave_no_residuals(two_ranks, stage):
+    assert two_ranks.run(dropped_with_a_shared_layer, stage) == [(True, True), (True, True)]
 
 
 @pytest.mark.parametrize("stage", [2, 3])

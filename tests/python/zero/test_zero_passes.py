@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import weakref
 from typing import Any
 
@@ -105,8 +106,91 @@ def failing_on_one_rank(rank: int) -> str:
 
 
 def test_a_pass_that_fails_on_one_rank_fails_on_all(two_ranks):
-    words = "[zero.compiled] rank 1 cannot lower the graphs for step 1: MemoryError: no room"
-    assert two_ranks.run(failing_on_one_rank) == [words, words]
+    words = (
+        r"\[zero.compiled\] rank 1 cannot lower the graphs for step 1: \[zero.passes\] the pass fail has failed on "
+        r"graph \d+: MemoryError: no room"
+    )
+    for said in two_ranks.run(failing_on_one_rank):
+        assert re.fullmatch(words, said)
+
+
+def failing_at_first(rank: int) -> tuple[str, float]:
+    """Returns the error, and the loss of another schedule after it."""
+    torch._dynamo.reset()
+    model = nn.Linear(8, 8)
+    engine = octavo.initialize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), {"zero_stage": 3, "compile": "aot_eager"}
+    )
+
+    def fail(graph: ZeroGraph) -> None:
+        raise IndexError("my pass is wrong")
+
+    engine.register_compile_pass("fail", fail, Contract())
+    engine.set_compile_schedule([(0, ["gather", "fail"])])
+    said = said_by(lambda: engine(torch.ones(4, 8)))
+    engine.set_compile_schedule([(0, ["gather", "reduce"])])  # no graph was made by the schedule before
+    torch._dynamo.reset()
+    return said, engine(torch.ones(4, 8)).sum().item()
+
+
+def test_a_pass_that_fails_at_first_is_named_and_its_schedule_may_be_replaced(two_ranks):
+    for said, loss in two_ranks.run(failing_at_first):
+        assert "[zero.passes] the pass fail has failed on graph" in said and "IndexError: my pass is wrong" in said
+        assert loss == loss
+
+
+def on_other_schedules(rank: int) -> str:
+    torch._dynamo.reset()
+    model = nn.Linear(8, 8)
+    config = {"zero_stage": 3, "compile": "aot_eager", "timeout_s": 20}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    names = ["gather", "reduce"]
+    if rank == 0:
+        engine.set_compile_schedule([(0, names), (2, names)])
+    engine.backward(engine(torch.ones(4, 8)).sum())
+    return said_by(engine.step)
+
+
+def test_ranks_with_other_schedules_are_told_after_the_first_step(two_ranks):
+    for said in two_ranks.run(on_other_schedules):
+        assert "[zero.set_compile_schedule] all ranks must have the same schedule: rank 0 has [(0, " in said
+        assert "rank 1 has" in said
+
+
+def evaluated_in_few_bits(rank: int, memory_mib: float | None) -> list[float]:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32))
+    config = {"zero_stage": 3, "compile": {"backend": "aot_eager", "memory_mib": memory_mib}}
+    engine = octavo.initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), config)
+    losses = []
+    for step in range(7):
+        torch.manual_seed(10 * step + rank)
+        x = torch.randn(8, 32)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            engine(x)
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_parameters_that_stay_whole_keep_all_of_their_digits(two_ranks):
+    assert two_ranks.run(evaluated_in_few_bits, 2.0**20) == two_ranks.run(evaluated_in_few_bits, None)
+
+
+def test_a_schedule_that_drops_selective_gather_ends_it(two_ranks):
+    names = ["gather", "reduce"]
+    schedule = [(0, names), (2, [*names, "selective_gather"]), (5, names)]
+    config = {"backend": "aot_eager", "memory_mib": 2.0**20, "schedule": schedule}
+    (sent, losses), _ = two_ranks.run(sent_by_step, {"zero_stage": 3, "compile": config}, False, 8)
+    (_, same), _ = two_ranks.run(
+        sent_by_step, {"zero_stage": 3, "compile": config | {"schedule": [(0, names)]}}, False, 8
+    )
+    assert sent[3] < sent[0]
+    assert sent[6] == sent[7] == sent[0]
+    assert losses == same
 
 
 def refused(rank: int, compile: Any, schedule: Any = None) -> str:
@@ -241,7 +325,7 @@ def test_values_for_the_backward_pass_are_those_that_were_sent(two_ranks, backen
 
 
 def without_a_wait(rank: int, backend: str) -> list[str]:
-    """Returns the error of each of two steps."""
+    """Returns the error of each of two steps, and of an evaluation."""
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
     engine = octavo.initialize(
@@ -261,15 +345,16 @@ def without_a_wait(rank: int, backend: str) -> list[str]:
             said.append("")
         except (ValueError, RuntimeError) as error:
             said.append(str(error))
-    return said
+    with torch.no_grad():
+        return [*said, said_by(lambda: engine(torch.ones(4, 8)))]
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_a_pass_that_loses_a_wait_is_found_before_the_step(two_ranks, backend):
+def test_a_pass_that_loses_a_wait_is_found_before_the_graph_runs(two_ranks, backend):
     for said in two_ranks.run(without_a_wait, backend, timeout_s=200):
         for words in said:
-            assert "the gather of 0.weight, 0.bias was not waited for" in words
-            assert "graph" in words
+            assert "[zero.passes] the pass drop_waits has left parameters [0, 1] of graph" in words
+            assert "keep one call of dc.wait_params" in words
 
 
 def test_a_graph_lets_go_of_an_input_after_its_last_use():

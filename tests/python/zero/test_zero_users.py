@@ -348,11 +348,14 @@ def test_a_rank_that_evaluates_by_itself_agrees_with_the_others(two_ranks, rows)
     assert nobody[0][1] and (rows == 64 or alone[0][1])
 
 
-def trained_between_evaluations(rank: int, mode: type) -> list[float]:
+def trained_between_evaluations(rank: int, mode: type, compile: str | bool) -> list[float]:
+    torch._dynamo.reset()
     model = net()
-    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3})
+    engine = octavo.initialize(model, adamw(model), {"zero_stage": 3, "compile": compile})
     losses = []
     for _ in range(3):
+        with mode():
+            losses.append(engine(torch.ones(2, 4)).square().mean().item())
         with mode(), engine.gathered():
             losses.append(engine(torch.ones(2, 4)).square().mean().item())
         with mode():
@@ -362,9 +365,10 @@ def trained_between_evaluations(rank: int, mode: type) -> list[float]:
     return losses
 
 
-def test_evaluations_in_inference_mode_leave_nothing_that_training_cannot_write_to(two_ranks):
-    expected = two_ranks.run(trained_between_evaluations, torch.no_grad)
-    assert two_ranks.run(trained_between_evaluations, torch.inference_mode) == expected
+@pytest.mark.parametrize("compile", [False, "aot_eager"])
+def test_evaluations_in_inference_mode_leave_nothing_that_training_cannot_write_to(two_ranks, compile):
+    expected = two_ranks.run(trained_between_evaluations, torch.no_grad, compile)
+    assert two_ranks.run(trained_between_evaluations, torch.inference_mode, compile) == expected
 
 
 class TiedByHand(nn.Module):

@@ -115,18 +115,25 @@ class ZeroCompiler:
 
     def begin_step(self, step: int) -> None:
         """Is called between two steps, by all ranks; ``step`` is the number of steps that were made. Where it fails on
-        a rank, it raises RuntimeError on all ranks, which names that rank."""
+        a rank, it raises RuntimeError on all ranks, which names that rank; after the first step ValueError, where ranks
+        have other schedules."""
+        if step == 1:
+            self._require_same_schedule()
         if self._is_measuring:
             self._finish_measuring()
         due = dict(self._schedule).get(step)
         if due is not None and step > 0:
             self._names = due
+            kept = set(self._memory.persistent)
+            self._memory.take_back_persistent()
             on_all_ranks(
                 lambda: self._lower(self._graphs, together=True),
                 "zero.compiled",
                 f"lower the graphs for step {step}",
                 self._group,
             )
+            for id in sorted(kept - self._memory.persistent):
+                self._engine.set_persistent(id, False)
         following = dict(self._schedule).get(step + 1, ())
         if any(self._passes[name].contract.needs_profile for name in following):
             self._is_measuring = True
@@ -134,6 +141,16 @@ class ZeroCompiler:
                 self._device.take_peak()  # the peak before does not belong to the step
             for graph in self._graphs:
                 self._start_measuring(graph)
+
+    def _require_same_schedule(self) -> None:
+        said: list[str] = [""] * self._group.size()
+        dist.all_gather_object(said, repr(self._schedule), group=self._group)
+        for rank, other in enumerate(said):
+            if other != said[0]:
+                raise ValueError(
+                    f"[zero.set_compile_schedule] all ranks must have the same schedule: rank 0 has {said[0]}, "
+                    f"and rank {rank} has {other}"
+                )
 
     def _finish_measuring(self) -> None:
         self._is_measuring = False
@@ -168,10 +185,12 @@ class ZeroCompiler:
     def compile(self, module: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend of ``torch.compile``: returns what runs for a graph that Dynamo has found."""
         ids = self._ids_of(inputs)
-        if not ids:
+        places = [i for i, x in enumerate(inputs) if isinstance(x, nn.Parameter)]
+        if not places:
             return self._build(module, inputs, ids)
+        # also where none is the engine's: Dynamo may give the graph to a layer that has some
         backend = while_alive(self._compile_for_its_own)
-        variants = Variants(module, list(ids), partial(torch.compile, backend=backend, dynamic=self._config.dynamic))
+        variants = Variants(module, places, partial(torch.compile, backend=backend, dynamic=self._config.dynamic))
         variants.add(inputs, self._build(module, inputs, ids))
         return variants
 
@@ -238,7 +257,11 @@ class ZeroCompiler:
         )
         graph = _Graph(Lowered(module, compile), view, view(module).structure(), is_backward)
         self._graphs.append(graph)
-        self._lower([graph])
+        try:
+            self._lower([graph])
+        except BaseException:
+            self._graphs.remove(graph)
+            raise
         if self._is_measuring:
             self._start_measuring(graph)
         return graph.lowered
@@ -258,8 +281,9 @@ class ZeroCompiler:
         reductions = [view.reductions() for view in views]
         for name in self._names:  # each pass on all graphs before the next pass: they share the memory to spare
             for view, expected in zip(views, reductions, strict=True):
-                self._passes[name].edit(view)
+                _edit(name, self._passes[name], view)
                 _require_reductions(name, expected, view)
+                _require_waits(name, view)
         for id in sorted(self._memory.persistent):
             self._engine.set_persistent(id)
         if any(self._memory.sent.values()):
@@ -276,6 +300,32 @@ class ZeroCompiler:
 
 
 _Part = Callable[..., tuple[GraphModule, GraphModule]]
+
+
+def _edit(name: str, of_name: Pass, graph: ZeroGraph) -> None:
+    """Raises RuntimeError, which names the pass, where it raises something else than Octavo's own errors."""
+    try:
+        of_name.edit(graph)
+    except Exception as error:
+        if str(error).startswith("[zero."):
+            raise
+        raise RuntimeError(
+            f"[zero.passes] the pass {name} has failed on graph {graph.graph_id}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _require_waits(name: str, graph: ZeroGraph) -> None:
+    """Raises ValueError where a pass has left a gather without its wait: the graph would compute with memory that is
+    still being written."""
+    launches = graph.calls(torch.ops.dc.allgather_params_fused.default)
+    waits = graph.calls(torch.ops.dc.wait_params.default)
+    launched, awaited = (Counter(id for call in calls for id in call.args[2]) for calls in (launches, waits))
+    if launched != awaited:
+        others = sorted(set((launched - awaited) + (awaited - launched)))
+        raise ValueError(
+            f"[zero.passes] the pass {name} has left parameters {others} of graph {graph.graph_id} with other waits "
+            f"than gathers: keep one call of dc.wait_params for each of dc.allgather_params_fused, with its ids"
+        )
 
 
 def _require_reductions(name: str, before: Counter[str], graph: ZeroGraph) -> None:

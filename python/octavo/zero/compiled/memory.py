@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -15,6 +15,7 @@ class Memory:
       takes.
     - ``min_offload_bytes``: saved values of fewer bytes are not offloaded.
     - ``persistent``: the ids of parameters that stay whole from their first use to the end of a step.
+    - ``persistent_bytes``: what was taken of ``spare_bytes`` for them.
     - ``staying``: the saved values that are not offloaded, by graph and number.
     - ``states``: by parameter, the bytes that the optimizer keeps of it.
     - ``shards``: by parameter, the bytes of a rank's part that are apart from the values that graphs compute with.
@@ -27,6 +28,7 @@ class Memory:
     spare_bytes: int = 0
     min_offload_bytes: int = 2**20
     persistent: set[int] = field(default_factory=set)
+    persistent_bytes: int = 0
     staying: set[tuple[int, int]] = field(default_factory=set)
     states: Mapping[int, int] = field(default_factory=dict)
     shards: Mapping[int, int] = field(default_factory=dict)
@@ -34,6 +36,18 @@ class Memory:
     limit_bytes: int | None = None
     peak_bytes: int = 0
     sent: dict[str, dict[int, int]] = field(default_factory=dict)
+
+    def keep(self, ids: Iterable[int], part_bytes: int) -> None:
+        """Makes parameters persistent, for which ``part_bytes`` more of memory are taken."""
+        self.spare_bytes -= part_bytes
+        self.persistent_bytes += part_bytes
+        self.persistent.update(ids)
+
+    def take_back_persistent(self) -> None:
+        """Lets no parameter be persistent, so that passes choose anew."""
+        self.spare_bytes += self.persistent_bytes
+        self.persistent_bytes = 0
+        self.persistent.clear()
 
     def send(self, kind: str, sizes: Mapping[int, int]) -> dict[int, int]:
         """Chooses which of the values with these ``sizes``, bytes by parameter, are sent to the host. Without a limit

@@ -20,8 +20,7 @@ def selective_gather(graph: ZeroGraph) -> None:
     memory = graph.memory
     for _, part_bytes, ids in sorted(_transfers(graph, graph.profile), key=lambda transfer: transfer[0], reverse=True):
         if part_bytes <= memory.spare_bytes and not memory.persistent.issuperset(ids):
-            memory.spare_bytes -= part_bytes
-            memory.persistent.update(ids)
+            memory.keep(ids, part_bytes)
 
 
 def _transfers(graph: ZeroGraph, profile: Profile) -> Iterator[tuple[float, int, list[int]]]:
