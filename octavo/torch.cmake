@@ -13,6 +13,7 @@ add_library(octavo SHARED
   device/dispatch.cpp
   device/stream_event.cpp
   device/side_streams.cpp
+  device/tensor_bytes.cpp
   device/host_alias.cpp
   device/host_memory.cpp
   device/huge_pages.cpp

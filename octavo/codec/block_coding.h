@@ -54,7 +54,7 @@ OCTAVO_API const Codec& exact_coding(at::ScalarType dtype);
 
 /// Returns the block codec of that name for the values that another codec selects. Refuses a name that is none, and a
 /// codec that keeps no magnitudes.
-BlockCodec values_codec(const CodecText& text, std::string_view name);
+OCTAVO_API BlockCodec values_codec(const CodecText& text, std::string_view name);
 
 /// Makes what a plan's text asks for: NAME[:BLOCK][:stochastic], or NAME:lossless (lossless.h).
 OCTAVO_API CodecPtr make_block_coding(BlockCodec codec, const CodecText& text);

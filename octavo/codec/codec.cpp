@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 
 namespace octavo {
@@ -29,7 +30,10 @@ void for_each_part(c10::Device device, std::uint64_t granule, const PayloadPart&
 }
 
 Codec::Codec(std::string text, CodecTraits traits)
-    : text_(std::move(text)), fingerprint_(fingerprint_of(text_)), traits_(traits) {}
+    : text_(std::move(text)), fingerprint_(fingerprint_of(text_)), traits_(traits) {
+  if (traits_.granule > 0) return;
+  fail(ErrorCode::invalid_argument, "codec.codec", "expected a granule of at least 1 value of ", text_, ", got 0");
+}
 
 std::uint64_t Codec::pack(const std::uint8_t* payload, std::uint64_t count, std::uint8_t* packed) const {
   std::memcpy(packed, payload, payload_bytes(count));

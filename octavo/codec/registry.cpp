@@ -24,6 +24,7 @@ namespace {
 struct Entry {
   std::string name;
   CodecFactory factory;
+  bool is_extensions = false;
 };
 
 /// Each codec is a line here; block codecs are lines in rules/block_codecs.h.
@@ -57,7 +58,7 @@ struct Registry {
     static auto* const registry = new Registry;  // exists as long as the process: extensions may use it late
     return *registry;
   }
-  const Entry* find(std::string_view name) const {
+  Entry* find(std::string_view name) {
     const auto found = std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
     return found == entries.end() ? nullptr : &*found;
   }
@@ -131,16 +132,21 @@ void register_codec(const std::string& name, CodecFactory factory) {
   Registry& registry = Registry::get();
   const std::lock_guard lock(registry.mutex);
   const auto is_it = [&](std::string_view other) { return other == name; };
+  Entry* const known = registry.find(name);
   const bool is_taken =
       std::any_of(std::begin(kMaps), std::end(kMaps), [&](const Map& map) { return is_it(map.name); }) ||
-      std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) || registry.find(name);
+      std::any_of(std::begin(kOfPlans), std::end(kOfPlans), is_it) || (known != nullptr && !known->is_extensions);
   if (!factory)
     fail(ErrorCode::invalid_argument, "codec.register_codec", "expected a factory for '", name, "', got none");
   if (!is_name(name) || is_taken) {
     fail(ErrorCode::invalid_argument, "codec.register_codec",
-         "a codec's name is made of letters, digits and '-', and nothing else in plans has it: got '", name, "'");
+         "a codec's name is made of letters, digits and '-', and is none of Octavo's own in plans: got '", name, "'");
   }
-  registry.entries.push_back({name, std::move(factory)});
+  if (known != nullptr) {
+    known->factory = std::move(factory);
+  } else {
+    registry.entries.push_back({name, std::move(factory), /*is_extensions=*/true});
+  }
 }
 
 CodecPtr make_codec(const CodecText& text) {
@@ -152,7 +158,12 @@ CodecPtr make_codec(const CodecText& text) {
   }
   if (!factory) refuse_name(text);
   CodecPtr codec = factory(text);
-  if (!codec) text.refuse("the factory of the codec " + std::string(text.name) + " has returned none");
+  const std::string name(text.name);
+  if (!codec) text.refuse("the factory of the codec " + name + " has returned none");
+  if (CodecText::parse(codec->text(), codec->text()).name != name) {
+    text.refuse("the codec " + name + " calls itself " + codec->text() +
+                ", which is read as another one: its text must begin with its name");
+  }
   return codec;
 }
 

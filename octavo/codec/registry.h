@@ -39,8 +39,10 @@ OCTAVO_API std::string shortest(double number);
 /// Makes the codec that a text asks for, or refuses it.
 using CodecFactory = std::function<CodecPtr(const CodecText& text)>;
 
-/// Makes `name` the name of a codec in plans, in this process; all ranks of a job must do so. Thread-safe. Throws Error
-/// invalid_argument where there is a codec of that name, or where the name is not made of letters, digits and '-'.
+/// Makes `name` the name of a codec in plans, in this process; all ranks of a job must do so. A later registration of
+/// the name takes the place of the first one, so that a library may be built and loaded again; plans that exist keep
+/// their codecs. Thread-safe. Throws Error invalid_argument for a name of Octavo's own codecs, and for one that is not
+/// made of letters, digits and '-'.
 OCTAVO_API void register_codec(const std::string& name, CodecFactory factory);
 
 OCTAVO_API CodecPtr make_codec(const CodecText& text);

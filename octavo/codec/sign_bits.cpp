@@ -32,6 +32,9 @@ void require_size(std::int64_t input_size, std::int64_t limit, const char* where
 }
 
 void require_packed(const at::Tensor& packed) {
+  if (packed.layout() != at::kStrided) {
+    fail(ErrorCode::wrong_type, "codec.unpackbits", "expected a dense tensor, got one of layout ", packed.layout());
+  }
   if (packed.scalar_type() == at::kByte) return;
   fail(ErrorCode::wrong_type, "codec.unpackbits", "expected packed bits as uint8, got ",
        toString(packed.scalar_type()));

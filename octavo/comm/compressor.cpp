@@ -6,6 +6,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <string>
 #include <string_view>
@@ -31,6 +32,10 @@ const std::vector<ParameterInfo>& checked(const std::vector<ParameterInfo>& para
     if (!info.name.empty() && !names.insert(info.name).second) {
       fail(ErrorCode::invalid_argument, kWhere, "two parameters have the name ", info.name,
            ": states are kept by name");
+    }
+    if (info.ownership.unit == 0) {
+      fail(ErrorCode::invalid_argument, kWhere, "expected shares of ", info.name, " in units of at least 1 element, ",
+           "got units of 0");
     }
     if (info.rows > 0 && info.count % info.rows == 0) continue;
     fail(ErrorCode::invalid_argument, kWhere, "expected ", info.count, " elements of ", info.name,
@@ -101,6 +106,7 @@ void Compressor::begin_step() {
   momenta_.forget_sample();
   verdict_.begin_step();
   has_buckets_ = is_counted_ = has_ended_ = false;
+  is_in_step_ = true;
   ++steps_;
   ++step_;
 }
@@ -109,6 +115,7 @@ bool Compressor::end_step() {
   const std::lock_guard lock(mutex_);
   settle();
   has_ended_ = true;
+  is_in_step_ = false;
   return verdict_.last_step_was_finite();
 }
 
@@ -116,6 +123,7 @@ void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   roll_back();
   forget_step();
+  is_in_step_ = false;
   verdict_.abandon_step();
 }
 
@@ -180,6 +188,11 @@ std::unique_ptr<Compressor::Job> Compressor::begin(at::Tensor bucket, std::vecto
                                                    std::optional<double> divisor, Clock::time_point ready) {
   const std::lock_guard lock(mutex_);
   require_fits(bucket, slots);
+  require_first_use(slots);
+  if (divisor && !(std::isfinite(*divisor) && *divisor > 0)) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a finite divisor above 0, got ", *divisor);
+  }
+  for (const Slot& slot : slots) parameters_[slot.parameter].last_used = steps_;
   if (!std::exchange(has_buckets_, true)) {
     ++scaled_together_;
     is_counted_ = true;
@@ -238,6 +251,12 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
     fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",
          bucket.defined() ? toString(bucket.scalar_type()) : "an undefined tensor");
   }
+  if (bucket.is_conj() || bucket.is_neg() || !(bucket.is_sparse() || bucket.is_contiguous())) {
+    fail(ErrorCode::invalid_argument, kWhere, "expected a bucket in row-major order, with values of its own, got ",
+         "strides ", bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
+         bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
+  }
+  kernels_for(bucket.device());  // throws where it has none
   if (host_ && bucket.is_sparse()) {
     fail(ErrorCode::unsupported, kWhere,
          "a sparse gradient is not cut into the ranges that ranks of a host own: let the layer have dense gradients ",
@@ -264,6 +283,21 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
   }
 }
 
+/// Throws where no step is under way, and where it has had one of the parameters: what is remembered of a parameter is
+/// read and written once a step.
+void Compressor::require_first_use(const std::vector<Slot>& slots) const {
+  if (!is_in_step_) {
+    fail(ErrorCode::invalid_argument, kWhere, "no step is under way: call begin_step() before its first bucket");
+  }
+  std::set<std::size_t> in_bucket;
+  for (const Slot& slot : slots) {
+    const Parameter& parameter = parameters_[slot.parameter];
+    if (in_bucket.insert(slot.parameter).second && parameter.last_used != steps_) continue;
+    fail(ErrorCode::invalid_argument, kWhere, "expected each parameter once in a step, got ", parameter.info.name,
+         " again: add up its gradients, or begin another step");
+  }
+}
+
 /// Lets `auto` choose the plan of a bucket, which becomes the plan of the bucket's parameters.
 AutoPlan::Turn Compressor::choose_plan(Job& job) {
   if (!auto_) return {0, false};
@@ -280,6 +314,10 @@ AutoPlan::Turn Compressor::choose_plan(Job& job) {
 
 void Compressor::advance(Job& job) {
   const std::lock_guard lock(mutex_);
+  if (job.advanced >= transfers(job) - 1) {
+    fail(ErrorCode::invalid_argument, kWhere, "the job has ", transfers(job), " transfers, and the last one is under ",
+         "way: call finish()");
+  }
   job.schedule->advance();
   ++job.advanced;
 }

@@ -114,9 +114,12 @@ class OCTAVO_API Compressor {
   /// reduce-scatter the offsets of slots are those in each of the bucket's parts, and only this rank's part becomes the
   /// result. `ready`: when the bucket was handed over, from which `auto` sees what is hidden behind backward. Where
   /// `auto` measures a bucket alone, all of the work is done here. Throws Error unsupported for a device without
-  /// kernels, and Error invalid_argument for a bucket of another dtype or a slot that does not lie within it.
+  /// kernels. Throws Error invalid_argument for a bucket of another dtype or not in row-major order, a slot that does
+  /// not lie within it, a parameter that the step has had already, a divisor that is not above 0, and outside of a
+  /// step.
   std::unique_ptr<Job> begin(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor = std::nullopt,
                              Clock::time_point ready = Clock::now());
+  /// Throws Error invalid_argument where no transfer is left to start.
   void advance(Job& job);
   /// Throws Error invalid_argument where advance() is still to be called; the job is then lost, and the step must be
   /// abandoned.
@@ -255,6 +258,7 @@ class OCTAVO_API Compressor {
   struct Parameter {
     ParameterInfo info;
     const ParameterPlan* plan = nullptr;  // of plan_; under `auto` the plan of the current bucket
+    std::uint64_t last_used = 0;          // the step of its last bucket, as steps_ counts
     std::uint64_t remembered_count = 0;   // elements that this rank remembers something of: its range on a host, or all
     std::shared_ptr<FeedbackMemory> memory = {};
     std::vector<Role> roles = {};  // what may be kept of it under plan_
@@ -283,6 +287,7 @@ class OCTAVO_API Compressor {
   void require_not_ended(const char* where) const;
   std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
+  void require_first_use(const std::vector<Slot>& slots) const;
   AutoPlan::Turn choose_plan(Job& job);
   void take_rank_0s(std::vector<std::int64_t>& numbers);
   void keep_gradients(Job& job) const;
@@ -337,6 +342,7 @@ class OCTAVO_API Compressor {
   std::uint64_t seed_ = 0;
   double usual_share_ = 0;
   std::uint64_t scaled_together_ = 0;              // steps with buckets since the last scale_step()
+  bool is_in_step_ = false;                        // between begin_step() and the step's end
   bool has_ended_ = false;                         // the current step
   bool has_buckets_ = false, is_counted_ = false;  // the current step; whether scaled_together_ counts it
   std::uint64_t dense_bytes_ = 0, steps_ = 0;

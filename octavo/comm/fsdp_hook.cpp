@@ -3,7 +3,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "octavo/device/dispatch.h"
@@ -12,13 +11,24 @@
 
 namespace octavo {
 
+namespace {
+
+constexpr const char* kOfHook = "comm.fsdp_hook";
+
+void require_below(std::size_t index, std::size_t number, const char* of) {
+  if (index < number) return;
+  fail(ErrorCode::invalid_argument, kOfHook, "expected one of ", number, ' ', of, ", got number ", index);
+}
+
+}  // namespace
+
 FsdpHook::FsdpHook(std::shared_ptr<Compressor> compressor, std::vector<std::vector<Member>> groups)
     : compressor_(std::move(compressor)), groups_(std::move(groups)), in_step_(groups_.size()) {
-  std::size_t parameters = 0;
+  if (!compressor_) fail(ErrorCode::invalid_argument, kOfHook, "expected a compressor, got none");
+  has_gradient_.resize(compressor_->gradient_powers().size());
   for (const auto& group : groups_) {
-    for (const Member& member : group) parameters = std::max(parameters, member.parameter + 1);
+    for (const Member& member : group) require_below(member.parameter, has_gradient_.size(), "parameters");
   }
-  has_gradient_.resize(parameters);
 }
 
 void FsdpHook::begin_pass() {
@@ -28,6 +38,7 @@ void FsdpHook::begin_pass() {
 
 void FsdpHook::mark(std::size_t parameter) {
   const std::lock_guard lock(mutex_);
+  require_below(parameter, has_gradient_.size(), "parameters");
   has_gradient_[parameter] = true;
 }
 
@@ -46,6 +57,7 @@ void FsdpHook::all_reduce(std::size_t group, at::Tensor shard) {
 
 void FsdpHook::reduce(std::size_t group, const at::Tensor& bucket, std::uint64_t shard, double divisor) {
   if (failure_) std::rethrow_exception(failure_);
+  require_below(group, groups_.size(), "parameter groups");
   try {
     std::vector<Slot> slots = slots_of(group, shard);
     if (begins_step_ || in_step_[group]) {
@@ -77,7 +89,7 @@ std::vector<Slot> FsdpHook::slots_of(std::size_t group, std::uint64_t shard) {
     has_gradient_[member.parameter] = false;
   }
   if (offset == shard) return slots;
-  fail(ErrorCode::invalid_argument, "comm.fsdp_hook", "FSDP2 reduces ", shard, " elements of a parameter group, and ",
+  fail(ErrorCode::invalid_argument, kOfHook, "FSDP2 reduces ", shard, " elements of a parameter group, and ",
        "the parameters with a gradient have ", offset,
        " elements together: let the model's parameters, and which of them need ",
        "gradients, be those at octavo.compress; where another method than forward() uses parameters, let it use all ",

@@ -20,8 +20,8 @@ namespace octavo {
 ///
 /// FSDP2 uses the result as soon as the call returns, so each call returns when the result is there, on the device's
 /// current stream. A step of the Compressor begins with the first group after begin_pass(), and where a group comes
-/// again that the step has had. After a failure every later call throws the same error. Thread-safe. All ranks make the
-/// calls in the same order.
+/// again that the step has had. After a failure every later call throws the same error. Throws Error invalid_argument
+/// for a parameter or a group that is not there. Thread-safe. All ranks make the calls in the same order.
 class OCTAVO_API FsdpHook {
  public:
   struct Member {

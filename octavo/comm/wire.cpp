@@ -113,7 +113,10 @@ Wire::Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds 
       deadline_(deadline),
       longest_message_(longest_message),
       rank_(backend_->getRank()),
-      world_size_(backend_->getSize()) {}
+      world_size_(backend_->getSize()) {
+  if (deadline_.count() > 0) return;
+  fail(ErrorCode::invalid_argument, "comm.wire", "expected a deadline above 0 ms, got ", deadline_.count(), " ms");
+}
 
 Wire::~Wire() = default;
 

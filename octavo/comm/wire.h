@@ -79,6 +79,7 @@ class OCTAVO_API Wire {
  public:
   /// `backend` must have a name (getBackendName). `longest_message`: the bytes of the longest message that a rank may
   /// ever send another one; 0: not known yet (set_longest_message()).
+  /// Throws Error invalid_argument without a back end, and for a deadline of 0 or below, which c10d does not wait for.
   Wire(c10::intrusive_ptr<c10d::Backend> backend, std::chrono::milliseconds deadline,
        std::uint64_t longest_message = 0);
   ~Wire();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "octavo/device/arena.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "octavo/device/dispatch.h"
+#include "octavo/device/tensor_bytes.h"
 #include "octavo/kernels/error.h"
 #include "octavo/kernels/fork.h"
 
@@ -169,9 +169,8 @@ at::Tensor Arena::zeros_like(const at::Tensor& tensor, at::ScalarType dtype) {
 }
 
 at::Tensor Arena::make_tensor(at::IntArrayRef shape, at::IntArrayRef strides, at::ScalarType dtype, bool is_zero) {
-  at::detail::check_size_nonnegative(shape);
   const auto options = at::TensorOptions(dtype).device(options_.device);
-  const std::uint64_t bytes = at::detail::computeStorageNbytes(shape, strides, at::elementSize(dtype));
+  const std::uint64_t bytes = tensor_bytes(shape, dtype, kArena);
   if (bytes == 0) return at::empty(shape, options);
   const LaunchScope scope(options_.device);
   void* const memory = allocate(scope.queue(), bytes);

@@ -14,6 +14,7 @@
 
 #include "octavo/device/locked_pages.h"
 #include "octavo/device/pinned_regions.h"
+#include "octavo/device/tensor_bytes.h"
 #include "octavo/kernels/error.h"
 
 namespace octavo {
@@ -21,7 +22,6 @@ namespace octavo {
 namespace {
 
 constexpr auto kWhere = "device.pinned";
-constexpr std::size_t kMostBytes = std::size_t{1} << 60;  // no sum with an alignment can overflow below it
 constexpr std::size_t kWidestElement = 16;  // complex128: the offset of an aligned element must be whole elements
 
 std::size_t checked_alignment(std::int64_t asked) {
@@ -100,14 +100,7 @@ std::int64_t page_bytes() {
 at::Tensor pinned_zeros(c10::IntArrayRef shape, at::ScalarType dtype, std::int64_t alignment_bytes,
                         c10::DeviceType for_device) {
   const std::size_t alignment = checked_alignment(alignment_bytes);
-  std::size_t bytes = at::elementSize(dtype);
-  for (const std::int64_t size : shape) {
-    if (size < 0) fail(ErrorCode::invalid_argument, kWhere, "expected sizes of at least 0, got ", size);
-    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes) || bytes > kMostBytes) {
-      fail(ErrorCode::out_of_memory, kWhere, "a tensor of shape ", shape, " and dtype ", toString(dtype),
-           " needs more than ", kMostBytes, " bytes, the most that can be asked for");
-    }
-  }
+  const std::size_t bytes = tensor_bytes(shape, dtype, kWhere);
   try {
     c10::DataPtr memory = for_device == c10::DeviceType::CPU ? lock_pages(bytes, alignment)
                                                              : allocate_by_driver(for_device, bytes, alignment);

@@ -61,7 +61,9 @@ class DefaultDevice {
   void fill(void* memory, std::uint32_t pattern, unsigned width, long count) {
     if (count < 0) fail(ErrorCode::invalid_argument, kWhere, "expected a count of at least 0, got ", count);
     if (count == 0) return;
-    require_memory(memory, static_cast<std::uint64_t>(count) * width);
+    std::uint64_t bytes = 0;
+    if (__builtin_mul_overflow(static_cast<std::uint64_t>(count), std::uint64_t{width}, &bytes)) bytes = UINT64_MAX;
+    require_memory(memory, bytes);
     managed_.fill(queue_, memory, pattern, width, static_cast<std::uint64_t>(count));
     wait();
   }

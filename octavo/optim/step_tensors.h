@@ -20,6 +20,8 @@ namespace octavo {
 /// with float32[blocks] for scales (rules/state_codes.h): uint8 of the parameter's shape in 8 bits, uint8[elements / 2,
 /// rounded up] in 4, always row-major. A tensor in another memory order than the parameter costs a copy. With codes,
 /// and with elements that are rounded at random, any order other than row-major costs one.
+///
+/// The lists refer to memory of the caller, which must last until the step is made.
 struct StepTensors {
   at::TensorList parameters;               // float32, bfloat16 or float16; never an empty list
   at::TensorList gradients;                // one of these dtypes, of the parameter's shape; never an empty list
@@ -45,7 +47,7 @@ OCTAVO_API void require_valid(const StepTensors& tensors, bool has_square, const
 OCTAVO_API bool is_given(at::TensorList list, std::size_t i);
 
 /// Returns how a state's values are kept; `code_bits` as in StepTensors.
-StateFormat format_of_state(const at::Tensor& values, int code_bits);
+OCTAVO_API StateFormat format_of_state(const at::Tensor& values, int code_bits);
 
 /// Returns `count / by`, rounded up.
 inline std::int64_t divided_up(std::int64_t count, std::int64_t by) { return count / by + (count % by != 0); }

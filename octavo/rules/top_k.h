@@ -17,7 +17,11 @@ struct TopK {
   std::uint64_t tile;  // elements; the last tile may be shorter
   std::uint64_t kept;  // values kept of a whole tile; at least 1, at most all
 
-  OCTAVO_RULE constexpr std::uint64_t kept_of(std::uint64_t size) const { return (size * kept + tile - 1) / tile; }
+  /// Only tiles of at most 2^20 elements are cut short. The product of a whole tensor's size and what is kept of it
+  /// might not fit into 64 bits.
+  OCTAVO_RULE constexpr std::uint64_t kept_of(std::uint64_t size) const {
+    return size == tile ? kept : (size * kept + tile - 1) / tile;
+  }
   OCTAVO_RULE constexpr std::uint64_t kept_in(std::uint64_t count) const {
     return count / tile * kept + kept_of(count % tile);
   }

@@ -119,6 +119,22 @@ TEST(ArenaTest, WhatTheSystemRefusesChangesNothing) {
   EXPECT_EQ(arena_figures(ArenaKind::host).held_bytes, total);
 }
 
+TEST(ArenaTest, ATensorThatCannotBeIsRefusedInASentence) {
+  const auto arena = Arena::make({});
+  const auto code_of = [&](at::IntArrayRef shape, at::ScalarType dtype) {
+    try {
+      arena->zeros(shape, dtype);
+    } catch (const Error& error) {
+      EXPECT_EQ(std::string(error.what()).find("[device.arena] "), 0U) << error.what();
+      return error.code();
+    }
+    return ErrorCode::internal;
+  };
+  EXPECT_EQ(code_of({-1}, at::kFloat), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of({1LL << 62}, at::kFloat), ErrorCode::out_of_memory);
+  EXPECT_EQ(code_of({5}, at::kQUInt8), ErrorCode::wrong_type);
+}
+
 TEST(ArenaTest, MemoryIsKnownByEveryAddressInsideWhileItLives) {
   at::Tensor tensor = Arena::make({})->zeros({1000}, at::kFloat);
   const auto* const first = static_cast<const char*>(tensor.const_data_ptr());

@@ -14,6 +14,7 @@
 #include "octavo/codec/registry.h"
 #include "octavo/codec/sign_bits.h"
 #include "octavo/comm/compressor.h"
+#include "octavo/comm/fsdp_hook.h"
 #include "octavo/comm/host_backend.h"
 #include "octavo/comm/layout.h"
 #include "octavo/device/pinned.h"
@@ -23,6 +24,7 @@
 #include "octavo/optim/state_coding.h"
 #include "octavo/optim/zero_one_adam.h"
 #include "octavo/outer/outer.h"
+#include "octavo/rules/top_k.h"
 #include "tests/cpp/compressor_steps.h"
 #include "tests/cpp/ranks.h"
 #include "tests/cpp/refusal.h"
@@ -164,6 +166,28 @@ TEST(CodecArguments, AFactoryMakesACodec) {
   }
 }
 
+/// A codec whose name in plans may be another than that of its text.
+class Named final : public Codec {
+ public:
+  Named(const std::string& text, std::uint64_t granule) : Codec(text, {.granule = granule}) {}
+  std::uint64_t payload_bytes(std::uint64_t count) const override { return count; }
+  void encode(c10::Device, const EncodeInput&, const PayloadPart&, rules::Residual*) const override {}
+  void decode(c10::Device, const PayloadPart&, Store, float*, std::uint32_t*) const override {}
+};
+
+TEST(CodecArguments, ACodecsTextIsReadAsThatCodecAndItsGranuleIsAtLeastOne) {
+  register_codec("test-named", [](const CodecText&) { return std::make_shared<Named>("test-another", 1); });
+  EXPECT_TRUE(has(refusal_of([] { Plan::parse("test-named"); }), "the codec test-named calls itself test-another"));
+  EXPECT_TRUE(has(refusal_of([] { Named("test-named", 0); }), "expected a granule of at least 1 value of test-named"));
+}
+
+TEST(CodecArguments, AllOfALargeTensorThatIsKeptIsCountedIn64Bits) {
+  constexpr std::uint64_t kCount = 1ULL << 33;
+  const rules::TopK shape = {.tile = kCount, .kept = kCount / 4};
+  EXPECT_EQ(rules::TopTile::of(shape, 0, kCount).kept, kCount / 4);
+  EXPECT_EQ(shape.kept_in(kCount), kCount / 4);
+}
+
 TEST(CodecArguments, ATextThatNamesLshThousandsOfTimesIsRefusedAtOnce) {
   std::string text;
   for (int i = 0; i < 100000; ++i) text += "lsh:";
@@ -197,6 +221,12 @@ TEST(PinnedMemory, OfADeviceThatTorchLacksIsUnsupported) {
 
 TEST(CommArguments, WithoutABackendOrRanksAreRefused) {
   EXPECT_TRUE(has(refusal_of([] { Wire(nullptr, std::chrono::seconds(1)); }), "expected a back end of c10d, got none"));
+  run_ranks(1, [](const BackendPtr& backend, int) {
+    for (const int deadline : {0, -5}) {
+      EXPECT_TRUE(has(refusal_of([&] { Wire(backend, std::chrono::milliseconds(deadline)); }), "a deadline above 0 ms"));
+    }
+  });
+  EXPECT_TRUE(has(refusal_of([] { owned_range(8, 0, 2, Ownership::rows(0)); }), "units of at least 1 element"));
   EXPECT_TRUE(has(refusal_of([] { HostBackend(nullptr); }), "expected a back end for the CPU, got none"));
   EXPECT_TRUE(has(refusal_of([] { Compressor(nullptr, Plan::parse("int4"), {}); }), "expected a wire"));
   EXPECT_TRUE(has(refusal_of([] { ring_bytes(8, 0); }), "at least 1 rank"));
@@ -216,12 +246,54 @@ TEST(CommArguments, ABucketAndItsSlotsFitTheParameters) {
     EXPECT_TRUE(has(said(at::ones({count}), {{7, 0}}), "expected slots of 2 parameters, got one of 7"));
     EXPECT_TRUE(
         has(said(at::ones({count}, at::kInt), {{0, 0}}), "expected a bucket of a floating or complex dtype, got Int"));
+    EXPECT_TRUE(has(said(at::ones({2 * count}).slice(0, 0, 2 * count, 2), {{0, 0}}), "row-major order"));
+    EXPECT_TRUE(has(said(at::ones({1}).expand({count}), {{0, 0}}), "call contiguous()"));
+    EXPECT_TRUE(has(said(at::_neg_view(at::ones({count})), {{0, 0}}), "call clone()"));
+    EXPECT_TRUE(has(said(at::ones({2 * count}), {{0, 0}, {0, kCount}}), "got weight again"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.finish(nullptr); }), "before, got none"));
+    for (const double divisor : {0.0, -1.0, static_cast<double>(NAN)}) {
+      EXPECT_TRUE(has(refusal_of([&] { compressor.reduce(at::ones({count}), {{0, 0}}, divisor); }), "a finite divisor"));
+    }
+    EXPECT_TRUE(has(refusal_of([&] { compressor.owed(7); }), "expected one of 2 parameters, got 7"));
+    EXPECT_TRUE(has(refusal_of([&] { compressor.load_state_of({}); }), "the state of at least 1 rank"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.set_owed_share(NAN); }), "expected a share from 0 to 1"));
     at::Tensor good = at::ones({count});
     compressor.begin_step();
     compressor.reduce(good, {{0, 0}});
     EXPECT_NEAR(good[0].item<float>(), 1, 1e-3);
+    EXPECT_TRUE(has(refusal_of([&] { compressor.reduce(good, {{0, 0}}); }), "once in a step, got weight again"));
+    compressor.end_step();
+    EXPECT_TRUE(has(refusal_of([&] { compressor.reduce(good, {{0, 0}}); }), "no step is under way"));
+  });
+}
+
+TEST(CommArguments, AJobHasAsManyTransfersAsItSays) {
+  run_ranks(2, [&](const BackendPtr& backend, int) {
+    for (const Exchange exchange : {Exchange::planned, Exchange::nothing}) {
+      Compressor compressor = compressor_steps::make(backend, "int4+ef");
+      compressor.set_exchange(exchange);
+      compressor.begin_step();
+      auto job = compressor.begin(at::ones({kCount}), {{0, 0}});
+      for (int next = 1; next < Compressor::transfers(*job); ++next) compressor.advance(*job);
+      EXPECT_TRUE(has(refusal_of([&] { compressor.advance(*job); }), "call finish()"));
+      compressor.finish(std::move(job));
+      EXPECT_TRUE(compressor.end_step());
+    }
+  });
+}
+
+TEST(CommArguments, TheHookOfFsdpKnowsItsGroupsAndParameters) {
+  EXPECT_TRUE(has(refusal_of([] { FsdpHook(nullptr, {}); }), "expected a compressor, got none"));
+  run_ranks(1, [&](const BackendPtr& backend, int) {
+    const auto compressor = std::make_shared<Compressor>(std::make_unique<Wire>(backend, std::chrono::seconds(20)),
+                                                         Plan::parse("int4"), std::vector<ParameterInfo>{{"w", 64, false}});
+    EXPECT_TRUE(has(refusal_of([&] { FsdpHook(compressor, {{{1, 64}}}); }), "one of 1 parameters, got number 1"));
+    FsdpHook hook(compressor, {{{0, 64}}});
+    EXPECT_TRUE(has(refusal_of([&] { hook.mark(1ULL << 34); }), "one of 1 parameters"));
+    EXPECT_TRUE(has(refusal_of([&] { hook.all_reduce(7, at::ones({64})); }), "one of 1 parameter groups, got number 7"));
+    at::Tensor shard = at::ones({64});
+    hook.all_reduce(0, shard);
+    EXPECT_NEAR(shard[0].item<float>(), 1, 1e-3);
   });
 }
 

@@ -122,7 +122,7 @@ class OCTAVO_API Feedback {
 using FeedbackPtr = std::shared_ptr<const Feedback>;
 
 /// Makes the kind that a piece of a plan, without its '+', names; null where it names none.
-FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece);
+OCTAVO_API FeedbackPtr make_feedback(const CodecText& plan, std::string_view piece);
 
 /// Returns the roles of all kinds.
 OCTAVO_API std::vector<Role> feedback_roles();

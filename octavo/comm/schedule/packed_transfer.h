@@ -16,7 +16,7 @@
 namespace octavo {
 
 /// Whether a codec of these tensors packs, in a world where something is sent. `codec`: as for cut().
-bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size);
+OCTAVO_API bool packs(std::span<const Contribution> tensors, const Codec* Contribution::* codec, int world_size);
 
 /// A message and its place in the host's memory, where its payloads lie at the offsets of its pieces.
 struct PlacedMessage {

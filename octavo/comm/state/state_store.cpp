@@ -91,6 +91,9 @@ void StateStore::load(const std::map<std::string, at::Tensor>& tensors) {
 }
 
 void StateStore::load_world(const std::vector<std::map<std::string, at::Tensor>>& world) {
+  if (world.empty()) {
+    fail(ErrorCode::invalid_argument, "comm.load_state", "expected the state of at least 1 rank, got none");
+  }
   std::map<std::string, std::vector<at::Tensor>> by_key;  // each by old rank
   for (std::size_t rank = 0; rank < world.size(); ++rank) {
     for (const auto& [key, values] : world[rank]) {

@@ -97,6 +97,7 @@ def test_input_size_takes_the_first_elements():
         (lambda: octavo.packbits(torch.ones(3, dtype=torch.int32)), TypeError, "floating"),
         (lambda: octavo.packbits(torch.ones(3, dtype=torch.complex64)), TypeError, "floating"),
         (lambda: octavo.packbits(torch.ones(3).to_sparse()), TypeError, "expected a dense tensor"),
+        (lambda: octavo.unpackbits(torch.ones(3).byte().to_sparse(), 8), TypeError, "expected a dense tensor"),
         (lambda: octavo.packbits([1.0, 2.0]), TypeError, "tensor must be of type Tensor, got list"),
         (lambda: octavo.packbits(torch.ones(3), 2.0), TypeError, "input_size must be of type int, got float"),
         (lambda: octavo.unpackbits(torch.zeros(2, dtype=torch.uint8), None), TypeError, "got NoneType"),
