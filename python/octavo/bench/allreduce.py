@@ -45,8 +45,14 @@ def check(plans: Sequence[str], links: Sequence[str | None]) -> None:
     """Raises ValueError for what cannot be measured."""
     check_links(links)
     for plan in plans:
+        if ";" in plan:
+            raise ValueError(f"[bench.allreduce] one tensor has no rules by name: give one plan, not {plan}")
         if octavo.Plan(plan).error_feedback:
-            raise ValueError(f"[bench.allreduce] one call keeps no residual: give {plan.partition('+')[0]}, not {plan}")
+            codec = plan.partition("+")[0]
+            keeps_none = codec != plan and not octavo.Plan(codec).error_feedback
+            other = f"{plan} works by what it remembers: give another plan"
+            advice = f"give {codec}, not {plan}" if keeps_none else other
+            raise ValueError(f"[bench.allreduce] one call keeps no residual: {advice}")
 
 
 def measure(

@@ -111,6 +111,7 @@ def ddp(
     if bench.is_main():
         _check_place(json_file)
     with _errors_in_a_sentence():
+        ddp_jobs.check_links(link or [None])
         if bench.is_rank():
             report = json_file if bench.is_main() else None
             measured = ddp_jobs.measure_as_rank(contenders, rounds=rounds, sizes=sizes, report=report)
@@ -324,13 +325,14 @@ def advise(
     """
     from octavo.bench import advise as bench
     from octavo.bench.ddp import Size, is_main, is_rank
-    from octavo.bench.ddp_jobs import check_plans
+    from octavo.bench.ddp_jobs import check_links, check_plans
 
     size, wanted = Size(rows, layers, width), plans or bench.DEFAULT_PLANS
     if is_main():
         _check_place(json_file)
     with _errors_in_a_sentence():
         check_plans(wanted)
+        check_links([link])
         if is_rank():
             report = bench.measure_as_rank(wanted, rounds=rounds, size=size)
         else:

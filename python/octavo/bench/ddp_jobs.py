@@ -14,7 +14,7 @@ from pathlib import Path
 
 import octavo
 from octavo.bench import ddp
-from octavo.bench.ddp import Row, Size
+from octavo.bench.ddp import Row, Size, is_rank
 from octavo.bench.hosts import RATES, UNSHAPED, Hosts, why_no_hosts
 from octavo.bench.torch_hooks import DOUBTFUL
 from octavo.train.plan_text import split_rounds
@@ -53,7 +53,7 @@ def measure_as_rank(
     if not hooks:
         return ddp.bench(plans, rounds, sizes)
     if plans or len(hooks) > 1:
-        raise ValueError(f"[bench.ddp] {hooks[0]} may hang: under torchrun measure it alone")
+        raise ValueError(f"[bench.ddp_jobs] {hooks[0]} may hang: under torchrun measure it alone")
     ddp.try_hook(hooks[0], rounds, sizes[0], lambda row: _write([row], report))
     return None
 
@@ -77,12 +77,18 @@ def check_plans(plans: Sequence[str]) -> None:
 
 
 def check_links(links: Sequence[str | None]) -> None:
+    """Raises ValueError for links that cannot be made, or not here."""
+    if is_rank() and any(links):
+        raise ValueError(
+            "[bench.ddp_jobs] --link makes hosts of its own, and under torchrun the link is that of your hosts: leave "
+            "it out, or start the bench without torchrun"
+        )
     for link in links:
         if link is not None and link not in RATES:
-            raise ValueError(f"[bench.ddp] --link is one of {', '.join(RATES)}, not '{link}'")
+            raise ValueError(f"[bench.ddp_jobs] --link is one of {', '.join(RATES)}, not '{link}'")
     reason = why_no_hosts() if any(links) else None
     if reason is not None:
-        raise ValueError(f"[bench.ddp] --link makes a network of its own, which is not possible here: {reason}")
+        raise ValueError(f"[bench.ddp_jobs] --link makes a network of its own, which is not possible here: {reason}")
 
 
 def _options(rounds: int, sizes: Sequence[Size]) -> list[str]:
@@ -119,7 +125,7 @@ def _run_here(command: list[str], nproc: int) -> None:
     try:
         said, _ = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"[bench.ddp] the ranks did not end in {DEADLINE_S:.0f} s") from None
+        raise RuntimeError(f"[bench.ddp_jobs] the ranks did not end in {DEADLINE_S:.0f} s") from None
     finally:
         _end(process)
     if process.returncode:
@@ -146,7 +152,7 @@ def _run_on_hosts(command: list[str], nproc: int, link: str) -> None:
             try:
                 said, _ = rank.communicate(timeout=DEADLINE_S)
             except subprocess.TimeoutExpired:
-                raise RuntimeError(f"[bench.ddp] the ranks did not end in {DEADLINE_S:.0f} s") from None
+                raise RuntimeError(f"[bench.ddp_jobs] the ranks did not end in {DEADLINE_S:.0f} s") from None
             if rank.returncode:
                 raise RuntimeError(_failure(rank.returncode, said))
 
@@ -161,4 +167,4 @@ def _failure(status: int, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if "rror: " in line and "torch.distributed.elastic" not in line]
     last = (errors or lines or ["nothing"])[-1]
-    return f"[bench.ddp] a rank ended with exit status {status} and said: {last}"
+    return f"[bench.ddp_jobs] a rank ended with exit status {status} and said: {last}"

@@ -116,7 +116,9 @@ def _bench(elements: int, dtype: torch.dtype, rounds: int, words: Sequence[str])
     built["torch AdamW foreach"] = torch.optim.AdamW(parameters, lr=LR, foreach=True)
     built |= {f"octavo {name}": getattr(octavo.optim, name)(parameters, lr=LR) for name in OWN}
     peers, remarks = _peers(parameters, words)
-    check_words("bench.optim", words, [COPY, *built, *PEERS, *peers], *remarks)
+    check_words(
+        "bench.optim", words, [COPY, *built, *(name for peer in PEERS.values() for name in peer.names)], *remarks
+    )
     wanted = (built | peers).items()
     built = {name: optimizer for name, optimizer in wanted if name == BASELINE or is_wanted(words, name)}
     seconds = _take_turns(built, elements, rounds)
@@ -140,11 +142,13 @@ def _parameters(elements: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[dict[str, Optimizer], list[str]]:
     """Returns the optimizers of other libraries after their first step, which may compile, and a sentence for each
-    library that is missing."""
+    library that is wanted and missing."""
     built, remarks = {}, []
-    for library, contenders in PEERS.items():
+    for library, peer in PEERS.items():
+        if not any(is_wanted(words, name) for name in peer.names):
+            continue
         try:
-            built |= _first_steps(contenders, parameters, words)
+            built |= _first_steps(peer.load(), parameters, words)
         except Exception as error:  # whatever another library raises must not end the measurement of ours
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             remarks.append(f"{library} is left out: {reason}; pip install {library} installs it")
@@ -152,9 +156,9 @@ def _peers(parameters: list[torch.nn.Parameter], words: Sequence[str]) -> tuple[
 
 
 def _first_steps(
-    contenders: Callable[[], Contenders], parameters: list[torch.nn.Parameter], words: Sequence[str]
+    contenders: Contenders, parameters: list[torch.nn.Parameter], words: Sequence[str]
 ) -> dict[str, Optimizer]:
-    built = {name: make(parameters, LR) for name, make in contenders().items() if is_wanted(words, name)}
+    built = {name: make(parameters, LR) for name, make in contenders.items() if is_wanted(words, name)}
     for optimizer in built.values():
         optimizer.step()
     return built

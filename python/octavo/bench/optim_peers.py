@@ -3,6 +3,7 @@
 installed raises ImportError here and is left out of the measurement."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import typer
@@ -12,17 +13,28 @@ Contenders = dict[str, Callable[[list[Any], float], Optimizer]]
 """By name, a function that makes the optimizer of parameters at a learning rate."""
 
 
+@dataclass(frozen=True)
+class Peer:
+    """A library.
+
+    - ``names``: those of its contenders, known without importing it.
+    - ``load``: imports it and returns its contenders.
+    """
+
+    names: tuple[str, ...]
+    load: Callable[[], Contenders]
+
+
 def _bitsandbytes() -> Contenders:
     from bitsandbytes import optim
 
-    names = ("AdamW", "AdamW8bit", "PagedAdamW8bit", "Lion", "Lion8bit")
-    return {f"bitsandbytes {name}": _at_rate(getattr(optim, name)) for name in names}
+    return {name: _at_rate(getattr(optim, name.split()[-1])) for name in PEERS["bitsandbytes"].names}
 
 
 def _torchao() -> Contenders:
     from torchao import optim
 
-    return {f"torchao {name}": _at_rate(getattr(optim, name)) for name in ("AdamW8bit", "AdamW4bit")}
+    return {name: _at_rate(getattr(optim, name.split()[-1])) for name in PEERS["torchao"].names}
 
 
 def _deepspeed() -> Contenders:
@@ -40,9 +52,15 @@ def _at_rate(kind: Callable[..., Optimizer]) -> Callable[[list[Any], float], Opt
     return lambda parameters, lr: kind(parameters, lr=lr)
 
 
-#: The contenders of each library, by the name under which pip knows it.
-PEERS: dict[str, Callable[[], Contenders]] = {
-    "bitsandbytes": _bitsandbytes,
-    "torchao": _torchao,
-    "deepspeed": _deepspeed,
+def _names(library: str, *classes: str) -> tuple[str, ...]:
+    return tuple(f"{library} {name}" for name in classes)
+
+
+#: The libraries, by the name under which pip knows them.
+PEERS: dict[str, Peer] = {
+    "bitsandbytes": Peer(
+        _names("bitsandbytes", "AdamW", "AdamW8bit", "PagedAdamW8bit", "Lion", "Lion8bit"), _bitsandbytes
+    ),
+    "torchao": Peer(_names("torchao", "AdamW8bit", "AdamW4bit"), _torchao),
+    "deepspeed": Peer(_names("deepspeed", "CPUAdam"), _deepspeed),
 }

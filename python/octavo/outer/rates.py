@@ -37,8 +37,9 @@ def warning_of_few_rounds(steps: int, every: int) -> str | None:
     if rounds >= FEWEST_ROUNDS:
         return None
     shorter = steps // FEWEST_ROUNDS
+    made = "1 round" if rounds == 1 else f"{rounds} rounds"
     return (
-        f"{steps} steps make {rounds} rounds of {every}, and what counts is the number of rounds: with fewer than "
+        f"{steps} steps make {made} of {every}, and what counts is the number of rounds: with fewer than "
         f"{FEWEST_ROUNDS} the loss ends well above that of a run that exchanges gradients. Train longer"
         f"{f', or exchange every {shorter} steps' if shorter > 1 else ', or exchange gradients'}"
     )

@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from octavo import durable_files
 from octavo.train.checkpoint.run_folder import METRICS
 from octavo.train.config import TrainConfig
 from octavo.train.data.training_data import Data, load_data
-from octavo.train.errors import DIVERGED, JobError
+from octavo.train.errors import DIVERGED, JobError, writing
 from octavo.train.job import clear_job, run_job, try_job
 from octavo.train.launch.world import World, ranks
 from octavo.train.report import plots, tables
@@ -42,7 +43,7 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     precision = None
     for plan in config.compare:
         if console:
-            console.rule(plan)
+            console.rule(Text(plan))
         summaries[plan] = _run_leg(config.for_plan(plan), world, console, data, precision)
         # The precision is chosen once: the runs must differ in the plan alone.
         precision = precision or summaries[plan].get("precision")
@@ -50,8 +51,9 @@ def run_comparison(config: TrainConfig, world: World, console: Console | None) -
     _require_comparable(finished)
     if world.is_main:
         runs = {plan: read_metrics(Path(config.for_plan(plan).out) / METRICS) for plan in finished}
-        plots.plot_comparison(runs, Path(config.out) / PLOT)
-        durable_files.write_json(Path(config.out) / FIGURES, summaries)
+        with writing(config.out, "train.compare"):
+            plots.plot_comparison(runs, Path(config.out) / PLOT)
+            durable_files.write_json(Path(config.out) / FIGURES, summaries)
     if console:
         console.print(_table(summaries))
         console.print(f"written to {Path(config.out) / PLOT}", highlight=False, markup=False, soft_wrap=True)
@@ -62,7 +64,9 @@ def _run_leg(
     leg: TrainConfig, world: World, console: Console | None, data: Data, precision: str | None
 ) -> dict[str, Any]:
     try:
-        return run_job(leg, world, console, data=data, precision=precision)
+        summary = run_job(leg, world, console, data=data, precision=precision)
+        last_is_finite = summary["eval_loss"] is not None
+        return summary if last_is_finite else summary | {"diverged": f"{DIVERGED}: its last loss is not finite"}
     except JobError as error:
         if DIVERGED not in str(error):
             raise
@@ -83,23 +87,28 @@ def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
             "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "
             "changed between their runs: repeat the comparison with --fresh"
         )
+    if len({str(summary.get("run_steps")) for summary in finished.values()}) > 1:
+        raise JobError(
+            "[train.compare] some of the plans go on from runs of fewer steps, and others do not, so that they had "
+            "other learning rates: repeat the comparison with --fresh"
+        )
 
 
 def _table(summaries: dict[str, dict[str, Any]]) -> Table:
     first = next(summary for summary in summaries.values() if not _has_diverged(summary))
     title = f"{first['model']} on {first['data']}, {first['steps']} steps, {ranks(first['world_size'])}"
-    table = Table(title=title)
+    table = Table(title=Text(title))
     for heading in ("plan", "optimizer"):
         table.add_column(heading, overflow="fold")
     for heading in ("eval loss", "change", "exact", "sent per step", "ratio", "ms per step"):
         table.add_column(heading, justify="right", no_wrap=True)
     for plan, summary in summaries.items():
         if _has_diverged(summary):
-            table.add_row(plan, summary["optimizer"], "diverged")
+            table.add_row(Text(plan), summary["optimizer"], "diverged")
             continue
         exact, ratio = summary["accuracy"], summary["compression_ratio"]
         table.add_row(
-            plan,
+            Text(plan),
             summary["optimizer"],
             tables.number(summary["eval_loss"]),
             _change(summary["eval_loss"], first["eval_loss"]),

@@ -98,7 +98,8 @@ def _device(model: PreTrainedModel) -> torch.device:
 def _answers(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, examples: list[Example], max_new_tokens: int
 ) -> list[Answer]:
-    questions = [_question(tokenizer, example) for example in examples]
+    longest = max(2, model.config.max_position_embeddings - max_new_tokens)
+    questions = [_end_of(_question(tokenizer, example), longest) for example in examples]
     # Questions of similar length are in one group, so that little of a group is padding.
     order = sorted(range(len(examples)), key=lambda i: len(questions[i]))
     answers: dict[int, Answer] = {}
@@ -119,6 +120,11 @@ def _question(tokenizer: PreTrainedTokenizerFast, example: Example) -> list[int]
     for earlier, said in history:
         ids += [*token_ids(tokenizer, [earlier + said])[0], tokenizer.eos_token_id]
     return ids + token_ids(tokenizer, [asked])[0]
+
+
+def _end_of(question: list[int], longest: int) -> list[int]:
+    """Returns a question of at most ``longest`` tokens: its beginning-of-sequence token and its end."""
+    return question if len(question) <= longest else [question[0], *question[1 - longest :]]
 
 
 def _continue(

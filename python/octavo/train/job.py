@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from octavo import durable_files
 from octavo.outer import warning_of_few_rounds
-from octavo.train import device, evaluate
+from octavo.train import device, errors, evaluate
 from octavo.train.checkpoint import restore, run_folder, training_state
 from octavo.train.checkpoint.restore import Found
 from octavo.train.checkpoint.shared_disk import Disk, find_disk
@@ -179,14 +179,17 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
         lost = training_state.restore(engine, world, optimizer_state, run.checkpoints, run.found)
         if lost and world.is_main:
             _warn(lost)
-    if run.earlier_steps != run.config.steps and world.is_main:
+    totals = world.from_main(totals)
+    if run.found and run.earlier_steps != run.config.steps and world.is_main:
         _warn(
-            f"this run of {run.earlier_steps} steps goes on to {run.config.steps}: from here on learning rate and "
-            f"warm-up are those of {run.config.steps} steps, so that it ends otherwise than a run that had them from "
-            f"the start"
+            f"this run of {run.earlier_steps} steps goes on to {run.config.steps}: from here on the learning rate and "
+            f"its warm-up are those of {run.config.steps} steps, so that it ends otherwise than a run that had them "
+            f"from the start; what an optimizer has frozen stays as it is"
         )
+    if totals.run_steps[-1:] != [run.config.steps]:
+        totals.run_steps.append(run.config.steps)
     world.agree(lambda: _claim_folder(run, engine.precision) if run.disk.is_leader else None)
-    return Trainer(run.config, world, run.data, engine, world.from_main(totals))
+    return Trainer(run.config, world, run.data, engine, totals)
 
 
 def _claim_folder(run: _Run, precision: str) -> None:
@@ -196,7 +199,8 @@ def _claim_folder(run: _Run, precision: str) -> None:
         run_folder.remove_run(run.out)
     elif run.earlier_steps != run.config.steps:  # its summary must not be taken for that of this run
         (run.out / run_folder.SUMMARY).unlink(missing_ok=True)
-    run_folder.write_record(run.out, run.identity, {"precision": precision})
+    with errors.writing(str(run.out), "train.job"):
+        run_folder.write_record(run.out, run.identity, {"precision": precision})
 
 
 def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
@@ -244,15 +248,22 @@ def _save(run: _Run, trainer: Trainer, writer: CheckpointWriter, log: MetricsLog
 
 def _finish(run: _Run, trainer: Trainer, console: Console | None) -> dict[str, Any]:
     summary = summarize(trainer, trainer.accuracy())
-    if run.world.is_main:
-        plots.plot_loss(read_metrics(run.out / run_folder.METRICS), run.out / run_folder.PLOT)
-        durable_files.write_json(run.out / run_folder.SUMMARY, summary)
+    run.world.agree(lambda: _write_figures(run.out, summary) if run.world.is_main else None)
+    if run.world.is_main and summary["eval_loss"] is None:
+        _warn(f"the loss of the trained model is not finite: {errors.DIVERGED}; try a smaller --lr or --clip-norm 1")
     with trainer.engine.whole_model():
         if console:
             model, data = trainer.engine.model, run.data
             tables.print_summary(console, summary, run.out)
             tables.print_answers(console, evaluate.sample_answers(model, data.tokenizer, data.corpus.held_out, ANSWERS))
     return summary
+
+
+def _write_figures(out: Path, summary: dict[str, Any]) -> None:
+    with errors.writing(str(out / run_folder.PLOT), "train.job"):
+        plots.plot_loss(read_metrics(out / run_folder.METRICS), out / run_folder.PLOT)
+    with errors.writing(str(out / run_folder.SUMMARY), "train.job"):
+        durable_files.write_json(out / run_folder.SUMMARY, summary)
 
 
 def _opening(run: _Run, trainer: Trainer) -> str:

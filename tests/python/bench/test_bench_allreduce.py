@@ -32,7 +32,17 @@ def test_the_command_measures_its_job(tmp_path):
     assert [row["times_faster_than_torch"] for row in rows if row["plan"] == "torch"] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("arguments", [["1bit"], ["int4+ef"], ["--link=2gbit"]])
-def test_what_cannot_be_measured_is_refused(arguments):
-    done = CliRunner().invoke(app, ["allreduce", *arguments])
-    assert done.exit_code == 2 and "error: [" in done.output, done.output
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("1bit", "there is no codec of this name"),
+        ("int4+ef", "give int4, not int4+ef"),
+        ("auto", "auto works by what it remembers: give another plan"),
+        ("lsh:int4", "lsh:int4 works by what it remembers: give another plan"),
+        ("int4;x=dense", "one tensor has no rules by name"),
+        ("--link=2gbit", "--link is one of"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(argument, words):
+    done = CliRunner().invoke(app, ["allreduce", argument])
+    assert done.exit_code == 2 and "error: [" in done.output and words in done.output, done.output

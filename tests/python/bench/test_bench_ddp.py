@@ -146,6 +146,15 @@ def test_what_makes_no_sense_is_refused(monkeypatch, arguments, words):
     assert words in result.stderr
 
 
+@pytest.mark.parametrize("command", ["ddp", "allreduce", "zero"])
+def test_under_torchrun_no_link_can_be_made(monkeypatch, command):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    result = CliRunner().invoke(cli.app, [command, "--link", "10mbit"])
+    assert result.exit_code == 2
+    assert "under torchrun the link is that of your hosts" in result.stderr
+
+
 def test_a_missing_tool_is_named_with_its_package(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda command: None)
     assert why_no_hosts() == "the commands ip and tc are missing: install Debian's package iproute2"

@@ -80,15 +80,19 @@ def test_a_library_that_fails_is_a_remark_and_the_others_are_measured(monkeypatc
 
     works = {"peer SGD": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9)}
     broken = {"broken SGD": lambda parameters, lr: Broken(parameters, lr=lr)}
-    monkeypatch.setattr(optim, "PEERS", {"peer": lambda: works, "broken": lambda: broken})
+    peers = {"peer": works, "broken": broken}
+    made = {library: optim_peers.Peer(tuple(of_one), lambda of_one=of_one: of_one) for library, of_one in peers.items()}
+    monkeypatch.setattr(optim, "PEERS", made)
     report = optim.bench(2048, rounds=1)
     assert report.remarks == ["broken is left out: no compiler; pip install broken installs it"]
     (row,) = (row for row in report.rows if row.optimizer == "peer SGD")
     assert row.state_per_parameter == 4 and row.moved_per_parameter == 12 + 8
 
 
-def test_contenders_are_measured_alone():
+def test_contenders_are_measured_alone(alone):
+    assert optim.bench(2048, rounds=1, words=["octavo lion"]).remarks == []  # of nothing that was not asked for
     report = optim.bench(2048, rounds=1, words=["adamw8BIT"])
+    assert [remark.partition(" ")[0] for remark in report.remarks] == ["bitsandbytes", "torchao"]
     names = {row.optimizer for row in report.rows}
     assert names == {optim.COPY, optim.BASELINE, "octavo AdamW8bit", "octavo PagedAdamW8bit"}
 

@@ -2,6 +2,7 @@
 """What a model has learnt: a model that was taught a few answers gives them, both alone and in a group."""
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -56,6 +57,20 @@ def test_taught_answers_are_given(model: LlamaForCausalLM, tokenizer: PreTrained
     assert [answer.answer.strip() for answer in answers[:4]] == [example.output for example in TAUGHT]
     assert exact_match(model, tokenizer, TAUGHT + UNTAUGHT) == pytest.approx(0.8)
     assert exact_match(model, tokenizer, TAUGHT + UNTAUGHT, max_items=4) == 1.0
+
+
+def test_a_question_is_as_long_as_the_model_has_positions_for(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    whole = evaluate._continue
+    monkeypatch.setattr(evaluate, "_continue", lambda *given: asked.extend(given[2]) or whole(*given))
+    long = dataclasses.replace(TAUGHT[0], instruction="again and " * 4000 + TAUGHT[0].instruction)
+    (short_one, long_one) = sample_answers(model, tokenizer, [TAUGHT[1], long], 2, max_new_tokens=8)
+    positions = model.config.max_position_embeddings - 8
+    (short, cut) = sorted(asked, key=len)
+    assert len(short) < 50 and len(cut) == positions and cut[0] == short[0] == tokenizer.bos_token_id
+    assert short_one.correct and long_one.instruction == long.instruction
 
 
 def test_only_as_many_are_answered_as_are_asked_for(

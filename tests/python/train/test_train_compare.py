@@ -72,6 +72,32 @@ def test_a_fresh_comparison_that_is_broken_off_has_no_older_runs(world, tmp_path
     assert {path.name for path in (Path(config.out) / "int4+ef").iterdir()} == {run_folder.LOCK}
 
 
+def test_a_run_that_goes_on_from_fewer_steps_is_compared_with_none_that_does_not(world, tmp_path):
+    shorter = nano_config(tmp_path, steps=2, checkpoint_every=2, compare=("dense",))
+    run_comparison(shorter, world, None)
+    longer = dataclasses.replace(shorter, steps=4, compare=("dense", "int4+ef"))
+    with pytest.raises(JobError, match="some of the plans go on from runs of fewer steps"):
+        run_comparison(longer, world, None)
+    fresh = run_comparison(dataclasses.replace(longer, fresh=True), world, None)
+    assert [summary["run_steps"] for summary in fresh.values()] == [[4], [4]]
+
+
+def test_a_plan_whose_last_loss_is_not_finite_has_diverged(world, tmp_path, monkeypatch, capsys):
+    config = nano_config(tmp_path, steps=2, compare=("dense", "int4+ef"))
+    whole = trainer.Trainer.evaluate
+
+    def evaluate(self: trainer.Trainer) -> float | None:
+        whole(self)
+        if self.config.plan == "dense":
+            self.totals.eval_loss = None
+        return self.totals.eval_loss
+
+    monkeypatch.setattr(trainer.Trainer, "evaluate", evaluate)
+    summaries = run_comparison(config, world, None)
+    assert "its last loss is not finite" in summaries["dense"]["diverged"] and "diverged" not in summaries["int4+ef"]
+    assert "the loss of the trained model is not finite: the run has diverged" in capsys.readouterr().err
+
+
 def test_a_plan_by_which_training_diverges_is_compared_without(world, tmp_path, monkeypatch):
     config = nano_config(tmp_path, steps=4, compare=("dense", "int4+ef"))
     screen = io.StringIO()

@@ -21,7 +21,6 @@ from octavo import _C
 from octavo.train import evaluate, job, trainer
 from octavo.train.checkpoint import run_folder
 from octavo.train.checkpoint.writer import saved_steps
-from octavo.train.compare import run_comparison
 from octavo.train.config import TrainConfig
 from octavo.train.data.batches import IGNORE
 from octavo.train.data.training_data import Data, load_data
@@ -176,6 +175,23 @@ def test_an_out_of_another_configuration_is_refused_and_left_alone(world, golden
         assert words in str(caught.value)
     assert read_curve(Path(config.out)) == before
     assert saved_steps(Path(config.out) / "checkpoint") == [8, 6]
+
+
+def test_a_run_without_a_checkpoint_starts_anew_with_more_steps(world, tmp_path, monkeypatch, capsys):
+    config = nano_config(tmp_path, steps=4, checkpoint_every=4)
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        stop_after_step(patch, 1)
+        run_job(config, world, None)
+    summary = run_job(dataclasses.replace(config, steps=6), world, None)
+    assert summary["steps"] == 6 and summary["run_steps"] == [6]
+    assert "goes on" not in capsys.readouterr().err
+
+
+def test_a_summary_that_cannot_be_written_ends_in_a_sentence(world, tmp_path):
+    config = nano_config(tmp_path, steps=2)
+    (Path(config.out) / "summary.json").mkdir(parents=True)
+    with pytest.raises((JobError, OSError), match=r"\[train.*summary\.json"):
+        run_job(config, world, None)
 
 
 def test_a_finished_run_goes_on_to_more_steps(world, golden, tmp_path, capsys):
@@ -338,15 +354,14 @@ def test_figures_that_are_not_finite_are_null(world, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluate, "eval_loss", lambda *them, **options: real(*them, **options) * float("nan"))
     monkeypatch.setattr(DdpEngine, "update", lambda _self: float("inf"))
     screen = io.StringIO()
-    config = nano_config(tmp_path, compare=("dense", "int4+ef"), steps=2, clip_norm=1.0)
-    summaries = run_comparison(config, world, Console(file=screen, width=160))
-    assert [summary["eval_loss"] for summary in summaries.values()] == [None, None]
+    config = nano_config(tmp_path, plan="int4+ef", steps=2, clip_norm=1.0)
+    assert run_job(config, world, Console(file=screen, width=160))["eval_loss"] is None
     out = Path(config.out)
-    for path in (*out.glob("*/*.json*"), out / "compare.json"):
+    for path in out.glob("*.json*"):
         for text in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
             json.loads(text, parse_constant=no_json)
-    assert [(r["eval_loss"], r["grad_norm"]) for r in read_curve(out / "dense") if "eval_loss" in r] == [(None, None)]
-    assert re.search(r"│ int4\+ef +│ adamw +│ +- │ +- │", screen.getvalue())
+    assert [(r["eval_loss"], r["grad_norm"]) for r in read_curve(out) if "eval_loss" in r] == [(None, None)]
+    assert re.search(r"│ eval loss +│ - ", screen.getvalue())
 
 
 # A record fills a row: some have a long question, some have a long answer.

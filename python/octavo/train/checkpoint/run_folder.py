@@ -14,6 +14,7 @@ from typing import IO, Any
 import octavo
 from octavo import durable_files
 from octavo.outer import outer_rates
+from octavo.train import errors
 from octavo.train.config import TrainConfig
 from octavo.train.data.dataset import Corpus
 
@@ -103,7 +104,8 @@ def lock(out: Path) -> IO[str]:
     """Locks `out` against other runs until the file is closed or its process is gone. Raises ValueError where another
     run has the lock."""
     durable_files.make_folder(out)
-    file = (out / LOCK).open("w")
+    with errors.writing(str(out / LOCK), "train.run_folder"):
+        file = (out / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

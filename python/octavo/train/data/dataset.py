@@ -69,10 +69,11 @@ def _split(examples: list[Example], seed: int, place: str) -> tuple[list[Example
         asked = (example.system, first, example.input, text)
         groups.setdefault(asked, []).append(example)
     if len(groups) < 2:
-        trouble, what = (
-            ("the text is too short", "pieces") if examples[0].is_text else ("all records ask the same", "ones")
-        )
-        raise failure(f"{trouble}; at least 2 different {what} are needed, of which 1 is held out", place)
+        is_text, is_one = examples[0].is_text, len(examples) == 1
+        of_text = "the text is a single piece" if is_one else f"all {len(examples)} pieces of the text are the same"
+        trouble, what = (of_text, "pieces") if is_text else ("all records ask the same", "ones")
+        hint = "; a .txt file is cut into pieces, a record of a .jsonl file is one" if is_text and is_one else ""
+        raise failure(f"{trouble}; at least 2 different {what} are needed, of which 1 is held out{hint}", place)
     keys = list(groups)
     count = max(1, round(HELD_OUT_SHARE * len(keys)))
     held = {keys[i] for i in Rng("held out", seed).permutation(len(keys))[:count]}

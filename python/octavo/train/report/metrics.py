@@ -36,6 +36,8 @@ class Totals:
     first_loss: float | None = None
     last_loss: float | None = None
     eval_loss: float | None = None
+    run_steps: list[int] = dataclasses.field(default_factory=list)
+    """The numbers of steps that the run was given, one after another: each has learning rates of its own."""
 
     def add_step(self, step: int, tokens: int, seconds: float, skipped: bool, loss: float | None) -> None:
         """Counts a step; `loss` is None where it was not finite."""

@@ -17,9 +17,9 @@ _LONGEST_CELL = 160
 
 def print_summary(console: Console, summary: dict[str, Any], out: Path) -> None:
     """Prints the closing table of a run."""
-    table = Table(title=f"{summary['model']} on {summary['data']}", show_header=False)
+    table = Table(title=Text(f"{summary['model']} on {summary['data']}"), show_header=False)
     for name, value in _rows(summary):
-        table.add_row(name, value)
+        table.add_row(name, Text(value))
     console.print(table)
     console.print(f"written to {out}", highlight=False, markup=False, soft_wrap=True)
 
