@@ -51,7 +51,10 @@ Rounds = Annotated[int, typer.Option(min=1, help="How often each contender is me
 def kernels(
     groups: Annotated[
         list[str] | None,
-        typer.Argument(help="bits, codecs, selections, blocks, sketch, owner or steps.", show_default="all"),
+        typer.Argument(
+            help="bits, codecs, selections, blocks, sketch, owner or steps; on a device bits, codecs or steps.",
+            show_default="all",
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, sycl, cuda or xpu: every kernel against a copy there.")
