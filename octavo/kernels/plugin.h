@@ -8,8 +8,8 @@
 
 namespace octavo {
 
-/// A back end in a shared library of its own, liboctavo_<name>.so, whose name is sycl or cuda. One's own takes the place
-/// of one of them by OCTAVO_SYCL_PLUGIN or OCTAVO_CUDA_PLUGIN (below). The library exports two C symbols:
+/// A back end in a shared library of its own, liboctavo_<name>.so, whose name is sycl or cuda. One's own takes the
+/// place of one of them by OCTAVO_SYCL_PLUGIN or OCTAVO_CUDA_PLUGIN (below). The library exports two C symbols:
 ///   std::uint32_t octavo_backend_abi()
 ///     returns the kPluginAbi that it was built with
 ///   const octavo::KernelTable* octavo_backend_create(char* reason, std::size_t capacity)

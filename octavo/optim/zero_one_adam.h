@@ -69,6 +69,6 @@ OCTAVO_API void zero_one_sync_(at::TensorList parameters, at::TensorList anchors
 /// Applies rules::zero_one_sent to `count` elements in memory of `device` and writes the results in place of the
 /// gradients. Enqueued on the device's current stream; on the CPU done by all threads.
 OCTAVO_API void zero_one_send(c10::Device device, const rules::ZeroOneStep& step, std::uint64_t count, float* values,
-                   const float* preconditioner, const float* momentum, const float* update);
+                              const float* preconditioner, const float* momentum, const float* update);
 
 }  // namespace octavo

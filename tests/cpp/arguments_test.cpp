@@ -223,7 +223,8 @@ TEST(CommArguments, WithoutABackendOrRanksAreRefused) {
   EXPECT_TRUE(has(refusal_of([] { Wire(nullptr, std::chrono::seconds(1)); }), "expected a back end of c10d, got none"));
   run_ranks(1, [](const BackendPtr& backend, int) {
     for (const int deadline : {0, -5}) {
-      EXPECT_TRUE(has(refusal_of([&] { Wire(backend, std::chrono::milliseconds(deadline)); }), "a deadline above 0 ms"));
+      EXPECT_TRUE(
+          has(refusal_of([&] { Wire(backend, std::chrono::milliseconds(deadline)); }), "a deadline above 0 ms"));
     }
   });
   EXPECT_TRUE(has(refusal_of([] { owned_range(8, 0, 2, Ownership::rows(0)); }), "units of at least 1 element"));
@@ -252,7 +253,8 @@ TEST(CommArguments, ABucketAndItsSlotsFitTheParameters) {
     EXPECT_TRUE(has(said(at::ones({2 * count}), {{0, 0}, {0, kCount}}), "got weight again"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.finish(nullptr); }), "before, got none"));
     for (const double divisor : {0.0, -1.0, static_cast<double>(NAN)}) {
-      EXPECT_TRUE(has(refusal_of([&] { compressor.reduce(at::ones({count}), {{0, 0}}, divisor); }), "a finite divisor"));
+      EXPECT_TRUE(
+          has(refusal_of([&] { compressor.reduce(at::ones({count}), {{0, 0}}, divisor); }), "a finite divisor"));
     }
     EXPECT_TRUE(has(refusal_of([&] { compressor.owed(7); }), "expected one of 2 parameters, got 7"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.load_state_of({}); }), "the state of at least 1 rank"));
@@ -285,12 +287,14 @@ TEST(CommArguments, AJobHasAsManyTransfersAsItSays) {
 TEST(CommArguments, TheHookOfFsdpKnowsItsGroupsAndParameters) {
   EXPECT_TRUE(has(refusal_of([] { FsdpHook(nullptr, {}); }), "expected a compressor, got none"));
   run_ranks(1, [&](const BackendPtr& backend, int) {
-    const auto compressor = std::make_shared<Compressor>(std::make_unique<Wire>(backend, std::chrono::seconds(20)),
-                                                         Plan::parse("int4"), std::vector<ParameterInfo>{{"w", 64, false}});
+    const auto compressor =
+        std::make_shared<Compressor>(std::make_unique<Wire>(backend, std::chrono::seconds(20)), Plan::parse("int4"),
+                                     std::vector<ParameterInfo>{{"w", 64, false}});
     EXPECT_TRUE(has(refusal_of([&] { FsdpHook(compressor, {{{1, 64}}}); }), "one of 1 parameters, got number 1"));
     FsdpHook hook(compressor, {{{0, 64}}});
     EXPECT_TRUE(has(refusal_of([&] { hook.mark(1ULL << 34); }), "one of 1 parameters"));
-    EXPECT_TRUE(has(refusal_of([&] { hook.all_reduce(7, at::ones({64})); }), "one of 1 parameter groups, got number 7"));
+    EXPECT_TRUE(
+        has(refusal_of([&] { hook.all_reduce(7, at::ones({64})); }), "one of 1 parameter groups, got number 7"));
     at::Tensor shard = at::ones({64});
     hook.all_reduce(0, shard);
     EXPECT_NEAR(shard[0].item<float>(), 1, 1e-3);

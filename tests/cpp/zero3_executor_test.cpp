@@ -171,7 +171,8 @@ TEST(Z3ExecutorTest, NoGraphGetsWhatAnotherOnesDtypeHasRounded) {
       EXPECT_TRUE(at::equal(fresh(at::kFloat, 0), whole_of(0)));
       EXPECT_TRUE(at::equal(fresh(at::kBFloat16, 0), whole_of(0).to(at::kBFloat16)));
       const std::vector<at::Tensor> narrow = own.graph->allgatherParamsFused({3}, {at::kBFloat16});
-      const std::vector<at::Tensor> wide = own.graph->allgatherParamsFused({3}, {at::kFloat});  // while it is on its way
+      const std::vector<at::Tensor> wide =
+          own.graph->allgatherParamsFused({3}, {at::kFloat});  // while it is on its way
       own.graph->waitParams(narrow, {3});
       own.graph->waitParams(wide, {3});
       EXPECT_TRUE(at::equal(wide[0], whole_of(3)));

@@ -53,11 +53,12 @@ TEST(ManagedC, WhatFailsSaysWhyAndThrowsNothing) {
   cprefetch(nullptr, 8, 0);
   EXPECT_TRUE(managed_error_says("expected memory of cget_managed_ptr, got null")) << octavo_last_error();
   auto* const four = static_cast<float*>(cget_managed_ptr(4 * sizeof(float)));
+  cfill_fp32(four, nullptr, 2, 4);
   for (const long many : {1L << 62, (1L << 62) + 2}) {  // whose bytes do not fit into 64 bits
     cfill_fp32(four, nullptr, 3, many);
-    EXPECT_TRUE(managed_error_says("expected memory of cget_managed_ptr")) << octavo_last_error();
+    EXPECT_TRUE(managed_error_says("expected at most 16 bytes")) << octavo_last_error();
   }
-  EXPECT_EQ(four[0], 0);
+  EXPECT_EQ(four[0], 2);
   cfree_managed_ptr(four);
   cfill_uint8(nullptr, nullptr, 1, 0);
   EXPECT_STREQ(octavo_last_error(), "");
