@@ -41,8 +41,8 @@ using CodecFactory = std::function<CodecPtr(const CodecText& text)>;
 
 /// Makes `name` the name of a codec in plans, in this process; all ranks of a job must do so. A later registration of
 /// the name takes the place of the first one, so that a library may be built and loaded again; plans that exist keep
-/// their codecs. Thread-safe. Throws Error invalid_argument for a name of Octavo's own codecs, and for one that is not
-/// made of letters, digits and '-'.
+/// their codecs. A library that has registered a codec must stay loaded. Thread-safe. Throws Error invalid_argument for
+/// a name of Octavo's own codecs, and for one that is not made of letters, digits and '-'.
 OCTAVO_API void register_codec(const std::string& name, CodecFactory factory);
 
 OCTAVO_API CodecPtr make_codec(const CodecText& text);

@@ -119,6 +119,11 @@ bool Compressor::end_step() {
   return verdict_.last_step_was_finite();
 }
 
+bool Compressor::is_in_step() const {
+  const std::lock_guard lock(mutex_);
+  return is_in_step_;
+}
+
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   roll_back();

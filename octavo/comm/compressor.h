@@ -66,6 +66,8 @@ class OCTAVO_API Compressor {
   /// on all ranks, unless nothing was sent in the step: each rank then knows its own gradients alone. Until the next
   /// begin_step() further calls return the same answer. Throws what Wire throws.
   bool end_step();
+  /// Whether buckets may come: a step was begun and has not ended.
+  bool is_in_step() const;
   /// Ends a step that was broken off and rolls back its residuals.
   void abandon_step();
   /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it

@@ -60,7 +60,7 @@ void FsdpHook::reduce(std::size_t group, const at::Tensor& bucket, std::uint64_t
   require_below(group, groups_.size(), "parameter groups");
   try {
     std::vector<Slot> slots = slots_of(group, shard);
-    if (begins_step_ || in_step_[group]) {
+    if (begins_step_ || in_step_[group] || !compressor_->is_in_step()) {
       compressor_->begin_step();
       in_step_.assign(groups_.size(), false);
     }

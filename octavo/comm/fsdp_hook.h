@@ -19,9 +19,10 @@ namespace octavo {
 /// set_all_reduce_hook.
 ///
 /// FSDP2 uses the result as soon as the call returns, so each call returns when the result is there, on the device's
-/// current stream. A step of the Compressor begins with the first group after begin_pass(), and where a group comes
-/// again that the step has had. After a failure every later call throws the same error. Throws Error invalid_argument
-/// for a parameter or a group that is not there. Thread-safe. All ranks make the calls in the same order.
+/// current stream. A step of the Compressor begins with the first group after begin_pass() or after the end of a step,
+/// and where a group comes again that the step has had. After a failure every later call throws the same error. Throws
+/// Error invalid_argument for a parameter or a group that is not there. Thread-safe. All ranks make the calls in the
+/// same order.
 class OCTAVO_API FsdpHook {
  public:
   struct Member {

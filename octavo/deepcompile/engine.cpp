@@ -140,6 +140,10 @@ void Engine::register_param(long ds_id, const std::vector<std::int64_t>& ds_shap
   const bool has_own = options.own_part.defined();
   const c10::Device device = has_own ? options.own_part.device() : ds_tensor.device();
   DSParamRegistry::requireWhole(ds_id, whole, device, ds_tensor);  // before anything is registered
+  if (has_own && options.own_part.scalar_type() != ds_tensor.scalar_type()) {
+    fail(ErrorCode::invalid_argument, kOfEngine, "expected what this rank owns of parameter ", ds_id, " as ",
+         ds_tensor.scalar_type(), ", as the whole, got ", options.own_part.scalar_type());
+  }
   if (options_.gather_codec && !has_own) {
     fail(ErrorCode::invalid_argument, kOfEngine, "parameter ", ds_id, " travels by ", options_.gather_codec->text(),
          ", which leaves something out: keep what this rank owns in memory of its own, ParamOptions::own_part");
@@ -188,14 +192,14 @@ void Engine::require_params(long graph_id, const std::vector<long>& ds_ids, bool
   if (params_.empty()) fail(ErrorCode::invalid_argument, kOfEngine, "register parameters before the first graph");
   for (const long id : ds_ids) {
     param_registry->getParam(id);  // throws for an unknown one
-    const char* const registers = are_whole ? "register_param()" : "register_z3_param()";
     if (std::ranges::find(params_, id, &SummedParam::id) == params_.end()) {
       fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, ", which is in the ",
-           "registry alone: register it by the engine's ", registers);
+           "registry alone: register it by the engine's ", are_whole ? "register_param()" : "register_z3_param()");
     }
     if (are_whole != (std::ranges::find(whole_, id) != whole_.end())) {
       fail(ErrorCode::invalid_argument, kOfEngine, "graph ", graph_id, " has parameter ", id, " of another stage of ",
-           "ZeRO: register it by ", registers);
+           "ZeRO: register the graph by ",
+           are_whole ? "register_graph_z3()" : "register_graph_z1() or register_graph_z2()");
     }
   }
 }

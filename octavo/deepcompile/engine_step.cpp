@@ -172,6 +172,10 @@ void Engine::release_param(long graph_id, long ds_id, long n_users) {
 }
 
 void Engine::set_persistent(long ds_id, bool is_persistent) {
+  if (!is_persistent && std::ranges::find(whole_, ds_id) != whole_.end()) {
+    fail(ErrorCode::invalid_argument, kOfStep, "parameter ", ds_id,
+         " is of stage 1 or 2, where parameters stay whole: ", "this is for those of register_z3_param()");
+  }
   param_registry->setPersistent(ds_id, is_persistent);
   if (!is_persistent) invalidate_gathered_param(ds_id);
 }

@@ -68,11 +68,15 @@ void ParamGather::start(std::span<const long> ids, std::span<const at::ScalarTyp
   std::vector<long> needed;
   std::vector<at::ScalarType> wanted;
   for (std::size_t i = 0; i < ids.size(); ++i) {
-    if (has(ids[i], all[i]) || std::ranges::find(needed, ids[i]) != needed.end()) continue;
+    if (has(ids[i], all[i])) continue;
+    if (const auto same = std::ranges::find(needed, ids[i]); same != needed.end()) {
+      at::ScalarType& dtype = wanted[static_cast<std::size_t>(same - needed.begin())];
+      if (dtype != all[i]) dtype = registry_->getParam(ids[i]).getDtype();  // from which both are made
+      continue;
+    }
     wait(ids[i]);  // it may be on its way in another dtype
-    const DSParam& param = registry_->getParam(ids[i]);
     needed.push_back(ids[i]);
-    wanted.push_back(param.isPersistent() ? param.getDtype() : all[i]);
+    wanted.push_back(all[i]);
   }
   if (needed.empty()) return;
   const c10::InferenceMode kept_for_training(false);  // what is allocated here outlives an evaluation

@@ -35,8 +35,8 @@ class OCTAVO_API ParamGather {
   /// shards can: `dtype` itself, or the parameter's own.
   bool has(long id, at::ScalarType dtype) const;
   /// Starts one transfer for those of the parameters of which it does not have the whole values. `dtypes` and errors
-  /// are those of dtypes_of(). Those of a persistent parameter are gathered in its own dtype, since graphs that want
-  /// others share them. Waits where values are on their way in a dtype that has not enough of them.
+  /// are those of dtypes_of(). Waits where values are on their way in a dtype from which those that are wanted cannot
+  /// be made.
   void start(std::span<const long> ids, std::span<const at::ScalarType> dtypes = {});
   /// Waits until the parameter's whole values, and those of the same transfer, are there. Does nothing where they are.
   void wait(long id);

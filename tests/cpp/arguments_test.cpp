@@ -298,6 +298,9 @@ TEST(CommArguments, TheHookOfFsdpKnowsItsGroupsAndParameters) {
     at::Tensor shard = at::ones({64});
     hook.all_reduce(0, shard);
     EXPECT_NEAR(shard[0].item<float>(), 1, 1e-3);
+    compressor->end_step();
+    hook.all_reduce(0, shard);  // of a second loss, without another forward pass of the whole model
+    EXPECT_TRUE(compressor->is_in_step());
   });
 }
 

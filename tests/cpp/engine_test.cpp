@@ -216,6 +216,13 @@ TEST(EngineTest, WhatDoesNotFitIsRefused) {
     engine.register_param(0, {8}, at::zeros({8}), at::zeros({4}), 4 * rank);
     EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0, 5}); }).find("no parameter 5 is registered"),
               std::string::npos);
+    EXPECT_NE(refusal_of([&] {
+                engine.register_param(1, {8}, at::zeros({8}, at::kBFloat16), {}, 4 * rank,
+                                      {.own_part = at::zeros({4})});
+              }).find("as BFloat16, as the whole, got Float"),
+              std::string::npos);
+    EXPECT_NE(refusal_of([&] { engine.set_persistent(0, false); }).find("parameter 0 is of stage 1 or 2"),
+              std::string::npos);
     engine.register_z3_param(1, {8}, at::zeros({4}), {}, false);
     EXPECT_NE(refusal_of([&] { engine.register_graph_z1(0, {0, 1}); }).find("graph 0 has parameter 1 of another stage"),
               std::string::npos);

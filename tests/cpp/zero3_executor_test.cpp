@@ -177,6 +177,10 @@ TEST(Z3ExecutorTest, NoGraphGetsWhatAnotherOnesDtypeHasRounded) {
       own.graph->waitParams(wide, {3});
       EXPECT_TRUE(at::equal(wide[0], whole_of(3)));
       EXPECT_TRUE(at::equal(narrow[0], whole_of(3).to(at::kBFloat16)));
+      own.registry->invalidateAll();
+      const std::vector<at::Tensor> both = own.graph->allgatherParamsFused({3, 3}, {at::kBFloat16, at::kFloat});
+      own.graph->waitParams(both, {3, 3});
+      EXPECT_TRUE(at::equal(both[0], narrow[0]) && at::equal(both[1], wide[0]));
       EXPECT_TRUE(at::equal(own.graph->waitAllgather(own.graph->allgatherParam(1, at::kBFloat16), 1),
                             whole_of(1).to(at::kBFloat16)));
       EXPECT_TRUE(at::equal(own.gathered(1), whole_of(1)));

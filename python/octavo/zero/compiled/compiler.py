@@ -166,7 +166,8 @@ class ZeroCompiler:
         if limit_mib is not None:
             memory.limit_bytes = int(limit_mib * 2**20)
             most = max(memory.peak_bytes, int(figures["peak_bytes"]))
-            memory.spare_bytes = max(0, memory.limit_bytes - most)
+            unused = max(0, memory.limit_bytes - most + memory.persistent_bytes)  # without what was measured of these
+            memory.spare_bytes = unused - memory.persistent_bytes
 
     def _figures(self) -> dict[Any, float]:
         """Returns the figures of this rank."""
@@ -190,7 +191,10 @@ class ZeroCompiler:
             return self._build(module, inputs, ids)
         # also where none is the engine's: Dynamo may give the graph to a layer that has some
         backend = while_alive(self._compile_for_its_own)
-        variants = Variants(module, places, partial(torch.compile, backend=backend, dynamic=self._config.dynamic))
+        recompile = partial(torch.compile, backend=backend, dynamic=self._config.dynamic)
+        variants = Variants(
+            module, places, {id(parameter): number for parameter, number in self._ids.items()}, recompile
+        )
         variants.add(inputs, self._build(module, inputs, ids))
         return variants
 
@@ -281,9 +285,7 @@ class ZeroCompiler:
         reductions = [view.reductions() for view in views]
         for name in self._names:  # each pass on all graphs before the next pass: they share the memory to spare
             for view, expected in zip(views, reductions, strict=True):
-                _edit(name, self._passes[name], view)
-                _require_reductions(name, expected, view)
-                _require_waits(name, view)
+                _edit(name, self._passes[name], view, expected)
         for id in sorted(self._memory.persistent):
             self._engine.set_persistent(id)
         if any(self._memory.sent.values()):
@@ -302,12 +304,15 @@ class ZeroCompiler:
 _Part = Callable[..., tuple[GraphModule, GraphModule]]
 
 
-def _edit(name: str, of_name: Pass, graph: ZeroGraph) -> None:
-    """Raises RuntimeError, which names the pass, where it raises something else than Octavo's own errors."""
+def _edit(name: str, of_name: Pass, graph: ZeroGraph, reductions: Counter[str]) -> None:
+    """Edits a graph, and checks what the pass has made of it. Raises RuntimeError, which names the pass, where that
+    raises something else than one of Octavo's own errors."""
     try:
         of_name.edit(graph)
+        _require_reductions(name, reductions, graph)
+        _require_waits(name, graph)
     except Exception as error:
-        if str(error).startswith("[zero."):
+        if str(error).startswith("["):
             raise
         raise RuntimeError(
             f"[zero.passes] the pass {name} has failed on graph {graph.graph_id}: {type(error).__name__}: {error}"

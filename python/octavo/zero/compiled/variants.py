@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
@@ -18,12 +18,20 @@ class Variants:
     that each layer needs one of its own. It is compiled when it is first needed.
 
     - ``places``: of the parameters among the inputs.
+    - ``numbers``: the engine's parameters, by ``id()``; all others are alike.
     - ``compile``: is called with a copy of the graph for each further set of parameters.
     """
 
-    def __init__(self, graph: GraphModule, places: Sequence[int], compile: Callable[[GraphModule], Callable[..., Any]]):
+    def __init__(
+        self,
+        graph: GraphModule,
+        places: Sequence[int],
+        numbers: Mapping[int, int],
+        compile: Callable[[GraphModule], Callable[..., Any]],
+    ):
         self._graph, self._places, self._compile = _copied(graph), places, compile  # backends may change the graph
-        self._of_parameters: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self._numbers = numbers
+        self._of_parameters: dict[tuple[int | None, ...], Callable[..., Any]] = {}
 
     def add(self, inputs: Sequence[Any], run: Callable[..., Any]) -> None:
         """Makes ``run`` what runs for the parameters among these inputs."""
@@ -36,8 +44,8 @@ class Variants:
             self.add(inputs, run)
         return run(*inputs)
 
-    def _key(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        return tuple(id(inputs[place]) for place in self._places)
+    def _key(self, inputs: Sequence[Any]) -> tuple[int | None, ...]:
+        return tuple(self._numbers.get(id(inputs[place])) for place in self._places)
 
 
 def _copied(graph: GraphModule) -> GraphModule:
