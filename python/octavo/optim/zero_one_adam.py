@@ -273,6 +273,8 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     def _step_alone(self) -> None:
         """Makes a step of the single rank. Its syncs are local steps after which a round ends."""
         self._begin_step()
+        for parameter, *_ in list(self._known()):
+            self._begin_round_alone(parameter)
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         self._take_note(bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))))
         if self._made == _SYNC:
@@ -435,13 +437,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
         self._note_last_step()
         return super().__getstate__()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if "defaults" in state:  # a copy, which has no handle; otherwise a load, which does this after its checks
-            for parameter in self._parameters():
-                if "preconditioner" in self.state.get(parameter, {}):
-                    self._begin_round_alone(parameter)
-
     def state_dict(self) -> dict[str, Any]:
         self._note_last_step()
         return super().state_dict()
@@ -468,7 +463,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
     @torch.no_grad()
     def _begin_round_alone(self, parameter: Tensor) -> None:
         """Begins a round in a single process that has the state of an optimizer with a handle, loaded or copied. The
-        handle kept momenta and updates, so it begins at the last sync."""
+        handle kept momenta and updates, so it begins at the last sync. Does nothing where a round is under way."""
         state = self.state[parameter]
         if "update" in state:
             return

@@ -87,7 +87,7 @@ def _require_comparable(finished: dict[str, dict[str, Any]]) -> None:
             "[train.compare] the plans were trained on different numbers of tokens, because the number of ranks "
             "changed between their runs: repeat the comparison with --fresh"
         )
-    if len({str(summary.get("run_steps")) for summary in finished.values()}) > 1:
+    if len({str(summary.get("schedules", [[0, summary["steps"]]])) for summary in finished.values()}) > 1:
         raise JobError(
             "[train.compare] some of the plans go on from runs of fewer steps, and others do not, so that they had "
             "other learning rates: repeat the comparison with --fresh"

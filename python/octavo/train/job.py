@@ -186,8 +186,7 @@ def _start(run: _Run, model: LlamaForCausalLM) -> Trainer:
             f"its warm-up are those of {run.config.steps} steps, so that it ends otherwise than a run that had them "
             f"from the start; what an optimizer has frozen stays as it is"
         )
-    if totals.run_steps[-1:] != [run.config.steps]:
-        totals.run_steps.append(run.config.steps)
+    totals.schedule(run.config.steps)
     world.agree(lambda: _claim_folder(run, engine.precision) if run.disk.is_leader else None)
     return Trainer(run.config, world, run.data, engine, totals)
 
@@ -210,6 +209,7 @@ def _load_main_part(run: _Run, model: LlamaForCausalLM) -> tuple[Totals, Any]:
         return Totals(), None
     training_state.load_weights(model, step_folder(run.checkpoints, run.step))
     totals = Totals.from_dict(restore.load_trainer(run.checkpoints, run.step))
+    totals.schedules = totals.schedules or [[0, run.earlier_steps]]  # a checkpoint that does not have them yet
     return totals, restore.load_optimizer(run.checkpoints, run.step)
 
 

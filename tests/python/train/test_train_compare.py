@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_from_fewer_steps_is_compared_with_none_that_does_not
     with pytest.raises(JobError, match="some of the plans go on from runs of fewer steps"):
         run_comparison(longer, world, None)
     fresh = run_comparison(dataclasses.replace(longer, fresh=True), world, None)
-    assert [summary["run_steps"] for summary in fresh.values()] == [[4], [4]]
+    assert [summary["schedules"] for summary in fresh.values()] == [[[0, 4]], [[0, 4]]]
 
 
 def test_a_plan_whose_last_loss_is_not_finite_has_diverged(world, tmp_path, monkeypatch, capsys):

@@ -183,7 +183,7 @@ def test_a_run_without_a_checkpoint_starts_anew_with_more_steps(world, tmp_path,
         stop_after_step(patch, 1)
         run_job(config, world, None)
     summary = run_job(dataclasses.replace(config, steps=6), world, None)
-    assert summary["steps"] == 6 and summary["run_steps"] == [6]
+    assert summary["steps"] == 6 and summary["schedules"] == [[0, 6]]
     assert "goes on" not in capsys.readouterr().err
 
 
@@ -200,7 +200,7 @@ def test_a_finished_run_goes_on_to_more_steps(world, golden, tmp_path, capsys):
     config = dataclasses.replace(golden[0], out=str(out), steps=10)
     summary = run_job(config, world, None)
     assert "this run of 8 steps goes on to 10" in capsys.readouterr().err
-    assert summary["steps"] == 10
+    assert summary["steps"] == 10 and summary["schedules"] == [[0, 8], [8, 10]]
     losses = [record["loss"] for record in read_curve(out)]
     assert losses[:8] == [record["loss"] for record in read_curve(Path(golden[0].out))] and len(losses) == 10
     assert run_job(config, world, None) == summary  # the run is already finished

@@ -36,8 +36,13 @@ class Totals:
     first_loss: float | None = None
     last_loss: float | None = None
     eval_loss: float | None = None
-    run_steps: list[int] = dataclasses.field(default_factory=list)
-    """The numbers of steps that the run was given, one after another: each has learning rates of its own."""
+    schedules: list[list[int]] = dataclasses.field(default_factory=list)
+    """[FIRST, STEPS] of each learning rate schedule: that of a run of STEPS steps was used after step FIRST."""
+
+    def schedule(self, steps: int) -> None:
+        """Says that the learning rates of the next steps are those of a run of `steps` steps."""
+        if not self.schedules or self.schedules[-1][1] != steps:
+            self.schedules.append([self.step, steps])
 
     def add_step(self, step: int, tokens: int, seconds: float, skipped: bool, loss: float | None) -> None:
         """Counts a step; `loss` is None where it was not finite."""

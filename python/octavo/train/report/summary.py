@@ -44,7 +44,7 @@ def summarize(trainer: Trainer, accuracy: float | None) -> dict[str, Any]:
         **optimizer_options(config),
         "parameters": parameters,
         "steps": totals.step,
-        "run_steps": totals.run_steps,
+        "schedules": totals.schedules,
         "skipped_steps": totals.skipped_steps,
         "first_loss": totals.first_loss,
         "final_loss": totals.last_loss,
