@@ -16,10 +16,13 @@ namespace {
 /// The fewest bytes of packed signs that a thread takes: those of 512 KiB of floats.
 constexpr std::int64_t kGrainBytes = 1 << 14;
 
+void require_dense(const at::Tensor& tensor, const char* where) {
+  if (tensor.layout() == at::kStrided) return;
+  fail(ErrorCode::wrong_type, where, "expected a dense tensor, got one of layout ", tensor.layout());
+}
+
 void require_signed_float(const at::Tensor& tensor) {
-  if (tensor.layout() != at::kStrided) {
-    fail(ErrorCode::wrong_type, "codec.packbits", "expected a dense tensor, got one of layout ", tensor.layout());
-  }
+  require_dense(tensor, "codec.packbits");
   const auto dtype = tensor.scalar_type();
   if (c10::isFloatingType(dtype) && dtype != at::kFloat8_e8m0fnu && dtype != at::kFloat4_e2m1fn_x2) return;
   fail(ErrorCode::wrong_type, "codec.packbits", "expected a floating tensor with a sign bit, got ", toString(dtype));
@@ -32,9 +35,7 @@ void require_size(std::int64_t input_size, std::int64_t limit, const char* where
 }
 
 void require_packed(const at::Tensor& packed) {
-  if (packed.layout() != at::kStrided) {
-    fail(ErrorCode::wrong_type, "codec.unpackbits", "expected a dense tensor, got one of layout ", packed.layout());
-  }
+  require_dense(packed, "codec.unpackbits");
   if (packed.scalar_type() == at::kByte) return;
   fail(ErrorCode::wrong_type, "codec.unpackbits", "expected packed bits as uint8, got ",
        toString(packed.scalar_type()));

@@ -124,6 +124,11 @@ bool Compressor::is_in_step() const {
   return is_in_step_;
 }
 
+bool Compressor::has_had(std::size_t parameter) const {
+  const std::lock_guard lock(mutex_);
+  return is_in_step_ && parameters_.at(parameter).last_used == steps_;
+}
+
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   roll_back();

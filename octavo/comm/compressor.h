@@ -68,6 +68,8 @@ class OCTAVO_API Compressor {
   bool end_step();
   /// Whether buckets may come: a step was begun and has not ended.
   bool is_in_step() const;
+  /// Whether the step under way has had a bucket with the parameter.
+  bool has_had(std::size_t parameter) const;
   /// Ends a step that was broken off and rolls back its residuals.
   void abandon_step();
   /// Rolls back the residuals of the step under way, which is complete and whose results are not used: nothing of it

@@ -46,19 +46,13 @@ Range GradientSum::owned(long id) const {
 
 void GradientSum::begin_pass() {
   is_split_ = false;
-  begin_step();
-}
-
-void GradientSum::begin_step() {
   compressor_->begin_step();
-  in_step_.clear();
 }
 
 /// A transfer that nobody waits for still reaches the other ranks, and its memory is its own.
 void GradientSum::give_up_pass() {
   job_.reset();
   sent_.clear();
-  in_step_.clear();
   compressor_->abandon_step();
 }
 
@@ -73,15 +67,14 @@ void GradientSum::send(const at::Tensor& bucket, std::vector<ReduceTask> tasks) 
     } else {
       slots.push_back({index_of(task.getDSId()), 0, values.mutable_data_ptr()});
     }
-    comes_again |= in_step_.contains(task.getDSId());
+    comes_again |= compressor_->has_had(slots.back().parameter);
   }
   // What is remembered of a parameter is read and written once a step. A parameter of several graphs needs several
   // steps.
   if (comes_again) {
-    begin_step();
+    compressor_->begin_step();
     is_split_ = true;
   }
-  for (const ReduceTask& task : tasks) in_step_.insert(task.getDSId());
   sent_ = std::move(tasks);
   while_doing([&] { return doing(); }, [&] { job_ = compressor_->begin(bucket, std::move(slots)); });
 }

@@ -7,7 +7,6 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -57,14 +56,12 @@ class OCTAVO_API GradientSum {
   Compressor& compressor() { return *compressor_; }
 
  private:
-  void begin_step();
   std::size_t index_of(long id) const;
   std::string doing() const;
 
   std::vector<SummedParam> params_;
   std::unordered_map<long, std::size_t> indices_;
   std::unique_ptr<Compressor> compressor_;
-  std::unordered_set<long> in_step_;
   bool is_split_ = false;
   std::vector<ReduceTask> sent_;
   std::unique_ptr<Compressor::Job> job_;

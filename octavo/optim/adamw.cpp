@@ -15,11 +15,8 @@ namespace {
 constexpr std::int64_t kFloorBlock = 256;
 
 void require_valid(const AdamWOptions& options, const char* where) {
-  require_finite(options.lr, where, "lr");
-  require_beta(options.beta1, where, "beta1");
-  require_beta(options.beta2, where, "beta2");
+  require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, where);
   require_finite(options.eps, where, "eps");
-  require_finite(options.weight_decay, where, "weight_decay");
 }
 
 rules::AdamWStep rule_of(const AdamWOptions& options, std::int64_t step, std::int64_t square_step) {

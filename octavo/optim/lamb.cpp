@@ -101,11 +101,8 @@ void require_valid(at::TensorList parameters, at::TensorList gradients, at::Tens
     }
   }
   const auto number = static_cast<std::int64_t>(parameters.size());
-  require_finite(options.lr, kWhere, "lr");
-  require_beta(options.beta1, kWhere, "beta1");
-  require_beta(options.beta2, kWhere, "beta2");
+  require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, kWhere);
   require_finite(options.eps, kWhere, "eps");
-  require_finite(options.weight_decay, kWhere, "weight_decay");
   if (!(options.least_coefficient <= options.greatest_coefficient)) {
     fail(ErrorCode::invalid_argument, kWhere, "expected a least coefficient up to the greatest, got ",
          options.least_coefficient, " and ", options.greatest_coefficient);

@@ -22,10 +22,7 @@ rules::MomentumMix momentum_mix(double update_beta, double kept_beta, double gra
 void lion_(const StepTensors& tensors, const LionOptions& options) {
   constexpr const char* kWhere = "optim.lion";
   require_valid(tensors, /*has_square=*/false, kWhere);
-  require_finite(options.lr, kWhere, "lr");
-  require_beta(options.beta1, kWhere, "beta1");
-  require_beta(options.beta2, kWhere, "beta2");
-  require_finite(options.weight_decay, kWhere, "weight_decay");
+  require_rates(options.lr, options.beta1, options.beta2, options.weight_decay, kWhere);
   const rules::LionStep rule = {.decay = kept_by(options.lr, options.weight_decay),
                                 .step_size = static_cast<float>(options.lr),
                                 .mix = momentum_mix(options.beta1, options.beta2)};

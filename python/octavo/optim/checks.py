@@ -77,9 +77,9 @@ class CheckedOptimizer(Optimizer):
         require_inert(self, group)
         for name in ("lr", "eps", "weight_decay", "variance_floor"):
             value = group.get(name, 0)
-            self._require(is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
+            self._require(_is_number(value) and value >= 0, f"a finite {name} of at least 0", repr(value))
         betas = self._betas(group)
-        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(is_number(b) and 0 <= b < 1 for b in betas)
+        are_two = isinstance(betas, Sequence) and len(betas) == 2 and all(_is_number(b) and 0 <= b < 1 for b in betas)
         self._require(are_two, "two betas from 0 to below 1", betas)
 
     def _load_checked(
@@ -108,7 +108,7 @@ class CheckedOptimizer(Optimizer):
             raise ValueError(f"[optim.{type(self).__name__}] expected {expected}, got {got}")
 
 
-def is_number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     """Whether ``value`` is a finite number of a type that operators take. It may be a tensor of one element: a learning
     rate that a schedule changes in place."""
     is_of_numpy = isinstance(value, Real) and hasattr(value, "dtype")

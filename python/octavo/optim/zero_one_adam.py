@@ -126,7 +126,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 # the position in the schedule; it is the same in all groups
                 "steps": 0,
                 "overdue": False,  # whether the last sync failed
-                "learnt": False,  # whether a parameter has a state
+                "learnt": False,  # whether a parameter has a state, said when it is saved
             },
         )
 
@@ -295,7 +295,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
             for parameter, *_ in moved:
                 if "preconditioner" not in self.state[parameter]:
                     self._first_state(parameter)
-            self._set_position(learnt=True)
             self._register()
         own = self._own()
         for parameter, group, lr, weight_decay in moved:
@@ -356,7 +355,6 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
                 if not state:
                     state = self.state[parameter]
                     state.update(step=0, exp_avg=self._zeros_like(parameter), exp_avg_sq=self._zeros_like(parameter))
-                    self._set_position(learnt=True)
                 state["step"] += 1
                 moments, options = (state["exp_avg"], state["exp_avg_sq"]), (*group["betas"], group["eps"])
                 torch.ops.octavo.adamw_(parameter, parameter.grad, *moments, state["step"], lr, *options, weight_decay)
@@ -439,6 +437,7 @@ class ZeroOneAdam(ManagedStates, JoinedOptimizer):
 
     def state_dict(self) -> dict[str, Any]:
         self._note_last_step()
+        self._set_position(learnt=any(self.state.values()))
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
