@@ -9,6 +9,7 @@
 #include "octavo/codec/block_coding.h"
 #include "octavo/codec/registry.h"
 #include "octavo/comm/feedback/ef14.h"
+#include "octavo/comm/plan.h"
 #include "octavo/kernels/error.h"
 #include "octavo/rules/counter_random.h"
 #include "tests/cpp/ranks.h"

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "octavo/kernels/error.h"
-#include "ranks.h"
+#include "tests/cpp/ranks.h"
 
 namespace octavo {
 namespace {
