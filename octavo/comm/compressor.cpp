@@ -105,8 +105,8 @@ void Compressor::begin_step() {
   }
   momenta_.forget_sample();
   verdict_.begin_step();
-  has_buckets_ = is_counted_ = has_ended_ = false;
-  is_in_step_ = true;
+  has_buckets_ = is_counted_ = false;
+  current_ = Step::under_way;
   ++steps_;
   ++step_;
 }
@@ -114,26 +114,26 @@ void Compressor::begin_step() {
 bool Compressor::end_step() {
   const std::lock_guard lock(mutex_);
   settle();
-  has_ended_ = true;
-  is_in_step_ = false;
+  current_ = Step::ended;
   return verdict_.last_step_was_finite();
 }
 
 bool Compressor::is_in_step() const {
   const std::lock_guard lock(mutex_);
-  return is_in_step_;
+  return current_ == Step::under_way;
 }
 
 bool Compressor::has_had(std::size_t parameter) const {
   const std::lock_guard lock(mutex_);
-  return is_in_step_ && parameters_.at(parameter).last_used == steps_;
+  require_parameter(parameter, "comm.has_had");
+  return current_ == Step::under_way && parameters_[parameter].last_used == steps_;
 }
 
 void Compressor::abandon_step() {
   const std::lock_guard lock(mutex_);
   roll_back();
   forget_step();
-  is_in_step_ = false;
+  current_ = Step::none;
   verdict_.abandon_step();
 }
 
@@ -161,7 +161,7 @@ void Compressor::scale_step(double share) {
 
 /// Throws where residuals of a finite step are committed already. Those of another one were rolled back when it ended.
 void Compressor::require_not_ended(const char* where) const {
-  if (!has_ended_ || !verdict_.last_step_was_finite()) return;
+  if (current_ != Step::ended || !verdict_.last_step_was_finite()) return;
   fail(ErrorCode::invalid_argument, where,
        "the step has ended, and what it has left out is kept already: call this before end_step()");
 }
@@ -256,6 +256,12 @@ std::unique_ptr<Compressor::Job> Compressor::job_of(at::Tensor bucket, std::vect
 }
 
 /// Throws where a bucket is not one of gradients, or a slot is not of a parameter within it.
+void Compressor::require_parameter(std::size_t parameter, const char* where) const {
+  if (parameter < parameters_.size()) return;
+  fail(ErrorCode::invalid_argument, where, "expected one of ", parameters_.size(), " parameters, got number ",
+       parameter);
+}
+
 void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const {
   if (!bucket.defined() || !(at::isFloatingType(bucket.scalar_type()) || bucket.is_complex())) {
     fail(ErrorCode::invalid_argument, kWhere, "expected a bucket of a floating or complex dtype, got ",
@@ -265,6 +271,10 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
     fail(ErrorCode::invalid_argument, kWhere, "expected a bucket in row-major order, with values of its own, got ",
          "strides ", bucket.is_sparse() ? at::IntArrayRef() : bucket.strides(), " of ", bucket.sizes(),
          bucket.is_conj() || bucket.is_neg() ? ", a view of other values: call clone()" : ": call contiguous()");
+  }
+  if (bucket.is_sparse() && bucket.is_complex()) {
+    fail(ErrorCode::unsupported, kWhere, "a sparse gradient of complex numbers has no plan: let the layer have dense ",
+         "gradients (sparse=False)");
   }
   kernels_for(bucket.device());  // throws where it has none
   if (host_ && bucket.is_sparse()) {
@@ -280,10 +290,7 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
   const std::uint64_t parts = collective_ == Collective::reduce_scatter ? ranks : 1;
   const std::uint64_t room = bucket.is_sparse() ? 0 : reals * static_cast<std::uint64_t>(bucket.numel()) / parts;
   for (const Slot& slot : slots) {
-    if (slot.parameter >= parameters_.size()) {
-      fail(ErrorCode::invalid_argument, kWhere, "expected slots of ", parameters_.size(), " parameters, got one of ",
-           slot.parameter);
-    }
+    require_parameter(slot.parameter, kWhere);
     if (slot.apart || bucket.is_sparse()) continue;
     const ParameterInfo& info = parameters_[slot.parameter].info;
     const std::uint64_t count = parts > 1 ? info.ownership.share(info.count, wire_->world_size()) : info.count;
@@ -296,7 +303,7 @@ void Compressor::require_fits(const at::Tensor& bucket, const std::vector<Slot>&
 /// Throws where no step is under way, and where it has had one of the parameters: what is remembered of a parameter is
 /// read and written once a step.
 void Compressor::require_first_use(const std::vector<Slot>& slots) const {
-  if (!is_in_step_) {
+  if (current_ != Step::under_way) {
     fail(ErrorCode::invalid_argument, kWhere, "no step is under way: call begin_step() before its first bucket");
   }
   std::set<std::size_t> in_bucket;

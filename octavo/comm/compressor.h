@@ -68,7 +68,8 @@ class OCTAVO_API Compressor {
   bool end_step();
   /// Whether buckets may come: a step was begun and has not ended.
   bool is_in_step() const;
-  /// Whether the step under way has had a bucket with the parameter.
+  /// Whether the step under way has had a bucket with the parameter. Throws Error invalid_argument for the index of no
+  /// parameter.
   bool has_had(std::size_t parameter) const;
   /// Ends a step that was broken off and rolls back its residuals.
   void abandon_step();
@@ -92,9 +93,9 @@ class OCTAVO_API Compressor {
   void set_exchange(Exchange exchange);
   Exchange exchange() const;
 
-  /// A bucket of gradients (floating or complex, dense or sparse) while it is replaced by the average over all ranks;
-  /// while momenta are set, by the average of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels
-  /// do the work, on the current stream; the residuals are kept on the device.
+  /// A bucket of gradients (floating, or complex and dense) while it is replaced by the average over all ranks; while
+  /// momenta are set, by the average of beta*momentum + (1-beta)*(gradient*preconditioner). Its device's kernels do the
+  /// work, on the current stream; the residuals are kept on the device.
   class Job {
     friend class Compressor;
     at::Tensor bucket;  // real numbers
@@ -255,6 +256,7 @@ class OCTAVO_API Compressor {
   double usual_share() const;
   void set_usual_share(double share);
 
+  std::size_t parameter_count() const { return parameters_.size(); }
   int rank() const { return wire_->rank(); }
   int world_size() const { return wire_->world_size(); }
 
@@ -289,6 +291,7 @@ class OCTAVO_API Compressor {
   void forget_step();
   void forget_owed();
   void require_not_ended(const char* where) const;
+  void require_parameter(std::size_t parameter, const char* where) const;
   std::unique_ptr<Job> job_of(at::Tensor bucket, std::vector<Slot> slots, std::optional<double> divisor) const;
   void require_fits(const at::Tensor& bucket, const std::vector<Slot>& slots) const;
   void require_first_use(const std::vector<Slot>& slots) const;
@@ -345,9 +348,8 @@ class OCTAVO_API Compressor {
   std::uint64_t step_ = 0;                         // saved and restored
   std::uint64_t seed_ = 0;
   double usual_share_ = 0;
-  std::uint64_t scaled_together_ = 0;              // steps with buckets since the last scale_step()
-  bool is_in_step_ = false;                        // between begin_step() and the step's end
-  bool has_ended_ = false;                         // the current step
+  std::uint64_t scaled_together_ = 0;  // steps with buckets since the last scale_step()
+  enum class Step { none, under_way, ended } current_ = Step::none;
   bool has_buckets_ = false, is_counted_ = false;  // the current step; whether scaled_together_ counts it
   std::uint64_t dense_bytes_ = 0, steps_ = 0;
   PackedFigures compared_;  // of parameters whose codecs need an estimate, over all steps

@@ -57,7 +57,9 @@ void Compressor::expect_any_plan(const std::vector<Slot>& slots) {
   };
   for (const Slot& slot : slots) add(parameters_[slot.parameter]);
   if (slots.empty()) std::ranges::for_each(parameters_, add);  // a sparse gradient, which may be dense on other ranks
-  wire_->set_longest_message(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
+  for (Wire* wire : {wire_.get(), host_.get()}) {
+    if (wire) wire->set_longest_message(kLongestHeader + sizeof(float) * tensors + kLongestValue * values);
+  }
 }
 
 std::vector<Contribution> Compressor::contributions(const Job& job) {

@@ -57,10 +57,7 @@ OwedByRange Compressor::owed_of(std::size_t parameter, const std::map<std::strin
 
 OwedByRange Compressor::owed_by(std::size_t parameter, const Feedback::KeptByRole& kept, int rank,
                                 int world_size) const {
-  if (parameter >= parameters_.size()) {
-    fail(ErrorCode::invalid_argument, "comm.owed", "expected one of ", parameters_.size(), " parameters, got ",
-         parameter);
-  }
+  require_parameter(parameter, "comm.owed");
   const Parameter& one = parameters_[parameter];
   if (!one.plan->feedback || one.plan->map || one.info.exempt) return {};
   ParameterInfo info = one.info;

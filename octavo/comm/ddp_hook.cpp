@@ -127,7 +127,7 @@ class DdpHook : public c10d::CppCommHookInterface<std::shared_ptr<Compressor>> {
         if (!bucket.future->completed()) bucket.future->setError(failure_);
       }
       in_flight_.clear();
-      state_->abandon_step();  // last: backward is told even where this throws
+      state_->abandon_step();
     }
   }
 

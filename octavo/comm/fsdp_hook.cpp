@@ -25,7 +25,7 @@ void require_below(std::size_t index, std::size_t number, const char* of) {
 FsdpHook::FsdpHook(std::shared_ptr<Compressor> compressor, std::vector<std::vector<Member>> groups)
     : compressor_(std::move(compressor)), groups_(std::move(groups)), in_step_(groups_.size()) {
   if (!compressor_) fail(ErrorCode::invalid_argument, kOfHook, "expected a compressor, got none");
-  has_gradient_.resize(compressor_->gradient_powers().size());
+  has_gradient_.resize(compressor_->parameter_count());
   for (const auto& group : groups_) {
     for (const Member& member : group) require_below(member.parameter, has_gradient_.size(), "parameters");
   }

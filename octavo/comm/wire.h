@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -42,7 +43,8 @@ OCTAVO_API std::string said_by(const std::exception& error);
 /// Returns parcels of so many bytes, indexed by receiver. Each parcel begins where the one before it ends.
 OCTAVO_API std::vector<Parcel> one_after_another(std::span<const std::uint64_t> bytes);
 
-/// A transfer that is under way. wait() blocks until it is done and throws what Wire throws. It must be called.
+/// A transfer that is under way. wait() blocks until it is done and throws what Wire throws. Wire says what becomes of
+/// one that nobody waits for.
 class OCTAVO_API Transfer {
  public:
   /// `from`: for an exchange, the addresses at which the bytes of each rank will lie, indexed by rank.
@@ -100,8 +102,9 @@ class OCTAVO_API Wire {
   void set_longest_message(std::uint64_t longest_message) { longest_message_ = room_for(longest_message); }
   /// Returns the size of the buffer for a message of `bytes` bytes. The buffer has room for the longest message, so
   /// that a rank that sends another message is found by the message's header: Gloo ends the process of a receiver that
-  /// has too little room, but accepts a message that is shorter than its buffer.
-  std::uint64_t room_for(std::uint64_t bytes) const { return bytes < longest_message_ ? longest_message_ : bytes; }
+  /// has too little room, but accepts a message that is shorter than its buffer. A SharedBackend compares the sizes
+  /// itself, and takes those that are equal alone.
+  std::uint64_t room_for(std::uint64_t bytes) const { return shared_ ? bytes : std::max(bytes, longest_message_); }
 
   /// Whether exchange_in_place() may be called for memory that kernels of this device write and read.
   bool shares_memory(c10::Device device) const;

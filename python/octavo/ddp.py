@@ -57,6 +57,7 @@ def compress_ddp(
             "use of a GradScaler": scaler is not None,
             "exempt parameters": [name for name, _, is_exempt, _ in table if is_exempt],
             "model": table,
+            "dtypes of the parameters": [str(parameter.dtype) for parameter in parameters.values()],
             "seed": seed,
             "number of ranks on a host": host_size,
         },

@@ -244,19 +244,23 @@ TEST(CommArguments, ABucketAndItsSlotsFitTheParameters) {
     const auto count = static_cast<std::int64_t>(kCount);
     EXPECT_TRUE(has(said(at::ones({count / 2}), {{0, 0}}), "expected weight, "));
     EXPECT_TRUE(has(said(at::ones({count}), {{0, 1}}), "expected weight, "));
-    EXPECT_TRUE(has(said(at::ones({count}), {{7, 0}}), "expected slots of 2 parameters, got one of 7"));
+    EXPECT_TRUE(has(said(at::ones({count}), {{7, 0}}), "expected one of 2 parameters, got number 7"));
     EXPECT_TRUE(
         has(said(at::ones({count}, at::kInt), {{0, 0}}), "expected a bucket of a floating or complex dtype, got Int"));
     EXPECT_TRUE(has(said(at::ones({2 * count}).slice(0, 0, 2 * count, 2), {{0, 0}}), "row-major order"));
     EXPECT_TRUE(has(said(at::ones({1}).expand({count}), {{0, 0}}), "call contiguous()"));
     EXPECT_TRUE(has(said(at::_neg_view(at::ones({count})), {{0, 0}}), "call clone()"));
     EXPECT_TRUE(has(said(at::ones({2 * count}), {{0, 0}, {0, kCount}}), "got weight again"));
+    const at::Tensor complex = at::zeros({count, 1}, at::kComplexFloat).to_sparse(1);
+    const auto sparse = [&] { compressor.reduce(complex, {}); };
+    EXPECT_TRUE(has(refusal_of(sparse, ErrorCode::unsupported), "a sparse gradient of complex numbers has no plan"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.finish(nullptr); }), "before, got none"));
     for (const double divisor : {0.0, -1.0, static_cast<double>(NAN)}) {
       EXPECT_TRUE(
           has(refusal_of([&] { compressor.reduce(at::ones({count}), {{0, 0}}, divisor); }), "a finite divisor"));
     }
-    EXPECT_TRUE(has(refusal_of([&] { compressor.owed(7); }), "expected one of 2 parameters, got 7"));
+    EXPECT_TRUE(has(refusal_of([&] { compressor.owed(7); }), "expected one of 2 parameters, got number 7"));
+    EXPECT_TRUE(has(refusal_of([&] { compressor.has_had(7); }), "[comm.has_had] expected one of 2 parameters"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.load_state_of({}); }), "the state of at least 1 rank"));
     EXPECT_TRUE(has(refusal_of([&] { compressor.set_owed_share(NAN); }), "expected a share from 0 to 1"));
     at::Tensor good = at::ones({count});

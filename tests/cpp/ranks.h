@@ -72,18 +72,28 @@ class ThreadBackend : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
-    at::Tensor& ours = tensors.at(0);
+    at::Tensor sum = sum_of_all(tensors.at(0));
+    if (options.reduceOp == c10d::ReduceOp::AVG) sum.div_(getSize());
+    tensors.at(0).copy_(sum);
+    return c10::make_intrusive<Done>();
+  }
+
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions&) override {
+    output.copy_(sum_of_all(input).narrow(0, getRank() * output.numel(), output.numel()));
+    return c10::make_intrusive<Done>();
+  }
+
+ private:
+  at::Tensor sum_of_all(const at::Tensor& ours) {
     meeting_->summands[static_cast<std::size_t>(getRank())] = ours;
     meeting_->barrier.arrive_and_wait();
     at::Tensor sum = meeting_->summands[0].clone();
     for (std::size_t rank = 1; rank < meeting_->summands.size(); ++rank) sum.add_(meeting_->summands[rank]);
     meeting_->barrier.arrive_and_wait();
-    if (options.reduceOp == c10d::ReduceOp::AVG) sum.div_(getSize());
-    ours.copy_(sum);
-    return c10::make_intrusive<Done>();
+    return sum;
   }
 
- private:
   std::shared_ptr<Meeting> meeting_;
 };
 

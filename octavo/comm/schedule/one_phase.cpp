@@ -59,8 +59,8 @@ std::uint8_t* OnePhase::place(Message& sums) {
   return first;
 }
 
-/// Decodes the sums into the tensors, except those of power 0, whose values are zeros already. Floats that are in their
-/// place already are only checked.
+/// Decodes the sums into the tensors. Floats that are in their place already are only checked. The sum of a tensor of
+/// power 0 is zero: what ranks have sent for it are residuals, which they keep.
 void OnePhase::deliver(const Message& sums, std::uint8_t* message, std::uint32_t* nonfinite) {
   parts_.clear();
   for (const Piece& piece : sums.pieces) {
@@ -69,10 +69,13 @@ void OnePhase::deliver(const Message& sums, std::uint8_t* message, std::uint32_t
   parts_.for_each(device_, 1, [&](const Parts::Part& part) {
     const Piece& piece = sums.pieces[part.piece];
     const Contribution& tensor = bucket_.tensors[piece.tensor];
-    if (up_.power()[piece.tensor] == 0) return;
-    const PayloadPart payload = piece.part(message, part.range, tensor.range_key(piece.range.first));
     const FloatPart result(device_, tensor, piece.range.first + part.range.first, part.range.count);
-    piece.codec->decode(device_, payload, Store::assign, result.data(), nonfinite);
+    if (up_.power()[piece.tensor] == 0) {
+      floats_at(result.data(), part.range.count, device_).zero_();
+    } else {
+      const PayloadPart payload = piece.part(message, part.range, tensor.range_key(piece.range.first));
+      piece.codec->decode(device_, payload, Store::assign, result.data(), nonfinite);
+    }
     result.store();
   });
 }

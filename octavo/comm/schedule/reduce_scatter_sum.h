@@ -16,7 +16,8 @@ namespace octavo {
 class ReduceScatterSum final : public Schedule {
  public:
   /// `device`: where the gradients lie.
-  ReduceScatterSum(Wire& wire, c10::Device device) : wire_(wire), device_(device) {}
+  ReduceScatterSum(Wire& wire, PhaseSeconds& seconds, c10::Device device)
+      : wire_(wire), seconds_(seconds), device_(device) {}
 
   int transfers() const override { return 1; }
   void begin(Bucket bucket) override;
@@ -24,6 +25,7 @@ class ReduceScatterSum final : public Schedule {
 
  private:
   Wire& wire_;
+  PhaseSeconds& seconds_;
   c10::Device device_;
   Bucket bucket_;
   at::Tensor on_host_;       // the gradients, or their copy where they are on a device

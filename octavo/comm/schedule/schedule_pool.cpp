@@ -29,7 +29,7 @@ void SchedulePool::give_back(std::unique_ptr<Schedule> schedule, c10::Device dev
 std::unique_ptr<Schedule> SchedulePool::make(c10::Device device, bool is_encoded) {
   if (host_) return std::make_unique<Hierarchical>(*host_, wire_, seconds_, device);
   if (owners_keep_sums_ && is_encoded) return std::make_unique<OnePhase>(wire_, seconds_, device);
-  if (owners_keep_sums_) return std::make_unique<ReduceScatterSum>(wire_, device);
+  if (owners_keep_sums_) return std::make_unique<ReduceScatterSum>(wire_, seconds_, device);
   if (is_encoded) return std::make_unique<LinearSum>(wire_, seconds_, device);
   return std::make_unique<AllReduceSum>(wire_, seconds_, device);
 }

@@ -29,7 +29,7 @@ bool includes(std::uint32_t count, std::uint32_t number) { return static_cast<st
 
 /// What the others read of a rank. It is at the beginning of the rank's memory.
 struct HostRanks::Head {
-  alignas(kLine) SharedWord posted;  // the number of transfers; also changed when the rank leaves
+  alignas(kLine) SharedWord posted;  // the number of transfers; who waits for it is also woken when the rank leaves
   SharedWord has_left;
 };
 

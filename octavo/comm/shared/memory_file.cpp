@@ -49,8 +49,9 @@ std::shared_ptr<MemoryFile> find_here(const MemoryFile::Name& name) {
 /// because with many ranks on a host each of their files needs address space.
 std::uint64_t address_space() {
   constexpr std::uint64_t kMost = std::uint64_t{64} << 30U;
-  const long pages = sysconf(_SC_PHYS_PAGES);
-  return std::min(kMost, static_cast<std::uint64_t>(std::max(pages, 1L << 18U)) * kFilePage);
+  constexpr std::uint64_t kLeast = std::uint64_t{1} << 30U;  // also where the system does not say what it has
+  const std::int64_t pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+  return std::clamp(static_cast<std::uint64_t>(std::max<std::int64_t>(pages, 0) * page_bytes), kLeast, kMost);
 }
 
 std::uint8_t* map_file(int descriptor, std::uint64_t bytes) {

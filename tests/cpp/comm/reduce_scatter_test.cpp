@@ -88,6 +88,20 @@ TEST(ReduceScatter, EveryRankGetsTheAveragesOfItsRowsAndPaddingStaysZero) {
   }
 }
 
+TEST(ReduceScatter, TheTimeOfBucketsIsCountedUnderAnyPlan) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    for (const char* plan : {"dense", "int8:64"}) {
+      const auto compressor = make(backend, plan);
+      compressor->begin_step();
+      compressor->reduce(bucket_of(gradients_of(rank), 2), {{0, 0}, {1, 18 * kWeightColumns}});
+      const PhaseSeconds seconds = compressor->stats().seconds;
+      EXPECT_GT(seconds.encode, 0) << plan;
+      EXPECT_GT(seconds.wait_up, 0) << plan;
+      EXPECT_GT(seconds.decode, 0) << plan;
+    }
+  });
+}
+
 TEST(ReduceScatter, WhatWasSentAndWhatIsOwedAddUpToTheGradients) {
   constexpr int kWorld = 3;
   std::vector<at::Tensor> results(kWorld), owed(kWorld);

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "octavo/comm/compressor.h"
 #include "octavo/comm/shared/host_ranks.h"
 #include "octavo/comm/shared/memory_file.h"
 #include "octavo/comm/shared/shared_backend.h"
@@ -192,6 +193,24 @@ TEST(SharedBackend, WorksThatNobodyWaitsForAreForgotten) {
     for (std::uint32_t turn = 0; turn < 2 * HostRanks::kSlots; ++turn) shared->_allgather_base(all, own, {});
     shared->_allgather_base(all, own, {})->wait();
     EXPECT_EQ(all.sum().item<int>(), 1);
+  });
+}
+
+/// Its messages are as long as they are: room for the longest one is for back ends that end a receiver without it.
+TEST(SharedBackend, CarriesSparseGradientsOfACompressor) {
+  run_ranks(2, [&](const BackendPtr& backend, int rank) {
+    const std::vector<ParameterInfo> table = {{"embedding", 64 * 32, false, 64}};
+    Compressor compressor(std::make_unique<Wire>(shared_over(backend), kEnough), Plan::parse("int4+ef"), table);
+    at::Tensor places = at::zeros({1, 2}, at::kLong);
+    places[0][1] = 3 + rank;
+    at::Tensor gradient = at::sparse_coo_tensor(places, at::ones({2, 32}), {64, 32});
+    compressor.begin_step();
+    compressor.reduce(gradient, {{0, 0}});
+    compressor.end_step();
+    at::Tensor mean = at::zeros({64, 32});
+    mean[0].fill_(1);
+    mean.slice(0, 3, 5).fill_(0.5);
+    EXPECT_TRUE(at::equal(gradient.to_dense(), mean));
   });
 }
 
